@@ -1,0 +1,53 @@
+"""Which run is which: the values that can change a result, and the name made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from harness.settings import Settings, flag_fields
+
+# Trainer flags that say how a run is shown or published, not what it measures.
+SHOWN_ONLY = (
+    "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "report_to", "run_name",
+    "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "push_to_hub",
+    "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
+    "save_steps", "save_on_each_node",
+)  # fmt: skip
+
+
+def number(value: Any) -> str:
+    """One way to write a number, so that 2e-5, 0.00002 and 2E-05 are the same run: 2e-05."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """Everything that can change the result, and nothing else.
+
+    --tiny only chooses defaults, so it is not part of it: the values that it chose are.
+    """
+    named = {
+        name: getattr(settings, name)
+        for name, f in flag_fields().items()
+        if f.metadata["identity"] and name != "tiny"
+    }
+    passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
+    return {"script": settings.script, **named, "trainer": passed}
+
+
+def run_id(settings: Settings) -> str:
+    """A stem for people (never parsed) and a hash of the whole identity."""
+    canonical = json.dumps(identity(settings), sort_keys=True, default=str, separators=(",", ":"))
+    digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
+    model = re.sub(r"[^A-Za-z0-9.]+", "-", str(settings.model).rstrip("/").rsplit("/", 1)[-1])
+    parts = [model, str(settings.strategy), f"b{settings.per_gpu_batch}"]
+    if settings.grad_acc > 1:
+        parts.append(f"acc{settings.grad_acc}")
+    parts += [f"lr{number(settings.lr)}", f"e{settings.epochs}", f"s{settings.seed}"]
+    if settings.precision != "fp32":
+        parts.append(settings.precision)
+    if settings.run > 1:
+        parts.append(f"r{settings.run}")
+    return "_".join([*parts, digest])

@@ -1,0 +1,308 @@
+"""One experiment as one flat, frozen value: what is trained, on what, how, and where it is written.
+
+The command line is generated from these fields (harness/flags.py). Every field that can change
+the result takes part in the run's identity; where the run is written and how it is shown do not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+
+class UserError(ValueError):
+    """A mistake that the person at the keyboard can mend: shown as one line, exit code 2."""
+
+
+def flag(
+    default: Any,
+    kind: str,
+    group: str,
+    help: str,
+    *,
+    names: tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    script: str = "",
+    identity: bool = True,
+) -> Any:
+    """A field with what its flag needs: kind of value, group in --help, other names."""
+    return field(
+        default=default,
+        metadata={
+            "kind": kind,
+            "group": group,
+            "help": help,
+            "names": names,
+            "choices": choices,
+            "script": script,
+            "identity": identity,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """None means: take the script's default, or derive it (see resolve)."""
+
+    script: str
+    # What is trained
+    model: str | None = flag(
+        None, "text", "Model",
+        "Hub name, local folder, or an architecture with random weights (--list_models)",
+        names=("model_name_or_path",),
+    )  # fmt: skip
+    from_scratch: bool = flag(
+        False,
+        "bool",
+        "Model",
+        "random weights for any model; only its configuration is loaded",
+    )
+    dropout: float | None = flag(
+        None,
+        "share",
+        "Model",
+        "set every dropout rate of the model, 0 to below 1 (the model's own)",
+    )
+    max_length: int | None = flag(
+        None,
+        "count",
+        "Model",
+        "longest text, in tokens; longer ones are cut (512)",
+        script="bert",
+    )
+    image_size: int | None = flag(
+        None,
+        "count",
+        "Model",
+        "side of the square images, in pixels (the model's own)",
+        script="vit",
+    )
+    batchnorm: str = flag(
+        "local", "text", "Model",
+        "BatchNorm over several processes: statistics of each process's batch, averaged before "
+        "evaluation, or of the whole batch (GPU)",
+        choices=("local", "sync"),
+    )  # fmt: skip
+    trust_remote_code: bool = flag(
+        False,
+        "bool",
+        "Model",
+        "run the code that a Hub repository brings; off unless you turn it on",
+    )
+    # Data
+    dataset: str | None = flag(
+        None, "text", "Data",
+        "Hub name, local folder or file (csv, json, parquet, image folder), or embedded:english, "
+        "embedded:digits",
+        names=("dataset_name",),
+    )  # fmt: skip
+    dataset_config: str | None = flag(
+        None, "text", "Data", "configuration of the dataset, where it has several",
+        names=("dataset_config_name",),
+    )  # fmt: skip
+    text_column: str | None = flag(
+        None,
+        "text",
+        "Data",
+        "column of the text, or two for a pair: premise,hypothesis",
+        script="bert",
+    )
+    image_column: str | None = flag(None, "text", "Data", "column of the image", script="vit")
+    label_column: str | None = flag(None, "text", "Data", "column of the class")
+    train_size: int | str | None = flag(
+        None, "size", "Data", "training samples drawn from the data, or all (8000)",
+        names=("max_train_samples",),
+    )  # fmt: skip
+    test_size: int | str | None = flag(
+        None, "size", "Data", "test samples drawn from the data, or all (2000)",
+        names=("max_eval_samples",),
+    )  # fmt: skip
+    test_split: str | None = flag(
+        None, "text", "Data",
+        "name of the split to test on, or a share such as 0.2 of the training split to hold out "
+        "(the split called test, else validation, else 0.2)",
+    )  # fmt: skip
+    data_seed: int = flag(
+        0, "number", "Data",
+        "draws the subset and the split: the same samples on every rank, for every --seed",
+    )  # fmt: skip
+    tail: str = flag(
+        "cut", "text", "Data",
+        "training samples that do not fill a whole effective batch: cut leaves them out, "
+        "pad feeds some samples twice",
+        choices=("cut", "pad"),
+    )  # fmt: skip
+    tiny: bool = flag(
+        False,
+        "bool",
+        "Data",
+        "laptop size: small model, embedded data, no network; other flags still win",
+    )
+    # Training
+    per_gpu_batch: int | None = flag(
+        None, "count", "Training", "samples per process and forward pass (16)",
+        names=("b", "per_device_train_batch_size"),
+    )  # fmt: skip
+    grad_acc: int = flag(
+        1,
+        "count",
+        "Training",
+        "forward passes per update",
+        names=("gradient_accumulation_steps",),
+    )
+    epochs: int | None = flag(
+        None,
+        "count",
+        "Training",
+        "passes over the training set (3)",
+        names=("num_train_epochs",),
+    )
+    lr: float | None = flag(
+        None,
+        "positive",
+        "Training",
+        "peak learning rate (2e-05)",
+        names=("learning_rate",),
+    )
+    seed: int = flag(42, "number", "Training", "weights of the head, order of the samples, dropout")
+    precision: str = flag(
+        "fp32", "text", "Training", "number format of the computation",
+        choices=("fp32", "tf32", "bf16", "fp16"),
+    )  # fmt: skip
+    rank_dropout: str = flag(
+        "own", "text", "Training",
+        "dropout masks of several processes: each its own, or all the same",
+        choices=("own", "same"),
+    )  # fmt: skip
+    eval_batch: int = flag(
+        64, "count", "Training", "samples per process and forward pass in evaluation",
+        names=("per_device_eval_batch_size",),
+    )  # fmt: skip
+    # Distribution
+    strategy: str | None = flag(
+        None, "text", "Distribution",
+        "single, dp, ddp or fsdp (ddp for more than one process, else single)",
+        choices=("single", "dp", "ddp", "fsdp"),
+    )  # fmt: skip
+    setup: str | None = flag(
+        None, "text", "Distribution",
+        "N_M: N nodes of M processes, checked against what runs; a third part is a free tag "
+        "(2_1_P100far)",
+    )  # fmt: skip
+    fsdp_shard: str = flag(
+        "full", "text", "Distribution",
+        "what fsdp splits over the processes: everything, or gradients and optimizer only",
+        choices=("full", "grads"),
+    )  # fmt: skip
+    fsdp_offload: bool = flag(
+        False, "bool", "Distribution", "fsdp keeps its shards in CPU memory (GPU)"
+    )
+    # Running
+    run: int = flag(1, "count", "Running", "number of the repeat: the same settings measured again")
+    num_workers: int = flag(
+        0,
+        "natural",
+        "Running",
+        "processes that load data, per process",
+        names=("dataloader_num_workers",),
+    )
+    log_every: int = flag(
+        50, "count", "Running", "updates between log entries", names=("logging_steps",)
+    )
+    save: str = flag(
+        "last", "text", "Running",
+        "checkpoints after each epoch, from which a broken-off run goes on: none, the last, "
+        "or the last and the best",
+        choices=("none", "last", "best"), identity=False,
+    )  # fmt: skip
+    best_metric: str = flag(
+        "accuracy", "text", "Running", "what the best epoch is chosen by",
+        names=("metric_for_best_model",), identity=False,
+        choices=("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss"),
+    )  # fmt: skip
+    output_dir: str = flag(
+        "outputs",
+        "text",
+        "Running",
+        "folder of the records",
+        names=("o",),
+        identity=False,
+    )
+    rerun: bool = flag(
+        False, "bool", "Running", "run again although finished; the old record is kept aside",
+        identity=False,
+    )  # fmt: skip
+    # Flags of transformers' TrainingArguments, passed through: ((name, value), ...), sorted.
+    trainer: tuple[tuple[str, Any], ...] = ()
+
+
+# What a script takes where no flag says otherwise. The data and sizes are those of the published
+# experiments that the sweeps in experiments/ repeat; --tiny replaces them by laptop sizes.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "bert": {
+        "model": "google-bert/bert-base-uncased", "dataset": "fancyzhx/ag_news",
+        "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
+        "max_length": 512,
+    },
+    "vit": {
+        "model": "google/vit-base-patch16-224-in21k", "dataset": "ethz/food101",
+        "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
+    },
+}  # fmt: skip
+TINY: dict[str, dict[str, Any]] = {
+    "bert": {
+        "model": "bert-nano", "dataset": "embedded:english", "train_size": "all",
+        "test_size": "all", "per_gpu_batch": 16, "epochs": 4, "lr": 1e-3, "max_length": 64,
+    },
+    "vit": {
+        "model": "vit-nano", "dataset": "embedded:digits", "train_size": "all",
+        "test_size": "all", "per_gpu_batch": 16, "epochs": 5, "lr": 1e-3,
+    },
+}  # fmt: skip
+
+SETUP = re.compile(r"^(\d+)_(\d+)(?:_([A-Za-z0-9.-]+))?$")
+
+
+def flag_fields() -> dict[str, Any]:
+    """The fields that are flags, by name, in order."""
+    return {f.name: f for f in fields(Settings) if "kind" in f.metadata}
+
+
+def resolve(settings: Settings) -> Settings:
+    """The same settings with the script's defaults, or the tiny ones, in place of None."""
+    defaults = TINY[settings.script] if settings.tiny else DEFAULTS[settings.script]
+    missing = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
+    return check(replace(settings, **missing))
+
+
+def check(settings: Settings) -> Settings:
+    """Refuse what contradicts itself, before anything is loaded."""
+    if settings.setup is not None:
+        parse_setup(settings.setup)
+    if settings.fsdp_shard != "full" and settings.strategy != "fsdp":
+        raise UserError("--fsdp_shard grads needs --strategy fsdp")
+    if settings.fsdp_offload and settings.strategy != "fsdp":
+        raise UserError("--fsdp_offload needs --strategy fsdp")
+    split = settings.test_split
+    if split is not None and re.match(r"^-?[0-9.]", split):
+        try:
+            share = float(split)
+        except ValueError:
+            share = -1.0
+        if not 0 < share < 1:
+            raise UserError(
+                f"--test_split {split}: a share must lie between 0 and 1, for example 0.2; "
+                "a split is named by its name"
+            )
+    return settings
+
+
+def parse_setup(setup: str) -> tuple[int, int, str]:
+    """(nodes, processes a node, tag) of a set-up such as 2_1_P100far."""
+    match = SETUP.match(setup)
+    if not match or int(match[1]) < 1 or int(match[2]) < 1:
+        raise UserError(
+            f"--setup {setup}: expected N_M or N_M_tag (N nodes of M processes), for example 1_4"
+        )
+    return int(match[1]), int(match[2]), match[3] or ""

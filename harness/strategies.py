@@ -1,0 +1,127 @@
+"""The ways to spread one training over devices, and the world that a launcher made of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from harness.settings import Settings, UserError, parse_setup
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a strategy is, in the words that launching, training and reading share."""
+
+    name: str
+    what: str
+    exchanges: str  # what goes over the wire, and when
+    processes: str  # one | many
+    needs_gpu: bool = False
+
+
+STRATEGIES = {
+    "single": Strategy("single", "one process on one device", "nothing", "one"),
+    "dp": Strategy(
+        "dp",
+        "nn.DataParallel: one process, the batch split over the GPUs of one machine",
+        "weights and outputs, every step",
+        "one",
+        needs_gpu=True,
+    ),
+    "ddp": Strategy(
+        "ddp",
+        "DistributedDataParallel: a whole model per process",
+        "gradients, every step, while the backward pass runs",
+        "many",
+    ),
+    "fsdp": Strategy(
+        "fsdp",
+        "fully_shard (FSDP2): weights, gradients and optimizer split over the processes",
+        "weights before, gradients after use, every step",
+        "many",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that a launcher started; one process where none did."""
+
+    nodes: int = 1
+    per_node: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    launched: bool = False  # by torchrun or something that sets the same variables
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.per_node
+
+
+def world_of(environ: Mapping[str, str]) -> World:
+    """Read the variables that torchrun and accelerate set for each process."""
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return World()
+    size = int(environ["WORLD_SIZE"])
+    per_node = int(environ.get("LOCAL_WORLD_SIZE", size))
+    return World(
+        nodes=max(size // per_node, 1),
+        per_node=per_node,
+        rank=int(environ["RANK"]),
+        local_rank=int(environ.get("LOCAL_RANK", 0)),
+        launched=True,
+    )
+
+
+def place(settings: Settings, world: World, gpus: int | None = None) -> Settings:
+    """Fill in strategy and set-up from the world, or refuse what does not fit it.
+
+    gpus is the number of visible GPUs, once known: DataParallel uses that many in one process.
+    """
+    strategy = settings.strategy or ("ddp" if world.size > 1 else "single")
+    if STRATEGIES[strategy].processes == "one" and world.size > 1:
+        raise UserError(
+            f"--strategy {strategy} runs in one process, but {world.size} were started: "
+            f"use python {settings.script}.py, or --strategy ddp"
+        )
+    if STRATEGIES[strategy].processes == "many" and not world.launched:
+        raise UserError(
+            f"--strategy {strategy} needs processes that torchrun starts: "
+            f"torchrun --standalone --nproc_per_node=2 {settings.script}.py ..."
+        )
+    nodes, per_node = world.nodes, world.per_node
+    if strategy == "dp":
+        if gpus is None:
+            # Not counted yet: whoever can see the GPUs calls again.
+            return replace(settings, strategy=strategy)
+        if gpus == 0:
+            raise UserError("--strategy dp needs a GPU and this machine shows none: use ddp")
+        per_node = gpus
+    if settings.setup is None:
+        return replace(settings, strategy=strategy, setup=f"{nodes}_{per_node}")
+    asked_nodes, asked_per_node, tag = parse_setup(settings.setup)
+    if (asked_nodes, asked_per_node) != (nodes, per_node):
+        raise UserError(_mismatch(settings, world, strategy, nodes, per_node, tag))
+    return replace(settings, strategy=strategy)
+
+
+def _mismatch(
+    settings: Settings, world: World, strategy: str, nodes: int, per_node: int, tag: str
+) -> str:
+    asked_nodes, asked_per_node, _ = parse_setup(str(settings.setup))
+    right = "_".join([str(nodes), str(per_node), *([tag] if tag else [])])
+    if strategy == "dp":
+        return (
+            f"--setup {settings.setup} does not fit: {per_node} GPU(s) are visible; "
+            f"use --setup {right}, or set CUDA_VISIBLE_DEVICES"
+        )
+    command = (
+        f"torchrun --standalone --nproc_per_node={asked_per_node}"
+        if asked_nodes == 1
+        else f"torchrun --nnodes={asked_nodes} --nproc_per_node={asked_per_node} ..."
+    )
+    ran = f"{nodes} node(s) of {per_node} process(es)" if world.launched else "one process"
+    return (
+        f"--setup {settings.setup} does not fit: {ran} runs here; "
+        f"use --setup {right}, or start it with {command} {settings.script}.py"
+    )

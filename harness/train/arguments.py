@@ -1,0 +1,88 @@
+"""Settings -> transformers' TrainingArguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from transformers import HfArgumentParser, TrainingArguments
+
+from harness.flags import trainer_argv
+from harness.identity import number
+from harness.settings import Settings, UserError
+
+# Where smaller is better; everything else that can choose the best epoch is better when larger.
+SMALLER_IS_BETTER = ("loss",)
+
+
+class _Parser(HfArgumentParser):
+    """Raises what argparse would print with its whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.replace("argument ", "", 1))
+
+
+def training_arguments(settings: Settings, folder: Path, world: int) -> TrainingArguments:
+    """Ours, then what was passed through; the two share no flag."""
+    passed = dict(settings.trainer)
+    ours: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": settings.per_gpu_batch,
+        "per_device_eval_batch_size": settings.eval_batch,
+        "gradient_accumulation_steps": settings.grad_acc,
+        "num_train_epochs": settings.epochs,
+        "learning_rate": number(settings.lr),
+        "seed": settings.seed,
+        "dataloader_num_workers": settings.num_workers,
+        "logging_steps": settings.log_every,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "epoch",
+        "batch_eval_metrics": True,
+        "remove_unused_columns": False,
+        "label_names": "labels",
+        "average_tokens_across_devices": False,
+        "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": _has_cuda(),
+        "bf16": settings.precision == "bf16",
+        "fp16": settings.precision == "fp16",
+        **_saving(settings, passed),
+    }
+    if not _has_cuda() and "use_cpu" not in passed:
+        # Without it, torchrun on a machine without GPU starts as many separate trainings.
+        ours["use_cpu"] = not torch.backends.mps.is_available() or world > 1
+    if settings.precision in ("fp32", "tf32") and _has_cuda():
+        ours["tf32"] = settings.precision == "tf32"
+    if settings.num_workers > 0:
+        ours["dataloader_persistent_workers"] = True
+    argv = [w for k, v in ours.items() if k not in passed for w in (f"--{k}", str(v))]
+    try:
+        (args,) = _Parser(TrainingArguments).parse_args_into_dataclasses(
+            [*argv, *trainer_argv(settings)]
+        )
+    except (ValueError, ImportError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    if args.world_size != world:
+        raise RuntimeError(
+            f"{world} processes were started, but the Trainer sees {args.world_size}"
+        )
+    return args
+
+
+def _saving(settings: Settings, passed: dict[str, Any]) -> dict[str, Any]:
+    if settings.save == "none":
+        return {"save_strategy": "no"}
+    kept: dict[str, Any] = {"save_strategy": "steps" if "save_steps" in passed else "epoch"}
+    if settings.save == "best":
+        kept |= {
+            "load_best_model_at_end": True,
+            "metric_for_best_model": settings.best_metric,
+            "greater_is_better": settings.best_metric not in SMALLER_IS_BETTER,
+        }
+    return kept
+
+
+def _has_cuda() -> bool:
+    return torch.cuda.is_available()

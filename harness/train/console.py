@@ -1,0 +1,93 @@
+"""What a person sees of a run: what is compared, a bar on a terminal, a line an epoch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console as Screen
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from transformers import TrainerCallback
+
+from harness.identity import number
+from harness.train.run import Run
+
+
+class Console(TrainerCallback):
+    """Rank 0 speaks; without a terminal only whole lines are printed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.screen = Screen(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.bar: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        self._say_what_runs(args, state)
+        if self.screen.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=self.screen, transient=True)
+            self.task = self.bar.add_task(
+                "updates", total=state.max_steps, completed=state.global_step
+            )
+            self.bar.start()
+
+    def _say_what_runs(self, args: Any, state: Any) -> None:
+        settings, data, seen = self.run.settings, self.run.data_facts, self.run.observed
+        world = self.run.batches
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        say = self.screen.print
+        say(
+            f"[bold]{settings.script} {settings.setup}[/bold]  "
+            f"{settings.model} on {data['dataset']}"
+        )
+        say(
+            f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
+            f"{data['test_samples']:,} test samples, {data['classes']} classes"
+        )
+        say(
+            f"  {seen['strategy']} on {seen['world']} process(es), {seen['device']}, "
+            f"{settings.precision}, seed {settings.seed}"
+        )
+        say(
+            f"  effective batch {batch} = {settings.per_gpu_batch} x {settings.grad_acc} "
+            f"accumulation x {world}; {state.max_steps:,} updates at a learning rate of "
+            f"{number(settings.lr)} ({args.lr_scheduler_type.value}, not scaled with the batch)"
+        )
+        if state.global_step:
+            say(f"  goes on from update {state.global_step} of an earlier attempt")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=state.global_step)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        row = self.run.last_row
+        if not state.is_world_process_zero or row is None:
+            return
+        parts = [f"epoch {row['epoch']:g}/{args.num_train_epochs:g}"]
+        for name in ("train_loss", "eval_loss", "accuracy", "f1"):
+            if row.get(name) is not None:
+                parts.append(f"{name} {row[name]:.4f}")
+        if row["train_samples_per_s"]:
+            parts.append(f"{row['train_samples_per_s']:,.0f} samples/s")
+        parts.append(f"epoch {row['epoch_time_s']:.1f} s, evaluation {row['eval_time_s']:.1f} s")
+        self.screen.print("  " + "  ".join(parts))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+        if state.is_world_process_zero:
+            self.screen.print(f"  recorded in {self.run.folder.path}")

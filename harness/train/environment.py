@@ -1,0 +1,128 @@
+"""Where a run was made: machine, versions, commit and command, without names and secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "evaluate",
+    "tokenizers",
+    "numpy",
+)
+# Variables that change what is measured; nothing else of the environment is recorded.
+VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
+    "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO",
+    "GLOO_SOCKET_IFNAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE",
+    "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF",
+)  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment() -> dict[str, Any]:
+    """Everything a reader needs to judge a number, and nothing that names a person or a host."""
+    return {
+        "machine": machine_label(),
+        "cpu": _cpu_name(),
+        "cpu_cores": psutil.cpu_count(logical=True),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "nccl": _nccl(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "versions": {name: _version(name) for name in PACKAGES},
+        **commit(),
+        "command": command(),
+        "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
+    }
+
+
+def machine_label() -> str:
+    """A short name for this kind of machine: results of unlike machines are never averaged."""
+    gpus = torch.cuda.device_count()
+    if gpus:
+        name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
+        return f"{name.removeprefix('nvidia-')}x{gpus}"
+    name = re.sub(r"\(r\)|\(tm\)|cpu|processor|@.*", " ", _cpu_name().lower())
+    return f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}x{psutil.cpu_count(logical=True)}"
+
+
+def command() -> str:
+    """The command line as typed, with the home folder as ~."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return " ".join(w.replace(str(Path.home()), "~") for w in words)
+
+
+def commit() -> dict[str, Any]:
+    """Commit of this checkout and whether files differ from it; null where it is no checkout."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "dirty": None}
+    return {"commit": head, "dirty": changed}
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(
+        ["git", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _nccl() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _driver() -> str | None:
+    """The NVIDIA driver's version; null where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    return version if isinstance(version, str) else version.decode()

@@ -1,0 +1,134 @@
+"""Resized images: decoded and resized once into one array of bytes, normalised in batches."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoImageProcessor
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from harness.settings import Settings
+from harness.train import models, sources
+from harness.train.data import Data, Indices, cached, chunks, cut_tail
+from harness.train.hub import explain
+
+
+def load_images(settings: Settings, world: int) -> Data:
+    """The samples of a run whose forward passes take `world` batches of per_gpu_batch."""
+    source = sources.load(settings)
+    column = source.inputs[0]
+    processor = _image_processor(settings)
+
+    def build(folder: Path) -> None:
+        total = len(source.train) + len(source.test)
+        pixels: Any = None
+        done = 0
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for data in (source.train, source.test):
+                for part in chunks(len(data)):
+                    resized = list(pool.map(lambda i: _resized(processor, i), data[part][column]))
+                    if pixels is None:
+                        shape = (total, *resized[0].shape)
+                        pixels = np.lib.format.open_memmap(
+                            folder / "pixels.npy", "w+", np.uint8, shape
+                        )
+                    pixels[done : done + len(resized)] = np.stack(resized)
+                    done += len(resized)
+        pixels.flush()
+
+    recipe = processor.to_dict()
+    recipe.pop("_name_or_path", None)
+    folder = cached(
+        {
+            "images": source.facts["data_checksum"],
+            "samples": [len(source.train), len(source.test)],
+            "processor": recipe,
+        },
+        build,
+    )
+    used = cut_tail(settings, len(source.train), world)
+    labels = np.concatenate([source.train_labels, source.test_labels])
+    collate = ImageBatches(folder, labels)
+    facts = {
+        **source.facts,
+        "train_samples": used,
+        "left_out_samples": len(source.train) - used,
+    }
+    facts |= {
+        "image_shape": list(collate.pixels.shape[1:]),
+        "resized_by": type(processor).__name__,
+    }
+    return Data(
+        Indices(used),
+        Indices(len(source.test), first=len(source.train)),
+        collate,
+        Normalise(processor.image_mean, processor.image_std),
+        source.labels,
+        processor,
+        facts,
+    )
+
+
+class ImageBatches:
+    """Sample numbers -> one batch of bytes; they become numbers on the device."""
+
+    def __init__(self, folder: Path, labels: np.ndarray) -> None:
+        self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
+        self.labels = labels
+
+    def __call__(self, samples: np.ndarray) -> dict[str, torch.Tensor]:
+        samples = np.asarray(samples)
+        return {
+            "pixel_values": torch.from_numpy(self.pixels[samples]),
+            "labels": torch.from_numpy(self.labels[samples]),
+        }
+
+
+class Normalise:
+    """Bytes -> floats with the model's mean and deviation, a whole batch on its device."""
+
+    def __init__(self, mean: Any, deviation: Any) -> None:
+        self.scale = 1 / (255 * torch.tensor(deviation, dtype=torch.float32))[:, None, None]
+        self.shift = -(torch.tensor(mean, dtype=torch.float32) * 255)[:, None, None] * self.scale
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        pixels = inputs.get("pixel_values")
+        if pixels is not None and pixels.dtype == torch.uint8:
+            if self.scale.device != pixels.device:
+                self.scale, self.shift = (
+                    self.scale.to(pixels.device),
+                    self.shift.to(pixels.device),
+                )
+            inputs["pixel_values"] = torch.addcmul(self.shift, pixels.float(), self.scale)
+        return inputs
+
+
+def _resized(processor: Any, image: Any) -> np.ndarray:
+    """One image as bytes, channels first."""
+    out = processor(image.convert("RGB"), do_rescale=False, do_normalize=False, return_tensors="np")
+    return np.clip(np.rint(out["pixel_values"][0]), 0, 255).astype(np.uint8)
+
+
+def _image_processor(settings: Settings) -> Any:
+    entry = models.named(settings)
+    if entry is None and not (settings.from_scratch and settings.image_size):
+        with explain("model", str(settings.model)):
+            processor = AutoImageProcessor.from_pretrained(
+                settings.model, trust_remote_code=settings.trust_remote_code
+            )
+        if settings.image_size is not None:
+            processor.size = {
+                "height": settings.image_size,
+                "width": settings.image_size,
+            }
+        return processor
+    side = settings.image_size or models.configuration(settings).image_size
+    # Half and half, as the published ViT does: no statistics of another data set.
+    return ViTImageProcessorPil(
+        size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )

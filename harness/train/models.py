@@ -1,0 +1,108 @@
+"""A sequence or image classifier from the Hub, a local folder or the table of architectures."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageClassification
+from transformers import AutoModelForSequenceClassification as AutoModelForText
+
+from harness.architectures import ARCHITECTURES
+from harness.settings import Settings, UserError
+from harness.train.hub import explain
+
+AUTO = {"bert": AutoModelForText, "vit": AutoModelForImageClassification}
+
+
+def named(settings: Settings) -> dict[str, Any] | None:
+    """The table's entry, or None for a model of the Hub or a folder."""
+    return ARCHITECTURES[settings.script].get(str(settings.model))
+
+
+def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
+    """The model's configuration, with the classes of the data where they are known."""
+    classes: dict[str, Any] = {}
+    if labels is not None:
+        classes = {
+            "id2label": dict(enumerate(labels)),
+            "label2id": {n: i for i, n in enumerate(labels)},
+        }
+    entry = named(settings)
+    if entry is not None:
+        extra = {k: v for k, v in entry.items() if k != "model_type"}
+        config = AutoConfig.for_model(entry["model_type"], **extra, **classes)
+    else:
+        _refuse_typo(settings)
+        with explain("model", str(settings.model)):
+            config = AutoConfig.from_pretrained(
+                settings.model, trust_remote_code=settings.trust_remote_code, **classes
+            )
+    if settings.dropout is not None:
+        _set_dropout(config, settings.dropout)
+    if settings.image_size is not None and hasattr(config, "image_size"):
+        if entry is None and not settings.from_scratch and config.image_size != settings.image_size:
+            raise UserError(
+                f"--image_size {settings.image_size}: the weights of {settings.model} are for "
+                f"{config.image_size}; leave it out or add --from_scratch"
+            )
+        config.image_size = settings.image_size
+    return config
+
+
+def build(settings: Settings, labels: list[str]) -> nn.Module:
+    """The model with a head for these classes; random weights where asked for."""
+    config = configuration(settings, labels)
+    auto = AUTO[settings.script]
+    try:
+        if named(settings) is not None or settings.from_scratch:
+            model = auto.from_config(config, trust_remote_code=settings.trust_remote_code)
+        else:
+            with explain("model", str(settings.model)):
+                model = auto.from_pretrained(
+                    settings.model,
+                    config=config,
+                    ignore_mismatched_sizes=True,  # the head is made for these classes
+                    trust_remote_code=settings.trust_remote_code,
+                )
+    except ValueError as error:
+        if "Unrecognized configuration class" in str(error):
+            kind = "text" if settings.script == "bert" else "image"
+            raise UserError(
+                f"--model {settings.model} ({config.model_type}) is no {kind} classifier"
+            ) from None
+        raise
+    if getattr(config, "cifar_stem", False):
+        _cifar_stem(model)
+    return model
+
+
+def _refuse_typo(settings: Settings) -> None:
+    """A misspelt architecture would be looked up on the Hub and give a confusing answer."""
+    name = str(settings.model)
+    other = {"bert": "vit", "vit": "bert"}[settings.script]
+    if name in ARCHITECTURES[other]:
+        raise UserError(f"--model {name} is for {other}.py, not for {settings.script}.py")
+    if "/" in name or Path(name).exists():
+        return
+    near = difflib.get_close_matches(name, ARCHITECTURES[settings.script], n=1, cutoff=0.7)
+    if near:
+        raise UserError(f"--model {name} is not in the table: did you mean {near[0]}?")
+
+
+def _set_dropout(config: Any, rate: float) -> None:
+    """Every dropout rate of a configuration, whatever the model type calls it."""
+    for name, value in vars(config).items():
+        is_rate = "dropout" in name or name.endswith("_pdrop")
+        if is_rate and (value is None or isinstance(value, (int, float))):
+            setattr(config, name, rate)
+
+
+def _cifar_stem(model: Any) -> None:
+    """A first layer that keeps a 32-pixel image's size, in place of one that takes it to 8."""
+    embedder = model.resnet.embedder
+    width = embedder.embedder.convolution.out_channels
+    embedder.embedder.convolution = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
+    embedder.pooler = nn.Identity()

@@ -1,0 +1,306 @@
+"""The life of one run: what is asked, whether it has been done, where it goes on, how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from transformers import TrainingArguments, set_seed
+from transformers import logging as transformers_logging
+from transformers.trainer_utils import enable_full_determinism
+
+from harness.identity import identity, run_id
+from harness.records import (
+    FINISHED,
+    SCHEMA,
+    RunFolder,
+    append_row,
+    read_json,
+    read_rows,
+    write_json,
+)
+from harness.settings import Settings, UserError
+from harness.strategies import World, place, world_of
+from harness.train import parallel
+from harness.train.arguments import training_arguments
+
+# In a checkpoint's folder, written last: without it the checkpoint is not whole.
+COMPLETE = "complete.json"
+
+
+class Diverged(RuntimeError):
+    """Loss, gradient or weights are no longer finite: a result, and not a good one."""
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGINT has come."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+@dataclass
+class Run:
+    """One run of one experiment, as this process sees it."""
+
+    settings: Settings
+    world: World
+    args: TrainingArguments
+    folder: RunFolder
+    checkpoint: Path | None = None
+    data_facts: dict[str, Any] = field(default_factory=dict)
+    observed: dict[str, Any] = field(default_factory=dict)
+    # What the checkpoint says of the epoch in which it was made.
+    epoch_so_far: dict[str, Any] = field(default_factory=dict)
+    partial_epoch: Callable[[], dict[str, Any]] = dict
+    last_row: dict[str, Any] | None = None  # of the epoch that has just been recorded
+    began_s: float = field(default_factory=time.perf_counter)
+    previous_handlers: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def leader(self) -> bool:
+        return self.world.rank == 0
+
+    @property
+    def batches(self) -> int:
+        """How many batches of per_gpu_batch make one forward pass: processes, or GPUs for dp."""
+        return self.args.world_size * max(1, self.args.n_gpu)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint must agree with: resumed otherwise, samples would be skipped."""
+        canonical = json.dumps(identity(self.settings), sort_keys=True, default=str)
+        return {
+            "settings": hashlib.sha256(canonical.encode()).hexdigest(),
+            "world": self.world.size,
+            "data": self.data_facts.get("data_checksum"),
+            "train_samples": self.data_facts.get("train_samples"),
+        }
+
+    def use(self, data_facts: dict[str, Any]) -> None:
+        """The data are ready: find the checkpoint to go on from, and see that it fits."""
+        self.data_facts = data_facts
+        found = whole_checkpoints(self.folder.path)
+        self.checkpoint = _from_leader(found[-1] if found else None)
+        if self.checkpoint is None:
+            return
+        mark = read_json(self.checkpoint / COMPLETE)
+        if mark is None:
+            raise UserError(
+                f"{self.checkpoint} is not visible to rank {self.world.rank}: "
+                "put --output_dir on storage that all nodes share, or --rerun"
+            )
+        differing = [k for k, v in self.fingerprint.items() if mark["fingerprint"].get(k) != v]
+        if differing:
+            raise UserError(
+                f"{self.checkpoint} does not fit this run (different {', '.join(differing)}): "
+                "use --rerun to start afresh; the old record is kept aside"
+            )
+        self.epoch_so_far = mark["epoch"]
+
+    def train(self, trainer: Any) -> None:
+        """Train, from the last whole checkpoint where there is one."""
+        if self.leader:
+            # What a killed process left half-written must not be taken for a checkpoint.
+            for broken in self.folder.path.glob("checkpoint-*"):
+                if not (broken / COMPLETE).is_file():
+                    shutil.rmtree(broken, ignore_errors=True)
+        trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+
+    def __enter__(self) -> Self:
+        def stop(signum: int, frame: Any) -> None:
+            # A second signal while the record is written must not cut it off.
+            for number in self.previous_handlers:
+                signal.signal(number, signal.SIG_IGN)
+            raise Stopped(signum)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.previous_handlers[number] = signal.signal(number, stop)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is not None and not isinstance(error, (UserError, SystemExit)):
+                self._record_failure(error)
+        finally:
+            for number, handler in self.previous_handlers.items():
+                signal.signal(number, handler)
+        if isinstance(error, Stopped):
+            self._leave(128 + error.signum)
+        if isinstance(error, UserError):
+            if self.leader:
+                print(
+                    f"{self.settings.script}.py: error: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            self._leave(2)
+        if kind is None and dist.is_initialized():
+            # All ranks end together: torchrun stops the others as soon as one has left.
+            dist.barrier()
+            dist.destroy_process_group()
+
+    def _leave(self, code: int) -> None:
+        """End without waiting for peers that may be gone already."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _record_failure(self, error: BaseException) -> None:
+        outcome, reason = outcome_of(error)
+        row = {
+            "rank": self.world.rank,
+            "outcome": outcome,
+            "reason": reason,
+            "unix": time.time(),
+        }
+        if outcome != "interrupted":
+            write_json(self.folder.failure(self.world.rank), row)
+        if not self.leader:
+            return
+        first = self._first_failure(wait_s=3.0 if self.world.size > 1 else 0.0)
+        if first is not None:
+            rank, outcome = first["rank"], first["outcome"]
+            reason = first["reason"] + (f" (rank {rank})" if self.world.size > 1 else "")
+        rows, _ = read_rows(self.folder.epochs)
+        end = {"event": "end", "outcome": outcome, "reason": reason, **self.clock()}
+        append_row(self.folder.attempts, end)
+        if not self.folder.settings.is_file():
+            from harness.flags import as_mapping
+
+            write_json(self.folder.settings, {"schema": SCHEMA, **as_mapping(self.settings)})
+        write_json(
+            self.folder.summary,
+            {
+                "schema": SCHEMA,
+                "outcome": outcome,
+                "reason": reason,
+                "epochs": len(rows),
+                "wall_s": wall_of_attempts(self.folder),
+            },
+        )
+        print(f"{outcome}: {reason}; the record is in {self.folder.path}", file=sys.stderr)
+
+    def _first_failure(self, wait_s: float) -> dict[str, Any] | None:
+        """The failure that came first: a rank whose peer is gone fails too, a moment later."""
+        time.sleep(wait_s)
+        found = [read_json(p) for p in sorted((self.folder.path / "ranks").glob("failure_*.json"))]
+        ours = [f for f in found if f and f["unix"] > time.time() - self.clock()["wall_s"] - 1]
+        return min(ours, key=lambda f: f["unix"]) if ours else None
+
+    def clock(self) -> dict[str, Any]:
+        return {"unix": time.time(), "wall_s": time.perf_counter() - self.began_s}
+
+
+def start(settings: Settings) -> Run | None:
+    """Open a run, or say where its record is when it has been finished before."""
+    try:
+        parallel.pin_one_device(settings)
+        gpus = torch.cuda.device_count()
+        world = world_of(os.environ)
+        settings = place(settings, world, gpus)
+        parallel.refuse_impossible(settings, cuda=gpus > 0)
+        folder = RunFolder(
+            Path(settings.output_dir) / settings.script / str(settings.setup) / run_id(settings)
+        )
+        if world.rank == 0:
+            _check_writable(Path(settings.output_dir))
+        if settings.strategy in ("single", "dp"):
+            _forget_launcher()
+        args = training_arguments(settings, folder.path, world.size)
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{settings.script}.py: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+    run = Run(settings, world, args, folder)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    # The Trainer passes it on by its older name; it means what it did.
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+    before = _from_leader(folder.outcome() if run.leader else None)
+    if settings.rerun and run.leader and folder.path.exists():
+        aside = folder.set_aside()
+        print(f"the earlier record is kept in {aside}")
+    elif before == FINISHED:
+        if run.leader:
+            print(f"already finished: {folder.path} (--rerun measures again)")
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return None
+    _barrier()
+    # Before the model is made: the head's weights are drawn from it, on every rank alike.
+    (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
+    return run
+
+
+def outcome_of(error: BaseException) -> tuple[str, str]:
+    """(outcome, reason) of what ended a run."""
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return "oom", text
+    # torch's CPU allocator has no exception of its own.
+    if isinstance(error, RuntimeError) and "can't allocate memory" in text.lower():
+        return "oom", text
+    if isinstance(error, Diverged):
+        return "diverged", text
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", text
+    return "failed", f"{type(error).__name__}: {text}"
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints that were written to the end, oldest first."""
+    found = [p.parent for p in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]))
+
+
+def wall_of_attempts(folder: RunFolder) -> float:
+    """Time spent in all attempts, those that were killed included as far as they told."""
+    rows, _ = read_rows(folder.attempts)
+    return sum(r["wall_s"] for r in rows if r.get("event") == "end" and r.get("wall_s"))
+
+
+def _forget_launcher() -> None:
+    """torchrun with one process: the Trainer would wrap the model in DDP all the same."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
+def _check_writable(root: Path) -> None:
+    """Before anything is loaded: hours of training must not end at a folder that is read-only."""
+    existing = next(p for p in (root, *root.absolute().parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"--output_dir {root}: {existing} is not a folder that can be written to")
+
+
+def _from_leader(value: Any) -> Any:
+    """What rank 0 found: its disk holds the record, and all ranks must act alike."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()

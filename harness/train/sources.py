@@ -1,0 +1,276 @@
+"""From a name to two sets of samples with a known input column and classes.
+
+The subset and the split are drawn by data_seed alone: the same on every rank, for every training
+seed and for every set-up that is compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from harness.settings import Settings, UserError
+from harness.train import embedded
+from harness.train.hub import explain
+
+EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
+FILES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+}
+TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
+LABEL_NAMES = ("label", "labels", "class", "category", "target")
+TEXT_NAMES = ("text", "sentence", "content", "review", "document")
+HELD_OUT = 0.2  # share of the training split to test on where the data have no test split
+CHECKED_SAMPLES = 2000  # of each set whose content goes into the checksum
+
+
+@dataclass
+class Source:
+    """The drawn samples, before tokenising or resizing."""
+
+    train: datasets.Dataset
+    test: datasets.Dataset
+    inputs: list[str]  # the text column (or two), or the image column
+    train_labels: np.ndarray
+    test_labels: np.ndarray
+    labels: list[str]
+    facts: dict[str, Any]
+
+
+def load(settings: Settings) -> Source:
+    """Load, choose columns and splits, draw the subset."""
+    name = str(settings.dataset)
+    with explain("dataset", name):
+        splits = _read(settings)
+    if "train" not in splits:
+        first = next(iter(splits))
+        if len(splits) > 1:
+            raise UserError(
+                f"--dataset {name} has no split called train, only {', '.join(splits)}: "
+                "name another dataset or configuration"
+            )
+        splits = datasets.DatasetDict({"train": splits[first]})
+    whole = splits["train"]
+    label = _label_column(settings, whole)
+    inputs = _input_columns(settings, whole, label)
+    train, test, how = _choose_splits(settings, splits, label)
+    train = _draw(train, settings.train_size, "train_size", settings.data_seed)
+    test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
+    labels, train_labels, test_labels = _classes(train, test, label)
+    return Source(
+        train, test, inputs, train_labels, test_labels, labels,
+        {
+            "dataset": name.replace(str(Path.home()), "~"),
+            "test_from": how,
+            "input_columns": inputs,
+            "label_column": label,
+            "classes": len(labels),
+            "test_samples": len(test),
+            "data_checksum": checksum(train, test, inputs, train_labels, test_labels),
+        },
+    )  # fmt: skip
+
+
+def _read(settings: Settings) -> datasets.DatasetDict:
+    name = str(settings.dataset)
+    if name.startswith("embedded:"):
+        if name not in EMBEDDED:
+            raise UserError(f"--dataset {name}: expected one of {', '.join(EMBEDDED)}")
+        return EMBEDDED[name]()
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix not in FILES:
+            raise UserError(
+                f"--dataset {name}: expected a folder or a file that ends in {', '.join(FILES)}"
+            )
+        more: dict[str, Any] = {"sep": "\t"} if path.suffix == ".tsv" else {}
+        return datasets.load_dataset(FILES[path.suffix], data_files=str(path), **more)
+    if (path / "dataset_dict.json").is_file():
+        return datasets.DatasetDict.load_from_disk(str(path))
+    if (path / "dataset_info.json").is_file() and (path / "state.json").is_file():
+        return datasets.DatasetDict({"train": datasets.load_from_disk(str(path))})
+    if name.startswith((".", "/", "~")) and not path.exists():
+        raise UserError(f"--dataset {name}: there is no such folder or file")
+    return datasets.load_dataset(
+        str(path) if path.is_dir() else name,
+        settings.dataset_config,
+    )
+
+
+def _label_column(settings: Settings, data: datasets.Dataset) -> str:
+    columns = data.column_names
+    if settings.label_column is not None:
+        if settings.label_column not in columns:
+            raise UserError(
+                f"--label_column {settings.label_column}: the columns are {', '.join(columns)}"
+            )
+        return settings.label_column
+    classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
+    found = classes or [c for c in LABEL_NAMES if c in columns]
+    if not found:
+        raise UserError(
+            f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}: "
+            "name one with --label_column"
+        )
+    if len(found) > 1:
+        raise UserError(
+            f"--dataset {settings.dataset} has several columns of classes ({', '.join(found)}): "
+            "name one with --label_column"
+        )
+    return found[0]
+
+
+def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
+    if settings.script == "vit":
+        flag, kind, asked = "image_column", "images", settings.image_column
+        found = [c for c, f in data.features.items() if isinstance(f, datasets.Image)]
+        preferred: tuple[str, ...] = ("image", "img")
+    else:
+        flag, kind, asked = "text_column", "text", settings.text_column
+        found = [c for c, f in data.features.items() if _is_text(f) and c != label]
+        preferred = TEXT_NAMES
+    columns = ", ".join(data.column_names)
+    if asked is not None:
+        wanted = asked.split(",")
+        for column in wanted:
+            if column not in found:
+                raise UserError(
+                    f"--{flag} {column}: not a column of {kind}; the columns are {columns}"
+                )
+        if len(wanted) > (2 if settings.script == "bert" else 1):
+            raise UserError(f"--{flag} {asked}: too many columns")
+        return wanted
+    if not found:
+        raise UserError(f"--dataset {settings.dataset} has no column of {kind} among {columns}")
+    if len(found) > 1:
+        found = [c for c in preferred if c in found][:1]
+        if not found:
+            raise UserError(
+                f"--dataset {settings.dataset} has several columns of {kind} ({columns}): "
+                f"name one with --{flag}"
+            )
+    return found
+
+
+def _is_text(feature: Any) -> bool:
+    return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string")
+
+
+def _choose_splits(
+    settings: Settings, splits: datasets.DatasetDict, label: str
+) -> tuple[datasets.Dataset, datasets.Dataset, str]:
+    """(training set, test set, where the test set comes from)."""
+    train, asked = splits["train"], settings.test_split
+    if asked is not None and not asked[0].isdigit() and asked[0] != ".":
+        if asked not in splits or asked == "train":
+            raise UserError(
+                f"--test_split {asked}: the splits are {', '.join(splits)}; "
+                "a share such as 0.2 holds out a part of train"
+            )
+        return train, splits[asked], f"split {asked}"
+    if asked is None:
+        for name in TEST_SPLITS:
+            # The test split of a benchmark may come without its answers, as -1 or null.
+            if name in splits and len(splits[name]) and _has_labels(splits[name], label):
+                return train, splits[name], f"split {name}"
+    share = HELD_OUT if asked is None else float(asked)
+    order = np.random.default_rng([settings.data_seed, 2]).permutation(len(train))
+    held_out = round(len(train) * share)
+    if held_out == 0 or held_out == len(train):
+        raise UserError(
+            f"--dataset {settings.dataset}: {len(train)} samples are too few to hold out {share:g}"
+        )
+    return (
+        train.select(np.sort(order[held_out:])),
+        train.select(np.sort(order[:held_out])),
+        f"{share:g} of split train",
+    )
+
+
+def _has_labels(data: datasets.Dataset, label: str) -> bool:
+    if label not in data.column_names:
+        return False
+    first = data.with_format(None)[label][: min(len(data), 1000)]
+    return not all(value is None or value == -1 for value in first)
+
+
+def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.Dataset:
+    """A subset in an order that the seed alone decides."""
+    if len(data) == 0:
+        raise UserError(f"the split for --{flag} is empty")
+    if size == "all":
+        return data
+    if size > len(data):
+        raise UserError(f"--{flag} {size}: the data have {len(data)} samples; use --{flag} all")
+    order = np.random.default_rng([seed, 3]).permutation(len(data))
+    return data.select(order[:size])
+
+
+def _classes(
+    train: datasets.Dataset, test: datasets.Dataset, label: str
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """(names, classes of train, classes of test) from ClassLabel, text, whole numbers or bools."""
+    feature = train.features[label]
+    columns = [d.with_format(None)[label][:] for d in (train, test)]
+    for values, which in zip(columns, ("training", "test"), strict=True):
+        if any(v is None for v in values):
+            raise UserError(f"column {label}: some {which} samples have no class")
+        if any(isinstance(v, float) or not isinstance(v, (int, str)) for v in values[:1000]):
+            raise UserError(
+                f"column {label} holds {type(values[0]).__name__}, not classes: "
+                "name another with --label_column"
+            )
+    if isinstance(feature, datasets.ClassLabel):
+        names = list(feature.names)
+        position = {i: i for i in range(len(names))}
+    else:
+        kinds = sorted(set(columns[0]) | set(columns[1]))
+        names = [str(kind) for kind in kinds]
+        position = {kind: i for i, kind in enumerate(kinds)}
+    outside = {v for values in columns for v in values} - set(position)
+    if outside:
+        raise UserError(f"column {label}: some samples have no class (value {sorted(outside)[0]})")
+    if len(set(columns[0])) < 2:
+        raise UserError(f"column {label}: all training samples are of one class")
+    train_labels, test_labels = (
+        np.array([position[v] for v in values], dtype=np.int64) for values in columns
+    )
+    return names, train_labels, test_labels
+
+
+def checksum(
+    train: datasets.Dataset,
+    test: datasets.Dataset,
+    inputs: list[str],
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+) -> str:
+    """SHA-256 over the classes of all samples and the content of evenly spaced ones, in order."""
+    digest = hashlib.sha256()
+    for data, labels in ((train, train_labels), (test, test_labels)):
+        digest.update(labels.tobytes())
+        step = max(1, len(data) // CHECKED_SAMPLES)
+        some = data.select(range(0, len(data), step)).select_columns(inputs)
+        for column in inputs:
+            if isinstance(some.features[column], datasets.Image):
+                # The encoded bytes as stored: decoding would cost as much as preparing.
+                some = some.cast_column(column, datasets.Image(decode=False))
+        for row in some:
+            for column in inputs:
+                digest.update(_bytes(row[column]) + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, dict):
+        return value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+    return str(value).encode("utf-8")

@@ -1,0 +1,297 @@
+"""transformers' Trainer with the traps taken out that falsify a comparison (docs/traps.md).
+
+The loop, the optimizer, the schedule and the distribution are the Trainer's. What differs is
+listed here in one place: the loss is a mean over samples however the batch is split, an epoch's
+order depends on (seed, epoch) alone, evaluation leaves the random state alone, the epoch's loss is
+that of all samples on all ranks, a run that diverges ends, and checkpoints are whole or ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, Sampler
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+
+from harness.records import write_json
+from harness.train import parallel
+from harness.train.run import COMPLETE, Diverged, Run
+
+
+class EpochOrder(Sampler[int]):
+    """A permutation drawn from (seed, epoch).
+
+    The stock sampler uses seed + epoch, so that epoch 1 of seed 7 is epoch 0 of seed 8 and runs
+    with neighbouring seeds are not independent.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self.seed, self.epoch = size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (np.random.default_rng([self.seed, self.epoch]).permutation(self.size).tolist())
+
+
+class Sums:
+    """What is added up over an epoch, on the device: nothing waits for it in the step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss, self.norm, self.clipped = torch.zeros(3, dtype=torch.float64, device=device)
+        self.samples = self.updates = 0
+
+    def total(self) -> list[float]:
+        """Loss x samples and samples over all ranks; norm, clipped and updates, equal on all."""
+        shared = torch.stack([self.loss, torch.full_like(self.loss, self.samples)])
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(shared)
+        own = torch.stack([self.norm, self.clipped]).tolist()
+        return [*shared.tolist(), *own, self.updates]
+
+    def restore(self, total: list[float], leader: bool) -> None:
+        """Go on from a checkpoint inside the epoch; what belongs to all ranks is counted once."""
+        if leader:
+            self.loss += total[0]
+            self.samples = int(total[1])
+        self.norm += total[2]
+        self.clipped += total[3]
+        self.updates = int(total[4])
+
+
+class EpochSums(TrainerCallback):
+    """Adds the epoch's loss over all samples and ranks to the Trainer's log when the epoch ends."""
+
+    def __init__(self, trainer: ExactTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.begin_training()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.log_epoch()
+
+
+class ExactTrainer(Trainer):
+    """Takes the run it belongs to; everything else as for the Trainer."""
+
+    def __init__(
+        self,
+        run: Run,
+        to_device: Callable[[dict[str, Any]], dict[str, Any]],
+        **kwargs: Any,
+    ) -> None:
+        # These heads take **kwargs but ignore num_items_in_batch, on which the Trainer relies: it
+        # would multiply loss and gradient by the number of ranks and of accumulation steps.
+        kwargs["model"].accepts_loss_kwargs = False
+        self.run, self.settings, self.to_device = run, run.settings, to_device
+        if self.settings.batchnorm == "sync":
+            kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(kwargs["model"])
+        super().__init__(**kwargs)
+        if self.settings.strategy == "fsdp":
+            parallel.shard(self.model, self.settings, self.args.device)
+            # The Trainer's own name for a model that looks after its placement and gradients: it
+            # is neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
+            self.is_distributed_loading_by_transformers = True
+        if self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        for stock in (ProgressCallback, PrinterCallback):
+            self.remove_callback(stock)
+        self.callback_handler.callbacks.insert(0, EpochSums(self))
+        self.sums = Sums(self.args.device)
+
+    # ---- batches, loss and gradient ----
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
+        data: Any = self.train_dataset if train_dataset is None else train_dataset
+        return EpochOrder(len(data), self.settings.seed)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return self.to_device(super()._prepare_inputs(inputs))
+
+    def compute_loss_context_manager(self) -> Any:
+        stack = super().compute_loss_context_manager()
+        if self.settings.strategy == "dp" and self.settings.precision in (
+            "bf16",
+            "fp16",
+        ):
+            # accelerate casts in the model that it prepares, and it does not prepare DataParallel.
+            dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float16
+            stack.enter_context(torch.autocast(self.args.device.type, dtype=dtype))
+        return stack
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_loss(model, inputs, *args, **kwargs)
+        if model.training:
+            loss = result[0] if isinstance(result, tuple) else result
+            samples = len(inputs["labels"])
+            self.sums.loss.add_(loss.detach().mean(), alpha=samples)
+            self.sums.samples += samples
+        return result
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self.sums.norm.add_(norm)
+        self.sums.clipped.add_(norm > self.args.max_grad_norm)
+        self.sums.updates += 1
+        return norm
+
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        wrapped = super()._wrap_model(model, training, dataloader)
+        if self.settings.strategy == "dp" and training and wrapped is self.model:
+            return torch.nn.DataParallel(wrapped)  # one GPU only: the Trainer would not wrap it
+        return wrapped
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        model, loader = super()._prepare_for_training(*args, **kwargs)
+        self.run.observed = parallel.observe(model, self.settings, self.run.world)
+        self._observe_dtype()
+        return model, loader
+
+    def _observe_dtype(self) -> None:
+        """Record the number format that the first layer really computes in."""
+        layers = (torch.nn.Linear, torch.nn.Conv2d)
+        first = next(m for m in self.model.modules() if isinstance(m, layers))
+
+        def look(module: Any, inputs: Any, output: torch.Tensor) -> None:
+            handle.remove()
+            seen = str(output.dtype).removeprefix("torch.")
+            self.run.observed["dtype"] = seen
+            expected = {"bf16": "bfloat16", "fp16": "float16"}.get(
+                self.settings.precision, "float32"
+            )
+            if seen != expected:
+                raise RuntimeError(
+                    f"asked for --precision {self.settings.precision}, but the first layer "
+                    f"computes in {seen}: refusing to record one as the other"
+                )
+
+        handle = first.register_forward_hook(look)
+
+    # ---- the epoch's sums ----
+
+    def begin_training(self) -> None:
+        self.sums = Sums(self.args.device)
+        if before := self.run.epoch_so_far.get("sums"):
+            self.sums.restore(before, leader=self.args.process_index == 0)
+        if self.settings.rank_dropout == "own":
+            # One seed for all would give every rank the same dropout mask at every step.
+            state = np.random.SeedSequence([self.settings.seed, self.args.process_index])
+            torch.manual_seed(int(state.generate_state(1)[0]))
+
+    def log_epoch(self) -> None:
+        loss, samples, norm, clipped, updates = self.sums.total()
+        self.sums = Sums(self.args.device)
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise Diverged(f"loss or gradient is not finite in epoch {self.state.epoch:.0f}")
+        entry = {
+            "epoch_train_loss": loss / max(samples, 1),
+            "epoch_train_samples": samples,
+        }
+        if updates:
+            entry |= {
+                "epoch_grad_norm": norm / updates,
+                "epoch_clipped_share": clipped / updates,
+            }
+        self.log(entry)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        for name in ("loss", "grad_norm"):
+            if name in logs and not math.isfinite(logs[name]):
+                raise Diverged(f"{name} is {logs[name]} at update {self.state.global_step}")
+
+    # ---- evaluation ----
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        parallel.average_buffers(self.model)
+        with untouched_random_state():
+            return super().evaluate(*args, **kwargs)
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        parallel.average_buffers(self.model)
+        super()._save_checkpoint(model, trial)
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        sums = self.sums.total()
+        if self.args.world_size > 1:
+            dist.barrier()  # every rank has written its part
+        if self.args.should_save:
+            so_far = {**self.run.partial_epoch(), "sums": sums}
+            write_json(
+                folder / COMPLETE,
+                {"fingerprint": self.run.fingerprint, "epoch": so_far},
+            )
+            best = self.state.best_model_checkpoint
+            for other in folder.parent.glob("checkpoint-*"):
+                if other != folder and (best is None or other.resolve() != Path(best).resolve()):
+                    shutil.rmtree(other, ignore_errors=True)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.settings.strategy != "fsdp":
+            return super().save_model(output_dir, _internal_call)
+        weights = parallel.whole_weights(self.model)
+        if self.args.should_save:
+            self._save(output_dir, state_dict=weights)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.settings.strategy != "fsdp":
+            return super()._save_optimizer_and_scheduler(output_dir)
+        state = parallel.whole_optimizer(self.model, _bare(self.optimizer))
+        if self.args.should_save:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.settings.strategy != "fsdp":
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        file = Path(resume_from_checkpoint) / "model.safetensors"
+        parallel.load_weights(self.model, safetensors.torch.load_file(file))
+
+    def _load_best_model(self) -> None:
+        if self.settings.strategy != "fsdp":
+            return super()._load_best_model()
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.settings.strategy != "fsdp":
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True)
+            parallel.load_optimizer(self.model, _bare(self.optimizer), state)
+            schedule = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
+            self.lr_scheduler.load_state_dict(schedule)
+
+
+def _bare(optimizer: Any) -> torch.optim.Optimizer:
+    """torch's optimizer inside accelerate's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+@contextmanager
+def untouched_random_state() -> Iterator[None]:
+    """An evaluation draws random numbers; with dropout, the training after it would differ."""
+    cpu = torch.get_rng_state()
+    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state_all(gpu)
