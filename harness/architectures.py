@@ -13,15 +13,17 @@ from typing import Any
 def _bert(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
     return {
         "model_type": "bert", "hidden_size": hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "intermediate_size": 4 * hidden, **more,
+        "num_attention_heads": heads, **{"intermediate_size": 4 * hidden, **more},
     }  # fmt: skip
 
 
-def _vit(hidden: int, layers: int, heads: int, patch: int, image: int = 224) -> dict[str, Any]:
+def _vit(
+    hidden: int, layers: int, heads: int, patch: int, image: int = 224, **more: Any
+) -> dict[str, Any]:
     return {
         "model_type": "vit", "hidden_size": hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "intermediate_size": 4 * hidden, "patch_size": patch,
-        "image_size": image,
+        "num_attention_heads": heads, "patch_size": patch, "image_size": image,
+        **{"intermediate_size": 4 * hidden, **more},
     }  # fmt: skip
 
 
@@ -36,7 +38,16 @@ RESNET_18 = ("basic", [2, 2, 2, 2], [64, 128, 256, 512])
 
 ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
     "bert": {
-        "bert-nano": _bert(64, 2, 4, vocab_size=2048, max_position_embeddings=128),
+        # Wider initial weights than usual: a model this narrow learns faster from them.
+        "bert-nano": _bert(
+            64,
+            2,
+            2,
+            intermediate_size=128,
+            vocab_size=4096,
+            max_position_embeddings=64,
+            initializer_range=0.05,
+        ),
         "bert-tiny": _bert(128, 2, 2),
         "bert-mini": _bert(256, 4, 4),
         "bert-small": _bert(512, 4, 8),
@@ -45,7 +56,7 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
         "distilbert-base": {"model_type": "distilbert"},
     },
     "vit": {
-        "vit-nano": _vit(64, 4, 4, patch=4, image=16),
+        "vit-nano": _vit(64, 3, 4, patch=2, image=8, intermediate_size=128, initializer_range=0.1),
         "vit-tiny-patch16": _vit(192, 12, 3, patch=16),
         "vit-tiny-patch32": _vit(192, 12, 3, patch=32),
         "vit-small-patch16": _vit(384, 12, 6, patch=16),

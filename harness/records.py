@@ -93,15 +93,16 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all: a reader never sees half a file."""
+def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
+    """Whole or not at all: a reader never sees half a file. Durable: on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("w", encoding="utf-8") as file:
         json.dump(plain(content), file, indent=2, allow_nan=False)
         file.write("\n")
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     draft.replace(path)
 
 

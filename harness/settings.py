@@ -253,11 +253,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 TINY: dict[str, dict[str, Any]] = {
     "bert": {
         "model": "bert-nano", "dataset": "embedded:english", "train_size": "all",
-        "test_size": "all", "per_gpu_batch": 16, "epochs": 4, "lr": 1e-3, "max_length": 64,
+        "test_size": "all", "per_gpu_batch": 32, "epochs": 4, "lr": 3e-3, "max_length": 48,
     },
     "vit": {
         "model": "vit-nano", "dataset": "embedded:digits", "train_size": "all",
-        "test_size": "all", "per_gpu_batch": 16, "epochs": 5, "lr": 1e-3,
+        "test_size": "all", "per_gpu_batch": 32, "epochs": 12, "lr": 1.5e-3,
     },
 }  # fmt: skip
 

@@ -21,7 +21,8 @@ class StepClock:
         self.began_s = 0.0
         self.data_wait_s = 0.0
         self.paused_s = 0.0
-        self._last_s = 0.0
+        self.last_s = 0.0  # when the last step, or what paused the epoch, ended
+        self.running = False
 
     def _stamp(self) -> Any:
         if not self.cuda:
@@ -32,30 +33,36 @@ class StepClock:
 
     def start(self) -> None:
         """An epoch begins."""
+        self.running = True
         self.marks = [(None, self._stamp())]
         self.data_wait_s = self.paused_s = 0.0
-        self.began_s = self._last_s = time.perf_counter()
+        self.began_s = self.last_s = time.perf_counter()
 
     def data_ready(self) -> None:
         """The batches of the next step have been fetched."""
-        self.data_wait_s += time.perf_counter() - self._last_s
+        self.data_wait_s += time.perf_counter() - self.last_s
 
     def step(self, samples: int) -> None:
         """A step has ended."""
         self.marks.append((samples, self._stamp()))
-        self._last_s = time.perf_counter()
+        self.last_s = time.perf_counter()
 
     def resume(self) -> None:
         """Something that is not training (evaluation, saving) has ended inside the epoch."""
         self.marks.append((None, self._stamp()))
         now = time.perf_counter()
-        self.paused_s += now - self._last_s
-        self._last_s = now
+        self.paused_s += now - self.last_s
+        self.last_s = now
 
     def stop(self) -> float:
         """The epoch's training part has ended: its length, without what paused it."""
         if self.cuda:
             torch.cuda.synchronize()
+        self.running = False
+        return self.so_far()
+
+    def so_far(self) -> float:
+        """Seconds of training in this epoch until now."""
         return time.perf_counter() - self.began_s - self.paused_s
 
     def steps(self) -> list[tuple[int, float]]:
@@ -66,3 +73,10 @@ class StepClock:
                 seconds = before.elapsed_time(after) / 1000 if self.cuda else after - before
                 found.append((samples, seconds))
         return found
+
+
+def quantile(values: list[float], share: float) -> float | None:
+    """The value that this share of all values does not exceed; None of none."""
+    if not values:
+        return None
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]

@@ -1,11 +1,9 @@
 """Real data and small sizes for a run that needs no download.
 
-Two data sets come out of files that the pinned requirements install anyway: ``digits()``, the
-handwritten digits of scikit-learn, and ``english()``, prose from the docstrings of four
-libraries, labelled by the library.
-
-Neither uses a random generator. Samples are ordered by the SHA-256 of their contents, so the
-same versions give the same data on every machine.
+Both data sets come out of files that the pinned requirements install anyway: the handwritten
+digits of scikit-learn, and prose from the docstrings of four libraries. No random generator is
+used. Samples are ordered by the SHA-256 of their contents, so the same versions give the same
+data on every machine.
 """
 
 import ast
@@ -29,7 +27,6 @@ import tokenizers
 import transformers
 from PIL import Image
 
-# RECIPE
 # Files that hold most of a library's prose and are the same in the wheels for every platform.
 # Reading all of each library would take several times longer.
 SOURCES: dict[str, str] = {
@@ -42,7 +39,6 @@ SOURCES: dict[str, str] = {
 }
 TRAIN_PER_CLASS, TEST_PER_CLASS, DIGITS_TEST_PER_CLASS = 704, 128, 36
 MIN_WORDS, MAX_WORDS = 20, 80
-SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # A text is dropped when more than this share of its runs of four words occur in the texts
 # taken before it. Boilerplate, inherited and copied docstrings go this way, so that the test
 # split holds no text that was seen in training.
@@ -51,19 +47,20 @@ MAX_SHARED = 0.25
 # of every text, whatever its label, and so are the usual short names. Other words of a library
 # (DataFrame, tensor, axes) stay: they are what the texts are about.
 LIBRARY_NAMES = re.compile(
-    r"\b\w*(?:torch|pandas|scipy|matplotlib|numpy|sklearn|pylab|pyplot)\w*"
-    r"|\b(?:scikit(?:-learn)?|np|pd|sp|plt|mpl)\b",
-    re.IGNORECASE,
+    r"(?i)\b\w*(?:torch|pandas|scipy|matplotlib|numpy|sklearn|pylab|pyplot)\w*"
+    r"|\b(?:scikit(?:-learn)?|np|pd|sp|plt|mpl\w*)\b"
 )
 # From one of these sections on, a docstring lists names, code and links.
-END_OF_PROSE = re.compile(
-    r"^[ ]*(?:see also|references|examples?|attributes|methods)\W*$", re.IGNORECASE | re.MULTILINE
-)
+END_OF_PROSE = re.compile(r"(?im)^ *(?:see also|references|examples?|attributes|methods)\W*$")
 # Underlines, headings and lines such as ``x, y : array_like`` tell a library by its style.
 NO_PROSE = re.compile(
-    r"^[ ]*(?:[-=~^]{3,}|(?:parameter|arg|argument|return|raise|yield|note|warning)s?:*"
-    r"|\*{0,2}\w+(?:, \*{0,2}\w+)* ?: .*)[ ]*$",
-    re.IGNORECASE | re.MULTILINE,
+    r"(?im)^ *(?:[-=~^]{3,}|(?:parameter|arg|argument|return|raise|yield|note|warning)s?:*"
+    r"|\*{0,2}\w+(?:, \*{0,2}\w+)* ?: .*) *$"
+)
+# ``axis (int):`` goes, a path such as ``~.axes.Axes.plot`` becomes words, symbols are dropped.
+MARKUP = re.compile(
+    r"(?m)^\s*\w+ ?\([^)]*\) ?:|:[\w:]+:(?=`)"
+    r"|(?<=\w\w)\.(?=[A-Za-z])|(?<![\w)])\.+|_+|[^\w\s.,;:!?()%='-]+"
 )
 PLAIN_WORD = re.compile(r"[(\"']?[A-Za-z][a-z'-]*[.,;:!?)\"']*$")
 
@@ -81,7 +78,7 @@ def _docstrings(library: str) -> Iterator[str]:
     files = {file for pattern in SOURCES[library].split() for file in root.glob(pattern)}
     for file in sorted(files, key=lambda file: file.relative_to(root).as_posix()):
         with warnings.catch_warnings():
-            # Old escape sequences in docstrings warn. They say nothing about this program.
+            # Old escape sequences in docstrings warn.
             warnings.simplefilter("ignore")
             todo: list[ast.AST] = [ast.parse(file.read_bytes())]
         while todo:
@@ -89,15 +86,6 @@ def _docstrings(library: str) -> Iterator[str]:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 todo.extend(reversed(node.body))
                 yield ast.get_docstring(node) or ""
-
-
-def _clean(text: str) -> str:
-    """Turn a piece of a docstring into plain ASCII words without markup or library names."""
-    text = re.sub(r":[\w:]+:(?=`)", "", text.encode("ascii", "ignore").decode())
-    text = LIBRARY_NAMES.sub(" ", text)
-    # A path such as ``~.axes.Axes.plot`` becomes words, and only common punctuation stays.
-    text = re.sub(r"(?<=\w\w)[._](?=[A-Za-z])|(?<!\w)[._]+|[^\w\s.,;:!?()%='-]+", " ", text)
-    return " ".join(text.split())
 
 
 def _prose(docstring: str) -> str:
@@ -109,7 +97,8 @@ def _prose(docstring: str) -> str:
         plain = sum(PLAIN_WORD.match(word) is not None for word in words)
         # Formulas, tables and code have few plain words, and directives start with dots.
         if plain >= 0.6 * len(words) and words[:1] != [".."] and ">>>" not in words:
-            kept += _clean(re.sub(r"^\s*\w+ ?\([^)]*\) ?:", "", block, flags=re.MULTILINE)).split()
+            plain_text = MARKUP.sub(" ", block.encode("ascii", "ignore").decode())
+            kept += LIBRARY_NAMES.sub(" ", plain_text).split()
         if len(kept) >= MAX_WORDS:
             break
     return " ".join(kept[:MAX_WORDS])
@@ -143,9 +132,8 @@ def _split(
     taken: Counter[int] = Counter()
     for value, label in rows:
         taken[label] += 1
-        parts["test" if taken[label] <= held_out else "train"].append(
-            {column: value, "label": label}
-        )
+        name = "test" if taken[label] <= held_out else "train"
+        parts[name].append({column: value, "label": label})
     return datasets.DatasetDict(
         {name: datasets.Dataset.from_list(part, features) for name, part in parts.items()}
     )
@@ -201,6 +189,7 @@ def _wordpieces(texts: Iterable[str], size: int) -> dict[str, int]:
     shift = 0xF0000
     normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
     def moved(text: str) -> str:
         words = [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
@@ -211,7 +200,7 @@ def _wordpieces(texts: Iterable[str], size: int) -> dict[str, int]:
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL_TOKENS, show_progress=False
+        vocab_size=size, special_tokens=special, show_progress=False
     )
     model.train_from_iterator(map(moved, texts), trainer)
     return {
@@ -240,6 +229,5 @@ def train_tokenizer(
                 raise
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-    tokenizer: transformers.PreTrainedTokenizerFast
-    tokenizer = transformers.BertTokenizer.from_pretrained(folder)
-    return tokenizer
+    ready: transformers.PreTrainedTokenizerFast = transformers.BertTokenizer.from_pretrained(folder)
+    return ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -31,6 +32,7 @@ VARIABLES = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE",
     "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF",
 )  # fmt: skip
+GIB = 2**30
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,6 +55,26 @@ def environment() -> dict[str, Any]:
         "command": command(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
     }
+
+
+def main(argv: list[str]) -> int:
+    """python -m harness env"""
+    facts = environment()
+    del facts["command"]
+    print(json.dumps(facts, indent=2))
+    return 0
+
+
+def peak_memory_gib(cuda: bool) -> float:
+    """The most memory of this process: of torch on its GPU since the last reset, else resident."""
+    if cuda:
+        return float(torch.cuda.max_memory_allocated() / GIB)
+    try:
+        # A CPU has no allocator to ask; the kernel keeps the high-water mark of the process.
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024 / GIB
+    except (OSError, IndexError):
+        return float(psutil.Process().memory_info().rss / GIB)
 
 
 def machine_label() -> str:

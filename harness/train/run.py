@@ -22,20 +22,14 @@ from transformers import TrainingArguments, set_seed
 from transformers import logging as transformers_logging
 from transformers.trainer_utils import enable_full_determinism
 
+from harness.flags import as_mapping
 from harness.identity import identity, run_id
-from harness.records import (
-    FINISHED,
-    SCHEMA,
-    RunFolder,
-    append_row,
-    read_json,
-    read_rows,
-    write_json,
-)
+from harness.records import FINISHED, SCHEMA, RunFolder, read_json, write_json
 from harness.settings import Settings, UserError
 from harness.strategies import World, place, world_of
-from harness.train import parallel
+from harness.train import attempts, parallel
 from harness.train.arguments import training_arguments
+from harness.train.summary import write_summary
 
 # In a checkpoint's folder, written last: without it the checkpoint is not whole.
 COMPLETE = "complete.json"
@@ -181,34 +175,23 @@ class Run:
         if first is not None:
             rank, outcome = first["rank"], first["outcome"]
             reason = first["reason"] + (f" (rank {rank})" if self.world.size > 1 else "")
-        rows, _ = read_rows(self.folder.epochs)
-        end = {"event": "end", "outcome": outcome, "reason": reason, **self.clock()}
-        append_row(self.folder.attempts, end)
+        attempts.end(self.folder, outcome, reason, self.wall_s)
         if not self.folder.settings.is_file():
-            from harness.flags import as_mapping
-
             write_json(self.folder.settings, {"schema": SCHEMA, **as_mapping(self.settings)})
-        write_json(
-            self.folder.summary,
-            {
-                "schema": SCHEMA,
-                "outcome": outcome,
-                "reason": reason,
-                "epochs": len(rows),
-                "wall_s": wall_of_attempts(self.folder),
-            },
-        )
+        write_summary(self.folder, outcome, reason, self.settings.best_metric)
         print(f"{outcome}: {reason}; the record is in {self.folder.path}", file=sys.stderr)
 
     def _first_failure(self, wait_s: float) -> dict[str, Any] | None:
         """The failure that came first: a rank whose peer is gone fails too, a moment later."""
         time.sleep(wait_s)
         found = [read_json(p) for p in sorted((self.folder.path / "ranks").glob("failure_*.json"))]
-        ours = [f for f in found if f and f["unix"] > time.time() - self.clock()["wall_s"] - 1]
+        ours = [f for f in found if f and f["unix"] > time.time() - self.wall_s - 1]
         return min(ours, key=lambda f: f["unix"]) if ours else None
 
-    def clock(self) -> dict[str, Any]:
-        return {"unix": time.time(), "wall_s": time.perf_counter() - self.began_s}
+    @property
+    def wall_s(self) -> float:
+        """Since this process opened the run."""
+        return time.perf_counter() - self.began_s
 
 
 def start(settings: Settings) -> Run | None:
@@ -271,12 +254,6 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were written to the end, oldest first."""
     found = [p.parent for p in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]))
-
-
-def wall_of_attempts(folder: RunFolder) -> float:
-    """Time spent in all attempts, those that were killed included as far as they told."""
-    rows, _ = read_rows(folder.attempts)
-    return sum(r["wall_s"] for r in rows if r.get("event") == "end" and r.get("wall_s"))
 
 
 def _forget_launcher() -> None:

@@ -151,6 +151,15 @@ class ExactTrainer(Trainer):
         self.sums.updates += 1
         return norm
 
+    @contextmanager
+    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
+        """no_sync for our sharding: gradients are exchanged with the last batch of an update."""
+        self.model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.model.set_requires_gradient_sync(True)
+
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         wrapped = super()._wrap_model(model, training, dataloader)
         if self.settings.strategy == "dp" and training and wrapped is self.model:

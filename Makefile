@@ -1,0 +1,39 @@
+# make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data
+# make test   set up, then run all tests
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO := outputs/demo
+
+.PHONY: demo test lint check-python clean
+
+demo: .venv/ready
+	$(BIN)/python vit.py --tiny --output_dir $(DEMO)
+	$(BIN)/torchrun --standalone --nproc_per_node=2 vit.py --tiny --setup 1_2 --output_dir $(DEMO)
+	$(BIN)/python bert.py --tiny --output_dir $(DEMO)
+	$(BIN)/torchrun --standalone --nproc_per_node=2 bert.py --tiny --setup 1_2 --output_dir $(DEMO)
+	@$(BIN)/python -m harness table $(DEMO)
+
+test: .venv/ready-dev lint
+	$(BIN)/python -m pytest
+
+lint: .venv/ready-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# The stamps are newer than the requirements once everything is installed: a second call skips it.
+.venv/ready: requirements.txt | check-python
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.venv/ready-dev: requirements-dev.txt .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+check-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: Python 3.11 or newer is needed; name one: make demo PYTHON=python3.11"; exit 2; }
+
+clean:
+	rm -rf .venv $(DEMO)

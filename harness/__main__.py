@@ -1,0 +1,37 @@
+"""python -m harness VERB: what there is to do besides running bert.py and vit.py."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+# Verb -> the module whose main(arguments) does it, and one line for the list.
+VERBS = {
+    "table": ("harness.read.table", "what was measured: one row a run below a folder"),
+    "env": ("harness.train.environment", "machine and versions, to paste into a question"),
+}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: python -m harness VERB [...]\n")
+        for verb, (_, what) in VERBS.items():
+            print(f"  {verb:<8} {what}")
+        return 0
+    verb, *rest = argv
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
+        print(f"harness: error: unknown verb {verb}: {hint}", file=sys.stderr)
+        return 2
+    try:
+        return int(importlib.import_module(VERBS[verb][0]).main(rest))
+    except BrokenPipeError:
+        # The reader has seen enough, as head does.
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Records -> data frames: load() has a row an epoch, load_runs() a row a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.records import SCHEMA, RunFolder, find_runs, read_json, read_rows
+from harness.settings import UserError
+
+# What a run without summary.json is: it may still be going on, or have been killed.
+UNFINISHED = "unfinished"
+
+
+def load(root: str | Path) -> pd.DataFrame:
+    """One row an epoch over all runs at or below a folder; settings and machine as columns.
+
+    Lines that are not readable are left out and counted in the column broken_lines.
+    """
+    rows: list[dict[str, Any]] = []
+    for folder in _runs(root):
+        shared = _shared(folder)
+        epochs, broken = read_rows(folder.epochs)
+        outcome = (read_json(folder.summary) or {}).get("outcome", UNFINISHED)
+        for row in epochs:
+            rows.append({**shared, "outcome": outcome, "broken_lines": broken, **row})
+    return pd.DataFrame(rows)
+
+
+def load_runs(root: str | Path) -> pd.DataFrame:
+    """One row a run: its settings, its machine and what stands in summary.json."""
+    rows = []
+    for folder in _runs(root):
+        summary = read_json(folder.summary) or {"outcome": UNFINISHED, "reason": None}
+        rows.append({**_shared(folder), **summary})
+    return pd.DataFrame(rows)
+
+
+def _runs(root: str | Path) -> list[RunFolder]:
+    root = Path(root)
+    if not root.exists():
+        raise UserError(f"{root}: there is no such folder")
+    return find_runs(root)
+
+
+def _shared(folder: RunFolder) -> dict[str, Any]:
+    settings = read_json(folder.settings)
+    if settings is None:
+        raise UserError(f"{folder.settings} is not readable as JSON: move the folder away")
+    schema = settings.pop("schema", None)
+    if schema != SCHEMA:
+        raise UserError(
+            f"{folder.path} was written with schema {schema}, this reads {SCHEMA}: "
+            "read it with the version of this project that wrote it"
+        )
+    settings.pop("training_arguments", None)
+    if "precision" in settings:
+        # The setting and the metric have one name; the metric keeps it.
+        settings["number_format"] = settings.pop("precision")
+    passed = settings.pop("trainer", None) or {}
+    environment = read_json(folder.environment) or {}
+    nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
+    return {
+        "path": str(folder.path),
+        **settings,
+        **{f"trainer_{name}": value for name, value in passed.items()},
+        "machine": environment.get("machine"),
+        "nodes": nodes,
+        "processes_per_node": per_node,
+        "processes": nodes * per_node if nodes and per_node else None,
+        "effective_batch": environment.get("effective_batch"),
+    }

@@ -1,0 +1,74 @@
+"""summary.json: what became of a run, from its rows. Written last, by rename."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.records import FINISHED, SCHEMA, RunFolder, read_rows, write_json
+from harness.train import attempts
+
+# Taken from the last epoch's row.
+QUALITY = (
+    "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
+    "precision_macro", "recall_macro", "f1_macro",
+)  # fmt: skip
+SMALLER_IS_BETTER = ("eval_loss",)
+
+
+def write_summary(
+    folder: RunFolder,
+    outcome: str,
+    reason: str | None = None,
+    best_metric: str | None = None,
+    facts: dict[str, Any] | None = None,
+) -> None:
+    """The same fields for a run that finished and for one that did not get far."""
+    rows, _ = read_rows(folder.epochs)
+    last = rows[-1] if rows else {}
+    timed_s = sum(row["timed_s"] for row in rows)
+    rate = sum(row["timed_samples"] for row in rows) / timed_s if timed_s else None
+    per_gpu = last.get("train_samples_per_s_per_gpu")
+    share = per_gpu / last["train_samples_per_s"] if per_gpu else None
+    write_json(
+        folder.summary,
+        {
+            "schema": SCHEMA,
+            "outcome": outcome,
+            "reason": reason,
+            "epochs_done": len(rows),
+            "updates": last.get("updates"),
+            "samples": sum(row["samples"] for row in rows),
+            **{name: last[name] for name in QUALITY if name in last},
+            **best_of(rows, best_metric),
+            "train_samples_per_s": rate,
+            "train_samples_per_s_per_gpu": rate * share if rate and share else None,
+            "train_time_s": sum(row["epoch_time_s"] for row in rows),
+            "eval_time_s": sum(row.get("eval_time_s") or 0.0 for row in rows),
+            "wall_s": attempts.wall_s(folder),
+            "peak_memory_gib": max(
+                (m for row in rows for m in row["peak_memory_gib_per_rank"]), default=None
+            ),
+            **(facts or {}),
+        },
+    )
+
+
+def finish(
+    folder: RunFolder, best_metric: str | None, wall_s: float, facts: dict[str, Any]
+) -> None:
+    """The run has been trained to its end."""
+    attempts.end(folder, FINISHED, None, wall_s)
+    write_summary(folder, FINISHED, None, best_metric, facts)
+    folder.progress.unlink(missing_ok=True)
+
+
+def best_of(rows: list[dict[str, Any]], metric: str | None) -> dict[str, Any]:
+    """The epoch with the best value of a metric, the earlier one if two are equal."""
+    name = str(metric).removeprefix("eval_")
+    column = "eval_loss" if name == "loss" else name
+    sign = -1 if column in SMALLER_IS_BETTER else 1
+    scored = [row for row in rows if row.get(column) is not None]
+    if not scored:
+        return {"best_metric": None, "best_value": None, "best_epoch": None}
+    best = max(scored, key=lambda row: sign * row[column])
+    return {"best_metric": column, "best_value": best[column], "best_epoch": best["epoch"]}
