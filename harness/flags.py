@@ -15,7 +15,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.architectures import listing
 from harness.identity import number
@@ -73,11 +73,11 @@ def show(text: str, leader: bool) -> int:
     return 0
 
 
-def refuse(script: str, error: Exception, leader: bool = True) -> None:
+def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
     """One clear line and exit code 2; only the first rank speaks."""
     if leader:
         print(f"{script}.py: error: {error}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
+    raise SystemExit(2) from None
 
 
 def as_mapping(settings: Settings) -> dict[str, Any]:

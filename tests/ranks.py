@@ -6,11 +6,10 @@ process that has already imported torch and transformers (and has started no thr
 
 from __future__ import annotations
 
-import contextlib
-import io
 import multiprocessing
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +35,14 @@ class Done:
     err: str
 
 
+class Ended(RuntimeError):
+    """The process ended before it gave a result."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the process ended with code {code}")
+        self.code = code
+
+
 def ranks(
     count: int, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None
 ) -> list[Any]:
@@ -52,7 +59,8 @@ def ranks(
             ok, result = receiver.recv()
         except EOFError:
             process.join()
-            raise RuntimeError(f"the process ended with code {process.exitcode}") from None
+            code = process.exitcode or 0
+            raise Ended(code if code >= 0 else 128 - code) from None
         process.join()
         if not ok:
             raise RuntimeError(result)
@@ -75,31 +83,55 @@ def ranks(
 def script(
     name: str, *argv: str, count: int = 1, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> Done:
-    """bert.py or vit.py with this command line on `count` ranks; the code is that of rank 0."""
+    """bert.py or vit.py with this command line on `count` ranks.
+
+    The code is that of the first rank that failed, or 0; out and err are those of rank 0.
+    """
+    return ran(count, run_script, name, list(argv), str(cwd), env=env)
+
+
+def ran(
+    count: int, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None
+) -> Done:
+    """Like ranks(), for a function that may end its process: what it printed, and its code."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = 0
+        try:
+            ranks(count, _printing_to, folder, function, args, env=env)
+        except Ended as ended:
+            code = ended.code
+        except ChildFailedError as error:
+            code = error.get_first_failure()[1].exitcode
+        texts = [Path(folder, name).read_text(errors="replace") for name in ("out_0", "err_0")]
+        return Done(code, *texts)
+
+
+def _printing_to(folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Files rather than pipes: what was printed stays when the process is killed."""
+    rank = os.environ.get("RANK", "0")
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(Path(folder, f"{name}_{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+    code = 1
     try:
-        return ranks(count, _main, name, list(argv), str(cwd), env=env)[0]
-    except ChildFailedError as error:
-        failure = error.failures[min(error.failures)]
-        return Done(failure.exitcode, "", failure.message or "")
+        code = function(*args) or 0
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)
 
 
-def _main(name: str, argv: list[str], cwd: str) -> Done:
+def run_script(name: str, argv: list[str], cwd: str) -> int:
     os.chdir(cwd)
     sys.argv = [f"{name}.py", *argv]
     module = __import__(name)
     from harness.flags import command_line
 
-    out, err = io.StringIO(), io.StringIO()
-    code: Any
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = module.main(command_line(name, argv))
-        except SystemExit as error:
-            code = error.code or 0
-        except Exception:
-            traceback.print_exc()
-            code = 1
-    return Done(int(code), out.getvalue(), err.getvalue())
+    return int(module.main(command_line(name, argv)))
 
 
 def _one_rank(env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

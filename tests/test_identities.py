@@ -199,7 +199,8 @@ def fed(folder: str, tail: str) -> tuple[dict[str, Any], list[list[int]]]:
     from harness.train.run import start
     from harness.train.trainer import ExactTrainer
 
-    run = start(parse("vit", ["--tiny", "--tail", tail, "--train_size", "100", "--o", folder]))
+    argv = ["--tiny", "--tail", tail, "--train_size", "100", "--b", "16", "--o", folder]
+    run = start(parse("vit", argv))
     assert run is not None
     with in_turn(run.world):
         images = load_images(run.settings, run.batches)

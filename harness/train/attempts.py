@@ -18,7 +18,7 @@ def begin(folder: RunFolder, update: int, processes: int) -> int:
     starts = [row for row in rows if row["event"] == "start"]
     ends = [row for row in rows if row["event"] == "end"]
     if len(starts) > len(ends):
-        _close_killed(folder, starts[-1]["attempt"])
+        _close_killed(folder, starts[-1])
     attempt = len(starts) + 1
     append_row(
         folder.attempts,
@@ -34,21 +34,30 @@ def begin(folder: RunFolder, update: int, processes: int) -> int:
     return attempt
 
 
-def _close_killed(folder: RunFolder, attempt: int) -> None:
-    """A killed process said nothing; what it last told of its time is kept."""
+def _close_killed(folder: RunFolder, start: dict[str, Any]) -> None:
+    """A killed process said nothing; what a rank told of it, and of its time, is kept."""
     last = read_json(folder.progress) or {}
-    heard = last.get("attempt") == attempt
+    heard = last.get("attempt") == start["attempt"]
+    failure = first_failure(folder, since=start["unix"]) or {}
     append_row(
         folder.attempts,
         {
             "event": "end",
-            "attempt": attempt,
-            "outcome": "interrupted",
-            "reason": "the process was killed",
+            "attempt": start["attempt"],
+            "outcome": failure.get("outcome", "interrupted"),
+            "reason": failure.get("reason", "the process was killed"),
             "unix": last.get("unix") if heard else None,
             "wall_s": last.get("wall_s") if heard else None,
         },
     )
+
+
+def first_failure(folder: RunFolder, since: float) -> dict[str, Any] | None:
+    """What the rank told that failed first; ranks that follow it fail a moment later."""
+    files = sorted((folder.path / "ranks").glob("failure_*.json"))
+    told = [failure for file in files if (failure := read_json(file)) is not None]
+    fresh = [failure for failure in told if failure["unix"] >= since]
+    return min(fresh, key=lambda failure: failure["unix"]) if fresh else None
 
 
 def end(folder: RunFolder, outcome: str, reason: str | None, wall_s: float) -> None:

@@ -22,7 +22,7 @@ from transformers import TrainingArguments, set_seed
 from transformers import logging as transformers_logging
 from transformers.trainer_utils import enable_full_determinism
 
-from harness.flags import as_mapping
+from harness.flags import as_mapping, refuse
 from harness.identity import identity, run_id
 from harness.records import FINISHED, SCHEMA, RunFolder, read_json, write_json
 from harness.settings import Settings, UserError
@@ -139,25 +139,16 @@ class Run:
             for number, handler in self.previous_handlers.items():
                 signal.signal(number, handler)
         if isinstance(error, Stopped):
-            self._leave(128 + error.signum)
+            # Without waiting for peers that may be gone already.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(128 + error.signum)
         if isinstance(error, UserError):
-            if self.leader:
-                print(
-                    f"{self.settings.script}.py: error: {error}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            self._leave(2)
+            refuse(self.settings.script, error, self.leader)
         if kind is None and dist.is_initialized():
             # All ranks end together: torchrun stops the others as soon as one has left.
             dist.barrier()
             dist.destroy_process_group()
-
-    def _leave(self, code: int) -> None:
-        """End without waiting for peers that may be gone already."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
     def _record_failure(self, error: BaseException) -> None:
         outcome, reason = outcome_of(error)
@@ -170,8 +161,11 @@ class Run:
         if outcome != "interrupted":
             write_json(self.folder.failure(self.world.rank), row)
         if not self.leader:
+            self._let_leader_record()
             return
-        first = self._first_failure(wait_s=3.0 if self.world.size > 1 else 0.0)
+        # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
+        follows = isinstance(error, Stopped) or "peer" in str(error).lower()
+        first = self._first_failure(wait_s=2.0 if follows and self.world.size > 1 else 0.0)
         if first is not None:
             rank, outcome = first["rank"], first["outcome"]
             reason = first["reason"] + (f" (rank {rank})" if self.world.size > 1 else "")
@@ -181,12 +175,23 @@ class Run:
         write_summary(self.folder, outcome, reason, self.settings.best_metric)
         print(f"{outcome}: {reason}; the record is in {self.folder.path}", file=sys.stderr)
 
+    def _let_leader_record(self) -> None:
+        """Rank 0 may be waiting for this one: let it see that it is gone, and write the record."""
+        if dist.is_initialized() and dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+        until = time.monotonic() + 5
+        while time.monotonic() < until and not self.folder.summary.is_file():
+            time.sleep(0.05)
+
     def _first_failure(self, wait_s: float) -> dict[str, Any] | None:
-        """The failure that came first: a rank whose peer is gone fails too, a moment later."""
-        time.sleep(wait_s)
-        found = [read_json(p) for p in sorted((self.folder.path / "ranks").glob("failure_*.json"))]
-        ours = [f for f in found if f and f["unix"] > time.time() - self.wall_s - 1]
-        return min(ours, key=lambda f: f["unix"]) if ours else None
+        """The failure of another rank that came first, if one comes within this time."""
+        until = time.monotonic() + wait_s
+        while True:
+            first = attempts.first_failure(self.folder, since=time.time() - self.wall_s)
+            others = first is not None and first["rank"] != self.world.rank
+            if others or time.monotonic() >= until:
+                return first
+            time.sleep(0.05)
 
     @property
     def wall_s(self) -> float:
@@ -211,9 +216,7 @@ def start(settings: Settings) -> Run | None:
             _forget_launcher()
         args = training_arguments(settings, folder.path, world.size)
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"{settings.script}.py: error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
+        refuse(settings.script, error, world_of(os.environ).rank == 0)
     run = Run(settings, world, args, folder)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ import numpy as np
 
 from harness.settings import Settings, UserError
 from harness.train import embedded
+from harness.train.data import cached
 from harness.train.hub import explain
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
+EMBEDDED_FROM = {
+    "embedded:english": tuple(embedded.SOURCES),
+    "embedded:digits": ("scikit-learn",),
+}
 FILES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -85,7 +91,7 @@ def _read(settings: Settings) -> datasets.DatasetDict:
     if name.startswith("embedded:"):
         if name not in EMBEDDED:
             raise UserError(f"--dataset {name}: expected one of {', '.join(EMBEDDED)}")
-        return EMBEDDED[name]()
+        return _embedded(name)
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix not in FILES:
@@ -104,6 +110,16 @@ def _read(settings: Settings) -> datasets.DatasetDict:
         str(path) if path.is_dir() else name,
         settings.dataset_config,
     )
+
+
+def _embedded(name: str) -> datasets.DatasetDict:
+    """Made once for the versions of the packages whose files it comes from."""
+    made_of = {package: metadata.version(package) for package in EMBEDDED_FROM[name]}
+    folder = cached(
+        {"embedded": name, "made_of": made_of},
+        lambda draft: EMBEDDED[name]().save_to_disk(draft / "data"),
+    )
+    return datasets.DatasetDict.load_from_disk(folder / "data")
 
 
 def _label_column(settings: Settings, data: datasets.Dataset) -> str:

@@ -73,14 +73,18 @@ class Sums:
         self.updates = int(total[4])
 
 
-class EpochSums(TrainerCallback):
-    """Adds the epoch's loss over all samples and ranks to the Trainer's log when the epoch ends."""
+class EpochEdges(TrainerCallback):
+    """Tells the trainer when an epoch begins and ends."""
 
     def __init__(self, trainer: ExactTrainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.begin_training()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # accelerate does not reach the sampler of several ranks that resume inside an epoch.
+        self.trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.log_epoch()
@@ -111,14 +115,15 @@ class ExactTrainer(Trainer):
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
-        self.callback_handler.callbacks.insert(0, EpochSums(self))
+        self.callback_handler.callbacks.insert(0, EpochEdges(self))
         self.sums = Sums(self.args.device)
 
     # ---- batches, loss and gradient ----
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         data: Any = self.train_dataset if train_dataset is None else train_dataset
-        return EpochOrder(len(data), self.settings.seed)
+        self.order = EpochOrder(len(data), self.settings.seed)
+        return self.order
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return self.to_device(super()._prepare_inputs(inputs))
