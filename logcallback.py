@@ -53,6 +53,8 @@ class LogCallback(TrainerCallback):
         self.losses: list[tuple[int, float]] = []
         self.exact: dict[str, float] = {}
         self.learning_rate: float | None = None
+        self.first_learning_rate: float | None = None  # 0 where there is a warm-up
+        self.attempt = 0  # of a training that has begun
         self.earlier_wall_s = self.save_time_s = self.ended_s = 0.0
         if self.run is not None:
             self.run.partial_epoch = self.partial_epoch
@@ -106,6 +108,7 @@ class LogCallback(TrainerCallback):
             "processes_per_node": self.world.per_node,
             "effective_batch": self.batch,
             "updates": state.max_steps,
+            "first_learning_rate": self.first_learning_rate,
             "timing_warmup_steps": self.steps_left_out,
         }
         if self.run is not None:
@@ -131,6 +134,8 @@ class LogCallback(TrainerCallback):
         optimizer = kwargs.get("optimizer")
         if optimizer is not None:
             self.learning_rate = optimizer.param_groups[0]["lr"]
+            if self.first_learning_rate is None:
+                self.first_learning_rate = self.learning_rate
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.clock.step(self.batch)
@@ -145,7 +150,7 @@ class LogCallback(TrainerCallback):
         for name, value in logs.items():
             if name.startswith("epoch_"):
                 self.exact[name.removeprefix("epoch_")] = float(value)
-        if state.is_world_process_zero and "train_runtime" not in logs:
+        if self.attempt and "train_runtime" not in logs:
             progress = {
                 "attempt": self.attempt,
                 "epoch": state.epoch,
@@ -167,8 +172,8 @@ class LogCallback(TrainerCallback):
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
             self.row = self._row(state, train_s, timed, everyone)
-            if first_epoch and self.run is not None:
-                # The number format that was seen in the first step is known now.
+            if first_epoch:
+                # What was seen in the first step is known now.
                 self._write_environment(state)
 
     def _rank_row(self, state: TrainerState, train_s: float, timed: list[float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fine-tune a image classifier and record what it cost.
+"""Fine-tune an image classifier and record what it cost.
 
     python vit.py --tiny                                             a laptop, no network, a minute
     torchrun --standalone --nproc_per_node=4 vit.py --per_gpu_batch=16 --setup 1_4

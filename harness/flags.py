@@ -10,14 +10,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import shutil
 import sys
-import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.architectures import listing
+from harness.help import help_text, names_of
 from harness.identity import number
 from harness.settings import Settings, UserError, flag_fields, resolve
 from harness.strategies import place, world_of
@@ -77,6 +77,8 @@ def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
     """One clear line and exit code 2; only the first rank speaks."""
     if leader:
         print(f"{script}.py: error: {error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
     raise SystemExit(2) from None
 
 
@@ -109,19 +111,9 @@ def trainer_argv(settings: Settings) -> list[str]:
     return argv
 
 
-def _names(script: str) -> dict[str, str]:
-    """Every way to write one of our flags in this script -> the field's name."""
-    return {
-        alias: name
-        for name, f in flag_fields().items()
-        if f.metadata["script"] in ("", script)
-        for alias in (name, *f.metadata["names"])
-    }
-
-
 def _field_of(script: str, name: str) -> str | None:
     """The field that a flag means, None for one of the Trainer's; refuses the rest."""
-    names = _names(script)
+    names = names_of(script)
     if name in names:
         return names[name]
     if name in REFUSED:
@@ -129,7 +121,7 @@ def _field_of(script: str, name: str) -> str | None:
     if name in trainer_flags():
         return None
     other = {"bert": "vit", "vit": "bert"}[script]
-    if name in _names(other):
+    if name in names_of(other):
         raise UserError(f"--{name} is a flag of {other}.py, not of {script}.py")
     known = [*names, *trainer_flags(), "help", "print_settings", "list_models"]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -158,13 +150,7 @@ def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
                 position += 1
                 if not several:
                     break
-        key = field_name or name
-        value = _value(name, field_name, values)
-        if key in given and given[key] != value:
-            raise UserError(
-                f"--{name} {value} contradicts an earlier {given[key]} for the same setting"
-            )
-        given[key] = value
+        _add(given, name, field_name, values)
     return given
 
 
@@ -172,35 +158,59 @@ def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
     """A settings file named first: the same names as the flags, in YAML or JSON."""
     if not argv or not argv[0].endswith((".yaml", ".yml", ".json")):
         return {}
-    path = Path(argv[0])
-    if not path.is_file():
-        raise UserError(f"settings file {path} does not exist")
+    content = _read_file(Path(argv[0]))
+    written_by = content.pop("script", script)
+    if written_by != script:
+        raise UserError(f"settings file {argv[0]} is for {written_by}.py, not {script}.py")
+    passed = content.pop("trainer", {})
+    if not isinstance(passed, dict):
+        raise UserError(f"settings file {argv[0]}: trainer holds {passed!r}, not names and values")
+    given: dict[str, Any] = {}
+    for name, value in [*content.items(), *passed.items()]:
+        if value in ("", "null", "~"):
+            continue  # not set: the default, whichever script the field belongs to
+        name = str(name).replace("-", "_")
+        field_name = _field_of(script, name)
+        values = value if isinstance(value, list) else [_text(value)]
+        if field_name is not None and len(values) != 1:
+            raise UserError(f"settings file {argv[0]}: {name} takes one value, not {values}")
+        _add(given, name, field_name, values)
+    return given
+
+
+def _read_file(path: Path) -> dict[str, Any]:
     import yaml  # the one package beyond the standard library here, and only for such files
 
+    if not path.is_file():
+        raise UserError(f"settings file {path} does not exist")
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))  # JSON is YAML too
+        # Texts only, as on a command line: YAML would read the set-up 1_1 as the number 11.
+        content = yaml.BaseLoader(path.read_text("utf-8")).get_single_data()
+    except UnicodeDecodeError:
+        raise UserError(f"settings file {path}: not readable as YAML: no UTF-8") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise UserError(f"settings file {path}{line}: not readable as YAML") from None
     if not isinstance(content, dict):
         raise UserError(f"settings file {path}: expected lines such as 'lr: 3e-5'")
-    written_by = content.pop("script", script)
-    if written_by != script:
-        raise UserError(f"settings file {path} is for {written_by}.py, not {script}.py")
-    content |= content.pop("trainer", None) or {}
-    given: dict[str, Any] = {}
-    for name, value in content.items():
-        field_name = _field_of(script, str(name).replace("-", "_"))
-        if value is None:
-            continue
-        values = [str(v) for v in value] if isinstance(value, list) else [_text(value)]
-        given[field_name or name] = _value(str(name), field_name, values)
-    return given
+    return content
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, (bool, dict)) else str(value)
+    if isinstance(value, dict):
+        return json.dumps({k: _scalar(v) if isinstance(v, str) else v for k, v in value.items()})
+    return str(value)
+
+
+def _add(given: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:
+    key = field_name or name
+    value = _value(name, field_name, values)
+    if key in given and given[key] != value:
+        raise UserError(
+            f"--{name} {value} contradicts an earlier {given[key]} for the same setting"
+        )
+    given[key] = value
 
 
 def _value(name: str, field_name: str | None, values: list[str]) -> Any:
@@ -227,6 +237,11 @@ def _value(name: str, field_name: str | None, values: list[str]) -> Any:
 
 
 def _scalar(text: str) -> Any:
+    if text.startswith("{"):
+        try:
+            return json.dumps(json.loads(text), sort_keys=True)  # one way to write it
+        except ValueError:
+            return text
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for convert in (int, float):
@@ -238,13 +253,15 @@ def _scalar(text: str) -> Any:
     return text
 
 
-def _whole(name: str, text: str, least: int | None) -> int:
+def _whole(name: str, text: str, least: int, most: int | None = None) -> int:
     try:
         value = int(text)
     except ValueError:
         raise UserError(f"--{name} {text}: expected a whole number") from None
-    if least is not None and value < least:
+    if value < least:
         raise UserError(f"--{name} {text}: must be at least {least}")
+    if most is not None and value > most:
+        raise UserError(f"--{name} {text}: must be at most {most}")
     return value
 
 
@@ -262,57 +279,8 @@ KINDS: dict[str, Any] = {
     "text": lambda name, text: text,
     "count": lambda name, text: _whole(name, text, 1),
     "natural": lambda name, text: _whole(name, text, 0),
-    "number": lambda name, text: _whole(name, text, 0),
+    "seed": lambda name, text: _whole(name, text, 0, 2**32 - 1),
     "size": lambda name, text: text if text == "all" else _whole(name, text, 1),
     "positive": lambda name, text: _real(name, text, 0.0, float("inf"), "above 0"),
     "share": lambda name, text: _real(name, text, 0.0, 1.0, "at least 0 and below 1"),
 }
-
-
-def help_text(script: str) -> str:
-    """Our flags first, in groups, each with its default; then the Trainer's."""
-    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
-    out = [
-        f"usage: python {script}.py [settings.yaml] [flags]",
-        f"       torchrun --standalone --nproc_per_node=2 {script}.py [flags]",
-        "",
-        f"Fine-tune a {'text' if script == 'bert' else 'image'} classifier and record what it cost."
-        f" Try: python {script}.py --tiny",
-    ]
-    group = ""
-    for name, f in flag_fields().items():
-        meta = f.metadata
-        if meta["script"] not in ("", script):
-            continue
-        if meta["group"] != group:
-            group = meta["group"]
-            out += ["", f"{group}:"]
-        names = ", ".join(f"--{n}" for n in (name, *(n for n in meta["names"] if len(n) == 1)))
-        default = "" if f.default is None or meta["kind"] == "bool" else f" ({number(f.default)})"
-        choices = f" [{'|'.join(meta['choices'])}]" if meta["choices"] else ""
-        out += _entry(names, meta["help"] + choices + default, width)
-    out += ["", "Printing:"]
-    out += _entry("--print_settings", "print the resolved settings and stop", width)
-    out += _entry("--list_models", "print the architectures that need no download and stop", width)
-    out += _entry("--help, -h", "print this and stop", width)
-    out += [
-        "",
-        "Flags of transformers.TrainingArguments, passed through to the Trainer:",
-    ]
-    for name, (default, text) in sorted(trainer_flags().items()):
-        if name not in REFUSED and name not in _names(script):
-            out += _entry(f"--{name}", text + (f" ({default})" if default else ""), width)
-    out += ["", "Refused, because they would falsify a comparison:"]
-    for name, reason in REFUSED.items():
-        if name in trainer_flags():
-            out += _entry(f"--{name}", reason, width)
-    return "\n".join(out)
-
-
-def _entry(names: str, text: str, width: int) -> list[str]:
-    indent = 28
-    lines = textwrap.wrap(text, width - indent) or [""]
-    head = f"  {names}"
-    if len(head) >= indent - 1:
-        return [head, *(" " * indent + line for line in lines)]
-    return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]

@@ -20,7 +20,10 @@ SHOWN_ONLY = (
 
 def number(value: Any) -> str:
     """One way to write a number, so that 2e-5, 0.00002 and 2E-05 are the same run: 2e-05."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def identity(settings: Settings) -> dict[str, Any]:

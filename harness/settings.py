@@ -124,7 +124,7 @@ class Settings:
         "(the split called test, else validation, else 0.2)",
     )  # fmt: skip
     data_seed: int = flag(
-        0, "number", "Data",
+        0, "seed", "Data",
         "draws the subset and the split: the same samples on every rank, for every --seed",
     )  # fmt: skip
     tail: str = flag(
@@ -165,7 +165,7 @@ class Settings:
         "peak learning rate (2e-05)",
         names=("learning_rate",),
     )
-    seed: int = flag(42, "number", "Training", "weights of the head, order of the samples, dropout")
+    seed: int = flag(42, "seed", "Training", "weights of the head, order of the samples, dropout")
     precision: str = flag(
         "fp32", "text", "Training", "number format of the computation",
         choices=("fp32", "tf32", "bf16", "fp16"),
@@ -280,6 +280,12 @@ def check(settings: Settings) -> Settings:
     """Refuse what contradicts itself, before anything is loaded."""
     if settings.setup is not None:
         parse_setup(settings.setup)
+    if settings.max_length is not None and settings.max_length < 3:
+        raise UserError(
+            f"--max_length {settings.max_length}: must be at least 3 (start, word, end)"
+        )
+    if dict(settings.trainer).get("max_steps", 1) in (0, None):
+        raise UserError("--max_steps 0: must be at least 1; leave it out to train whole epochs")
     if settings.fsdp_shard != "full" and settings.strategy != "fsdp":
         raise UserError("--fsdp_shard grads needs --strategy fsdp")
     if settings.fsdp_offload and settings.strategy != "fsdp":

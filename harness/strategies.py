@@ -64,6 +64,10 @@ def world_of(environ: Mapping[str, str]) -> World:
         return World()
     size = int(environ["WORLD_SIZE"])
     per_node = int(environ.get("LOCAL_WORLD_SIZE", size))
+    if size % per_node:
+        raise UserError(
+            f"{size} processes over nodes of {per_node}: start the same number on every node"
+        )
     return World(
         nodes=max(size // per_node, 1),
         per_node=per_node,

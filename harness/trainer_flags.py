@@ -31,6 +31,7 @@ REFUSED = {
     "eval_steps": "evaluation runs after every epoch",
     "eval_delay": "evaluation runs after every epoch",
     "eval_on_start": "evaluation runs after every epoch",
+    "eval_use_gather_object": "it fails on the metrics of several ranks",
     "fp16": "use --precision fp16",
     "fp16_full_eval": "it leaves the weights in float16 for good; use --precision fp16",
     "fsdp": "use --strategy fsdp",

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
+
+from tests.hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
 
 BERT, VIT, TEXT, BARE, IMAGES = ("tiny-bert", "me/vit", "me/text", "me/bare-text", "me/images")
 

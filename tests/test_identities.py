@@ -206,7 +206,8 @@ def fed(folder: str, tail: str) -> tuple[dict[str, Any], list[list[int]]]:
         images = load_images(run.settings, run.batches)
     trainer = ExactTrainer(
         run=run, model=build(run.settings, images.labels), args=run.args,
-        train_dataset=images.train, eval_dataset=images.test, data_collator=lambda x: {"n": torch.as_tensor(x)},
+        train_dataset=images.train, eval_dataset=images.test,
+        data_collator=lambda x: {"n": torch.as_tensor(x)},
         to_device=lambda x: x, compute_metrics=BatchMetrics(10),
     )  # fmt: skip
     loader = trainer.get_train_dataloader()

@@ -176,6 +176,17 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert folder.outcome() == "finished"
 
 
+def test_rerun_on_two_ranks_runs_on_both(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1", "--b", "16"]
+    for more in ([], [], ["--rerun"]):
+        done = script("vit", *argv, *more, "--o", str(tmp_path), count=2)
+        assert done.code == 0, done.err
+    aside, fresh = sorted(tmp_path.glob("vit/1_2/*"), key=lambda p: "earlier" not in p.name)
+    assert aside.name == fresh.name + ".earlier-1"
+    for folder in (aside, fresh):
+        assert {p.name for p in (folder / "ranks").iterdir()} == {"rank_0.jsonl", "rank_1.jsonl"}
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     """The data behind the same name have changed since the checkpoint was made."""
     data = tmp_path / "data.csv"

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 from transformers import HfArgumentParser, TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from harness.flags import trainer_argv
 from harness.identity import number
@@ -65,10 +67,21 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
     except (ValueError, ImportError) as error:
         raise UserError(" ".join(str(error).split())) from None
     if args.world_size != world:
-        raise RuntimeError(
-            f"{world} processes were started, but the Trainer sees {args.world_size}"
+        raise UserError(
+            f"{world} processes were started, but the Trainer sees {args.world_size}: "
+            "leave out --use_cpu and --ddp_backend"
         )
+    _check_trackers(args.report_to)
     return args
+
+
+def _check_trackers(names: list[str]) -> None:
+    """The Trainer would find out only after the data and the model have been loaded."""
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise UserError(f"--report_to {name}: expected {', '.join(INTEGRATION_TO_CALLBACK)}")
+        if name not in get_available_reporting_integrations():
+            raise UserError(f"--report_to {name} needs its package: pip install {name}")
 
 
 def _saving(settings: Settings, passed: dict[str, Any]) -> dict[str, Any]:

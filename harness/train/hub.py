@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
-from datasets.exceptions import DatasetNotFoundError
+import httpx2
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import errors
 
 from harness.settings import UserError
@@ -16,6 +15,8 @@ from harness.settings import UserError
 OFFLINE_FIX = (
     "use --tiny, a local folder, or, with a filled cache, HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
 )
+
+NETWORK = (httpx2.HTTPError, ConnectionError, errors.OfflineModeIsEnabled)
 
 
 @contextmanager
@@ -30,13 +31,10 @@ def explain(kind: str, name: str) -> Iterator[None]:
     except ImportError as error:
         missing = getattr(error, "name", None) or str(error).split("\n")[0]
         raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
-    except (httpx.HTTPError, ConnectionError, errors.OfflineModeIsEnabled) as error:
-        raise UserError(_no_network(kind, name)) from error
-    except errors.GatedRepoError:
-        raise UserError(
-            f"--{kind} {name} is gated: ask for access on its page and set HF_TOKEN"
-        ) from None
-    except (OSError, ValueError, RuntimeError) as error:
+    except DatasetGenerationError as error:
+        text = " ".join(str(_causes(error)[-1]).split())[:300]
+        raise UserError(f"--{kind} {name} cannot be read: {text}") from None
+    except (OSError, ValueError, RuntimeError, IndexError, httpx2.HTTPError) as error:
         raise _sorted_out(kind, name, error) from error
 
 
@@ -45,10 +43,12 @@ def _sorted_out(kind: str, name: str, error: Exception) -> Exception:
     text = " ".join(str(error).split())
     lower = text.lower()
     causes = _causes(error)
-    if any(isinstance(c, (httpx.HTTPError, errors.OfflineModeIsEnabled)) for c in causes):
-        return UserError(_no_network(kind, name))
+    if any(isinstance(c, errors.GatedRepoError) for c in causes):
+        return UserError(f"--{kind} {name} is gated: ask for access on its page and set HF_TOKEN")
     if any(isinstance(c, errors.RepositoryNotFoundError) for c in causes):
         return UserError(_missing(kind, name, text))
+    if any(isinstance(c, NETWORK) for c in causes):
+        return UserError(_no_network(kind, name))
     if "couldn't connect" in lower or "offline" in lower or "connection" in lower:
         return UserError(_no_network(kind, name))
     if "trust_remote_code" in lower or "remote code" in lower:
@@ -57,6 +57,8 @@ def _sorted_out(kind: str, name: str, error: Exception) -> Exception:
         )
     if "is not a local folder" in lower or "not a valid model identifier" in lower:
         return UserError(_missing(kind, name, text))
+    if "corresponds to no data" in lower:
+        return UserError(f"--{kind} {name} is empty: {text[:300]}")
     if "scripts are no longer supported" in lower:
         return UserError(f"--{kind} {name} is a loading script; convert it to parquet or csv first")
     if "config name is missing" in lower or "builderconfig" in lower:
@@ -83,7 +85,3 @@ def _missing(kind: str, name: str, text: str) -> str:
         return _no_network(kind, name)
     where = "neither a local folder nor on the Hub"
     return f"--{kind} {name} is {where} (if it is private, set HF_TOKEN): check the name"
-
-
-def has_timm() -> bool:
-    return importlib.util.find_spec("timm") is not None

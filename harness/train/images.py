@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Image
 from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from harness.settings import Settings
+from harness.settings import Settings, UserError
 from harness.train import models, sources
 from harness.train.data import Data, Indices, cached, chunks, cut_tail
 from harness.train.hub import explain
@@ -30,8 +31,10 @@ def load_images(settings: Settings, world: int) -> Data:
         done = 0
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for data in (source.train, source.test):
+                # Decoded here, by all cores and with the file's name at hand.
+                raw = data.cast_column(column, Image(decode=False))
                 for part in chunks(len(data)):
-                    resized = list(pool.map(lambda i: _resized(processor, i), data[part][column]))
+                    resized = list(pool.map(lambda i: _resized(processor, i), raw[part][column]))
                     if pixels is None:
                         shape = (total, *resized[0].shape)
                         pixels = np.lib.format.open_memmap(
@@ -108,15 +111,21 @@ class Normalise:
         return inputs
 
 
-def _resized(processor: Any, image: Any) -> np.ndarray:
+def _resized(processor: Any, stored: dict[str, Any] | None) -> np.ndarray:
     """One image as bytes, channels first."""
-    out = processor(image.convert("RGB"), do_rescale=False, do_normalize=False, return_tensors="np")
+    try:
+        image = Image().decode_example(stored).convert("RGB")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        name = Path(stored["path"]).name if stored and stored.get("path") else "without a name"
+        raise UserError(f"image {name} cannot be read: {error}") from None
+    out = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")
     return np.clip(np.rint(out["pixel_values"][0]), 0, 255).astype(np.uint8)
 
 
 def _image_processor(settings: Settings) -> Any:
     entry = models.named(settings)
     if entry is None and not (settings.from_scratch and settings.image_size):
+        models.check_name(settings)
         with explain("model", str(settings.model)):
             processor = AutoImageProcessor.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code

@@ -35,7 +35,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
         extra = {k: v for k, v in entry.items() if k != "model_type"}
         config = AutoConfig.for_model(entry["model_type"], **extra, **classes)
     else:
-        _refuse_typo(settings)
+        check_name(settings)
         with explain("model", str(settings.model)):
             config = AutoConfig.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code, **classes
@@ -79,9 +79,14 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
     return model
 
 
-def _refuse_typo(settings: Settings) -> None:
-    """A misspelt architecture would be looked up on the Hub and give a confusing answer."""
+def check_name(settings: Settings) -> None:
+    """A misspelt architecture or folder would be looked up on the Hub, with a confusing answer."""
     name = str(settings.model)
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise UserError(f"--model {name} is a folder without config.json: no model was saved there")
+    if name.startswith((".", "/", "~")) and not path.exists():
+        raise UserError(f"--model {name}: there is no such folder")
     other = {"bert": "vit", "vit": "bert"}[settings.script]
     if name in ARCHITECTURES[other]:
         raise UserError(f"--model {name} is for {other}.py, not for {settings.script}.py")

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import datasets
+import huggingface_hub
 import torch
 import torch.distributed as dist
 from transformers import TrainingArguments, set_seed
@@ -132,6 +135,10 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            # A launcher stops the other ranks as soon as one fails: not while this one records.
+            for number in self.previous_handlers:
+                signal.signal(number, signal.SIG_IGN)
         try:
             if error is not None and not isinstance(error, (UserError, SystemExit)):
                 self._record_failure(error)
@@ -201,6 +208,7 @@ class Run:
 
 def start(settings: Settings) -> Run | None:
     """Open a run, or say where its record is when it has been finished before."""
+    _quiet(bars=world_of(os.environ).rank == 0 and sys.stderr.isatty())
     try:
         parallel.pin_one_device(settings)
         gpus = torch.cuda.device_count()
@@ -218,14 +226,10 @@ def start(settings: Settings) -> Run | None:
     except UserError as error:
         refuse(settings.script, error, world_of(os.environ).rank == 0)
     run = Run(settings, world, args, folder)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    # The Trainer passes it on by its older name; it means what it did.
-    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     before = _from_leader(folder.outcome() if run.leader else None)
-    if settings.rerun and run.leader and folder.path.exists():
-        aside = folder.set_aside()
-        print(f"the earlier record is kept in {aside}")
+    if settings.rerun:
+        if run.leader and folder.path.exists():
+            print(f"the earlier record is kept in {folder.set_aside()}")
     elif before == FINISHED:
         if run.leader:
             print(f"already finished: {folder.path} (--rerun measures again)")
@@ -259,6 +263,18 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]))
 
 
+def _quiet(bars: bool) -> None:
+    """The libraries' own messages would bury the one line that matters."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if not bars:
+        datasets.disable_progress_bars()
+        huggingface_hub.utils.disable_progress_bars()
+    # The Trainer passes it on by its older name; it means what it did.
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+
+
 def _forget_launcher() -> None:
     """torchrun with one process: the Trainer would wrap the model in DDP all the same."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
@@ -268,8 +284,13 @@ def _forget_launcher() -> None:
 def _check_writable(root: Path) -> None:
     """Before anything is loaded: hours of training must not end at a folder that is read-only."""
     existing = next(p for p in (root, *root.absolute().parents) if p.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"--output_dir {root}: {existing} is not a folder that can be written to")
+    try:
+        # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.
+        Path(tempfile.mkdtemp(prefix=".harness-", dir=existing)).rmdir()
+    except OSError:
+        raise UserError(
+            f"--output_dir {root}: {existing} is not a folder that can be written to"
+        ) from None
 
 
 def _from_leader(value: Any) -> Any:

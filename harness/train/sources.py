@@ -72,6 +72,10 @@ def load(settings: Settings) -> Source:
     train = _draw(train, settings.train_size, "train_size", settings.data_seed)
     test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
     labels, train_labels, test_labels = _classes(train, test, label)
+    if settings.script == "bert":
+        for column in inputs:
+            if any(text is None for data in (train, test) for text in data[column]):
+                raise UserError(f"column {column}: some samples have no text")
     return Source(
         train, test, inputs, train_labels, test_labels, labels,
         {
@@ -91,8 +95,16 @@ def _read(settings: Settings) -> datasets.DatasetDict:
     if name.startswith("embedded:"):
         if name not in EMBEDDED:
             raise UserError(f"--dataset {name}: expected one of {', '.join(EMBEDDED)}")
+        if settings.dataset_config is not None:
+            raise UserError(
+                f"--dataset_config {settings.dataset_config}: {name} has no configurations"
+            )
         return _embedded(name)
     path = Path(name).expanduser()
+    if settings.dataset_config is not None and path.is_file():
+        raise UserError(
+            f"--dataset_config {settings.dataset_config}: {path.name} is a file and has none"
+        )
     if path.is_file():
         if path.suffix not in FILES:
             raise UserError(
@@ -192,6 +204,8 @@ def _choose_splits(
                 f"--test_split {asked}: the splits are {', '.join(splits)}; "
                 "a share such as 0.2 holds out a part of train"
             )
+        if len(splits[asked]) and not _has_labels(splits[asked], label):
+            raise UserError(f"--test_split {asked}: its samples have no class (column {label})")
         return train, splits[asked], f"split {asked}"
     if asked is None:
         for name in TEST_SPLITS:
@@ -240,6 +254,7 @@ def _classes(
     for values, which in zip(columns, ("training", "test"), strict=True):
         if any(v is None for v in values):
             raise UserError(f"column {label}: some {which} samples have no class")
+    for values in columns:
         if any(isinstance(v, float) or not isinstance(v, (int, str)) for v in values[:1000]):
             raise UserError(
                 f"column {label} holds {type(values[0]).__name__}, not classes: "

@@ -110,6 +110,7 @@ def _tokenizer(settings: Settings, source: sources.Source) -> Any:
     """The model's own, or one trained on the spot for an architecture that brings none."""
     entry = models.named(settings)
     if entry is None:
+        models.check_name(settings)
         with explain("model", str(settings.model)):
             tokenizer = AutoTokenizer.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code

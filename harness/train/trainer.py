@@ -25,52 +25,8 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from harness.records import write_json
 from harness.train import parallel
+from harness.train.epoch import EpochOrder, Sums, untouched_random_state
 from harness.train.run import COMPLETE, Diverged, Run
-
-
-class EpochOrder(Sampler[int]):
-    """A permutation drawn from (seed, epoch).
-
-    The stock sampler uses seed + epoch, so that epoch 1 of seed 7 is epoch 0 of seed 8 and runs
-    with neighbouring seeds are not independent.
-    """
-
-    def __init__(self, size: int, seed: int) -> None:
-        self.size, self.seed, self.epoch = size, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[int]:
-        yield from (np.random.default_rng([self.seed, self.epoch]).permutation(self.size).tolist())
-
-
-class Sums:
-    """What is added up over an epoch, on the device: nothing waits for it in the step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.loss, self.norm, self.clipped = torch.zeros(3, dtype=torch.float64, device=device)
-        self.samples = self.updates = 0
-
-    def total(self) -> list[float]:
-        """Loss x samples and samples over all ranks; norm, clipped and updates, equal on all."""
-        shared = torch.stack([self.loss, torch.full_like(self.loss, self.samples)])
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(shared)
-        own = torch.stack([self.norm, self.clipped]).tolist()
-        return [*shared.tolist(), *own, self.updates]
-
-    def restore(self, total: list[float], leader: bool) -> None:
-        """Go on from a checkpoint inside the epoch; what belongs to all ranks is counted once."""
-        if leader:
-            self.loss += total[0]
-            self.samples = int(total[1])
-        self.norm += total[2]
-        self.clipped += total[3]
-        self.updates = int(total[4])
 
 
 class EpochEdges(TrainerCallback):
@@ -140,10 +96,10 @@ class ExactTrainer(Trainer):
         return stack
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        samples = len(inputs["labels"])  # label smoothing takes them out
         result = super().compute_loss(model, inputs, *args, **kwargs)
         if model.training:
             loss = result[0] if isinstance(result, tuple) else result
-            samples = len(inputs["labels"])
             self.sums.loss.add_(loss.detach().mean(), alpha=samples)
             self.sums.samples += samples
         return result
@@ -174,8 +130,15 @@ class ExactTrainer(Trainer):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         model, loader = super()._prepare_for_training(*args, **kwargs)
         self.run.observed = parallel.observe(model, self.settings, self.run.world)
+        self._observe_decay()
         self._observe_dtype()
         return model, loader
+
+    def _observe_decay(self) -> None:
+        """Record what weight decay is applied to: vectors too, such as the weights of a norm."""
+        decayed = [p for g in self.optimizer.param_groups if g["weight_decay"] for p in g["params"]]
+        self.run.observed["decayed_tensors"] = len(decayed)
+        self.run.observed["decayed_vectors"] = sum(p.ndim < 2 for p in decayed)
 
     def _observe_dtype(self) -> None:
         """Record the number format that the first layer really computes in."""
@@ -226,7 +189,7 @@ class ExactTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
-        for name in ("loss", "grad_norm"):
+        for name in ("loss", "grad_norm", "eval_loss"):
             if name in logs and not math.isfinite(logs[name]):
                 raise Diverged(f"{name} is {logs[name]} at update {self.state.global_step}")
 
@@ -296,16 +259,3 @@ class ExactTrainer(Trainer):
 def _bare(optimizer: Any) -> torch.optim.Optimizer:
     """torch's optimizer inside accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
-
-
-@contextmanager
-def untouched_random_state() -> Iterator[None]:
-    """An evaluation draws random numbers; with dropout, the training after it would differ."""
-    cpu = torch.get_rng_state()
-    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        if gpu is not None:
-            torch.cuda.set_rng_state_all(gpu)

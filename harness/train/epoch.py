@@ -1,0 +1,69 @@
+"""What belongs to one epoch: its order, its sums, and random numbers that evaluation must not use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+
+class EpochOrder(Sampler[int]):
+    """A permutation drawn from (seed, epoch).
+
+    The stock sampler uses seed + epoch, so that epoch 1 of seed 7 is epoch 0 of seed 8 and runs
+    with neighbouring seeds are not independent.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self.seed, self.epoch = size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (np.random.default_rng([self.seed, self.epoch]).permutation(self.size).tolist())
+
+
+class Sums:
+    """What is added up over an epoch, on the device: nothing waits for it in the step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss, self.norm, self.clipped = torch.zeros(3, dtype=torch.float64, device=device)
+        self.samples = self.updates = 0
+
+    def total(self) -> list[float]:
+        """Loss x samples and samples over all ranks; norm, clipped and updates, equal on all."""
+        shared = torch.stack([self.loss, torch.full_like(self.loss, self.samples)])
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(shared)
+        own = torch.stack([self.norm, self.clipped]).tolist()
+        return [*shared.tolist(), *own, self.updates]
+
+    def restore(self, total: list[float], leader: bool) -> None:
+        """Go on from a checkpoint inside the epoch; what belongs to all ranks is counted once."""
+        if leader:
+            self.loss += total[0]
+            self.samples = int(total[1])
+        self.norm += total[2]
+        self.clipped += total[3]
+        self.updates = int(total[4])
+
+
+@contextmanager
+def untouched_random_state() -> Iterator[None]:
+    """An evaluation draws random numbers; with dropout, the training after it would differ."""
+    cpu = torch.get_rng_state()
+    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state_all(gpu)

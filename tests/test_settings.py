@@ -1,0 +1,273 @@
+"""One value decides what runs: the command line, the settings file and the run's name agree."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainingArguments
+
+from harness.flags import as_mapping, command_line, help_text, parse, to_argv
+from harness.identity import SHOWN_ONLY, number, run_id
+from harness.settings import DEFAULTS, Settings, UserError, flag_fields
+from harness.trainer_flags import REFUSED, trainer_flags
+
+
+def launched(nodes: int, per_node: int) -> dict[str, str]:
+    """What torchrun tells each of its processes."""
+    size = {"WORLD_SIZE": str(nodes * per_node), "LOCAL_WORLD_SIZE": str(per_node)}
+    return {"RANK": "0", "LOCAL_RANK": "0", **size}
+
+
+ALONE: dict[str, str] = {}
+# Written out on purpose: a new flag, or a new name for one, must be a decision.
+FLAGS = """
+model model_name_or_path | from_scratch | dropout | max_length | image_size | batchnorm
+trust_remote_code | dataset dataset_name | dataset_config dataset_config_name | text_column
+image_column | label_column | train_size max_train_samples | test_size max_eval_samples | test_split
+data_seed | tail | tiny | per_gpu_batch b per_device_train_batch_size
+grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rate | seed | precision
+rank_dropout | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard | fsdp_offload
+run | num_workers dataloader_num_workers | log_every logging_steps | save
+best_metric metric_for_best_model | output_dir o | rerun
+"""
+# The same for the flags that reach the Trainer: an upgrade that brings one more fails here.
+PASSED = """
+activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2 adam_epsilon
+dataloader_in_order dataloader_multiprocessing_context dataloader_persistent_workers
+dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_bucket_cap_mb ddp_static_graph
+ddp_timeout debug disable_tqdm eval_accumulation_steps eval_do_concat_batches
+full_determinism gradient_checkpointing gradient_checkpointing_kwargs hub_always_push hub_model_id
+hub_private_repo hub_revision hub_strategy include_for_metrics label_smoothing_factor
+length_column_name liger_kernel_config log_level log_level_replica log_on_each_node
+logging_first_step logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps
+neftune_noise_alpha optim optim_args optim_target_modules project push_to_hub report_to run_name
+save_on_each_node save_steps skip_memory_metrics torch_compile torch_compile_backend
+torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id
+trackio_static_space_id use_cache use_cpu use_liger_kernel warmup_steps weight_decay
+"""
+# Names from the example scripts of transformers, which TrainingArguments does not know.
+OF_THE_EXAMPLES = {
+    *("model_name_or_path", "dataset_name", "dataset_config_name"),
+    *("max_train_samples", "max_eval_samples", "b", "o"),
+}
+KINDS: dict[str, Any] = {
+    **{"text": "some thing", "count": 7, "natural": 3, "seed": 11, "size": 123},
+    **{"positive": 1.23456789e-07, "share": 0.25, "bool": True},
+}
+# Fields whose other value must fit the world of two nodes with two processes.
+FITTING = {"strategy": "fsdp", "setup": "2_2_P100far", "test_split": "0.25"}
+
+
+def another(name: str) -> Any:
+    """A value of this field that is not its default."""
+    meta = flag_fields()[name].metadata
+    return FITTING.get(name) or (meta["choices"] or (KINDS[meta["kind"]],))[-1]
+
+
+def refusal(argv: list[str], environ: dict[str, str] = ALONE, script: str = "bert") -> str:
+    with pytest.raises(UserError) as found:
+        parse(script, argv, environ)
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+@pytest.mark.parametrize("name", flag_fields())
+def test_every_flag_survives_the_command_line(name: str) -> None:
+    field, value = flag_fields()[name], another(name)
+    assert value != field.default
+    script = field.metadata["script"] or "bert"
+    needs = {"strategy": "fsdp"} if name.startswith("fsdp") else {}
+    settings = Settings(script=script, **{**needs, name: value})
+    parsed = parse(script, to_argv(settings), launched(2, 2))
+    assert getattr(parsed, name) == value
+    assert parse(script, to_argv(parsed), launched(2, 2)) == parsed
+    for alias in field.metadata["names"]:
+        assert getattr(parse(script, [f"--{alias}={value}"], launched(2, 2)), name) == value
+
+
+PASSED_THROUGH: list[tuple[list[str], Any]] = [
+    (["--warmup_steps", "100"], 100),
+    (["--adam_epsilon", "1.23456789e-08"], 1.23456789e-08),
+    (["--max_grad_norm", "1.0"], 1),
+    (["--torch_compile"], True),
+    (["--torch_compile", "false"], False),
+    (["--optim_target_modules", "query", "value"], ("query", "value")),
+    (["--lr_scheduler_kwargs", '{"num_cycles": 2}'], '{"num_cycles": 2}'),
+    (["--lr-scheduler-type", "cosine"], "cosine"),
+]
+
+
+@pytest.mark.parametrize(("argv", "value"), PASSED_THROUGH)
+def test_flags_of_the_trainer_survive_the_command_line(argv: list[str], value: Any) -> None:
+    settings = parse("bert", argv, ALONE)
+    name = argv[0].lstrip("-").replace("-", "_")
+    assert settings.trainer == ((name, value),)
+    assert type(settings.trainer[0][1]) is type(value)
+    assert parse("bert", to_argv(settings), ALONE) == settings
+
+
+def test_our_flags_are_these() -> None:
+    frozen = [tuple(flag.split()) for flag in FLAGS.replace("\n", " | ").split("|") if flag.strip()]
+    assert [(name, *f.metadata["names"]) for name, f in flag_fields().items()] == frozen
+    assert len({alias for names in frozen for alias in names}) == sum(map(len, frozen))
+
+
+def test_every_flag_of_the_trainer_is_ours_refused_or_passed() -> None:
+    installed = {f.name for f in dataclasses.fields(TrainingArguments)}
+    assert set(trainer_flags()) == installed  # read from the source text, without importing it
+    ours = {a for name, f in flag_fields().items() for a in (name, *f.metadata["names"])}
+    assert installed - ours - set(REFUSED) == set(PASSED.split())
+    assert not ours & set(REFUSED)
+    assert set(REFUSED) <= installed
+    assert set(SHOWN_ONLY) <= set(PASSED.split())
+    aliases = {a for f in flag_fields().values() for a in f.metadata["names"]}
+    assert aliases - installed == OF_THE_EXAMPLES
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_flags_are_answered_with_the_reason(name: str) -> None:
+    assert refusal([f"--{name}", "1"]) == f"--{name} is not taken: {REFUSED[name]}"
+
+
+def test_every_field_is_used(root: Path) -> None:
+    read: set[str] = set()
+    scripts = [root / f"{name}.py" for name in ("bert", "vit", "logcallback")]
+    for file in [*scripts, *(root / "harness").rglob("*.py")]:
+        if file.name != "settings.py":
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("settings"):
+                    read.add(node.attr)
+    # --tiny does its whole work in resolve(), which chooses the defaults.
+    assert set(flag_fields()) - read == {"tiny"}
+
+
+PINNED = Settings(
+    script="bert", model="google-bert/bert-base-uncased", dataset="fancyzhx/ag_news",
+    train_size=8000, test_size="all", per_gpu_batch=16, grad_acc=2, epochs=3, lr=2e-5,
+    max_length=512, strategy="ddp", setup="2_2", run=2, precision="bf16",
+    trainer=(("lr_scheduler_type", "cosine"), ("report_to", "none")),
+)  # fmt: skip
+
+
+def test_run_id_is_stable() -> None:
+    # Another name than this one would orphan the records of all earlier runs.
+    assert run_id(PINNED) == "bert-base-uncased_ddp_b16_acc2_lr2e-05_e3_s42_bf16_r2_343fce95"
+    spellings = ["--lr 2e-5", "--lr=0.00002", "--lr 2E-05", "--learning_rate=2.0e-5"]
+    names = {run_id(parse("bert", words.split(), ALONE)) for words in spellings}
+    assert len(names) == 1
+
+
+def test_run_id_tells_apart_what_changes_the_result() -> None:
+    seen = {run_id(PINNED)}
+    shown = {"output_dir", "rerun", "save", "best_metric", "tiny"}
+    for name in flag_fields():
+        other = run_id(replace(PINNED, **{name: another(name)}))
+        assert (other in seen) == (name in shown), name
+        seen.add(other)
+    close = [replace(PINNED, lr=lr) for lr in (2.00000001e-5, 2.00000002e-5)]
+    others = [replace(PINNED, script="vit"), replace(PINNED, trainer=()), *close]
+    for i, other_settings in enumerate(others):
+        assert run_id(other_settings) not in seen, i
+        seen.add(run_id(other_settings))
+
+
+def test_run_id_ignores_how_a_run_is_shown() -> None:
+    for name in SHOWN_ONLY:
+        trainer = tuple(sorted({**dict(PINNED.trainer), name: "other"}.items()))
+        assert run_id(replace(PINNED, trainer=trainer)) == run_id(PINNED), name
+
+
+def test_number_keeps_every_digit() -> None:
+    assert [number(v) for v in (2e-5, 0.00002, 1e-3, 16, "all")] == (
+        ["2e-05", "2e-05", "0.001", "16", "all"]
+    )
+    for value in (1.23456789e-05, 1234567.5, 0.1 + 0.2):
+        assert float(number(value)) == value
+
+
+def test_settings_file_and_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "lr: 3e-5\ngradient-accumulation-steps: 2\nsetup: 1_1\ntrain_size: all\nepochs: null\n"
+        "warmup-steps: 10\ntorch_compile: true\nlr_scheduler_kwargs: {num_cycles: 2}\n"
+        "optim_target_modules: [query, value]\ntrainer: {weight_decay: 0.1}\n"
+    )
+    settings = parse("bert", [str(file), "--learning-rate", "4e-5", "--weight_decay=0.2"], ALONE)
+    assert (settings.lr, settings.grad_acc, settings.setup) == (4e-5, 2, "1_1")
+    assert (settings.train_size, settings.epochs) == ("all", DEFAULTS["bert"]["epochs"])
+    assert dict(settings.trainer) == {
+        "warmup_steps": 10, "torch_compile": True, "lr_scheduler_kwargs": '{"num_cycles": 2}',
+        "optim_target_modules": ("query", "value"), "weight_decay": 0.2,
+    }  # fmt: skip
+
+
+BAD_FILES = {
+    "lr: 1e-3\nlearning_rate: 2e-3": ["contradicts"],
+    "lr: [1e-3, 2e-3]": ["lr takes one value"],
+    "lr: {a: 1}": ["--lr"],
+    "trainer: 5": ["trainer"],
+    "- lr": ["lr: 3e-5"],
+    "script: vit": ["vit.py", "bert.py"],
+    "lr: 1\nb: [": ["line"],
+    "lrr: 1": ["--lrr", "did you mean --lr?"],
+    "b: 0": ["at least 1"],
+}
+
+
+@pytest.mark.parametrize("text", BAD_FILES)
+def test_wrong_settings_files_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text(text)
+    message = refusal([str(tmp_path / "a.yml")])
+    assert all(word in message for word in BAD_FILES[text]), message
+
+
+@pytest.mark.parametrize("script", ["bert", "vit"])
+def test_print_settings_is_a_settings_file(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["--tiny", "--lr", "1.23456789e-3", "--warmup_steps", "5", "--setup=1_1_here"]
+    argv += ["--lr_scheduler_kwargs", '{"num_cycles": 2}', "--optim_target_modules", "a", "b"]
+    with pytest.raises(SystemExit) as left:
+        command_line(script, [*argv, "--print-settings"])
+    printed = capsys.readouterr().out
+    assert left.value.code == 0 and json.loads(printed)["lr"] == 1.23456789e-3
+    (tmp_path / "a.json").write_text(printed)
+    settings = parse(script, argv, ALONE)
+    assert parse(script, [str(tmp_path / "a.json")], ALONE) == settings
+    assert json.loads(json.dumps(as_mapping(settings))) == json.loads(printed)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(SystemExit):
+        command_line(script, [*argv, "--print_settings"])
+    assert capsys.readouterr().out == ""  # one rank speaks
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("script", ["bert", "vit"])
+def test_help(script: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = help_text(script)
+    assert max(map(len, text.splitlines())) <= columns
+    ours, passed, refused = re.split(r"\nFlags of transformers.*|\nRefused,.*", text)
+
+    def flags(part: str) -> set[str]:
+        return set(re.findall(r"^  --(\w+)", part, re.M))
+
+    mine = {n: f for n, f in flag_fields().items() if f.metadata["script"] in ("", script)}
+    assert flags(ours) == {*mine, "print_settings", "list_models", "help"}
+    assert flags(passed) == set(PASSED.split()) and flags(refused) == set(REFUSED)
+    entries = dict(re.findall(r"^  --(\w+)((?:.*\n {28})*.*)", ours, re.M))
+    for name, f in mine.items():
+        words = " ".join(entries[name].split())
+        assert all(part in words for part in f.metadata["help"].split("-")), name
+        default = f.default if f.default is not None else DEFAULTS[script].get(name)
+        if f.metadata["kind"] != "bool" and default is not None and "/" not in str(default):
+            assert f"({number(default)})" in words, name
+    assert "a image" not in text

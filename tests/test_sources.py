@@ -1,0 +1,274 @@
+"""From a name to samples: whatever form the data have, and the same ones for every run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from PIL import Image
+
+from harness.settings import Settings, UserError
+from harness.train import sources
+from harness.train.sources import Source, load
+
+WORDS = ("good", "bad")
+
+
+def settings(dataset: Path | str, **more: Any) -> Settings:
+    sizes = {"train_size": "all", "test_size": "all"}
+    return Settings(**{"script": "bert", "dataset": str(dataset), **sizes, **more})
+
+
+def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Sample i is 'text i', of class i % 2."""
+    return [{"text": f"text {i}", "label": WORDS[i % 2]} for i in range(first, first + count)]
+
+
+def columns(table: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in table] for name in table[0]}
+
+
+def write_csv(file: Path, table: list[dict[str, Any]], delimiter: str = ",") -> None:
+    with file.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, table[0], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(table)
+
+
+def write_tsv(file: Path, table: list[dict[str, Any]]) -> None:
+    write_csv(file, table, "\t")
+
+
+def write_json(file: Path, table: list[dict[str, Any]]) -> None:
+    file.write_text("\n".join(map(json.dumps, table)))
+
+
+def write_parquet(file: Path, table: list[dict[str, Any]]) -> None:
+    Dataset.from_list(table).to_parquet(file)
+
+
+def texts(data: Dataset) -> list[str]:
+    return list(data["text"])
+
+
+def check_pairs(source: Source) -> None:
+    """Each text keeps the class that it was written with."""
+    for data, labels in (
+        (source.train, source.train_labels),
+        (source.test, source.test_labels),
+    ):
+        assert labels.dtype == np.int64 and len(labels) == len(data)
+        for text, label in zip(texts(data), labels, strict=True):
+            assert source.labels[label] == WORDS[int(text.split()[1]) % 2]
+
+
+FORMATS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
+    "csv": write_csv,
+    "json": write_json,
+    "jsonl": write_json,
+    "parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_folder_of_files(suffix: str, tmp_path: Path) -> None:
+    FORMATS[suffix](tmp_path / f"train.{suffix}", rows(30))
+    FORMATS[suffix](tmp_path / f"test.{suffix}", rows(8, first=30))
+    source = load(settings(tmp_path))
+    assert texts(source.train) == [f"text {i}" for i in range(30)]
+    assert texts(source.test) == [f"text {i}" for i in range(30, 38)]
+    assert (source.inputs, source.labels) == (["text"], ["bad", "good"])
+    check_pairs(source)
+    facts = source.facts
+    assert facts.pop("dataset") == str(tmp_path).replace(str(Path.home()), "~")
+    assert len(facts.pop("data_checksum")) == 16
+    assert facts == {
+        "test_from": "split test", "input_columns": ["text"], "label_column": "label",
+        "classes": 2, "test_samples": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [*FORMATS, "tsv"])
+def test_single_file_is_split(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"anything.{suffix}"
+    {**FORMATS, "tsv": write_tsv}[suffix](file, rows(30))
+    source = load(settings(file))
+    assert (len(source.train), len(source.test)) == (24, 6)
+    assert {*texts(source.train), *texts(source.test)} == {row["text"] for row in rows(30)}
+    assert source.facts["test_from"] == "0.2 of split train"
+    check_pairs(source)
+
+
+def test_folders_of_save_to_disk(tmp_path: Path) -> None:
+    train, test = Dataset.from_list(rows(20)), Dataset.from_list(rows(6, first=20))
+    DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "both")
+    train.save_to_disk(tmp_path / "one")
+    both, one = load(settings(tmp_path / "both")), load(settings(tmp_path / "one"))
+    assert (len(both.train), len(both.test), both.facts["test_from"]) == (20, 6, "split test")
+    assert (len(one.train), len(one.test)) == (16, 4)
+    check_pairs(both)
+    check_pairs(one)
+
+
+def test_folder_of_images(tmp_path: Path) -> None:
+    for split, count in (("train", 6), ("test", 2)):
+        for shade, name in enumerate(WORDS):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (4, 4), (shade * 200, i, 0)).save(folder / f"{i}.png")
+    source = load(settings(tmp_path, script="vit"))
+    assert (source.inputs, source.labels) == (["image"], ["bad", "good"])
+    assert (len(source.train), len(source.test)) == (12, 4)
+    for image, label in zip(source.train["image"], source.train_labels, strict=True):
+        assert (image.getpixel((0, 0))[0] == 0) == (source.labels[label] == "good")
+
+
+LABELS: dict[str, tuple[list[Any], Any, list[str]]] = {
+    "ClassLabel": ([1, 0], ClassLabel(names=["bad", "good"]), ["bad", "good"]),
+    # A class without a sample keeps its place: the model has an output for it.
+    "unused class": ([2, 0], ClassLabel(names=["bad", "so", "good"]), ["bad", "so", "good"]),
+    "string": (["good", "bad"], Value("string"), ["bad", "good"]),
+    "int": ([7, -3], Value("int64"), ["-3", "7"]),
+    "int8": ([1, 0], Value("int8"), ["0", "1"]),
+    "bool": ([True, False], Value("bool"), ["False", "True"]),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_of_all_kinds(kind: str, tmp_path: Path) -> None:
+    values, feature, names = LABELS[kind]
+    table = {"text": [f"text {i}" for i in range(20)], "label": [values[i % 2] for i in range(20)]}
+    data = Dataset.from_dict(table, features=Features({"text": Value("string"), "label": feature}))
+    DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path)
+    source = load(settings(tmp_path))
+    assert source.labels == names
+    assert source.train_labels.tolist() == [len(names) - 1, 0] * 10 == source.test_labels.tolist()
+
+
+def test_columns_are_found_or_named(tmp_path: Path) -> None:
+    table = [{"id": f"n{i}", "sentence": f"s {i}", "other": f"o {i}", "y": i % 3, "target": i % 2}
+             for i in range(20)]  # fmt: skip
+    write_csv(tmp_path / "train.csv", table)
+    source = load(settings(tmp_path))
+    assert (source.inputs, source.facts["label_column"]) == (["sentence"], "target")
+    pair = load(settings(tmp_path, text_column="sentence,other", label_column="y"))
+    assert (pair.inputs, pair.labels) == (["sentence", "other"], ["0", "1", "2"])
+    assert pair.facts["data_checksum"] != source.facts["data_checksum"]
+
+
+def test_where_the_test_samples_come_from(tmp_path: Path) -> None:
+    sizes = {"train": 20, "validation": 5, "test": 6, "extra": 7}
+    for name, count in sizes.items():
+        write_csv(tmp_path / f"{name}.csv", rows(count, first=100 * count))
+    # "extra" is not a name that a folder's files are sorted by: it goes to disk as a split.
+    splits = {n: Dataset.from_list(rows(c, first=100 * c)) for n, c in sizes.items()}
+    DatasetDict(splits).save_to_disk(tmp_path / "disk")
+    for asked, where, train, test in (
+        (None, "split test", 20, 6),
+        ("validation", "split validation", 20, 5),
+        ("extra", "split extra", 20, 7),
+        ("0.25", "0.25 of split train", 15, 5),
+        (".1", "0.1 of split train", 18, 2),
+    ):
+        source = load(settings(tmp_path / "disk", test_split=asked))
+        found = (source.facts["test_from"], len(source.train), len(source.test))
+        assert found == (where, train, test)
+        assert not set(texts(source.train)) & set(texts(source.test))
+    # A folder with one split under another name than train.
+    (tmp_path / "only").mkdir()
+    write_csv(tmp_path / "only" / "test.csv", rows(10))
+    assert len(load(settings(tmp_path / "only")).train) == 8
+
+
+@pytest.mark.parametrize("missing", [-1, None, "column"])
+def test_a_test_split_without_labels_is_passed_over(missing: Any, tmp_path: Path) -> None:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
+    full = columns([{**row, "label": WORDS.index(row["label"])} for row in rows(20)])
+    data = Dataset.from_dict(full, features=features)
+    hidden = Dataset.from_dict({**full, "label": [None if missing == "column" else missing] * 20},
+                               features=features)  # fmt: skip
+    hidden = hidden.remove_columns("label") if missing == "column" else hidden
+    DatasetDict({"train": data, "test": hidden, "validation": data}).save_to_disk(tmp_path / "a")
+    assert load(settings(tmp_path / "a")).facts["test_from"] == "split validation"
+    DatasetDict({"train": data, "test": hidden}).save_to_disk(tmp_path / "b")
+    assert load(settings(tmp_path / "b")).facts["test_from"] == "0.2 of split train"
+    with pytest.raises(UserError, match="label"):  # asked for by name, it is not replaced
+        load(settings(tmp_path / "b", test_split="test"))
+
+
+def test_an_empty_split_is_passed_over_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.from_list(rows(20))
+    # Handed over directly: datasets itself cannot read a file without rows.
+    splits = DatasetDict({"train": data, "test": data.select([])})
+    monkeypatch.setattr(sources, "_read", lambda settings: splits)
+    assert load(settings("x")).facts["test_from"] == "0.2 of split train"
+    with pytest.raises(UserError, match="--test_size is empty"):
+        load(settings("x", test_split="test"))
+    splits["train"], splits["test"] = splits["test"], splits["train"]
+    with pytest.raises(UserError, match="--train_size is empty"):
+        load(settings("x"))
+
+
+def test_several_splits_and_no_train(tmp_path: Path) -> None:
+    data = Dataset.from_list(rows(20))
+    DatasetDict({"one": data, "two": data}).save_to_disk(tmp_path)
+    with pytest.raises(UserError, match="no split called train, only one, two"):
+        load(settings(tmp_path))
+
+
+def drawn(source: Source) -> tuple[list[str], list[str], str]:
+    return texts(source.train), texts(source.test), source.facts["data_checksum"]
+
+
+@pytest.mark.parametrize("own_test_split", [True, False])
+def test_the_subset_is_drawn_by_data_seed_alone(own_test_split: bool, tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", rows(200))
+    if own_test_split:
+        write_csv(tmp_path / "test.csv", rows(60, first=200))
+    one = settings(tmp_path, train_size=50, test_size=20)
+    train, test, checksum = drawn(load(one))
+    assert (len(set(train)), len(set(test))) == (50, 20) and not set(train) & set(test)
+    assert train != sorted(train, key=lambda t: int(t.split()[1]))  # drawn, not cut off
+    for seed in (1, 2, 43):
+        assert drawn(load(replace(one, seed=seed))) == (train, test, checksum)
+    others = [drawn(load(replace(one, data_seed=seed))) for seed in (1, 2)]
+    assert len({tuple(found[0]) for found in others} | {tuple(train)}) == 3
+    assert len({tuple(found[1]) for found in others} | {tuple(test)}) == 3
+    assert len({found[2] for found in others} | {checksum}) == 3
+    for found in others:
+        assert not set(found[0]) & set(found[1])
+    # A larger subset holds the smaller one: sizes are compared on the same data.
+    larger = texts(load(replace(one, train_size=80)).train)
+    assert larger[:50] == train
+    check_pairs(load(one))
+
+
+def test_the_checksum_is_that_of_the_content(tmp_path: Path) -> None:
+    def of(name: str, table: list[dict[str, Any]]) -> str:
+        (tmp_path / name).mkdir()
+        write_parquet(tmp_path / name / "train.parquet", table)
+        return str(load(settings(tmp_path / name)).facts["data_checksum"])
+
+    table = rows(40)
+    first = of("a", table)
+    assert of("b", table) == first  # not of the name or the place
+    word = [{**row, "text": row["text"] + "!"} if i == 7 else row for i, row in enumerate(table)]
+    label = [{**row, "label": "bad"} if i == 8 else row for i, row in enumerate(table)]
+    assert len({first, of("c", word), of("d", label), of("e", table[::-1])}) == 4
+
+
+def test_embedded_data_have_the_same_form() -> None:
+    source = load(settings("embedded:digits", script="vit", train_size=100, test_size=50))
+    assert (source.inputs, source.labels) == (["image"], [str(i) for i in range(10)])
+    assert (len(source.train), len(source.test)) == (100, 50)
+    assert set(sources.EMBEDDED) == {"embedded:english", "embedded:digits"}
+    assert datasets.Image() == source.train.features["image"]
