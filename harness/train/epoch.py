@@ -1,4 +1,4 @@
-"""What belongs to one epoch: its order, its sums, and random numbers that evaluation must not use."""
+"""What belongs to one epoch: its order, its sums, and random numbers it must not lose."""
 
 from __future__ import annotations
 

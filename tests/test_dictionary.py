@@ -1,0 +1,102 @@
+"""outputs/README.md names every field that a run writes, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records import FAILURES, FINISHED
+from harness.settings import flag_fields
+from tests.ranks import script
+from tests.test_resume import broken_off
+
+SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", "--b", "16"]
+# Written only where the hardware is there that no test machine has.
+NEEDS_HARDWARE = {"observed.devices"}
+# Of a run of LogCallback alone; the dictionary says so in words.
+NESTED = ("observed", "data")
+
+
+def documented(root: Path) -> dict[str, set[str]]:
+    """Section -> the names in the first column of its table."""
+    sections: dict[str, set[str]] = {}
+    title = ""
+    for line in (root / "outputs" / "README.md").read_text().splitlines():
+        if line.startswith("## "):
+            title = line[3:]
+        elif line.startswith("| `"):
+            sections.setdefault(title, set()).update(re.findall(r"`([^`]+)`", line.split("|")[1]))
+    return sections
+
+
+def flat(content: dict[str, Any]) -> set[str]:
+    names = set()
+    for name, value in content.items():
+        if name in NESTED:
+            names |= {f"{name}.{inner}" for inner in value}
+        else:
+            names.add(name)
+    return names
+
+
+def rows(folders: list[Path], pattern: str) -> set[str]:
+    return {
+        name
+        for folder in folders
+        for path in folder.glob(pattern)
+        for line in path.read_text().splitlines()
+        for name in json.loads(line)
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Texts and images, one process and two, finished and failed."""
+    root = tmp_path_factory.mktemp("records")
+    assert script("bert", *SMALL, "--o", str(root)).code == 0
+    assert script("vit", *SMALL, "--o", str(root), count=2).code == 0
+    broken_off(1, [*SMALL, "--seed", "1", "--o", str(root)], 3, "crash")
+    return [path.parent for path in root.glob("*/*/*/settings.json")]
+
+
+def test_every_field_is_explained_and_every_explained_field_is_written(
+    root: Path, folders: list[Path]
+) -> None:
+    explained = documented(root)
+    written = {
+        "epochs.jsonl": rows(folders, "epochs.jsonl"),
+        "attempts.jsonl": rows(folders, "attempts.jsonl"),
+        "ranks": rows(folders, "ranks/rank_*.jsonl"),
+        "summary.json": {
+            name for f in folders for name in json.loads((f / "summary.json").read_text())
+        },
+        "environment.json": {
+            name for f in folders for name in flat(json.loads((f / "environment.json").read_text()))
+        },
+    }
+    for section, names in written.items():
+        assert names == explained[section] - NEEDS_HARDWARE, section
+
+
+def test_every_file_and_every_outcome_is_explained(root: Path, folders: list[Path]) -> None:
+    explained = documented(root)
+    assert explained["Outcomes"] == {FINISHED, *FAILURES}
+    names = {name.replace("<r>", "0") for name in explained[""]}
+    found = {
+        re.sub(r"_\d+\.", "_0.", str(path.relative_to(folder)))
+        for folder in folders
+        for path in folder.rglob("*.json*")
+        if "checkpoint" not in str(path)
+    }
+    assert found <= names
+    assert names - found <= {"progress.json"}  # gone when a run has ended
+
+
+def test_settings_hold_every_flag(folders: list[Path]) -> None:
+    for folder in folders:
+        settings = json.loads((folder / "settings.json").read_text())
+        assert set(flag_fields()) - {"output_dir", "rerun"} <= set(settings)
