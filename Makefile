@@ -6,6 +6,8 @@ DEMO := outputs/demo
 
 .PHONY: demo test lint check-python clean
 
+# One core is one device here, as one GPU would be: one process and two are then comparable.
+demo: export OMP_NUM_THREADS := 1
 demo: .venv/ready
 	$(BIN)/python vit.py --tiny --output_dir $(DEMO)
 	$(BIN)/torchrun --standalone --nproc_per_node=2 vit.py --tiny --setup 1_2 --output_dir $(DEMO)

@@ -29,7 +29,7 @@ def explain(kind: str, name: str) -> Iterator[None]:
     except DatasetNotFoundError as error:
         raise UserError(_missing(kind, name, str(error))) from None
     except ImportError as error:
-        missing = getattr(error, "name", None) or str(error).split("\n")[0]
+        missing = getattr(error, "name", None) or " ".join(str(error).split())[:200]
         raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
     except DatasetGenerationError as error:
         text = " ".join(str(_causes(error)[-1]).split())[:300]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ def load_images(settings: Settings, world: int) -> Data:
     """The samples of a run whose forward passes take `world` batches of per_gpu_batch."""
     source = sources.load(settings)
     column = source.inputs[0]
-    processor = _image_processor(settings)
+    resizer = _resizer(settings)
 
     def build(folder: Path) -> None:
         total = len(source.train) + len(source.test)
@@ -34,7 +36,7 @@ def load_images(settings: Settings, world: int) -> Data:
                 # Decoded here, by all cores and with the file's name at hand.
                 raw = data.cast_column(column, Image(decode=False))
                 for part in chunks(len(data)):
-                    resized = list(pool.map(lambda i: _resized(processor, i), raw[part][column]))
+                    resized = list(pool.map(resizer, raw[part][column]))
                     if pixels is None:
                         shape = (total, *resized[0].shape)
                         pixels = np.lib.format.open_memmap(
@@ -44,13 +46,11 @@ def load_images(settings: Settings, world: int) -> Data:
                     done += len(resized)
         pixels.flush()
 
-    recipe = processor.to_dict()
-    recipe.pop("_name_or_path", None)
     folder = cached(
         {
             "images": source.facts["data_checksum"],
             "samples": [len(source.train), len(source.test)],
-            "processor": recipe,
+            "processor": resizer.recipe,
         },
         build,
     )
@@ -64,15 +64,15 @@ def load_images(settings: Settings, world: int) -> Data:
     }
     facts |= {
         "image_shape": list(collate.pixels.shape[1:]),
-        "resized_by": type(processor).__name__,
+        "resized_by": type(resizer.processor).__name__,
     }
     return Data(
         Indices(used),
         Indices(len(source.test), first=len(source.train)),
         collate,
-        Normalise(processor.image_mean, processor.image_std),
+        Normalise(resizer.mean, resizer.deviation),
         source.labels,
-        processor,
+        resizer.processor,
         facts,
     )
 
@@ -111,18 +111,28 @@ class Normalise:
         return inputs
 
 
-def _resized(processor: Any, stored: dict[str, Any] | None) -> np.ndarray:
-    """One image as bytes, channels first."""
-    try:
-        image = Image().decode_example(stored).convert("RGB")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        name = Path(stored["path"]).name if stored and stored.get("path") else "without a name"
-        raise UserError(f"image {name} cannot be read: {error}") from None
-    out = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")
-    return np.clip(np.rint(out["pixel_values"][0]), 0, 255).astype(np.uint8)
+@dataclass
+class Resizer:
+    """How a model's images are resized and normalised."""
+
+    processor: Any  # saved beside the weights
+    mean: Any
+    deviation: Any
+    recipe: dict[str, Any]  # everything that the pixels depend on
+    resize: Callable[[Any], Any]  # a picture -> channels first, 0 to 255
+
+    def __call__(self, stored: dict[str, Any] | None) -> np.ndarray:
+        """One image, as the data hold it, as bytes."""
+        try:
+            image = Image().decode_example(stored).convert("RGB")
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            name = Path(stored["path"]).name if stored and stored.get("path") else "without a name"
+            raise UserError(f"image {name} cannot be read: {error}") from None
+        return np.clip(np.rint(self.resize(image)), 0, 255).astype(np.uint8)
 
 
-def _image_processor(settings: Settings) -> Any:
+def _resizer(settings: Settings) -> Resizer:
+    """The model's own, or plain resizing for an architecture that brings none."""
     entry = models.named(settings)
     if entry is None and not (settings.from_scratch and settings.image_size):
         models.check_name(settings)
@@ -130,14 +140,29 @@ def _image_processor(settings: Settings) -> Any:
             processor = AutoImageProcessor.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code
             )
-        if settings.image_size is not None:
-            processor.size = {
-                "height": settings.image_size,
-                "width": settings.image_size,
-            }
-        return processor
-    side = settings.image_size or models.configuration(settings).image_size
-    # Half and half, as the published ViT does: no statistics of another data set.
-    return ViTImageProcessorPil(
-        size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
-    )
+        if hasattr(processor, "data_config"):
+            return _timm(processor)
+    else:
+        side = settings.image_size or models.configuration(settings).image_size
+        # Half and half, as the published ViT does: no statistics of another data set.
+        processor = ViTImageProcessorPil(
+            size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        )
+    if settings.image_size is not None:
+        processor.size = {"height": settings.image_size, "width": settings.image_size}
+    recipe = {k: v for k, v in processor.to_dict().items() if k != "_name_or_path"}
+
+    def resize(image: Any) -> Any:
+        out = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")
+        return out["pixel_values"][0]
+
+    return Resizer(processor, processor.image_mean, processor.image_std, recipe, resize)
+
+
+def _timm(processor: Any) -> Resizer:
+    """timm's own transforms for evaluation, without the normalising."""
+    import timm
+
+    config = processor.data_config
+    transform = timm.data.create_transform(**config, is_training=False, normalize=False)
+    return Resizer(processor, config["mean"], config["std"], config, lambda i: transform(i).numpy())
