@@ -9,6 +9,7 @@ What the fields mean stands in outputs/README.md.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -20,22 +21,23 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from harness.flags import as_mapping
-from harness.records import FINISHED, SCHEMA, RunFolder, append_row, read_rows, write_json
+from harness.records import SCHEMA, RunFolder, append_row, read_rows, write_json
 from harness.strategies import World, world_of
 from harness.train import attempts, summary
 from harness.train.clock import StepClock, quantile
-from harness.train.environment import environment, peak_memory_gib
+from harness.train.environment import (
+    environment,
+    peak_memory_gib,
+    resolved_arguments,
+    without_home,
+)
 from harness.train.run import Run
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
 WARMUP_STEPS = 10
-# Words in the names of Trainer arguments that are paths, secrets or names of people's projects.
-HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project")
-# Of what evaluation gives, not quality: we measure time ourselves.
-NOT_QUALITY = (
-    "runtime", "samples_per_second", "steps_per_second", "epoch", "samples",
-    "model_preparation_time",
-)  # fmt: skip
+# Of what evaluation gives, not quality: the Trainer's own timing, and what stands elsewhere.
+TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+ELSEWHERE = ("epoch", "samples")
 
 
 class LogCallback(TrainerCallback):
@@ -55,7 +57,7 @@ class LogCallback(TrainerCallback):
         self.learning_rate: float | None = None
         self.first_learning_rate: float | None = None  # 0 where there is a warm-up
         self.attempt = 0  # of a training that has begun
-        self.earlier_wall_s = self.save_time_s = self.ended_s = 0.0
+        self.earlier_wall_s = self.save_time_s = self.ended_s = self.told_s = 0.0
         if self.run is not None:
             self.run.partial_epoch = self.partial_epoch
 
@@ -67,15 +69,17 @@ class LogCallback(TrainerCallback):
         self.clock = StepClock(args.device.type == "cuda")
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         loader: Any = kwargs.get("train_dataloader")
-        self.train_samples = len(loader.dataset) if hasattr(loader, "dataset") else None
+        self.train_samples = _size(loader)
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         self.steps_left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         self.first_update = state.global_step
         self.before = self.run.epoch_so_far if self.run is not None else {}
+        if self.attempt:
+            self.began_s = time.perf_counter()  # train() once more
         if not state.is_world_process_zero:
             return
-        if self.run is None and self.first_update == 0 and self.folder.outcome() == FINISHED:
-            self.folder.set_aside()  # the same folder again: the earlier record is kept
+        if self.run is None and self.first_update == 0 and self.folder.settings.is_file():
+            self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         rows, _ = read_rows(self.folder.epochs)
         self.recorded = {row["epoch"] for row in rows}
         self.attempt = attempts.begin(self.folder, self.first_update, self.world.size)
@@ -83,23 +87,18 @@ class LogCallback(TrainerCallback):
         # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
         self.folder.summary.unlink(missing_ok=True)
         write_json(self.folder.settings, {"schema": SCHEMA, **self._settings(args)})
+        self.machine = environment()
         self._write_environment(state)
 
     def _settings(self, args: TrainingArguments) -> dict[str, Any]:
-        """All settings, and every resolved argument of the Trainer but paths and secrets."""
-        resolved = {
-            name: value
-            for name, value in args.to_dict().items()
-            if not any(word in name for word in HIDDEN) and not name.endswith("token")
-        }
-        if self.run is None:
-            return {"training_arguments": resolved}
-        named = as_mapping(self.run.settings)
+        """All settings, and every resolved argument of the Trainer."""
+        named = as_mapping(self.run.settings) if self.run is not None else {}
         for name in ("output_dir", "rerun"):  # where it is written is no part of what it is
-            del named[name]
+            named.pop(name, None)
         for name in ("model", "dataset"):
-            named[name] = str(named[name]).replace(str(Path.home()), "~")
-        return {**named, "training_arguments": resolved}
+            if name in named:
+                named[name] = without_home(str(named[name]))
+        return {**named, "training_arguments": resolved_arguments(args)}
 
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""
@@ -113,13 +112,13 @@ class LogCallback(TrainerCallback):
         }
         if self.run is not None:
             facts |= {"observed": self.run.observed, "data": self.run.data_facts}
-        write_json(self.folder.environment, {**environment(), **facts})
+        write_json(self.folder.environment, {**self.machine, **facts})
 
     # ---- an epoch ----
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
-        self.losses, self.exact = [], {}
+        self.losses, self.exact, self.quality = [], {}, {}
         self.updates_before = state.global_step
         if self.clock.cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -150,20 +149,25 @@ class LogCallback(TrainerCallback):
         for name, value in logs.items():
             if name.startswith("epoch_"):
                 self.exact[name.removeprefix("epoch_")] = float(value)
-        if self.attempt and "train_runtime" not in logs:
+        now_s = time.perf_counter()
+        if self.attempt and "train_runtime" not in logs and now_s - self.told_s >= 1:
+            self.told_s = now_s
             progress = {
                 "attempt": self.attempt,
                 "epoch": state.epoch,
                 "update": state.global_step,
                 "updates": state.max_steps,
                 "loss": self.losses[-1][1] if self.losses else None,
-                "wall_s": time.perf_counter() - self.began_s,
+                "wall_s": now_s - self.began_s,
             }
             attempts.tell_progress(self.folder, progress)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s = self.clock.stop()
         steps = self.clock.steps()
+        if steps and (short := self._fed(state) - (self.train_samples or math.inf)) > 0:
+            # The last batch was not full, or was filled up with samples that had been fed before.
+            steps[-1] = (steps[-1][0] - int(short), steps[-1][1])
         first_epoch = self.updates_before == self.first_update
         timed = steps[self.steps_left_out :] if first_epoch else steps
         mine = self._rank_row(state, train_s, [seconds for _, seconds in timed])
@@ -194,10 +198,11 @@ class LogCallback(TrainerCallback):
         timed: list[tuple[int, float]],
         everyone: list[dict[str, Any]],
     ) -> dict[str, Any]:
-        fed = (state.global_step - self.updates_before) * self.batch
-        # Samples that a sampler fed twice to fill up the last batch are counted once.
+        fed = self._fed(state)
         samples = min(fed, self.train_samples or fed)
-        timed_samples = min(sum(n for n, _ in timed), samples)
+        if self.world.size == 1:
+            fed = samples  # one process is fed no sample twice
+        timed_samples = sum(n for n, _ in timed)
         timed_s = sum(seconds for _, seconds in timed)
         rate = timed_samples / timed_s if timed_s else None
         observed = self.run.observed if self.run is not None else {}
@@ -206,7 +211,7 @@ class LogCallback(TrainerCallback):
         return {
             "epoch": everyone[0]["epoch"],
             "updates": state.global_step,
-            "samples": samples + before.get("samples", 0),
+            "samples": samples,
             "fed_samples": int(self.exact.get("train_samples", fed)),
             "effective_batch": self.batch,
             "learning_rate": self.learning_rate,
@@ -224,6 +229,11 @@ class LogCallback(TrainerCallback):
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
             "peak_memory_gib_per_rank": [rank["peak_memory_gib"] for rank in everyone],
         }
+
+    def _fed(self, state: TrainerState) -> int:
+        """Samples of this epoch's updates, had every batch been full."""
+        updates = state.global_step - self.updates_before
+        return updates * self.batch + int(self.before.get("samples", 0))
 
     def _mean_of_log(self) -> float | None:
         """Of the logged losses, each for the updates since the one before; None without any."""
@@ -248,14 +258,18 @@ class LogCallback(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
+        if not self.clock.marks:
+            return  # before training: no epoch's
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         given = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
         loader: Any = kwargs.get("eval_dataloader")
-        samples = given.get("samples") or (len(loader.dataset) if loader is not None else None)
-        self.quality = {
+        samples = given.get("samples") or _size(loader)
+        self.quality |= {
             "eval_loss" if name == "loss" else name: value
             for name, value in given.items()
-            if name not in NOT_QUALITY and isinstance(value, (int, float))
+            if name not in ELSEWHERE
+            and not name.endswith(TIMING)
+            and isinstance(value, (int, float))
         }
         self.quality |= {
             "eval_samples": samples,
@@ -264,12 +278,13 @@ class LogCallback(TrainerCallback):
         }
         if self.clock.running:
             self.clock.resume()
-        else:
-            self._write_row()
+        elif "runtime" in given:
+            self._write_row()  # one test set; of several no one says which is the last
         self.ended_s = time.perf_counter()
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         began_s = self.clock.last_s if self.clock.running else self.ended_s
+        self._write_row()
         self.save_time_s += time.perf_counter() - began_s
         if self.clock.running:
             self.clock.resume()
@@ -280,7 +295,8 @@ class LogCallback(TrainerCallback):
         if row is None or row["epoch"] in self.recorded:
             return
         self.recorded.add(row["epoch"])
-        row |= self.quality
+        # A metric of the user's that has the name of a field of ours keeps both.
+        row |= {f"eval_{k}" if k in row else k: v for k, v in self.quality.items()}
         self.quality = {}
         wall_s = self.earlier_wall_s + time.perf_counter() - self.began_s
         row |= {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
@@ -303,3 +319,11 @@ class LogCallback(TrainerCallback):
             "trainer_train_samples_per_second": stock[-1]["train_samples_per_second"],
         }
         summary.finish(self.folder, best, time.perf_counter() - self.began_s, facts)
+
+
+def _size(loader: Any) -> int | None:
+    """Samples of a loader's data; a stream does not know."""
+    try:
+        return len(loader.dataset)
+    except (AttributeError, TypeError):
+        return None

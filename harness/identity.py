@@ -51,6 +51,6 @@ def run_id(settings: Settings) -> str:
     parts += [f"lr{number(settings.lr)}", f"e{settings.epochs}", f"s{settings.seed}"]
     if settings.precision != "fp32":
         parts.append(settings.precision)
-    if settings.run > 1:
-        parts.append(f"r{settings.run}")
+    if settings.repeat > 1:
+        parts.append(f"r{settings.repeat}")
     return "_".join([*parts, digest])

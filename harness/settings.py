@@ -199,7 +199,12 @@ class Settings:
         False, "bool", "Distribution", "fsdp keeps its shards in CPU memory (GPU)"
     )
     # Running
-    run: int = flag(1, "count", "Running", "number of the repeat: the same settings measured again")
+    repeat: int = flag(
+        1, "count", "Running",
+        "number of the measurement: 2 measures the same settings once more (--run, but torchrun "
+        "takes that for one of its own)",
+        names=("run",),
+    )  # fmt: skip
     num_workers: int = flag(
         0,
         "natural",

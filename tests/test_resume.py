@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForImageClassification
 
 from harness.records import RunFolder, read_json, read_rows
 from tests.ranks import Done, ran, run_script, script
@@ -50,9 +51,9 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
     return run_script(name, argv, cwd)
 
 
-def broken_off(count: int, argv: list[str], update: int, how: str) -> Done:
-    """Run bert.py until it is made to stop; it must not end well."""
-    done = ran(count, stop_at, "bert", argv, ".", update, how)
+def broken_off(count: int, argv: list[str], update: int, how: str, name: str = "bert") -> Done:
+    """Run a script until it is made to stop; it must not end well."""
+    done = ran(count, stop_at, name, argv, ".", update, how)
     assert done.code != 0
     return done
 
@@ -77,51 +78,53 @@ def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 # 16 updates an epoch with one rank, 8 with two: all but the row case stop inside epoch 2.
 CASES = [
-    (1, "kill", 20, []),
-    (1, "kill row", 32, []),
-    (1, "term", 20, []),
-    (1, "int", 20, []),
-    (1, "crash", 20, []),
-    (1, "kill", 22, ["--save_steps", "5"]),
-    (2, "kill", 11, []),
-    (2, "crash", 11, []),
-    (2, "kill", 11, ["--strategy", "fsdp"]),
-    (2, "kill", 13, ["--save_steps", "3"]),
+    ("vit", 1, "kill", 20, []),
+    ("vit", 2, "kill", 11, ["--strategy", "fsdp"]),
+    ("bert", 1, "kill", 20, []),
+    ("bert", 1, "kill row", 32, []),
+    ("bert", 1, "term", 20, []),
+    ("bert", 1, "int", 20, []),
+    ("bert", 1, "crash", 20, []),
+    ("bert", 1, "kill", 22, ["--save_steps", "5"]),
+    ("bert", 2, "kill", 11, []),
+    ("bert", 2, "crash", 11, []),
+    ("bert", 2, "kill", 11, ["--strategy", "fsdp"]),
+    ("bert", 2, "kill", 13, ["--save_steps", "3"]),
 ]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], RunFolder]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, str], RunFolder]:
     """Undisturbed runs to compare with."""
     found = {}
-    for count, more in {(count, " ".join(more)) for count, _, _, more in CASES}:
+    for name, count, more in {(name, count, " ".join(more)) for name, count, _, _, more in CASES}:
         root = tmp_path_factory.mktemp("whole")
-        done = script("bert", *ARGV, *more.split(), "--o", str(root), count=count)
+        done = script(name, *ARGV, *more.split(), "--o", str(root), count=count)
         assert done.code == 0, done.err
-        found[count, more] = only_run(root)
+        found[name, count, more] = only_run(root)
     return found
 
 
-@pytest.mark.parametrize(("count", "how", "update", "more"), CASES)
+@pytest.mark.parametrize(("name", "count", "how", "update", "more"), CASES)
 def test_a_broken_run_goes_on(
-    count: int, how: str, update: int, more: list[str], tmp_path: Path, whole: Any
+    name: str, count: int, how: str, update: int, more: list[str], tmp_path: Path, whole: Any
 ) -> None:
     argv = [*ARGV, *more, "--o", str(tmp_path)]
-    broken_off(count, argv, update, how)
+    broken_off(count, argv, update, how, name)
     folder = only_run(tmp_path)
     before = folder.epochs.read_text()
     assert before.count("\n") == (2 if "row" in how else 1)
 
-    done = script("bert", *argv, count=count)
+    done = script(name, *argv, count=count)
     assert done.code == 0, done.err
     assert "goes on from update" in done.out
-    undisturbed = whole[count, " ".join(more)]
+    undisturbed = whole[name, count, " ".join(more)]
     assert folder.epochs.read_text().startswith(before)  # no row was touched
     for row, expected_row in zip(rows_of(folder), rows_of(undisturbed), strict=True):
         assert row == expected_row
     expected = weights_of(undisturbed)
-    for name, weight in weights_of(folder).items():
-        assert torch.equal(weight, expected[name]), name
+    for key, weight in weights_of(folder).items():
+        assert torch.equal(weight, expected[key]), key
 
     summary = read_json(folder.summary)
     assert summary is not None
@@ -214,3 +217,29 @@ def test_half_a_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
     rows, _ = read_rows(only_run(tmp_path).epochs)
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert json.loads((folder / "summary.json").read_text())["attempts"] == 2
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, []), (2, ["--strategy", "fsdp"])])
+def test_the_best_epoch_is_kept_and_can_be_loaded(
+    count: int, more: list[str], tmp_path: Path
+) -> None:
+    """A learning rate that goes wrong late: the best epoch is not the last."""
+    argv = [*ARGV, *more, "--save", "best", "--lr", "0.03"]
+    done = script(
+        "vit", *argv, "--lr_scheduler_type", "constant", "--o", str(tmp_path), count=count
+    )
+    assert done.code == 0, done.err
+    folder = only_run(tmp_path)
+    summary = read_json(folder.summary)
+    assert summary is not None
+    rows, _ = read_rows(folder.epochs)
+    assert summary["best_value"] == max(row["accuracy"] for row in rows)
+    best = folder.path / f"checkpoint-{rows[int(summary['best_epoch']) - 1]['updates']}"
+    last = folder.path / f"checkpoint-{rows[-1]['updates']}"
+    assert set(folder.path.glob("checkpoint-*")) == {best, last}
+    # Anyone can load it, under the names of the file.
+    weights = load_file(best / "model.safetensors")
+    loaded = AutoModelForImageClassification.from_pretrained(best).state_dict()
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[key], weight) for key, weight in weights.items())
+    assert not list(folder.path.rglob("*.bin"))  # no pickled arguments

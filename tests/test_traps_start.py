@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import ViTConfig, ViTForImageClassification
 
 from harness.flags import parse
 from harness.settings import UserError
@@ -259,3 +260,47 @@ def test_trap_23_evaluated_before_training_no_gradients_are_exchanged(tmp_path: 
         assert "asked for --strategy ddp" in rank["refused"]
         assert "refusing to record one as the other" in rank["refused"]
     assert apart(found[0]["weights"], found[1]["weights"]) > 1e-3
+
+
+# ---- 24: the weights of a checkpoint under other names ----
+
+
+def resumed_vit(folder: str) -> dict[str, Any]:
+    """How many tensors of a trained ViT come back when the stock Trainer and ours load it."""
+    config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                       intermediate_size=16, image_size=8, patch_size=4, num_labels=2)  # fmt: skip
+    pictures = [
+        {"pixel_values": torch.full((3, 8, 8), float(i % 2)), "labels": torch.tensor(i % 2)}
+        for i in range(8)
+    ]
+
+    def fresh() -> Any:
+        torch.manual_seed(3)
+        return ViTForImageClassification(config)
+
+    def found(trained: Any, model: Any) -> int:
+        state = model.state_dict()
+        return sum(torch.equal(state[k], w) for k, w in trained.state_dict().items())
+
+    trained = fresh()
+    collate = torch.utils.data.default_collate
+    options = {"save_strategy": "epoch", "output_dir": f"{folder}/stock", "collate": collate}
+    stock(trained, pictures, **options).train()
+    other = fresh()
+    began = found(trained, other)
+    stock(other, pictures, **options)._load_from_checkpoint(f"{folder}/stock/checkpoint-2")
+    return {
+        "tensors": len(trained.state_dict()),
+        "equal before": began,
+        "stock": found(trained, other),
+    }
+
+
+def test_trap_24_a_resumed_vit_starts_from_its_first_weights(tmp_path: Path) -> None:
+    (result,) = ranks(1, resumed_vit, str(tmp_path), env=CPU)
+    # Stock: the sixteen tensors of each layer are saved under names that loading does not find.
+    assert result["tensors"] == 40
+    assert result["equal before"] == 0
+    assert result["stock"] == 8
+    # Ours: the weights of a broken and resumed ViT equal those of a whole run, bit for bit, in
+    # tests/test_resume.py; loading is strict, so that a missing weight ends the run.

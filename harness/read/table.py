@@ -10,17 +10,20 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from harness.read.loading import load_runs
 from harness.settings import UserError
 
+USAGE = "usage: python -m harness table [FOLDER]   (outputs)"
 # Heading, column of load_runs(), how a value is shown.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("script", "script", "{}"),
     ("setup", "setup", "{}"),
     ("strategy", "strategy", "{}"),
     ("model", "model", "{}"),
+    ("precision", "number_format", "{}"),
     ("batch", "effective_batch", "{:.0f}"),
     ("lr", "lr", "{:g}"),
     ("seed", "seed", "{:.0f}"),
@@ -40,10 +43,18 @@ LEGEND = (
 )
 
 
+# Said once above the table where it is the same for all runs of a machine.
+SAID_ONCE = ("script", "model", "strategy", "number_format", "effective_batch", "lr", "seed")
+
+
 def main(argv: list[str]) -> int:
     if argv and argv[0] in ("-h", "--help"):
-        print("usage: python -m harness table [FOLDER]   (outputs)")
+        print(USAGE)
         return 0
+    if len(argv) > 1 or (argv and argv[0].startswith("-")):
+        print(f"harness table: error: one folder is expected, not {' '.join(argv)}; {USAGE}",
+              file=sys.stderr)  # fmt: skip
+        return 2
     root = Path(argv[0] if argv else "outputs")
     try:
         runs = load_runs(root)
@@ -56,11 +67,12 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    screen = Console(highlight=False)
-    if not screen.is_terminal:
-        screen = Console(highlight=False, width=200)
+    screen = Console(highlight=False, soft_wrap=True)
     for machine, group in runs.groupby("machine", dropna=False):
-        screen.print(_table(group, str(machine)))
+        table = _table(group, str(machine))
+        # Never cropped: a terminal that is too narrow wraps the lines, a file has no width.
+        width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
+        Console(highlight=False, width=width).print(table)
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
     for _, run in failed.iterrows():
         screen.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
@@ -70,12 +82,22 @@ def main(argv: list[str]) -> int:
 
 
 def _table(runs: pd.DataFrame, machine: str) -> Table:
-    table = Table(title=machine, title_justify="left", box=box.SIMPLE_HEAD)
     shown = [column for column in COLUMNS if column[1] in runs]
+    same = [c for c in shown if c[1] in SAID_ONCE and len(runs) > 1 and runs[c[1]].nunique() == 1]
+    title = machine
+    if same:
+        first = runs.iloc[0]
+        title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
+    shown = [column for column in shown if column not in same]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, column, _ in shown:
         right = pd.api.types.is_numeric_dtype(runs[column])
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    order = [c for c in ("script", "model", "strategy", "setup", "lr", "seed") if c in runs]
+    order = [
+        c
+        for c in ("script", "model", "strategy", "number_format", "setup", "lr", "seed")
+        if c in runs
+    ]
     for _, run in runs.sort_values(order).iterrows():
         table.add_row(*(_shown(run[column], form) for _, column, form in shown))
     return table

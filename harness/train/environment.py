@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -32,6 +33,9 @@ VARIABLES = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE",
     "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF",
 )  # fmt: skip
+# Words in the names of Trainer arguments that are paths, secrets or names of projects.
+HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from")
+SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
 GIB = 2**30
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,9 +92,33 @@ def machine_label() -> str:
 
 
 def command() -> str:
-    """The command line as typed, with the home folder as ~."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return " ".join(w.replace(str(Path.home()), "~") for w in words)
+    """The command line as typed, without secrets, the home folder as ~."""
+    words = [Path(sys.argv[0]).name]
+    hide_next = False
+    for word in sys.argv[1:]:
+        name, equals, _ = word.partition("=")
+        secret = word.startswith("-") and SECRET.search(name) is not None
+        if hide_next and not word.startswith("-"):
+            word = "***"
+        elif secret and equals:
+            word = f"{name}=***"
+        hide_next = secret and not equals
+        words.append(without_home(word))
+    return shlex.join(words)
+
+
+def resolved_arguments(args: Any) -> dict[str, Any]:
+    """The Trainer's arguments without paths, secrets and names of people's projects."""
+    return {
+        name: without_home(value) if isinstance(value, str) else value
+        for name, value in args.to_dict().items()
+        if not any(word in name for word in HIDDEN) and not name.endswith("token")
+    }
+
+
+def without_home(text: str) -> str:
+    """Paths of a person's own, as anyone would write them."""
+    return text.replace(str(Path.home()), "~")
 
 
 def commit() -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy as np
 from harness.settings import Settings, UserError
 from harness.train import embedded
 from harness.train.data import cached
+from harness.train.environment import without_home
 from harness.train.hub import explain
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
@@ -79,7 +80,7 @@ def load(settings: Settings) -> Source:
     return Source(
         train, test, inputs, train_labels, test_labels, labels,
         {
-            "dataset": name.replace(str(Path.home()), "~"),
+            "dataset": without_home(name),
             "test_from": how,
             "input_columns": inputs,
             "label_column": label,

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+from transformers.trainer_utils import SaveStrategy
 
 from harness.records import write_json
 from harness.train import parallel
@@ -44,6 +45,7 @@ class EpochEdges(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.log_epoch()
+        control.should_save |= args.save_strategy == SaveStrategy.STEPS
 
 
 class ExactTrainer(Trainer):
@@ -72,7 +74,7 @@ class ExactTrainer(Trainer):
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
         self.callback_handler.callbacks.insert(0, EpochEdges(self))
-        self.sums = Sums(self.args.device)
+        self.sums = Sums(self.args.device, reused=self.args.torch_compile)
 
     # ---- batches, loss and gradient ----
 
@@ -100,16 +102,13 @@ class ExactTrainer(Trainer):
         result = super().compute_loss(model, inputs, *args, **kwargs)
         if model.training:
             loss = result[0] if isinstance(result, tuple) else result
-            self.sums.loss.add_(loss.detach().mean(), alpha=samples)
-            self.sums.samples += samples
+            self.sums.add_loss(loss, samples)
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self.sums.norm.add_(norm)
-        self.sums.clipped.add_(norm > self.args.max_grad_norm)
-        self.sums.updates += 1
+        self.sums.add_norm(norm, self.args.max_grad_norm)
         return norm
 
     @contextmanager
@@ -163,7 +162,7 @@ class ExactTrainer(Trainer):
     # ---- the epoch's sums ----
 
     def begin_training(self) -> None:
-        self.sums = Sums(self.args.device)
+        self.sums = Sums(self.args.device, reused=self.args.torch_compile)
         if before := self.run.epoch_so_far.get("sums"):
             self.sums.restore(before, leader=self.args.process_index == 0)
         if self.settings.rank_dropout == "own":
@@ -173,7 +172,7 @@ class ExactTrainer(Trainer):
 
     def log_epoch(self) -> None:
         loss, samples, norm, clipped, updates = self.sums.total()
-        self.sums = Sums(self.args.device)
+        self.sums = Sums(self.args.device, reused=self.args.torch_compile)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise Diverged(f"loss or gradient is not finite in epoch {self.state.epoch:.0f}")
         entry = {
@@ -203,6 +202,9 @@ class ExactTrainer(Trainer):
     # ---- checkpoints ----
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        edge = abs((self.state.epoch or 0) - round(self.state.epoch or 0)) < 1e-6
+        if edge and self.run.partial_epoch():
+            return  # a run resumed from here would never write this epoch's row: save after it
         parallel.average_buffers(self.model)
         super()._save_checkpoint(model, trial)
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
@@ -221,11 +223,30 @@ class ExactTrainer(Trainer):
                     shutil.rmtree(other, ignore_errors=True)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.settings.strategy != "fsdp":
-            return super().save_model(output_dir, _internal_call)
-        weights = parallel.whole_weights(self.model)
+        weights = parallel.whole_weights(self.model) if self.settings.strategy == "fsdp" else None
         if self.args.should_save:
             self._save(output_dir, state_dict=weights)
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        # Under the names that the weights have in memory: the Trainer saves a ViT under the names
+        # of its first publication, and when it resumes it finds none of them.
+        folder = output_dir or self.args.output_dir
+        self.model.save_pretrained(folder, state_dict=state_dict, save_original_format=False)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        file = Path(resume_from_checkpoint) / "model.safetensors"
+        if self.settings.strategy == "fsdp":
+            parallel.load_weights(self.model, safetensors.torch.load_file(file))
+        else:
+            # Strict: a weight that is not found would stay as it was first drawn.
+            safetensors.torch.load_model(self.model, file, strict=True)
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.settings.strategy != "fsdp":
@@ -234,17 +255,6 @@ class ExactTrainer(Trainer):
         if self.args.should_save:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.settings.strategy != "fsdp":
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        file = Path(resume_from_checkpoint) / "model.safetensors"
-        parallel.load_weights(self.model, safetensors.torch.load_file(file))
-
-    def _load_best_model(self) -> None:
-        if self.settings.strategy != "fsdp":
-            return super()._load_best_model()
-        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.settings.strategy != "fsdp":

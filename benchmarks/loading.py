@@ -1,0 +1,122 @@
+"""How long reading takes: load and load_runs over many run folders.
+
+    python benchmarks/loading.py            1,000 runs of 5 epochs, target: under 3 s each
+
+The folders are made with the functions that write real ones, so they hold what real ones hold.
+They have just been written: they are read from the system's memory, not from a disk.
+"""
+
+# ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from harness.flags import as_mapping, parse
+from harness.identity import run_id
+from harness.read import load, load_runs
+from harness.records import FINISHED, SCHEMA, RunFolder, append_row, write_json
+from harness.settings import Settings
+from harness.train import attempts
+from harness.train.summary import write_summary
+from harness.trainer_flags import trainer_flags
+
+EPOCHS, RANKS, TARGET_S = 5, 4, 3.0
+QUALITY = (
+    "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
+    "precision_macro", "recall_macro", "f1_macro",
+)  # fmt: skip
+
+
+def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
+    """A row with the fields of a real one; the values only look the part."""
+    wobble = 1 + (seed * 31 + epoch * 7) % 100 / 1234.5
+    return {
+        "epoch": float(epoch), "updates": 125 * epoch, "samples": 8000, "fed_samples": 8000,
+        "effective_batch": 64, "learning_rate": 2e-5 / epoch, "grad_norm": 1.3 * wobble,
+        "clipped_share": 0.5 / wobble, **{name: 0.876 * wobble for name in QUALITY},
+        "epoch_time_s": 31.4 * wobble, "train_samples_per_s": 8000 / 31.4 / wobble,
+        "train_samples_per_s_per_gpu": 2000 / 31.4 / wobble, "timed_steps": 125,
+        "timed_samples": 8000, "timed_s": 31.2 * wobble, "step_time_median_s": 0.25 * wobble,
+        "step_time_p95_s": 0.26 * wobble, "data_wait_share": 0.012 * wobble,
+        "peak_memory_gib_per_rank": [11.5 * wobble] * RANKS, "eval_samples": 2000,
+        "eval_time_s": 5.1 * wobble, "eval_samples_per_s": 2000 / 5.1 / wobble, "attempt": 1,
+        "wall_s": 40.0 * epoch * wobble, "unix": 1.7e9 + 40.0 * epoch,
+    }  # fmt: skip
+
+
+def machine(seed: int) -> dict[str, Any]:
+    """What environment.json holds; two kinds of machine."""
+    return {
+        "machine": ("nvidia-a100-sxm4-80gbx4", "tesla-p100-pcie-16gbx4")[seed % 2],
+        "cpu": "a processor", "cpu_cores": 64, "memory_gib": 503.5, "gpus": ["a GPU"] * RANKS,
+        "versions": {name: "1.2.3" for name in ("torch", "transformers", "accelerate", "numpy")},
+        "commit": "0" * 40, "dirty": False, "command": "bert.py", "variables": {},
+        "nodes": 1, "processes_per_node": RANKS, "effective_batch": 64, "updates": 125 * EPOCHS,
+        "observed": {"strategy": "ddp", "world": RANKS, "parameters": 199},
+        "data": {"dataset": "fancyzhx/ag_news", "train_samples": 8000, "classes": 4},
+    }  # fmt: skip
+
+
+def settings_of(seed: int) -> Settings:
+    """Every setting of a run on four processes."""
+    world = {"RANK": "0", "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
+    return parse("bert", ["--seed", str(seed), "--epochs", str(EPOCHS)], environ=world)
+
+
+def make_runs(root: Path, count: int) -> None:
+    """This many finished runs below a folder."""
+    # As many as LogCallback writes: every argument of the Trainer.
+    arguments = {name: default for name, (default, _) in trainer_flags().items()}
+    for seed in range(count):
+        settings = settings_of(seed)
+        folder = RunFolder(root / "bert" / str(settings.setup) / run_id(settings))
+        content = {"schema": SCHEMA, **as_mapping(settings), "training_arguments": arguments}
+        write_json(folder.settings, content)
+        write_json(folder.environment, machine(seed))
+        attempts.begin(folder, update=0, processes=RANKS)
+        for epoch in range(1, EPOCHS + 1):
+            append_row(folder.epochs, epoch_row(seed, epoch))
+            for rank in range(RANKS):
+                append_row(folder.rank(rank), {"epoch": epoch, "rank": rank, "epoch_time_s": 31.4})
+        attempts.end(folder, FINISHED, None, 200.0)
+        write_summary(folder, FINISHED, None, settings.best_metric)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000, help="run folders (1000)")
+    parser.add_argument("--quick", action="store_true", help="20 run folders")
+    asked = parser.parse_args(argv)
+    count = 20 if asked.quick else asked.runs
+    print(f"{count} runs of {EPOCHS} epochs, made anew; best and worst of 3\n")
+    print("| function | rows | columns | best s | worst s | target s |")
+    print("|---|---|---|---|---|---|")
+    slow = False
+    with tempfile.TemporaryDirectory() as folder:
+        # Waiting for the disk ten thousand times is no part of what is measured.
+        with mock.patch("os.fsync"):
+            make_runs(Path(folder), count)
+        for function in (load, load_runs):
+            took = []
+            for _ in range(3):
+                began = time.perf_counter()
+                frame = function(folder)
+                took.append(time.perf_counter() - began)
+            slow |= max(took) > TARGET_S
+            cells = (f"{min(took):.3f}", f"{max(took):.3f}", f"{TARGET_S:g}")
+            print(f"| {function.__name__} | {' | '.join(map(str, (*frame.shape, *cells)))} |")
+    return int(slow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""What the apparatus costs per training step, against transformers' bare Trainer on the same work.
+
+    python benchmarks/overhead.py --pairs 8 --out overhead.json
+
+Three arms take turns in one process, step by step, from the same weights and with the same batches
+in the same order; a pair is one such round, with new models:
+
+    ours    ExactTrainer + LogCallback + Console, as bert.py and vit.py put them together
+    bare    the Trainer with the same arguments: the honest baseline, held to at most 1 %
+    stock   the Trainer with its own defaults for what ours switches off (NaN filter, item count)
+
+All evaluate alike, with the same metrics, and save nothing. Evaluation is in none of the figures.
+"""
+
+# ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch
+from transformers import PrinterCallback, Trainer, TrainerCallback
+
+from benchmarks import start_up
+from benchmarks.overhead_table import table
+from harness.flags import parse
+from harness.train import models
+from harness.train.console import Console
+from harness.train.environment import environment
+from harness.train.images import load_images
+from harness.train.metrics import BatchMetrics
+from harness.train.run import start
+from harness.train.texts import load_texts
+from harness.train.trainer import EpochOrder, ExactTrainer
+from logcallback import LogCallback
+
+ARMS = ("ours", "bare", "stock")
+LEFT_OUT = 5  # first steps of a round
+THREADS = int(os.environ.get("OMP_NUM_THREADS", 1))
+# Script and flags. Nano is the worst case: a step takes a few milliseconds.
+CASES = {
+    "bert-nano": "bert --train_size 2560 --test_size 256 --epochs 2",
+    "vit-nano": "vit --train_size 1280 --test_size 256 --epochs 3",
+    "bert-mini": "bert --model bert-mini --b 16 --train_size 320 --test_size 64 --epochs 2",
+    "vit-tiny": "vit --model vit-tiny-patch32 --image_size 224 --b 8 --train_size 160 "
+    "--test_size 64 --epochs 2",
+    "bert-base": "bert --model bert-base --train_size 1280 --test_size 128 --epochs 2 "
+    "--precision bf16",
+    "vit-base": "vit --model vit-base-patch16 --image_size 224 --train_size 1280 --test_size 128 "
+    "--epochs 2 --precision bf16",
+}
+CPU_CASES, GPU_CASES = "bert-nano,vit-nano,bert-mini,vit-tiny", "bert-nano,vit-base"
+
+
+class Baton:
+    """One arm runs at a time, for one step: what slows the machine for a while slows all alike."""
+
+    def __init__(self, order: Sequence[str]) -> None:
+        self.order, self.turn = list(order), threading.Condition()
+
+    def take(self, arm: str) -> None:
+        with self.turn:
+            self.turn.wait_for(lambda: self.order[0] == arm)
+
+    def give(self, arm: str, stay: bool = True) -> None:
+        with self.turn:
+            self.order.remove(arm)
+            self.order += [arm] if stay else []
+            self.turn.notify_all()
+
+
+class Marks(TrainerCallback):
+    """The one clock of all arms: from the end of a step to the end of the next in its epoch.
+
+    Beside the time it takes the processor time of the training thread, which other programs on
+    the machine disturb less. Last of the callbacks, so that what the others do is in the step.
+    """
+
+    def __init__(self, arm: str, baton: Baton, cuda: bool) -> None:
+        self.arm, self.baton, self.cuda = arm, baton, cuda
+        self.seen, self.first_s, self.waited_s = 0, 0.0, 0.0
+        self.steps: list[tuple[float, float]] = []
+        self.last: tuple[float, float] | None = None
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.last = None  # an evaluation lies between
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()  # so host work counts in full: nothing hides behind the device
+        now, thread = time.perf_counter(), time.thread_time()
+        self.seen += 1
+        self.first_s = self.first_s or now
+        if self.last is not None and self.seen > LEFT_OUT:
+            self.steps.append((now - self.last[0], thread - self.last[1]))
+        self.baton.give(self.arm)
+        self.baton.take(self.arm)
+        self.last = (time.perf_counter(), time.thread_time())
+        self.waited_s += self.last[0] - now
+
+
+class Bare(Trainer):
+    """The Trainer, fed the same samples in the same order and form as ours."""
+
+    seed = 0
+    to_device: Any = None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return EpochOrder(len(self.train_dataset), self.seed)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return self.to_device(super()._prepare_inputs(inputs))
+
+
+def watch(owner: Any, name: str, cuda: bool) -> list[float]:
+    """The list to which the seconds of each call of this method will be added."""
+    taken, method = [], getattr(owner, name)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        if cuda:
+            torch.cuda.synchronize()  # waiting for earlier steps is no cost of this
+        began = time.perf_counter()
+        result = method(*args, **kwargs)
+        taken.append(time.perf_counter() - began)
+        return result
+
+    setattr(owner, name, timed)
+    return taken
+
+
+def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[str, Any]]:
+    """A trainer with the weights that all arms have; called, it trains and says what it took."""
+    script, *flags = case.split()
+    flags += ["--tiny", "--save", "none", "--rerun", "--output_dir", str(root / arm)]
+    run = start(parse(script, flags, environ={}))
+    assert run is not None
+    data = (load_texts if script == "bert" else load_images)(run.settings, run.batches)
+    run.use(data.facts)
+    torch.manual_seed(run.settings.seed)
+    cuda = run.args.device.type == "cuda"
+    log, marks = LogCallback(run), Marks(arm, baton, cuda)
+    writing = [watch(log, name, cuda) for name in ("on_epoch_end", "on_evaluate")]
+    same: dict[str, Any] = {
+        "model": models.build(run.settings, data.labels), "args": run.args,
+        "train_dataset": data.train, "eval_dataset": data.test, "data_collator": data.collate,
+        "processing_class": data.processing, "compute_metrics": BatchMetrics(len(data.labels)),
+    }  # fmt: skip
+    trainer: Any
+    if arm == "ours":
+        callbacks = [log, Console(run), marks]
+        trainer = ExactTrainer(run=run, to_device=data.to_device, callbacks=callbacks, **same)
+    else:
+        if arm == "stock":
+            run.args.logging_nan_inf_filter = run.args.average_tokens_across_devices = True
+        else:
+            same["model"].accepts_loss_kwargs = False
+        trainer = Bare(callbacks=[marks], **same)
+        trainer.seed, trainer.to_device = run.settings.seed, data.to_device
+        trainer.remove_callback(PrinterCallback)
+    evaluating = watch(trainer, "evaluation_loop", cuda)
+
+    def train() -> dict[str, Any]:
+        torch.set_num_threads(THREADS)  # a setting of each thread
+        baton.take(arm)
+        try:
+            began = time.perf_counter()
+            trainer.train()
+            train_s = time.perf_counter() - began - marks.waited_s - sum(evaluating)
+        finally:
+            baton.give(arm, stay=False)
+        times, thread = zip(*marks.steps, strict=True)
+        losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        return {
+            "steps": len(times), "step_s": statistics.median(times), "all_steps_s": sum(times),
+            "step_thread_s": statistics.median(thread), "train_s": train_s,
+            "first_step_s": marks.first_s - began, "eval_loss": losses[-1],
+            "writing_s": [sum(both) for both in zip(*writing, strict=True)],
+        }  # fmt: skip
+
+    return train
+
+
+def measure(case: str, pairs: int) -> list[dict[str, Any]]:
+    """All arms side by side, once a pair, after a round that is dropped."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        for pair in range(pairs + 1):
+            # Every arm begins, and follows each of the others, equally often.
+            turn = pair % len(ARMS)
+            order = (ARMS[turn:] + ARMS[:turn])[:: -1 if pair % 2 else 1]
+            baton = Baton(order)
+            trains = [prepare(arm, case, Path(folder), baton) for arm in order]
+            with ThreadPoolExecutor(len(order)) as pool:
+                rounds = [pool.submit(train) for train in trains]
+            found.append({arm: done.result() for arm, done in zip(order, rounds, strict=True)})
+    return found[1:]
+
+
+def main(argv: list[str] | None = None) -> int:
+    cases = GPU_CASES if torch.cuda.is_available() else CPU_CASES
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=8, help="rounds of each arm (8)")
+    parser.add_argument("--cases", default=cases, help=f"of {', '.join(CASES)} ({cases})")
+    parser.add_argument("--quick", action="store_true", help="one small pair: does it run?")
+    parser.add_argument("--bar", action="store_true", help="with the progress bar of a terminal")
+    parser.add_argument("--no_start_up", action="store_true", help="do not time the start")
+    parser.add_argument("--out", type=Path, help="JSON record; the table goes beside it as .md")
+    asked = parser.parse_args(argv)
+    torch.set_num_threads(THREADS)
+    chosen, pairs = {name: CASES[name] for name in asked.cases.split(",")}, asked.pairs
+    if asked.quick:
+        chosen, pairs = {"vit-nano": "vit --train_size 640 --test_size 64 --epochs 2"}, 1
+    if asked.bar:
+        os.environ["TTY_COMPATIBLE"] = "1"  # rich then draws as on a terminal
+    scripts = () if asked.quick or asked.no_start_up else ("bert", "vit")
+    record = {
+        "environment": environment(), "threads": THREADS, "pairs": pairs, "bar": asked.bar,
+        "cases": {name: measure(case, pairs) for name, case in chosen.items()},
+        "start_up": {script: start_up.start_up(script, THREADS) for script in scripts},
+    }  # fmt: skip
+    print(table(record))
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(record, indent=2) + "\n")
+        asked.out.with_suffix(".md").write_text(table(record) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The record of overhead.py as tables in Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import start_up
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    low, middle, high = (form.format(f(values)) for f in (min, statistics.median, max))
+    return f"{middle} ({low} to {high})"
+
+
+def table(record: dict[str, Any]) -> str:
+    facts = record["environment"]
+    versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items() if v)
+    lines = [
+        f"{facts['machine']}, {record['threads']} thread(s), Python {facts['python']}, {versions}; "
+        f"{record['pairs']} pairs: median (smallest to largest)\n",
+        "| model | against | step ms | step time ratio | all steps ratio | thread time ratio "
+        "| thread ms more a step | train() without evaluation ratio | first step ms later |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, pairs in record["cases"].items():
+        for arm in ("bare", "stock"):
+            both = [(pair["ours"], pair[arm]) for pair in pairs]
+            step, steps, thread, train = (
+                spread([ours[key] / other[key] for ours, other in both], "{:.4f}")
+                for key in ("step_s", "all_steps_s", "step_thread_s", "train_s")
+            )
+            more, later = (
+                spread([1000 * (ours[key] - other[key]) for ours, other in both], form)
+                for key, form in (("step_thread_s", "{:+.3f}"), ("first_step_s", "{:+.0f}"))
+            )
+            ms = f"{1000 * statistics.median(other['step_s'] for _, other in both):.2f}"
+            cells = (name, arm, ms, step, steps, thread, more, train, later)
+            lines.append(f"| {' | '.join(cells)} |")
+    lines.append("\n| model | row writing, first epoch, ms | later epochs, ms |\n|---|---|---|")
+    for name, pairs in record["cases"].items():
+        writing = [[1000 * s for s in pair["ours"]["writing_s"]] for pair in pairs]
+        first = spread([w[0] for w in writing], "{:.1f}")
+        later = spread([s for w in writing for s in w[1:]], "{:.1f}")
+        lines.append(f"| {name} | {first} | {later} |")
+    if record["start_up"]:
+        lines.append("\n" + start_up.table(record["start_up"]))
+    return "\n".join(lines)

@@ -1,0 +1,168 @@
+"""The benchmarks run, and every command of benchmarks/gpu.sh is one that parses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.flags import parse
+from harness.records import read_json, read_rows
+from tests.ranks import Done, ran, script
+
+GPU_SH = ["bash", "benchmarks/gpu.sh"]
+# What torchrun sets for one process on one node.
+LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+def run_benchmark(name: str, argv: list[str]) -> int:
+    module: Any = __import__(f"benchmarks.{name}", fromlist=["main"])
+    return int(module.main(argv))
+
+
+def benchmark(name: str, *argv: str) -> Done:
+    done = ran(1, run_benchmark, name, list(argv), env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.err
+    return done
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells of the table row that begins with this one."""
+    (line,) = [t for t in text.splitlines() if t.startswith(f"| {first} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# ---- overhead.py and start_up.py ----
+
+
+def test_overhead_compares_equal_work(tmp_path: Path) -> None:
+    done = benchmark("overhead", "--quick", "--out", str(tmp_path / "found.json"))
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert record["threads"] == 1 and record["start_up"] == {}
+    assert record["environment"]["machine"] and record["environment"]["versions"]["torch"]
+    (pair,) = record["cases"]["vit-nano"]
+    assert set(pair) == {"ours", "bare", "stock"}
+    # The same samples in the same order from the same weights: this model has no dropout.
+    losses = [arm["eval_loss"] for arm in pair.values()]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    for arm in pair.values():
+        assert arm["steps"] == 2 * 20 - 5 - 1  # warm-up, and the first of the second epoch
+        assert arm["step_thread_s"] > 0 and 0 < arm["step_s"] < arm["all_steps_s"] < arm["train_s"]
+    assert len(pair["ours"]["writing_s"]) == 2 and pair["bare"]["writing_s"] == []
+    table = (tmp_path / "found.md").read_text()
+    assert table.strip() == done.out.strip()
+    rows = [line for line in table.splitlines() if line.startswith("| vit-nano |")]
+    assert [line.split(" | ")[1] for line in rows[:2]] == ["bare", "stock"]
+    assert len(rows) == 3  # the last one is of row writing
+
+
+def test_start_up_is_timed_to_the_end_of_the_first_step() -> None:
+    from benchmarks.start_up import FIRST_STEP, table
+
+    compile(FIRST_STEP.format(script="vit"), "first_step", "exec")
+    text = table({"vit": {"empty": 3.25, "filled": 1.5}})
+    assert cells(text, "vit.py") == ["vit.py", "3.25", "1.50"]
+
+
+# ---- loading.py ----
+
+
+def test_loading_reads_what_it_made() -> None:
+    done = benchmark("loading", "--quick")
+    for function, rows in (("load", "100"), ("load_runs", "20")):
+        row = cells(done.out, function)
+        assert row[1] == rows and float(row[3]) <= float(row[4]) < float(row[5])
+
+
+def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
+    from benchmarks.loading import epoch_row, machine
+
+    flags = ["--tiny", "--train_size=64", "--test_size=64", "--epochs=1", "--save=none"]
+    done = script("vit", *flags, "--o", str(tmp_path))
+    assert done.code == 0, done.err
+    (folder,) = tmp_path.glob("vit/*/*")
+    (row,), _ = read_rows(folder / "epochs.jsonl")
+    assert set(epoch_row(1, 1)) == set(row)
+    assert set(machine(1)) <= set(read_json(folder / "environment.json") or {})
+
+
+# ---- gpu.sh ----
+
+
+def gpu_sh(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*GPU_SH, *argv],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"PYTHON": "a_python"} | env,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
+    out = tmp_path / "a folder"
+    done = gpu_sh("--dry_run", str(out))
+    assert done.returncode == 0, done.stderr
+    assert not out.exists()
+    seen = set()
+    others = []
+    for line in done.stdout.splitlines():
+        words = shlex.split(line)
+        assert words[0] == "a_python"
+        named = [i for i, word in enumerate(words) if word in ("bert.py", "vit.py")]
+        if not named:
+            others.append(words[1:3])
+            continue
+        launched = words[1:3] == ["-m", "torch.distributed.run"]
+        settings = parse(
+            words[named[0]].removesuffix(".py"),
+            words[named[0] + 1 :],
+            environ=LAUNCHED if launched else {},
+        )
+        assert settings.output_dir == f"{out}/records"
+        assert str(settings.dataset).startswith("embedded:")  # no network
+        assert dict(settings.trainer)["max_steps"] <= 50
+        seen |= {settings.model, settings.precision, settings.strategy, settings.batchnorm}
+        seen |= {name for name in ("fsdp_offload",) if getattr(settings, name)}
+        seen |= set(dict(settings.trainer))
+    assert others == [["-m", "pytest"], ["benchmarks/overhead.py", "--pairs"], ["-m", "harness"]]
+    assert seen >= {"fp32", "tf32", "bf16", "fp16", "single", "dp", "ddp", "fsdp", "fsdp_offload"}
+    assert seen >= {"bert-base", "distilbert-base", "vit-base-patch16", "vit-base-patch32"}
+    assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}
+
+
+def test_gpu_sh_refuses_a_wrong_call_and_a_machine_without_gpu(tmp_path: Path) -> None:
+    for wrong in ([], ["--dryrun", "x"], ["one", "two"]):
+        done = gpu_sh(*wrong)
+        assert done.returncode == 2 and done.stderr.startswith("usage: ")
+    # Stands for a Python whose torch sees no GPU.
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho False\n")
+    python.chmod(0o755)
+    done = gpu_sh(str(tmp_path / "out"), PYTHON=str(python))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "no GPU" in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
+    """With a Python that answers, but fails for one model and has no table to print."""
+    python, out = tmp_path / "a python", tmp_path / "o u t"
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        "*is_available*) echo True ;;\n"
+        "*resnet-18-cifar*) echo out of order >&2; exit 3 ;;\n"
+        "*'harness table'*) echo the table ;;\nesac\n"
+    )
+    python.chmod(0o755)
+    done = gpu_sh(str(out), PYTHON=str(python))
+    assert done.returncode == 1, done.stderr
+    assert (out / "table.txt").read_text() == "the table\n"
+    failures = (out / "failures.txt").read_text()
+    assert failures.count(": 3  ") == 2 and failures.count("out of order") == 2
+    assert done.stdout.splitlines()[-1].startswith("2 of 2")
+    assert (out / "logs" / "overhead.txt").exists()

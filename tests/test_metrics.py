@@ -1,0 +1,222 @@
+"""The metrics of a distributed, batch-wise evaluation are those of the whole test set at once."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    log_loss,
+    precision_score,
+    recall_score,
+    top_k_accuracy_score,
+)
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import AutoModelForImageClassification, EvalPrediction
+
+from harness.flags import parse
+from harness.records import find_runs, read_rows
+from harness.train.images import load_images
+from harness.train.metrics import BatchMetrics
+from tests.ranks import ranks, script
+from tests.toys import CPU, Points, ours
+
+SIZES = [(13, 4), (50, 8), (101, 8), (3, 4)]  # samples, batch of each rank
+CLASSES = (2, 5, 6, 9)
+NEVER = 1  # a class that some samples have and no prediction says
+
+
+def logits_of(samples: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The answers of a model that is right more often than not, and never says one class."""
+    draw = np.random.default_rng([samples, classes])
+    labels = draw.integers(classes, size=samples)
+    labels[0] = NEVER
+    logits = draw.normal(size=(samples, classes))
+    logits[np.arange(samples), labels] += 1.0
+    logits[:, NEVER] = logits.min() - 1.0
+    return logits.astype(np.float32), labels
+
+
+def expected(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """scikit-learn on everything at once; the cross-entropy in double precision."""
+    wide = logits.astype(np.float64)
+    scores = wide - np.log(np.exp(wide).sum(1, keepdims=True))
+    classes = np.arange(logits.shape[1])
+    found = {
+        "loss": log_loss(labels, np.exp(scores), labels=classes),
+        "accuracy": accuracy_score(labels, wide.argmax(1)),
+    }
+    assert found["loss"] == pytest.approx(-scores[np.arange(len(labels)), labels].mean(), abs=1e-12)
+    for name, score in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        for suffix, average in (("", "weighted"), ("_macro", "macro")):
+            found[name + suffix] = score(labels, wide.argmax(1), average=average, zero_division=0)
+    if len(classes) > 5:
+        found["top5_accuracy"] = top_k_accuracy_score(labels, wide, k=5, labels=classes)
+    return found
+
+
+class Numbered(Dataset):
+    """Samples that are no more than their number and their class."""
+
+    def __init__(self, labels: np.ndarray) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"number": i, "labels": int(self.labels[i])}
+
+
+class Table(nn.Module):
+    """Answers each sample with its row of a table."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.table = torch.from_numpy(logits)
+
+    def forward(self, number: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.table[number] * self.scale
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def evaluations(folder: str) -> dict[str, Any]:
+    found = {}
+    for samples, batch in SIZES:
+        for classes in CLASSES:
+            logits, labels = logits_of(samples, classes)
+            case = f"{samples}_{classes}"
+            trainer, _ = ours(
+                f"{folder}/{case}", Table(logits), Points(24), Numbered(labels),
+                f"--eval_batch={batch}", records=False,
+            )  # fmt: skip
+            trainer.compute_metrics = BatchMetrics(classes)
+            # Twice: nothing of one evaluation may be left for the next.
+            found[case] = [trainer.evaluate(), trainer.evaluate()]
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_metrics_are_those_of_the_whole_set(count: int, tmp_path: Path) -> None:
+    # 3 samples on 3 ranks: each has one, and 2 ranks fill up with one that is not counted.
+    on_ranks = ranks(count, evaluations, str(tmp_path), env=CPU)
+    for samples, _ in SIZES:
+        for classes in CLASSES:
+            logits, labels = logits_of(samples, classes)
+            wanted = expected(logits, labels)
+            for found in on_ranks:
+                for given in found[f"{samples}_{classes}"]:
+                    assert given["eval_samples"] == samples
+                    quality = {k.removeprefix("eval_"): v for k, v in given.items()}
+                    assert ("top5_accuracy" in quality) == (classes > 5)
+                    for name, value in wanted.items():
+                        case = (samples, classes, name)
+                        assert quality[name] == pytest.approx(value, abs=1e-9, rel=0), case
+
+
+def test_a_class_that_is_never_predicted_counts() -> None:
+    logits, labels = logits_of(101, 6)
+    assert NEVER in labels and NEVER not in logits.argmax(1)
+    wanted = expected(logits, labels)
+    metrics = BatchMetrics(6)
+    for start in range(0, 101, 7):
+        part = slice(start, start + 7)
+        found = metrics(EvalPrediction(logits[part], labels[part]), start + 7 >= 101)
+    assert {k: v for k, v in found.items() if k != "samples"} == pytest.approx(wanted, abs=1e-9)
+    # It is a zero in the mean over classes, not a class left out of it.
+    others = [i for i in range(6) if i != NEVER]
+    left_out = recall_score(labels, logits.argmax(1), average="macro", labels=others)
+    assert found["recall_macro"] == pytest.approx(left_out * 5 / 6, abs=1e-9)
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch", "half", "tuple"])
+def test_logits_of_all_forms(form: str) -> None:
+    logits, labels = logits_of(40, 7)
+    logits = logits.astype(np.float16).astype(np.float32)  # the same in all forms
+    given: Any = {
+        "numpy": logits,
+        "torch": torch.from_numpy(logits),
+        "half": torch.from_numpy(logits).half(),
+        "tuple": (logits, np.zeros((40, 3))),  # hidden states, say
+    }[form]
+    answer = BatchMetrics(7)(EvalPrediction(given, labels), True)
+    assert answer.pop("samples") == 40
+    assert answer == pytest.approx(expected(logits, labels), abs=1e-9)
+
+
+def test_five_classes_that_score_as_high_are_no_hit() -> None:
+    """A place is the number of higher scores: a sixth place is none of the first five."""
+    logits = np.arange(8, dtype=np.float32)[None].repeat(8, axis=0)
+    found = BatchMetrics(8)(EvalPrediction(logits, np.arange(8)), True)
+    assert found["top5_accuracy"] == 5 / 8
+    assert found["accuracy"] == 1 / 8
+
+
+def kept(folder: str) -> dict[str, Any]:
+    """What an evaluation with many classes holds on to while it goes."""
+    logits, labels = logits_of(256, 1000)
+    trainer, _ = ours(
+        folder, Table(logits), Points(24), Numbered(labels), "--eval_batch=8", records=False
+    )
+    metrics = BatchMetrics(1000)
+    seen: list[Any] = []
+    alive: list[int] = []
+
+    def watch(batch: EvalPrediction, compute_result: bool) -> dict[str, float]:
+        seen.append(weakref.ref(batch.predictions))
+        alive.append(sum(one() is not None for one in seen))
+        return metrics(batch, compute_result)
+
+    trainer.compute_metrics = watch
+    trainer.evaluate()
+    full = BatchMetrics(1000)
+    for start in range(0, 256, 8):
+        full(EvalPrediction(logits[start : start + 8], labels[start : start + 8]), False)
+    full.metric._finalize()  # what was added is written to the buffer
+    size = full.metric.data.data.nbytes
+    return {"batches": len(seen), "alive": max(alive), "bytes": size / 256}
+
+
+def test_no_pile_of_logits(tmp_path: Path) -> None:
+    for count in (1, 2):
+        found = ranks(count, kept, str(tmp_path / str(count)), env=CPU)[0]
+        assert found["batches"] == 256 // 8 // count
+        assert found["alive"] <= 2  # this batch, and the one before where it is not yet freed
+        assert found["bytes"] <= 4 * 8  # four numbers, where the logits are a thousand
+
+
+def again(root: str, argv: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and classes of the test set, from the model that a run has saved."""
+    settings = parse("vit", argv)
+    (folder,) = find_runs(Path(root))
+    (checkpoint,) = folder.path.glob("checkpoint-*")
+    model = AutoModelForImageClassification.from_pretrained(checkpoint).eval()
+    images = load_images(settings, 1)
+    test: Any = images.test
+    batch = images.to_device(images.collate(test.__getitems__(list(range(len(test))))))
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        return model(**batch).logits.numpy(), labels.numpy()
+
+
+def test_a_row_is_what_the_saved_model_does(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "192", "--test_size", "101", "--eval_batch", "7"]
+    argv += ["--epochs", "2", "--save", "last", "--o", str(tmp_path)]
+    done = script("vit", *argv, count=2)
+    assert done.code == 0, done.err
+    (folder,) = find_runs(tmp_path)
+    *_, row = read_rows(folder.epochs)[0]
+    ((logits, labels),) = ranks(1, again, str(tmp_path), argv)
+    assert row["eval_samples"] == len(labels) == 101
+    wanted = expected(logits, labels)
+    # Other batches, other rounding: the loss is compared as single precision allows.
+    assert row["eval_loss"] == pytest.approx(wanted.pop("loss"), abs=1e-5)
+    assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
