@@ -21,3 +21,16 @@ import pytest
 @pytest.fixture
 def root() -> Path:
     return Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need what this machine lacks are left out, and the report says why."""
+    import torch
+
+    gpu = pytest.mark.skip(reason="needs an NVIDIA GPU: none is visible")
+    root = pytest.mark.skip(reason="needs root")
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(gpu)
+        if item.get_closest_marker("root") and os.geteuid() != 0:
+            item.add_marker(root)

@@ -93,7 +93,7 @@ def message(function, **fields):
 print(json.dumps({
     "model": message(models.configuration, model="me/none"),
     "bare": message(models.configuration, model="nothing-like-it"),
-    "images": message(images._image_processor, script="vit", model="me/none"),
+    "images": message(images._resizer, script="vit", model="me/none"),
     "dataset": message(sources.load, dataset="me/none"),
     "config": message(sources.load, dataset="me/two"),
 }))

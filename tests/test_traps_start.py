@@ -20,6 +20,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from harness.flags import parse
 from harness.settings import UserError
 from harness.train import models, sources
+from harness.train.arguments import training_arguments
 from harness.train.run import start
 from tests.ranks import ranks
 from tests.toys import (
@@ -198,9 +199,9 @@ def stock_without_use_cpu(folder: str) -> dict[str, Any]:
         "updates": trainer.state.global_step,
     }
     try:
-        start(parse("bert", argv(folder, "--use_cpu=false")))
+        training_arguments(parse("bert", argv(folder, "--use_cpu=false")), Path(folder), world=2)
         refused = ""
-    except RuntimeError as error:
+    except UserError as error:
         refused = str(error)
     net = Net()
     trainer, run = ours(folder, net, Points(16), Points(8))

@@ -20,7 +20,13 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, Sampler
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+)
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import SaveStrategy
 
@@ -233,7 +239,11 @@ class ExactTrainer(Trainer):
         # Under the names that the weights have in memory: the Trainer saves a ViT under the names
         # of its first publication, and when it resumes it finds none of them.
         folder = output_dir or self.args.output_dir
-        self.model.save_pretrained(folder, state_dict=state_dict, save_original_format=False)
+        if isinstance(self.model, PreTrainedModel):
+            self.model.save_pretrained(folder, state_dict=state_dict, save_original_format=False)
+        else:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            safetensors.torch.save_model(self.model, str(Path(folder) / "model.safetensors"))
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
