@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,9 @@ from harness.flags import as_mapping
 from harness.records import SCHEMA, RunFolder, append_row, read_rows, write_json
 from harness.strategies import World, world_of
 from harness.train import attempts, summary
-from harness.train.clock import StepClock, quantile
-from harness.train.environment import (
-    environment,
-    peak_memory_gib,
-    resolved_arguments,
-    without_home,
-)
+from harness.train.clock import StepClock
+from harness.train.environment import environment, resolved_arguments, without_home
+from harness.train.rows import mean_of_log, rank_row, size_of
 from harness.train.run import Run
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
@@ -69,7 +64,7 @@ class LogCallback(TrainerCallback):
         self.clock = StepClock(args.device.type == "cuda")
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         loader: Any = kwargs.get("train_dataloader")
-        self.train_samples = _size(loader)
+        self.train_samples = size_of(loader)
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         self.steps_left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         self.first_update = state.global_step
@@ -170,7 +165,7 @@ class LogCallback(TrainerCallback):
             steps[-1] = (steps[-1][0] - int(short), steps[-1][1])
         first_epoch = self.updates_before == self.first_update
         timed = steps[self.steps_left_out :] if first_epoch else steps
-        mine = self._rank_row(state, train_s, [seconds for _, seconds in timed])
+        mine = rank_row(round(state.epoch or 0, 6), self.world.rank, train_s, timed, self.clock)
         append_row(self.folder.rank(self.world.rank), mine)
         everyone = gather_object([mine]) if self.world.size > 1 else [mine]
         self.ended_s = time.perf_counter()
@@ -179,17 +174,7 @@ class LogCallback(TrainerCallback):
             if first_epoch:
                 # What was seen in the first step is known now.
                 self._write_environment(state)
-
-    def _rank_row(self, state: TrainerState, train_s: float, timed: list[float]) -> dict[str, Any]:
-        return {
-            "epoch": round(state.epoch or 0, 6),
-            "rank": self.world.rank,
-            "epoch_time_s": train_s,
-            "step_time_median_s": statistics.median(timed) if timed else None,
-            "step_time_p95_s": quantile(timed, 0.95),
-            "data_wait_s": self.clock.data_wait_s,
-            "peak_memory_gib": peak_memory_gib(self.clock.cuda),
-        }
+        self.before = {}
 
     def _row(
         self,
@@ -205,9 +190,9 @@ class LogCallback(TrainerCallback):
         timed_samples = sum(n for n, _ in timed)
         timed_s = sum(seconds for _, seconds in timed)
         rate = timed_samples / timed_s if timed_s else None
+        logged_loss = mean_of_log(self.losses, self.updates_before)
         observed = self.run.observed if self.run is not None else {}
         devices = observed.get("devices", self.world.size)
-        before, self.before = self.before, {}
         return {
             "epoch": everyone[0]["epoch"],
             "updates": state.global_step,
@@ -215,10 +200,10 @@ class LogCallback(TrainerCallback):
             "fed_samples": int(self.exact.get("train_samples", fed)),
             "effective_batch": self.batch,
             "learning_rate": self.learning_rate,
-            "train_loss": self.exact.get("train_loss", self._mean_of_log()),
+            "train_loss": self.exact.get("train_loss", logged_loss),
             "grad_norm": self.exact.get("grad_norm"),
             "clipped_share": self.exact.get("clipped_share"),
-            "epoch_time_s": train_s + before.get("epoch_time_s", 0.0),
+            "epoch_time_s": train_s + self.before.get("epoch_time_s", 0.0),
             "train_samples_per_s": rate,
             "train_samples_per_s_per_gpu": rate / devices if rate else None,
             "timed_steps": len(timed),
@@ -234,14 +219,6 @@ class LogCallback(TrainerCallback):
         """Samples of this epoch's updates, had every batch been full."""
         updates = state.global_step - self.updates_before
         return updates * self.batch + int(self.before.get("samples", 0))
-
-    def _mean_of_log(self) -> float | None:
-        """Of the logged losses, each for the updates since the one before; None without any."""
-        total, before = 0.0, self.updates_before
-        for update, loss in self.losses:
-            total += loss * (update - before)
-            before = update
-        return total / (before - self.updates_before) if self.losses else None
 
     def partial_epoch(self) -> dict[str, Any]:
         """What a checkpoint inside an epoch has to know of that epoch; empty between epochs."""
@@ -263,7 +240,7 @@ class LogCallback(TrainerCallback):
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         given = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
         loader: Any = kwargs.get("eval_dataloader")
-        samples = given.get("samples") or _size(loader)
+        samples = given.get("samples") or size_of(loader)
         self.quality |= {
             "eval_loss" if name == "loss" else name: value
             for name, value in given.items()
@@ -319,11 +296,3 @@ class LogCallback(TrainerCallback):
             "trainer_train_samples_per_second": stock[-1]["train_samples_per_second"],
         }
         summary.finish(self.folder, best, time.perf_counter() - self.began_s, facts)
-
-
-def _size(loader: Any) -> int | None:
-    """Samples of a loader's data; a stream does not know."""
-    try:
-        return len(loader.dataset)
-    except (AttributeError, TypeError):
-        return None

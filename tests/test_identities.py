@@ -246,3 +246,34 @@ def test_dp_on_one_gpu_equals_single(tmp_path: Path) -> None:
         (folder,) = (tmp_path / strategy).glob("vit/*/*")
         rows.append(json.loads((folder / "epochs.jsonl").read_text()))
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)
+
+
+def other_precision(folder: str) -> str:
+    """Ask for bf16 and let the Trainer compute in fp32."""
+    from harness.flags import parse
+    from harness.train.images import load_images
+    from harness.train.metrics import BatchMetrics
+    from harness.train.models import build
+    from harness.train.run import start
+    from harness.train.trainer import ExactTrainer
+
+    argv = ["--tiny", "--train_size", "32", "--test_size", "32", "--save", "none", "--o", folder]
+    run = start(parse("vit", argv))
+    assert run is not None
+    run.settings = replace(run.settings, precision="bf16")
+    images = load_images(run.settings, run.batches)
+    trainer = ExactTrainer(
+        run=run, model=build(run.settings, images.labels), args=run.args,
+        train_dataset=images.train, eval_dataset=images.test, data_collator=images.collate,
+        to_device=images.to_device, compute_metrics=BatchMetrics(10),
+    )  # fmt: skip
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_another_precision_than_asked_for_is_not_recorded(tmp_path: Path) -> None:
+    (text,) = ranks(1, other_precision, str(tmp_path))
+    assert "asked for --precision bf16, but the first layer computes in float32" in text

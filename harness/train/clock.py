@@ -73,10 +73,3 @@ class StepClock:
                 seconds = before.elapsed_time(after) / 1000 if self.cuda else after - before
                 found.append((samples, seconds))
         return found
-
-
-def quantile(values: list[float], share: float) -> float | None:
-    """The value that this share of all values does not exceed; None of none."""
-    if not values:
-        return None
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import errors
 
@@ -16,7 +15,9 @@ OFFLINE_FIX = (
     "use --tiny, a local folder, or, with a filled cache, HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
 )
 
-NETWORK = (httpx2.HTTPError, ConnectionError, errors.OfflineModeIsEnabled)
+# Of whichever HTTP library the installed Hub client stands on.
+HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+NETWORK = (HTTP_ERROR, ConnectionError, errors.OfflineModeIsEnabled)
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def explain(kind: str, name: str) -> Iterator[None]:
     except DatasetGenerationError as error:
         text = " ".join(str(_causes(error)[-1]).split())[:300]
         raise UserError(f"--{kind} {name} cannot be read: {text}") from None
-    except (OSError, ValueError, RuntimeError, IndexError, httpx2.HTTPError) as error:
+    except (OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR) as error:
         raise _sorted_out(kind, name, error) from error
 
 

@@ -1,0 +1,84 @@
+"""Hand-worked cases for what an epoch's row is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.flags import parse
+from harness.records import RunFolder, append_row, write_json
+from harness.settings import UserError
+from harness.strategies import World
+from harness.train import attempts
+from harness.train import run as run_module
+from harness.train.clock import StepClock
+from harness.train.rows import mean_of_log, quantile
+from harness.train.run import Run
+from harness.train.summary import best_of
+
+
+def test_quantile_is_a_value_that_occurs() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert quantile(values, 0.95) == 96.0
+    assert quantile([3.0], 0.95) == 3.0
+    assert quantile([], 0.95) is None
+
+
+def test_logged_losses_weigh_as_many_updates_as_they_cover() -> None:
+    # Logged after updates 12 and 15 of an epoch that began after update 10.
+    assert mean_of_log([(12, 1.0), (15, 2.0)], 10) == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
+    assert mean_of_log([], 10) is None
+
+
+def test_steps_leave_out_what_pauses_the_epoch() -> None:
+    clock = StepClock(cuda=False)
+    # A step of 2 s, an evaluation of 5 s, a step of 3 s.
+    clock.marks = [(None, 10.0), (4, 12.0), (None, 17.0), (4, 20.0)]
+    assert clock.steps() == [(4, 2.0), (4, 3.0)]
+
+
+def test_best_epoch_is_the_earlier_of_equals_and_loss_is_better_when_small() -> None:
+    rows = [
+        {"epoch": 1, "accuracy": 0.5, "eval_loss": 1.0},
+        {"epoch": 2, "accuracy": 0.7, "eval_loss": 0.9},
+        {"epoch": 3, "accuracy": 0.7, "eval_loss": 1.1},
+    ]
+    assert best_of(rows, "accuracy")["best_epoch"] == 2
+    assert best_of(rows, "eval_loss") == {
+        "best_metric": "eval_loss", "best_value": 0.9, "best_epoch": 2,
+    }  # fmt: skip
+    assert best_of(rows, "f1")["best_epoch"] is None
+
+
+def test_a_killed_attempt_counts_as_far_as_it_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert attempts.begin(folder, update=0, processes=2) == 1
+    attempts.tell_progress(folder, {"attempt": 1, "wall_s": 7.5})
+    assert attempts.begin(folder, update=4, processes=2) == 2
+    attempts.end(folder, "finished", None, wall_s=2.0)
+    assert attempts.wall_s(folder) == 9.5
+
+
+def test_the_first_failure_of_this_attempt_is_the_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for rank, unix in ((0, 105.0), (1, 103.0), (2, 50.0)):  # rank 2 failed in an earlier attempt
+        write_json(folder.failure(rank), {"rank": rank, "unix": unix, "outcome": "oom"})
+    first = attempts.first_failure(folder, since=100.0)
+    assert first is not None
+    assert first["rank"] == 1
+    assert attempts.first_failure(folder, since=200.0) is None
+    append_row(folder.attempts, {"event": "start", "attempt": 1, "unix": 100.0})
+    attempts.begin(folder, update=0, processes=3)
+    assert '"outcome": "oom"' in folder.attempts.read_text()
+
+
+def test_a_checkpoint_that_this_node_cannot_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has it on a disk of its own."""
+    settings = parse("vit", ["--tiny"], {})
+    run = Run(settings, World(nodes=2, rank=1, launched=True), None, RunFolder(tmp_path))  # type: ignore[arg-type]
+    monkeypatch.setattr(run_module, "_from_leader", lambda value: tmp_path / "checkpoint-1")
+    with pytest.raises(UserError, match="storage that all nodes share"):
+        run.use({})
