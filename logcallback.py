@@ -143,7 +143,7 @@ class LogCallback(TrainerCallback):
         # What ExactTrainer adds up over all samples and ranks; the stock Trainer has none of it.
         for name, value in logs.items():
             if name.startswith("epoch_"):
-                self.exact[name.removeprefix("epoch_")] = float(value)
+                self.exact[name.removeprefix("epoch_")] = value
         now_s = time.perf_counter()
         if self.attempt and "train_runtime" not in logs and now_s - self.told_s >= 1:
             self.told_s = now_s
@@ -203,6 +203,7 @@ class LogCallback(TrainerCallback):
             "train_loss": self.exact.get("train_loss", logged_loss),
             "grad_norm": self.exact.get("grad_norm"),
             "clipped_share": self.exact.get("clipped_share"),
+            "skipped_updates": self.exact.get("skipped_updates"),
             "epoch_time_s": train_s + self.before.get("epoch_time_s", 0.0),
             "train_samples_per_s": rate,
             "train_samples_per_s_per_gpu": rate / devices if rate else None,

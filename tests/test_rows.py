@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.flags import parse
 from harness.records import RunFolder, append_row, write_json
@@ -13,6 +14,7 @@ from harness.strategies import World
 from harness.train import attempts
 from harness.train import run as run_module
 from harness.train.clock import StepClock
+from harness.train.epoch import Sums
 from harness.train.rows import mean_of_log, quantile
 from harness.train.run import Run
 from harness.train.summary import best_of
@@ -36,6 +38,23 @@ def test_steps_leave_out_what_pauses_the_epoch() -> None:
     # A step of 2 s, an evaluation of 5 s, a step of 3 s.
     clock.marks = [(None, 10.0), (4, 12.0), (None, 17.0), (4, 20.0)]
     assert clock.steps() == [(4, 2.0), (4, 3.0)]
+
+
+def test_sums_of_an_epoch_by_hand() -> None:
+    sums = Sums(torch.device("cpu"))
+    for n in range(1, 101):  # more than are kept before they are added
+        sums.add_loss(torch.tensor(float(n)), samples=2)
+        sums.add_norm(torch.tensor(float("inf") if n == 50 else n / 50), bound=1.0)
+    loss, samples, norm, clipped, updates, overflowed = sums.total()
+    assert (loss, samples) == (2 * 5050, 200)
+    assert norm == pytest.approx((5050 - 50) / 50)
+    assert (clipped, updates, overflowed) == (50, 100, 1)
+    again = Sums(torch.device("cpu"))
+    again.restore(sums.total(), leader=True)
+    assert again.total() == sums.total()
+    other = Sums(torch.device("cpu"))
+    other.restore(sums.total(), leader=False)  # what is added over ranks is counted once
+    assert other.total()[:2] == [0.0, 0.0]
 
 
 def test_best_epoch_is_the_earlier_of_equals_and_loss_is_better_when_small() -> None:

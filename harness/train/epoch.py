@@ -37,7 +37,8 @@ class Sums:
     FOLD = 64  # values kept before they are added: one small operation then, instead of one each
 
     def __init__(self, device: torch.device, reused: bool = False) -> None:
-        self.loss, self.norm, self.clipped = torch.zeros(3, dtype=torch.float64, device=device)
+        zeros = torch.zeros(4, dtype=torch.float64, device=device)
+        self.loss, self.norm, self.clipped, self.overflowed = zeros
         self.samples = self.updates = 0
         self.losses: list[torch.Tensor] = []
         self.weights: list[int] = []
@@ -66,18 +67,22 @@ class Sums:
             self.loss += torch.stack(self.losses).double() @ weights
         if self.norms:
             norms = torch.stack(self.norms).double()
-            self.norm += norms.sum()
-            self.clipped += (norms > self.bound).sum()
+            finite = torch.isfinite(norms)
+            self.norm += torch.where(finite, norms, 0.0).sum()
+            self.clipped += (finite & (norms > self.bound)).sum()
+            self.overflowed += (~finite).sum()
         self.losses, self.weights, self.norms = [], [], []
 
     def total(self) -> list[float]:
-        """Loss x samples and samples over all ranks; norm, clipped and updates, equal on all."""
+        """Loss x samples and samples over all ranks; then, equal on all, the sum of the norms, the
+        updates that were clipped, all updates, and those whose gradient was not finite.
+        """
         self.fold()
         shared = torch.stack([self.loss, torch.full_like(self.loss, self.samples)])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(shared)
-        own = torch.stack([self.norm, self.clipped]).tolist()
-        return [*shared.tolist(), *own, self.updates]
+        norm, clipped, overflowed = torch.stack([self.norm, self.clipped, self.overflowed]).tolist()
+        return [*shared.tolist(), norm, clipped, self.updates, overflowed]
 
     def restore(self, total: list[float], leader: bool) -> None:
         """Go on from a checkpoint inside the epoch; what belongs to all ranks is counted once."""
@@ -87,6 +92,7 @@ class Sums:
         self.norm += total[2]
         self.clipped += total[3]
         self.updates = int(total[4])
+        self.overflowed += total[5]
 
 
 @contextmanager

@@ -177,24 +177,26 @@ class ExactTrainer(Trainer):
             torch.manual_seed(int(state.generate_state(1)[0]))
 
     def log_epoch(self) -> None:
-        loss, samples, norm, clipped, updates = self.sums.total()
+        loss, samples, norm, clipped, updates, overflowed = self.sums.total()
         self.sums = Sums(self.args.device, reused=self.args.torch_compile)
-        if not math.isfinite(loss) or not math.isfinite(norm):
+        # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
+        if not math.isfinite(loss) or (overflowed and not self.args.fp16):
             raise Diverged(f"loss or gradient is not finite in epoch {self.state.epoch:.0f}")
         entry = {
             "epoch_train_loss": loss / max(samples, 1),
             "epoch_train_samples": samples,
         }
-        if updates:
+        if updates > overflowed:
             entry |= {
-                "epoch_grad_norm": norm / updates,
-                "epoch_clipped_share": clipped / updates,
+                "epoch_grad_norm": norm / (updates - overflowed),
+                "epoch_clipped_share": clipped / (updates - overflowed),
+                "epoch_skipped_updates": int(overflowed),
             }
         self.log(entry)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
-        for name in ("loss", "grad_norm", "eval_loss"):
+        for name in ("loss", "eval_loss") if self.args.fp16 else ("loss", "grad_norm", "eval_loss"):
             if name in logs and not math.isfinite(logs[name]):
                 raise Diverged(f"{name} is {logs[name]} at update {self.state.global_step}")
 
