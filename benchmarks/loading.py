@@ -44,6 +44,7 @@ def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
         "epoch": float(epoch), "updates": 125 * epoch, "samples": 8000, "fed_samples": 8000,
         "effective_batch": 64, "learning_rate": 2e-5 / epoch, "grad_norm": 1.3 * wobble,
         "clipped_share": 0.5 / wobble, **{name: 0.876 * wobble for name in QUALITY},
+        "skipped_updates": 0,
         "epoch_time_s": 31.4 * wobble, "train_samples_per_s": 8000 / 31.4 / wobble,
         "train_samples_per_s_per_gpu": 2000 / 31.4 / wobble, "timed_steps": 125,
         "timed_samples": 8000, "timed_s": 31.2 * wobble, "step_time_median_s": 0.25 * wobble,
