@@ -43,6 +43,7 @@ class Console(TrainerCallback):
                 "updates", total=state.max_steps, completed=state.global_step
             )
             self.bar.start()
+            self.run.stop_showing = self.bar.stop  # also when training breaks off
 
     def _say_what_runs(self, args: Any, state: Any) -> None:
         settings, data, seen = self.run.settings, self.run.data_facts, self.run.observed

@@ -67,6 +67,7 @@ class Run:
     last_row: dict[str, Any] | None = None  # of the epoch that has just been recorded
     began_s: float = field(default_factory=time.perf_counter)
     previous_handlers: dict[int, Any] = field(default_factory=dict)
+    stop_showing: Callable[[], None] = lambda: None  # gives the terminal back
 
     @property
     def leader(self) -> bool:
@@ -135,6 +136,7 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.stop_showing()
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.
             for number in self.previous_handlers:
