@@ -12,8 +12,6 @@ from harness.flags import command_line
 # Before torch is loaded: a wrong flag is answered at once.
 SETTINGS = command_line("bert") if __name__ == "__main__" else None
 
-import sys
-
 from torch import nn
 
 from harness.settings import Settings
@@ -22,6 +20,7 @@ from harness.train.console import Console
 from harness.train.data import Data
 from harness.train.metrics import BatchMetrics
 from harness.train.parallel import in_turn
+from harness.train.process import leave
 from harness.train.run import Run, start
 from harness.train.texts import load_texts
 from harness.train.trainer import ExactTrainer
@@ -66,4 +65,4 @@ def main(settings: Settings) -> int:
 
 if __name__ == "__main__":
     assert SETTINGS is not None
-    sys.exit(main(SETTINGS))
+    leave(main(SETTINGS))

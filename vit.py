@@ -12,8 +12,6 @@ from harness.flags import command_line
 # Before torch is loaded: a wrong flag is answered at once.
 SETTINGS = command_line("vit") if __name__ == "__main__" else None
 
-import sys
-
 from torch import nn
 
 from harness.settings import Settings
@@ -23,6 +21,7 @@ from harness.train.data import Data
 from harness.train.images import load_images
 from harness.train.metrics import BatchMetrics
 from harness.train.parallel import in_turn
+from harness.train.process import leave
 from harness.train.run import Run, start
 from harness.train.trainer import ExactTrainer
 from logcallback import LogCallback
@@ -66,4 +65,4 @@ def main(settings: Settings) -> int:
 
 if __name__ == "__main__":
     assert SETTINGS is not None
-    sys.exit(main(SETTINGS))
+    leave(main(SETTINGS))

@@ -10,19 +10,15 @@ import signal
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import datasets
-import huggingface_hub
 import torch
 import torch.distributed as dist
 from transformers import TrainingArguments, set_seed
-from transformers import logging as transformers_logging
 from transformers.trainer_utils import enable_full_determinism
 
 from harness.flags import as_mapping, refuse
@@ -32,6 +28,7 @@ from harness.settings import Settings, UserError
 from harness.strategies import World, place, world_of
 from harness.train import attempts, parallel
 from harness.train.arguments import training_arguments
+from harness.train.process import quiet
 from harness.train.summary import write_summary
 
 # In a checkpoint's folder, written last: without it the checkpoint is not whole.
@@ -210,7 +207,7 @@ class Run:
 
 def start(settings: Settings) -> Run | None:
     """Open a run, or say where its record is when it has been finished before."""
-    _quiet(bars=world_of(os.environ).rank == 0 and sys.stderr.isatty())
+    quiet(bars=world_of(os.environ).rank == 0 and sys.stderr.isatty())
     try:
         parallel.pin_one_device(settings)
         gpus = torch.cuda.device_count()
@@ -263,18 +260,6 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were written to the end, oldest first."""
     found = [p.parent for p in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]))
-
-
-def _quiet(bars: bool) -> None:
-    """The libraries' own messages would bury the one line that matters."""
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    if not bars:
-        datasets.disable_progress_bars()
-        huggingface_hub.utils.disable_progress_bars()
-    # The Trainer passes it on by its older name; it means what it did.
-    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
 
 
 def _forget_launcher() -> None:
