@@ -7,6 +7,7 @@ import textwrap
 
 from harness.identity import number
 from harness.settings import flag_fields
+from harness.strategies import STRATEGIES
 from harness.trainer_flags import REFUSED, trainer_flags
 
 
@@ -42,6 +43,10 @@ def help_text(script: str) -> str:
         default = "" if f.default is None or meta["kind"] == "bool" else f" ({number(f.default)})"
         choices = f" [{'|'.join(meta['choices'])}]" if meta["choices"] else ""
         out += _entry(names, meta["help"] + choices + default, width)
+        if name == "strategy":
+            for strategy in STRATEGIES.values():
+                text = f"{strategy.name}: {strategy.what}; exchanges {strategy.exchanges}"
+                out += _entry("", text, width)
     out += ["", "Printing:"]
     out += _entry("--print_settings", "print the resolved settings and stop", width)
     out += _entry("--list_models", "print the architectures that need no download and stop", width)

@@ -182,7 +182,7 @@ class Settings:
     # Distribution
     strategy: str | None = flag(
         None, "text", "Distribution",
-        "single, dp, ddp or fsdp (ddp for more than one process, else single)",
+        "how the training is spread (ddp for more than one process, else single)",
         choices=("single", "dp", "ddp", "fsdp"),
     )  # fmt: skip
     setup: str | None = flag(

@@ -94,13 +94,15 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
             f"torchrun --standalone --nproc_per_node=2 {settings.script}.py ..."
         )
     nodes, per_node = world.nodes, world.per_node
-    if strategy == "dp":
+    if STRATEGIES[strategy].needs_gpu:
         if gpus is None:
             # Not counted yet: whoever can see the GPUs calls again.
             return replace(settings, strategy=strategy)
         if gpus == 0:
-            raise UserError("--strategy dp needs a GPU and this machine shows none: use ddp")
-        per_node = gpus
+            raise UserError(
+                f"--strategy {strategy} needs a GPU and this machine shows none: use ddp"
+            )
+        per_node = gpus  # in one process
     if settings.setup is None:
         return replace(settings, strategy=strategy, setup=f"{nodes}_{per_node}")
     asked_nodes, asked_per_node, tag = parse_setup(settings.setup)

@@ -13,9 +13,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from harness.flags import trainer_argv
 from harness.identity import number
 from harness.settings import Settings, UserError
-
-# Where smaller is better; everything else that can choose the best epoch is better when larger.
-SMALLER_IS_BETTER = ("loss",)
+from harness.train.summary import larger_is_better
 
 
 class _Parser(HfArgumentParser):
@@ -92,7 +90,7 @@ def _saving(settings: Settings, passed: dict[str, Any]) -> dict[str, Any]:
         kept |= {
             "load_best_model_at_end": True,
             "metric_for_best_model": settings.best_metric,
-            "greater_is_better": settings.best_metric not in SMALLER_IS_BETTER,
+            "greater_is_better": larger_is_better(settings.best_metric),
         }
     return kept
 

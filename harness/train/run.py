@@ -207,11 +207,11 @@ class Run:
 
 def start(settings: Settings) -> Run | None:
     """Open a run, or say where its record is when it has been finished before."""
-    quiet(bars=world_of(os.environ).rank == 0 and sys.stderr.isatty())
+    world = world_of(os.environ)
+    quiet(bars=world.rank == 0 and sys.stderr.isatty())
     try:
         parallel.pin_one_device(settings)
         gpus = torch.cuda.device_count()
-        world = world_of(os.environ)
         settings = place(settings, world, gpus)
         parallel.refuse_impossible(settings, cuda=gpus > 0)
         folder = RunFolder(
@@ -223,7 +223,7 @@ def start(settings: Settings) -> Run | None:
             _forget_launcher()
         args = training_arguments(settings, folder.path, world.size)
     except UserError as error:
-        refuse(settings.script, error, world_of(os.environ).rank == 0)
+        refuse(settings.script, error, world.rank == 0)
     run = Run(settings, world, args, folder)
     before = _from_leader(folder.outcome() if run.leader else None)
     if settings.rerun:

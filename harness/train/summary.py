@@ -12,7 +12,6 @@ QUALITY = (
     "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
-SMALLER_IS_BETTER = ("eval_loss",)
 
 
 def write_summary(
@@ -62,11 +61,16 @@ def finish(
     folder.progress.unlink(missing_ok=True)
 
 
+def larger_is_better(metric: str) -> bool:
+    """Of what can choose the best epoch, only a loss is better when it is small."""
+    return metric.removeprefix("eval_") != "loss"
+
+
 def best_of(rows: list[dict[str, Any]], metric: str | None) -> dict[str, Any]:
     """The epoch with the best value of a metric, the earlier one if two are equal."""
     name = str(metric).removeprefix("eval_")
     column = "eval_loss" if name == "loss" else name
-    sign = -1 if column in SMALLER_IS_BETTER else 1
+    sign = 1 if larger_is_better(name) else -1
     scored = [row for row in rows if row.get(column) is not None]
     if not scored:
         return {"best_metric": None, "best_value": None, "best_epoch": None}
