@@ -19,10 +19,10 @@ import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from harness import attempts, summary
 from harness.flags import as_mapping
 from harness.records import SCHEMA, RunFolder, append_row, read_rows, write_json
 from harness.strategies import World, world_of
-from harness.train import attempts, summary
 from harness.train.clock import StepClock
 from harness.train.environment import environment, resolved_arguments, without_home
 from harness.train.rows import mean_of_log, rank_row, size_of

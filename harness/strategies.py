@@ -99,9 +99,7 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
             # Not counted yet: whoever can see the GPUs calls again.
             return replace(settings, strategy=strategy)
         if gpus == 0:
-            raise UserError(
-                f"--strategy {strategy} needs a GPU and this machine shows none: use ddp"
-            )
+            raise UserError(f"{why_a_gpu(replace(settings, strategy=strategy))}: use ddp")
         per_node = gpus  # in one process
     if settings.setup is None:
         return replace(settings, strategy=strategy, setup=f"{nodes}_{per_node}")
@@ -109,6 +107,22 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
     if (asked_nodes, asked_per_node) != (nodes, per_node):
         raise UserError(_mismatch(settings, world, strategy, nodes, per_node, tag))
     return replace(settings, strategy=strategy)
+
+
+def why_a_gpu(settings: Settings) -> str | None:
+    """What of these settings a machine without a GPU cannot do; None if it can do all."""
+    strategy = settings.strategy
+    if strategy is not None and STRATEGIES[strategy].needs_gpu:
+        return f"--strategy {strategy} needs a GPU and this machine shows none"
+    if settings.precision == "fp16":
+        return "--precision fp16 needs a GPU: on a CPU it would silently run in fp32"
+    if settings.precision == "tf32":
+        return "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"
+    if settings.batchnorm == "sync":
+        return "--batchnorm sync needs GPUs: torch has no synchronised BatchNorm on a CPU"
+    if settings.fsdp_offload:
+        return "--fsdp_offload needs a GPU: on a CPU the shards are in CPU memory already"
+    return None
 
 
 def _mismatch(

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness import attempts
 from harness.flags import parse
 from harness.records import RunFolder, append_row, write_json
 from harness.settings import UserError
 from harness.strategies import World
-from harness.train import attempts
+from harness.summary import best_of
 from harness.train import run as run_module
 from harness.train.clock import StepClock
 from harness.train.epoch import Sums
 from harness.train.rows import mean_of_log, quantile
 from harness.train.run import Run
-from harness.train.summary import best_of
 
 
 def test_quantile_is_a_value_that_occurs() -> None:

@@ -13,7 +13,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from harness.flags import trainer_argv
 from harness.identity import number
 from harness.settings import Settings, UserError
-from harness.train.summary import larger_is_better
+from harness.summary import larger_is_better
 
 
 class _Parser(HfArgumentParser):

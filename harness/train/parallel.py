@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from harness.settings import Settings, UserError
-from harness.strategies import World
+from harness.strategies import World, why_a_gpu
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -64,16 +64,12 @@ def in_turn(world: World) -> Iterator[None]:
 
 def refuse_impossible(settings: Settings, cuda: bool) -> None:
     """What this device cannot do is refused with the reason, never replaced by something else."""
-    if settings.precision == "fp16" and not cuda:
-        raise UserError("--precision fp16 needs a GPU: on a CPU it would silently run in fp32")
-    if settings.precision == "tf32" and not (cuda and torch.cuda.get_device_capability() >= (8, 0)):
+    if not cuda and (reason := why_a_gpu(settings)):
+        raise UserError(reason)
+    if settings.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
         raise UserError("--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer")
     if settings.precision == "bf16" and cuda and not torch.cuda.is_bf16_supported():
         raise UserError("--precision bf16 is not supported by this GPU; use fp16 or fp32")
-    if settings.batchnorm == "sync" and not cuda:
-        raise UserError("--batchnorm sync needs GPUs: torch has no synchronised BatchNorm on a CPU")
-    if settings.fsdp_offload and not cuda:
-        raise UserError("--fsdp_offload needs a GPU: on a CPU the shards are in CPU memory already")
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -21,15 +21,16 @@ import torch.distributed as dist
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import enable_full_determinism
 
+from harness import attempts
 from harness.flags import as_mapping, refuse
 from harness.identity import identity, run_id
 from harness.records import FINISHED, SCHEMA, RunFolder, read_json, write_json
 from harness.settings import Settings, UserError
 from harness.strategies import World, place, world_of
-from harness.train import attempts, parallel
+from harness.summary import write_summary
+from harness.train import parallel
 from harness.train.arguments import training_arguments
 from harness.train.process import quiet
-from harness.train.summary import write_summary
 
 # In a checkpoint's folder, written last: without it the checkpoint is not whole.
 COMPLETE = "complete.json"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness import attempts
 from harness.records import FINISHED, SCHEMA, RunFolder, read_rows, write_json
-from harness.train import attempts
 
 # Taken from the last epoch's row.
 QUALITY = (
