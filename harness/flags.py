@@ -7,7 +7,6 @@ because a mistake is to be answered in one line that names the nearest flag.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -17,20 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.architectures import listing
-from harness.help import help_text, names_of
+from harness.help import help_text
 from harness.identity import number
 from harness.settings import Settings, UserError, flag_fields, resolve
 from harness.strategies import place, world_of
-from harness.trainer_flags import REFUSED, trainer_flags
-
-TEXT_OF_BOOL = {
-    "true": True,
-    "1": True,
-    "yes": True,
-    "false": False,
-    "0": False,
-    "no": False,
-}
+from harness.values import field_of, scalar, typed
 
 
 def parse(
@@ -42,10 +32,14 @@ def parse(
     argv = list(sys.argv[1:] if argv is None else argv)
     environ = os.environ if environ is None else environ
     given = {**_from_file(script, argv), **_from_argv(script, argv)}
+    return place(resolve(bare(script, given)), world_of(environ))
+
+
+def bare(script: str, given: Mapping[str, Any]) -> Settings:
+    """Settings with nothing but what was given: defaults are not filled in yet."""
     trainer = tuple(sorted((k, v) for k, v in given.items() if k not in flag_fields()))
     ours = {k: v for k, v in given.items() if k in flag_fields()}
-    settings = resolve(Settings(script=script, trainer=trainer, **ours))
-    return place(settings, world_of(environ))
+    return Settings(script=script, trainer=trainer, **ours)
 
 
 def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
@@ -88,12 +82,15 @@ def as_mapping(settings: Settings) -> dict[str, Any]:
     return {"script": settings.script, **values, "trainer": dict(settings.trainer)}
 
 
-def to_argv(settings: Settings) -> list[str]:
-    """The command line that parse turns back into exactly these settings."""
+def to_argv(settings: Settings, short: bool = False) -> list[str]:
+    """The command line that parse turns back into exactly these settings.
+
+    Short: without what is a field's default anyway.
+    """
     argv: list[str] = []
-    for name in flag_fields():
+    for name, f in flag_fields().items():
         value = getattr(settings, name)
-        if value is None or value is False:
+        if value is None or value is False or (short and value == f.default):
             continue
         argv += [f"--{name}"] if value is True else [f"--{name}", number(value)]
     return argv + trainer_argv(settings)
@@ -111,24 +108,6 @@ def trainer_argv(settings: Settings) -> list[str]:
     return argv
 
 
-def _field_of(script: str, name: str) -> str | None:
-    """The field that a flag means, None for one of the Trainer's; refuses the rest."""
-    names = names_of(script)
-    if name in names:
-        return names[name]
-    if name in REFUSED:
-        raise UserError(f"--{name} is not taken: {REFUSED[name]}")
-    if name in trainer_flags():
-        return None
-    other = {"bert": "vit", "vit": "bert"}[script]
-    if name in names_of(other):
-        raise UserError(f"--{name} is a flag of {other}.py, not of {script}.py")
-    known = [*names, *trainer_flags(), "help", "print_settings", "list_models"]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f": did you mean --{near[0]}?" if near else f": see python {script}.py --help"
-    raise UserError(f"unknown flag --{name}{hint}")
-
-
 def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     position = 0
@@ -142,7 +121,7 @@ def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
         name, equals, text = word[2:].partition("=")
         name = name.replace("-", "_")
         values = [text] if equals else []
-        field_name = _field_of(script, name)
+        field_name = field_of(script, name)
         if not equals:
             several = field_name is None
             while position < len(argv) and not argv[position].startswith("--"):
@@ -170,7 +149,7 @@ def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
         if value in ("", "null", "~"):
             continue  # not set: the default, whichever script the field belongs to
         name = str(name).replace("-", "_")
-        field_name = _field_of(script, name)
+        field_name = field_of(script, name)
         values = value if isinstance(value, list) else [_text(value)]
         if field_name is not None and len(values) != 1:
             raise UserError(f"settings file {argv[0]}: {name} takes one value, not {values}")
@@ -199,88 +178,15 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return json.dumps({k: _scalar(v) if isinstance(v, str) else v for k, v in value.items()})
+        return json.dumps({k: scalar(v) if isinstance(v, str) else v for k, v in value.items()})
     return str(value)
 
 
 def _add(given: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:
     key = field_name or name
-    value = _value(name, field_name, values)
+    value = typed(name, field_name, values)
     if key in given and given[key] != value:
         raise UserError(
             f"--{name} {value} contradicts an earlier {given[key]} for the same setting"
         )
     given[key] = value
-
-
-def _value(name: str, field_name: str | None, values: list[str]) -> Any:
-    """The typed value of a flag; a flag of the Trainer keeps the type its text has."""
-    if field_name is None:
-        if not values:
-            return True
-        typed = tuple(_scalar(v) for v in values)
-        return typed[0] if len(typed) == 1 else typed
-    meta = flag_fields()[field_name].metadata
-    if meta["kind"] == "bool":
-        text = values[0].lower() if values else "true"
-        if text not in TEXT_OF_BOOL:
-            raise UserError(f"--{name} {text}: expected true or false")
-        return TEXT_OF_BOOL[text]
-    if not values or values[0] == "":
-        raise UserError(f"--{name} needs a value: {meta['help']}")
-    value = KINDS[meta["kind"]](name, values[0])
-    if meta["choices"] and value not in meta["choices"]:
-        near = difflib.get_close_matches(str(value), meta["choices"], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"--{name} {value}: expected one of {', '.join(meta['choices'])}{hint}")
-    return value
-
-
-def _scalar(text: str) -> Any:
-    if text.startswith("{"):
-        try:
-            return json.dumps(json.loads(text), sort_keys=True)  # one way to write it
-        except ValueError:
-            return text
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for convert in (int, float):
-        try:
-            value = convert(text)
-        except ValueError:
-            continue
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-    return text
-
-
-def _whole(name: str, text: str, least: int, most: int | None = None) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise UserError(f"--{name} {text}: expected a whole number") from None
-    if value < least:
-        raise UserError(f"--{name} {text}: must be at least {least}")
-    if most is not None and value > most:
-        raise UserError(f"--{name} {text}: must be at most {most}")
-    return value
-
-
-def _real(name: str, text: str, above: float, below: float, meaning: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise UserError(f"--{name} {text}: expected a number") from None
-    if not above <= value < below or (meaning == "above 0" and value == 0):
-        raise UserError(f"--{name} {text}: must be {meaning}")
-    return value
-
-
-KINDS: dict[str, Any] = {
-    "text": lambda name, text: text,
-    "count": lambda name, text: _whole(name, text, 1),
-    "natural": lambda name, text: _whole(name, text, 0),
-    "seed": lambda name, text: _whole(name, text, 0, 2**32 - 1),
-    "size": lambda name, text: text if text == "all" else _whole(name, text, 1),
-    "positive": lambda name, text: _real(name, text, 0.0, float("inf"), "above 0"),
-    "share": lambda name, text: _real(name, text, 0.0, 1.0, "at least 0 and below 1"),
-}
