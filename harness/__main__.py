@@ -8,6 +8,7 @@ import sys
 
 # Verb -> the module whose main(arguments) does it, and one line for the list.
 VERBS = {
+    "sweep": ("harness.launch.sweep", "many runs from one file: experiments/*.yaml"),
     "table": ("harness.read.table", "what was measured: one row a run below a folder"),
     "env": ("harness.train.environment", "machine and versions, to paste into a question"),
 }

@@ -18,9 +18,10 @@ from typing import Any, NoReturn
 from harness.architectures import listing
 from harness.help import help_text
 from harness.identity import number
+from harness.parent import end_with_parent
 from harness.settings import Settings, UserError, flag_fields, resolve
 from harness.strategies import place, world_of
-from harness.values import field_of, scalar, typed
+from harness.values import field_of, texts_of, typed
 
 
 def parse(
@@ -47,6 +48,8 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     argv = list(sys.argv[1:] if argv is None else argv)
     asked = {a.lstrip("-").replace("-", "_") for a in argv if a.startswith("-")}
     leader = os.environ.get("RANK", "0") == "0"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()  # a rank does not outlive its launcher
     try:
         if asked & {"h", "help"}:
             raise SystemExit(show(help_text(script), leader))
@@ -150,7 +153,7 @@ def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
             continue  # not set: the default, whichever script the field belongs to
         name = str(name).replace("-", "_")
         field_name = field_of(script, name)
-        values = value if isinstance(value, list) else [_text(value)]
+        values = texts_of(value)
         if field_name is not None and len(values) != 1:
             raise UserError(f"settings file {argv[0]}: {name} takes one value, not {values}")
         _add(given, name, field_name, values)
@@ -174,12 +177,6 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"settings file {path}: expected lines such as 'lr: 3e-5'")
     return content
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return json.dumps({k: scalar(v) if isinstance(v, str) else v for k, v in value.items()})
-    return str(value)
 
 
 def _add(given: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:

@@ -38,6 +38,14 @@ def field_of(script: str, name: str) -> str | None:
     raise UserError(f"unknown flag --{name}{hint}")
 
 
+def texts_of(value: Any) -> list[str]:
+    """The texts that a value from a settings file would be on a command line."""
+    if isinstance(value, dict):
+        inner = {k: scalar(v) if isinstance(v, str) else v for k, v in value.items()}
+        return [json.dumps(inner)]
+    return [str(v) for v in value] if isinstance(value, list) else [str(value)]
+
+
 def typed(name: str, field_name: str | None, values: list[str]) -> Any:
     """The typed value of a flag; a flag of the Trainer keeps the type its text has."""
     if field_name is None:

@@ -57,14 +57,21 @@ def environment() -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         **commit(),
         "command": command(),
+        "launch": launch(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
     }
+
+
+def launch() -> dict[str, Any] | None:
+    """What a sweep says of how it started this run; null for a run of its own."""
+    said = os.environ.get("HARNESS_LAUNCH")
+    return json.loads(said) if said else None
 
 
 def main(argv: list[str]) -> int:
     """python -m harness env"""
     facts = environment()
-    del facts["command"]
+    del facts["command"], facts["launch"]
     print(json.dumps(facts, indent=2))
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from transformers.trainer_utils import enable_full_determinism
 from harness import attempts
 from harness.flags import as_mapping, refuse
 from harness.identity import identity, run_id
+from harness.locks import Lock
 from harness.records import FINISHED, SCHEMA, RunFolder, read_json, write_json
 from harness.settings import Settings, UserError
 from harness.strategies import World, place, world_of
@@ -66,6 +68,7 @@ class Run:
     began_s: float = field(default_factory=time.perf_counter)
     previous_handlers: dict[int, Any] = field(default_factory=dict)
     stop_showing: Callable[[], None] = lambda: None  # gives the terminal back
+    lock: Lock | None = None  # of the run's folder, held by rank 0 as long as it lives
 
     @property
     def leader(self) -> bool:
@@ -220,12 +223,13 @@ def start(settings: Settings) -> Run | None:
         )
         if world.rank == 0:
             _check_writable(Path(settings.output_dir))
+        lock = _locked(folder) if world.rank == 0 else None
         if settings.strategy in ("single", "dp"):
             _forget_launcher()
         args = training_arguments(settings, folder.path, world.size)
     except UserError as error:
         refuse(settings.script, error, world.rank == 0)
-    run = Run(settings, world, args, folder)
+    run = Run(settings, world, args, folder, lock=lock)
     before = _from_leader(folder.outcome() if run.leader else None)
     if settings.rerun:
         if run.leader and folder.path.exists():
@@ -247,6 +251,8 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     text = " ".join(str(error).split())[:300] or type(error).__name__
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return "oom", text
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "oom", text
     # torch's CPU allocator has no exception of its own.
     if isinstance(error, RuntimeError) and "can't allocate memory" in text.lower():
         return "oom", text
@@ -267,6 +273,16 @@ def _forget_launcher() -> None:
     """torchrun with one process: the Trainer would wrap the model in DDP all the same."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
+
+
+def _locked(folder: RunFolder) -> Lock:
+    """Two processes that write one record would spoil it. One that has just been killed may
+    take a moment to be gone.
+    """
+    lock = Lock(folder.path.parent / ".locks" / f"{folder.path.name}.run")
+    if not lock.take(wait_s=5):
+        raise UserError(f"{folder.path} is being measured by {lock.holder()}: wait until it ends")
+    return lock
 
 
 def _check_writable(root: Path) -> None:

@@ -1,0 +1,110 @@
+"""What became of a run, where the run itself could not say it: killed, hung, refused."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+from harness import attempts
+from harness.flags import as_mapping
+from harness.launch.local import Ending
+from harness.launch.plan import Job
+from harness.records import SCHEMA, RunFolder, read_json, read_rows, write_json
+from harness.summary import write_summary
+
+# How running out of memory looks where no Python exception could tell.
+NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)
+
+
+def settle(
+    job: Job, ending: Ending, began_unix: float, log: Path, asked: str | None, oom_kills: int
+) -> str:
+    """See that the run has an outcome in its folder, and return it.
+
+    asked: why this runner ended the run (timeout or interrupted), None if it did not.
+    """
+    folder = job.folder
+    told = read_json(folder.summary) if written_since(folder.summary, began_unix) else None
+    outside = _from_outside(ending, asked, oom_kills)
+    # What a run says of itself counts, unless it only felt the blow that came from outside.
+    if told is not None and (outside is None or told["outcome"] not in ("interrupted", "failed")):
+        return str(told["outcome"])
+    outcome, reason = outside or _from_inside(folder, ending, began_unix, log)
+    if told is None:
+        _close_attempt(folder, outcome, reason, time.time() - began_unix)
+        if not folder.settings.is_file():
+            write_json(folder.settings, {"schema": SCHEMA, **as_mapping(job.settings)})
+    write_summary(folder, outcome, reason, job.settings.best_metric)
+    return outcome
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory; 0 where it does not say."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _from_outside(ending: Ending, asked: str | None, kills: int) -> tuple[str, str] | None:
+    """(outcome, reason) where the run was ended by somebody else."""
+    if asked is not None:
+        what = "longer than --timeout" if asked == "timeout" else "the sweep was stopped"
+        return asked, what
+    if ending.launcher_died:
+        return "interrupted", "the launcher was killed"
+    killed = [f for f in ending.failures if f["exit_code"] == -signal.SIGKILL]
+    if killed:
+        rank = f"rank {killed[0]['rank']}"
+        if kills:
+            return "oom", f"{rank} was killed by the kernel: the machine is out of memory"
+        return "interrupted", f"{rank} was killed (SIGKILL)"
+    return None
+
+
+def _from_inside(folder: RunFolder, ending: Ending, began: float, log: Path) -> tuple[str, str]:
+    """(outcome, reason) of a run that ended without a word of its own."""
+    first = attempts.first_failure(folder, since=began)
+    if first is not None:
+        who = f" (rank {first['rank']})" if len(ending.failures) > 1 or first["rank"] else ""
+        return first["outcome"], first["reason"] + who
+    last = _last_line(log)
+    if NO_MEMORY.search(last):
+        return "oom", last
+    died = [f for f in ending.failures if f["exit_code"] < 0]
+    if died:
+        name = signal.Signals(-died[0]["exit_code"]).name
+        return "failed", f"rank {died[0]['rank']} died of {name}: {last}"
+    return "failed", ending.error or last or f"exit code {ending.code}"
+
+
+def _close_attempt(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
+    rows, _ = read_rows(folder.attempts)
+    starts = sum(row["event"] == "start" for row in rows)
+    if starts > sum(row["event"] == "end" for row in rows):
+        # It had begun: its own clock says how long, as far as it told.
+        last = read_json(folder.progress) or {}
+        wall_s = last["wall_s"] if last.get("attempt") == starts else wall_s
+    attempts.end(folder, outcome, reason, wall_s)
+    folder.progress.unlink(missing_ok=True)
+
+
+def written_since(path: Path, unix: float) -> bool:
+    try:
+        return path.stat().st_mtime >= unix
+    except OSError:
+        return False
+
+
+def _last_line(log: Path) -> str:
+    """Of what the run printed last: the error, where there is one."""
+    try:
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()[-40:]
+    except OSError:
+        return ""
+    errors = [line for line in lines if re.search(r"error", line, re.IGNORECASE)]
+    return " ".join((errors or lines or [""])[-1].split())[:300]

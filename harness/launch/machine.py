@@ -1,0 +1,108 @@
+"""What this machine has to run on, and who else uses it. Asks the driver; loads no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pynvml
+
+from harness.launch.links import Link
+from harness.launch.plan import Job
+from harness.strategies import why_a_gpu
+
+BUSY = 0.25  # share of all cores that others may use before it is worth a word
+
+
+@dataclass(frozen=True)
+class Machine:
+    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
+    cores: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        """One core stands for one device where there is no GPU."""
+        return len(self.gpus) or len(self.cores)
+
+    @property
+    def threads(self) -> int:
+        """The same for every run of a sweep: set-ups are compared, not numbers of threads."""
+        return max(1, len(self.cores) // len(self.gpus)) if self.gpus else 1
+
+
+def this_machine() -> Machine:
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    cores = affinity(0) if affinity else range(os.cpu_count() or 1)
+    return Machine(_gpus(), tuple(sorted(cores)))
+
+
+def why_not(job: Job, machine: Machine) -> str | None:
+    """Why this machine cannot host a run; None if it can."""
+    if job.nodes > 1:
+        return f"needs {job.nodes} nodes: the local launcher has one"
+    if job.link != Link():
+        return f"link {job.link}: the local launcher has no link that it could slow down"
+    if not machine.gpus and (reason := why_a_gpu(job.settings)):
+        return reason.removeprefix("--")
+    if job.devices > machine.devices:
+        have = (
+            f"{len(machine.gpus)} GPU(s)"
+            if machine.gpus
+            else f"{len(machine.cores)} cores, of which one stands for one device"
+        )
+        return f"needs {job.devices} devices: this machine has {have}"
+    return None
+
+
+def others(machine: Machine, interval_s: float = 0.5) -> dict[str, Any]:
+    """Who else is at work here, before a run begins: nothing of ours is busy then."""
+    return {
+        "cpu_busy_share": round(psutil.cpu_percent(interval_s) / 100, 3),
+        "gpu_processes": _gpu_processes(machine),
+    }
+
+
+def disturbed(found: dict[str, Any]) -> str | None:
+    """What of it would disturb a measurement; None if nothing."""
+    reasons = []
+    if found["gpu_processes"]:
+        reasons.append(f"{found['gpu_processes']} other process(es) use the GPUs")
+    if found["cpu_busy_share"] > BUSY:
+        reasons.append(f"others use {found['cpu_busy_share']:.0%} of the cores")
+    return " and ".join(reasons) or None
+
+
+def _gpus() -> tuple[str, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, all without it; none without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return ()
+    if visible is None:
+        return tuple(str(i) for i in range(count))
+    return tuple(name for name in visible.split(",") if name not in ("", "-1"))
+
+
+def _gpu_processes(machine: Machine) -> int:
+    """Processes on the visible GPUs that are not ours."""
+    if not machine.gpus:
+        return 0
+    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    found: set[int] = set()
+    pynvml.nvmlInit()
+    try:
+        for name in machine.gpus:
+            device = (
+                pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.isdigit()
+                else pynvml.nvmlDeviceGetHandleByUUID(name)
+            )
+            found |= {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
+    finally:
+        pynvml.nvmlShutdown()
+    return len(found - family)

@@ -1,0 +1,184 @@
+"""From a sweep to its runs: every point, checked, with the command that measures it. Pure text."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.flags import bare, to_argv
+from harness.identity import number, run_id
+from harness.launch.links import Link, link_of
+from harness.launch.sweepfile import Point, Sweep
+from harness.records import RunFolder
+from harness.settings import Settings, UserError, parse_setup, resolve
+from harness.strategies import STRATEGIES, World, place
+
+# Repetitions of one measurement: never an axis of the table.
+REPLICATES = ("seed", "repeat")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep: what it measures, and how it is started."""
+
+    label: dict[str, Any]
+    settings: Settings
+    argv: tuple[str, ...]
+    nodes: int
+    devices: int  # of a node
+    processes: int  # of a node; one for several devices with dp
+    link: Link
+
+    @property
+    def path(self) -> str:
+        """Its folder below the output folder."""
+        return f"{self.settings.script}/{self.settings.setup}/{run_id(self.settings)}"
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(Path(self.settings.output_dir) / self.path)
+
+    def __str__(self) -> str:
+        return " ".join(f"{k}={number(v)}" for k, v in self.label.items())
+
+
+def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job]:
+    """Every run in the order in which it is measured; UserError names the point that is wrong."""
+    points = list(_points(sweep, repeat))
+    kept = [point for point in points if not any(_agrees(point, e) for e in sweep.exclude)]
+    for unused in (e for e in sweep.exclude if not any(_agrees(p, e) for p in points)):
+        raise UserError(f"{sweep.file}: exclude {_text(unused)} leaves out nothing")
+    if not kept:
+        raise UserError(f"{sweep.file}: no run is left")
+    axes = axes_of(sweep)
+    jobs: dict[str, Job] = {}
+    for point in kept:
+        label = {name: point[name] for name in (*axes, *REPLICATES) if name in point}
+        try:
+            job = _job(sweep, point, label, output_dir)
+        except UserError as error:
+            raise UserError(f"{sweep.file}: {_text(label)}: {error}") from None
+        if job.path in jobs:
+            raise UserError(f"{sweep.file}: {job} and {jobs[job.path]} are one and the same run")
+        jobs[job.path] = job
+    base = sweep.baseline or {}
+    if not any(_agrees(job.label, base) for job in jobs.values()):
+        raise UserError(f"{sweep.file}: baseline {_text(base)} is none of the runs")
+    return list(jobs.values())
+
+
+def axes_of(sweep: Sweep) -> list[str]:
+    """What varies, repetitions apart, in the order of the file."""
+    named = ["script"] if len(sweep.scripts) > 1 else []
+    named += [key for run in sweep.runs for key in run] + list(sweep.grid)
+    return [name for name in dict.fromkeys(named) if name not in REPLICATES]
+
+
+def _points(sweep: Sweep, repeat: int) -> Iterator[Point]:
+    """The cross product, the outermost of the order first."""
+    axes: dict[str, list[Point]] = {"script": [{"script": script} for script in sweep.scripts]}
+    if sweep.runs:
+        axes["runs"] = sweep.runs
+    axes |= {name: [{name: value} for value in values] for name, values in sweep.grid.items()}
+    if repeat > 1:
+        axes["repeat"] = [{"repeat": n} for n in range(1, repeat + 1)]
+    # An axis of several settings takes the place of any of them.
+    inside = {key: "runs" for run in sweep.runs for key in run if key not in axes}
+    asked = [inside.get(name, name) for name in sweep.order]
+    outermost = [name for name in REPLICATES[::-1] if name not in asked]
+    order = [name for name in dict.fromkeys([*outermost, *asked, *axes]) if name in axes]
+    for chosen in itertools.product(*(axes[name] for name in order)):
+        parts = dict(zip(order, chosen, strict=True))
+        point: Point = {}
+        # Merged in the order of the file, whatever the order of running.
+        for name in axes:
+            if name == "runs" and parts[name].get("script", point["script"]) != point["script"]:
+                break  # an entry for the other script
+            point |= parts[name]
+        else:
+            yield sweep.settings[point["script"]] | point
+
+
+def _agrees(point: Point, partial: Point) -> bool:
+    return all(name in point and point[name] == value for name, value in partial.items())
+
+
+def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> Job:
+    given = _scaled(sweep, point)
+    link = link_of(given.pop("link", "none"))
+    script = given.pop("script")
+    setup = given.get("setup", "1_1")
+    nodes, devices, tag = parse_setup(setup)
+    if link != Link():
+        if nodes == 1:
+            raise UserError(f"link {link} lies between nodes, and {setup} has one")
+        if tag:
+            raise UserError(f"setup {setup}: the tag is taken by the link {link}")
+        setup = f"{setup}_{link.tag}"
+    given |= {"setup": setup, "output_dir": output_dir}
+    if sweep.tiny:
+        given["tiny"] = True
+    asked = bare(script, given)
+    one = asked.strategy is not None and STRATEGIES[asked.strategy].needs_gpu
+    processes = 1 if one else devices
+    settings = place(resolve(asked), World(nodes, processes, launched=True))
+    argv = tuple(to_argv(asked, short=True))
+    return Job(label, settings, argv, nodes, devices, processes, link)
+
+
+def _scaled(sweep: Sweep, point: Point) -> Point:
+    """The point with batch and learning rate as hold and lr_rule make them.
+
+    Both look at the point's baseline: the same point with the baseline's values.
+    """
+    base = point | (sweep.baseline or {})
+    given = dict(point)
+    per_gpu, grad_acc, lr = _sizes(sweep, point)
+    base_batch = math.prod(_sizes(sweep, base)[:2]) * _devices(base)
+    if sweep.hold == "effective_batch":
+        per_gpu, rest = divmod(base_batch, grad_acc * _devices(point))
+        if rest or not per_gpu:
+            raise UserError(
+                f"hold effective_batch: {base_batch} samples cannot be split over "
+                f"{_devices(point)} devices x {grad_acc} passes; choose a per_gpu_batch that can"
+            )
+        given["per_gpu_batch"] = per_gpu
+    factor = per_gpu * grad_acc * _devices(point) / base_batch
+    if sweep.lr_rule != "none" and factor != 1:
+        given["lr"] = lr * (factor if sweep.lr_rule == "linear" else math.sqrt(factor))
+    return given
+
+
+def _sizes(sweep: Sweep, point: Point) -> tuple[int, int, float]:
+    """(per_gpu_batch, grad_acc, lr) with the script's defaults."""
+    names = ("per_gpu_batch", "grad_acc", "lr")
+    known = {name: point[name] for name in names if name in point}
+    settings = resolve(replace(Settings(script=point["script"], tiny=sweep.tiny), **known))
+    assert settings.per_gpu_batch is not None and settings.lr is not None
+    return settings.per_gpu_batch, settings.grad_acc, settings.lr
+
+
+def _devices(point: Point) -> int:
+    nodes, devices, _ = parse_setup(point.get("setup", "1_1"))
+    return nodes * devices
+
+
+def _text(point: Point) -> str:
+    return " ".join(f"{name}={number(value)}" for name, value in point.items())
+
+
+def commands(job: Job, scripts_in: str = "") -> list[str]:
+    """The command of each node, as a person would type it."""
+    script = shlex.join([f"{scripts_in}{job.settings.script}.py", *job.argv])
+    if job.nodes == 1:
+        return [f"torchrun --standalone --nproc_per_node={job.processes} {script}"]
+    return [
+        f"torchrun --nnodes={job.nodes} --nproc_per_node={job.processes} --node_rank={rank} "
+        f"--master_addr=$MASTER --master_port=29500 {script}"
+        for rank in range(job.nodes)
+    ]

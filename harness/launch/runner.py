@@ -1,0 +1,290 @@
+"""Works off the runs of a sweep: claims, starts, watches and settles them, alone or with others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.launch import ending, machine
+from harness.launch.ending import written_since
+from harness.launch.local import Cold, Start, Warm
+from harness.launch.machine import Machine
+from harness.launch.plan import Job
+from harness.locks import Lock
+from harness.records import FAILURES, FINISHED, read_json
+from harness.settings import UserError
+
+# What becomes of a run here, beside the outcomes of its record.
+WAITING, RUNNING, ELSEWHERE, SKIPPED = "waiting", "running", "elsewhere", "skipped"
+GRACE_S = 20.0  # for ranks that were asked to end, before they are killed
+LOOK_AGAIN_S = 1.0  # at runs of other runners
+ISOLATION_S = 60.0  # between two looks at who else uses the machine
+
+
+@dataclass
+class Options:
+    """How a sweep is run; nothing here changes what is measured."""
+
+    output_dir: str = "outputs"
+    timeout_s: float | None = None
+    rerun: str | None = None  # failed | all
+    fail_fast: bool = False
+    pack: bool = False
+    cold: bool = False
+    isolation: str = "warn"  # warn | error | off
+
+
+@dataclass
+class State:
+    """One run, as the runner and its screen see it."""
+
+    job: Job
+    state: str = WAITING
+    reason: str | None = None
+    began_s: float | None = None
+    took_s: float | None = None
+    known: bool = False  # had its outcome before this runner came to it
+
+    @property
+    def failed(self) -> bool:
+        return self.state in FAILURES
+
+
+@dataclass
+class Running:
+    """A run that goes on, and what it occupies."""
+
+    state: State
+    launcher: Warm | Cold
+    lock: Lock
+    devices: tuple[str, ...]
+    log: Path
+    began_unix: float
+    oom_kills: int
+    asked: str | None = None  # why it was asked to end
+    asked_s: float = 0.0
+
+
+@dataclass
+class Runner:
+    states: list[State]
+    options: Options
+    machine: Machine
+    folder: Path  # of the sweep
+    environment: Mapping[str, str]
+    say: Callable[[str], None]
+    show: Callable[[], None]
+    running: list[Running] = field(default_factory=list)
+    idle: list[Warm | Cold] = field(default_factory=list)
+    stops: int = 0  # how often a person asked to stop; a signal handler counts here
+    obeyed: int = 0
+    began_unix: float = field(default_factory=time.time)
+    looked_s: float = 0.0
+    isolation_s: float = -ISOLATION_S
+    found: dict[str, object] = field(default_factory=dict)
+
+    def work(self) -> None:
+        """Until every run has an outcome, or somebody stops it. No run is left behind running."""
+        try:
+            while True:
+                self._collect()
+                self._obey()
+                if not self.obeyed:
+                    self._start_what_fits()
+                if not self.running and (self.obeyed or not self._left()):
+                    return
+                self.show()
+                time.sleep(0.03 if self.running else 0.2)
+        finally:
+            for launcher in (*self.idle, *(r.launcher for r in self.running)):
+                launcher.close()
+
+    def _obey(self) -> None:
+        """Asked to stop once: the runs that go on record and end. Twice: they are killed."""
+        if self.obeyed == self.stops:
+            return
+        self.obeyed = self.stops
+        for running in self.running:
+            if self.obeyed > 1:
+                running.launcher.kill()
+            elif running.asked is None:
+                self._ask(running, "interrupted")
+
+    # ---- which run is next ----
+
+    def _left(self) -> list[State]:
+        return [s for s in self.states if s.state in (WAITING, ELSEWHERE)]
+
+    def _start_what_fits(self) -> None:
+        if self.running and not self.options.pack:
+            return
+        again = time.monotonic() - self.looked_s >= LOOK_AGAIN_S
+        if again:
+            self.looked_s = time.monotonic()
+        for state in self._left():
+            if state.state == ELSEWHERE and not again:
+                continue
+            devices = self._free(state.job)
+            if devices is None:
+                if self.options.pack:
+                    continue
+                return
+            if self._begin(state, devices) and not self.options.pack:
+                return
+
+    def _free(self, job: Job) -> tuple[str, ...] | None:
+        """Devices for a run that no other run of this runner uses."""
+        every = self.machine.gpus or tuple(str(core) for core in self.machine.cores)
+        taken = {device for running in self.running for device in running.devices}
+        free = [device for device in every if device not in taken]
+        return tuple(free[: job.devices]) if len(free) >= job.devices else None
+
+    def _begin(self, state: State, devices: tuple[str, ...]) -> bool:
+        """Start a run, unless it is done already or somebody else is at it."""
+        job = state.job
+        lock = Lock(claim_of(job))
+        if not lock.take():
+            state.state = ELSEWHERE
+            return False
+        told = read_json(job.folder.summary) or {}
+        # What another runner has measured meanwhile is not to be measured again.
+        fresh = written_since(job.folder.summary, self.began_unix)
+        known = settled(told.get("outcome"), None if fresh else self.options.rerun)
+        if known is not None:
+            state.state, state.reason, state.known = known, told.get("reason"), not fresh
+            lock.release()
+            return False
+        self._look_around()
+        launcher = self.idle.pop() if self.idle else self._launcher()
+        log = _new_log(self.folder / "logs", job)
+        argv = (*job.argv, *(("--rerun",) if self.options.rerun == "all" else ()))
+        state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
+        running = Running(state, launcher, lock, devices, log, time.time(), ending.oom_kills())
+        self.running.append(running)
+        launcher.begin(Start(job, argv, self._variables(devices), self._cores(devices), log))
+        self.say(f"{self._number(state)} {job}: started")
+        return True
+
+    def _launcher(self) -> Warm | Cold:
+        kind = Cold if self.options.cold else Warm
+        return kind(self.environment, self.folder / "logs" / "launcher.txt")
+
+    def _variables(self, devices: tuple[str, ...]) -> dict[str, str]:
+        """For the ranks: which GPUs, and what their record says of how they were started."""
+        launch = {
+            "sweep": self.folder.name,
+            "start": "cold" if self.options.cold else "warm",
+            "packed": self.options.pack,
+            "cpu_busy_share": self.found.get("cpu_busy_share"),
+            "gpu_processes": self.found.get("gpu_processes"),
+        }
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.machine.gpus else {}
+        return {"HARNESS_LAUNCH": json.dumps(launch), **visible}
+
+    def _cores(self, devices: tuple[str, ...]) -> tuple[int, ...] | None:
+        if self.options.pack and not self.machine.gpus:
+            return tuple(int(core) for core in devices)
+        return None
+
+    def _look_around(self) -> None:
+        """Say, or refuse, when others use this machine; only while nothing of ours runs."""
+        now_s = time.monotonic()
+        early = now_s - self.isolation_s < ISOLATION_S
+        if self.options.isolation == "off" or self.running or early:
+            return
+        self.isolation_s = now_s
+        self.found = machine.others(self.machine)
+        disturbance = machine.disturbed(self.found)
+        if disturbance is None:
+            return
+        if self.options.isolation == "error":
+            raise UserError(f"{disturbance}: wait, or measure all the same with --isolation warn")
+        self.say(f"warning: {disturbance}: what is measured now is disturbed")
+
+    # ---- runs that go on, and that end ----
+
+    def _collect(self) -> None:
+        for running in list(self.running):
+            found = running.launcher.poll()
+            if found is not None:
+                self._settle(running, found)
+            elif running.asked is None and self._too_long(running):
+                self._ask(running, "timeout")
+            elif running.asked is not None and time.monotonic() - running.asked_s > GRACE_S:
+                running.launcher.kill()
+
+    def _too_long(self, running: Running) -> bool:
+        limit_s, began_s = self.options.timeout_s, running.state.began_s
+        assert began_s is not None
+        return limit_s is not None and time.monotonic() - began_s > limit_s
+
+    def _ask(self, running: Running, why: str) -> None:
+        running.asked, running.asked_s = why, time.monotonic()
+        running.launcher.stop()
+
+    def _settle(self, running: Running, found: ending.Ending) -> None:
+        state, job = running.state, running.state.job
+        kills = ending.oom_kills() - running.oom_kills
+        state.state = ending.settle(
+            job, found, running.began_unix, running.log, running.asked, kills
+        )
+        assert state.began_s is not None
+        state.took_s = time.monotonic() - state.began_s
+        summary = read_json(job.folder.summary) or {}
+        state.reason = summary.get("reason")
+        self.running.remove(running)
+        running.lock.release()
+        if found.launcher_died:
+            running.launcher.close()
+        else:
+            self.idle.append(running.launcher)
+        self.say(
+            f"{self._number(state)} {job}: {state.state} after {state.took_s:.1f} s, "
+            + (
+                f"{state.reason}; its output is in {running.log}"
+                if state.failed
+                else in_short(summary)
+            )
+        )
+        if state.failed and self.options.fail_fast and not self.stops:
+            self.say("stopped at the first failure (--fail_fast)")
+            self.stops += 1
+
+    def _number(self, state: State) -> str:
+        return f"[{self.states.index(state) + 1}/{len(self.states)}]"
+
+
+def settled(outcome: str | None, rerun: str | None) -> str | None:
+    """The outcome of a run that is not to be run (again); None of one that is.
+
+    What was interrupted goes on; what failed otherwise stays a result until somebody asks.
+    """
+    if outcome is None or outcome == "interrupted" or rerun == "all":
+        return None
+    if outcome != FINISHED and rerun == "failed":
+        return None
+    return outcome
+
+
+def claim_of(job: Job) -> Path:
+    """Beside the run's folder, which may be moved aside while the claim is held."""
+    path = job.folder.path
+    return path.parent / ".locks" / f"{path.name}.claim"
+
+
+def in_short(row: Mapping[str, object]) -> str:
+    """Quality and speed of a row or a summary, on a line."""
+    parts = [("accuracy", "accuracy {:.4f}"), ("train_samples_per_s", "{:,.0f} samples/s")]
+    return ", ".join(form.format(row[name]) for name, form in parts if row.get(name) is not None)
+
+
+def _new_log(folder: Path, job: Job) -> Path:
+    """A file of its own for what each start prints."""
+    stem = job.path.replace("/", "_")
+    number = 1
+    while (log := folder / f"{stem}_{number}.txt").exists():
+        number += 1
+    return log

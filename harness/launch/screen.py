@@ -1,0 +1,154 @@
+"""What a person sees of a sweep: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from harness.identity import number
+from harness.launch.runner import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
+from harness.records import FINISHED, read_json, read_rows
+
+STYLES = {FINISHED: "green", RUNNING: "bold cyan", WAITING: "dim", ELSEWHERE: "cyan",
+          SKIPPED: "dim"}  # fmt: skip
+EVERY_S = 0.25
+
+
+class Screen:
+    """say() prints a line that stays; show() draws the table anew."""
+
+    def __init__(self, title: str, states: list[State]) -> None:
+        self.title, self.states = title, states
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.live: Live | None = None
+        self.drawn_s = 0.0
+
+    def __enter__(self) -> Screen:
+        if self.console.is_terminal:
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def say(self, line: str) -> None:
+        stamp = time.strftime("%H:%M:%S")
+        self.console.print(f"{stamp} {line}", markup=False)
+
+    def show(self) -> None:
+        if self.live is None or time.monotonic() - self.drawn_s < EVERY_S:
+            return
+        self.drawn_s = time.monotonic()
+        self.live.update(self.picture(self.console.height), refresh=True)
+
+    def picture(self, height: int) -> Group:
+        """The table and the line below it, no higher than the terminal."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("run", "state", "epoch", "accuracy", "loss", "samples/s", "elapsed"):
+            right = heading not in ("run", "state")
+            table.add_column(
+                heading, justify="right" if right else "left", no_wrap=True,
+                overflow="ellipsis", min_width=0 if heading == "run" else len(heading) + 1,
+            )  # fmt: skip
+        shown = window(self.states, max(3, height - 5))
+        for state in shown:
+            style = STYLES.get(state.state, "red")
+            run = Text(shared_out(state, self.states))
+            table.add_row(run, Text(state.state, style), *progress_of(state))
+        hidden = len(self.states) - len(shown)
+        more = [Text(f"... and {hidden} more", "dim")] if hidden else []
+        return Group(Text(self.title, "bold"), table, *more, Text(self._footer(), "dim"))
+
+    def _footer(self) -> str:
+        count = {s: sum(x.state == s for x in self.states) for s in (FINISHED, SKIPPED, WAITING)}
+        failed = sum(state.failed for state in self.states)
+        parts = [f"{count[FINISHED]} finished"]
+        parts += [f"{failed} failed"] if failed else []
+        parts += [f"{count[SKIPPED]} skipped"] if count[SKIPPED] else []
+        parts += [f"{count[WAITING]} to go"]
+        left_s = time_left_s(self.states)
+        return ", ".join(parts) + (f", about {short(left_s)} left" if left_s is not None else "")
+
+
+def window(states: list[State], rows: int) -> list[State]:
+    """As many as fit, around what goes on now; the order stays."""
+    if len(states) <= rows:
+        return states
+    now = next((i for i, s in enumerate(states) if s.state == RUNNING), None)
+    if now is None:
+        now = next((i for i, s in enumerate(states) if s.state == WAITING), len(states) - 1)
+    first = min(max(0, now - rows // 2), len(states) - rows)
+    return states[first : first + rows]
+
+
+def shared_out(state: State, states: list[State]) -> str:
+    """The label without what is the same for all runs."""
+    label = state.job.label
+    varied = [k for k in label if len({str(s.job.label.get(k)) for s in states}) > 1]
+    return " ".join(f"{k}={number(label[k])}" for k in varied) or str(state.job)
+
+
+def progress_of(state: State) -> tuple[str, ...]:
+    """Epoch, accuracy, loss, samples/s and elapsed, as far as the record tells them."""
+    rows: list[dict[str, Any]] = []
+    if state.state not in (WAITING, SKIPPED):
+        rows, _ = read_rows(state.job.folder.epochs)
+    last: dict[str, Any] = rows[-1] if rows else {}
+    epoch = last.get("epoch")
+    if state.state == RUNNING:
+        epoch = (read_json(state.job.folder.progress) or {}).get("epoch", epoch)
+    elapsed_s = state.took_s
+    if state.state == RUNNING and state.began_s is not None:
+        elapsed_s = time.monotonic() - state.began_s
+    return (
+        f"{epoch:.1f}/{state.job.settings.epochs}" if epoch is not None else "",
+        _form(last.get("accuracy"), "{:.4f}"),
+        _form(last.get("eval_loss"), "{:.4f}"),
+        _form(last.get("train_samples_per_s"), "{:,.0f}"),
+        short(elapsed_s) if elapsed_s is not None else "",
+    )
+
+
+def time_left_s(states: list[State]) -> float | None:
+    """From what runs of the same kind took here; None while nothing has ended."""
+    took: dict[tuple[str, int], list[float]] = {}
+    for state in states:
+        if state.took_s is not None:
+            took.setdefault(_kind(state), []).append(state.took_s)
+    every = [seconds for many in took.values() for seconds in many]
+    if not every:
+        return None
+    left = 0.0
+    for state in states:
+        if state.state in (WAITING, RUNNING):
+            usual = statistics.median(took.get(_kind(state), every))
+            gone = time.monotonic() - state.began_s if state.began_s is not None else 0.0
+            left += max(0.0, usual - gone)
+    return left
+
+
+def _kind(state: State) -> tuple[str, int]:
+    return state.job.settings.script, state.job.nodes * state.job.devices
+
+
+def short(seconds: float) -> str:
+    """A time for people: 12 s, 3:05, 2:10:00."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _form(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)

@@ -1,0 +1,220 @@
+"""python -m harness sweep FILE: many runs from one file, and nothing that was measured is lost."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.identity import number
+from harness.launch.arguments import Arguments, parse
+from harness.launch.links import link_of
+from harness.launch.local import ROOT
+from harness.launch.machine import Machine, this_machine, why_not
+from harness.launch.plan import REPLICATES, Job, axes_of, commands, plan
+from harness.launch.runner import SKIPPED, WAITING, Runner, State
+from harness.launch.screen import Screen
+from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
+from harness.records import SCHEMA, read_json, write_json
+from harness.settings import UserError
+from harness.values import field_of, typed
+
+
+def main(argv: list[str]) -> int:
+    try:
+        asked = parse(argv)
+        sweep = overridden(load(Path(asked.file), asked.tiny), asked.settings)
+        states = [State(job) for job in plan(sweep, asked.options.output_dir, asked.repeat)]
+        machine = this_machine()
+        for state in states:
+            if reason := why_not(state.job, machine):
+                state.state, state.reason = SKIPPED, reason
+        chosen = choose(states, asked)
+        if asked.dry_run:
+            print("\n".join(dry_run(chosen, machine)))
+            return 0
+        return _run(sweep, states, chosen, machine, asked, argv)
+    except UserError as error:
+        print(f"harness sweep: error: {error}", file=sys.stderr)
+        return 2
+
+
+def overridden(sweep: Sweep, given: dict[str, list[str]]) -> Sweep:
+    """--set: one value stands for all runs, several make an axis, whatever the file says."""
+    for name, texts in given.items():
+        if name in NOT_IN_A_FILE:
+            raise UserError(f"--set {name}: use {NOT_IN_A_FILE[name]}")
+        values: list[Any] = []
+        key = name
+        for text in texts:
+            for script in sweep.scripts:
+                field = None if name == "link" else field_of(script, name)
+                key = field or name
+                value = str(link_of(text)) if name == "link" else typed(name, field, [text])
+            values.append(value)
+        grid = {k: v for k, v in sweep.grid.items() if k != key}
+        settings = {s: {k: v for k, v in p.items() if k != key} for s, p in sweep.settings.items()}
+        baseline = dict(sweep.baseline or {})
+        if len(values) > 1:
+            grid[key] = values
+        else:
+            settings = {script: {**point, key: values[0]} for script, point in settings.items()}
+            baseline.pop(key, None)
+        sweep = replace(
+            sweep,
+            grid=grid,
+            settings=settings,
+            runs=[{k: v for k, v in run.items() if k != key} for run in sweep.runs],
+            exclude=[point for point in sweep.exclude if key not in point],
+            baseline=baseline or None,
+            order=tuple(n for n in sweep.order if n != key or key in grid),
+        )
+    return sweep
+
+
+def choose(states: list[State], asked: Arguments) -> list[State]:
+    """The runs that --select, --exclude and --limit leave, in order."""
+    for flag, conditions in (("--select", asked.select), ("--exclude", asked.exclude)):
+        for name in (name for condition in conditions for name in condition):
+            known = sorted({key for state in states for key in state.job.label})
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                raise UserError(f"{flag} {name}: no run differs by that; {hint}")
+    kept = [
+        state
+        for state in states
+        if (not asked.select or any(_meets(state.job, c) for c in asked.select))
+        and not any(_meets(state.job, c) for c in asked.exclude)
+    ]
+    kept = kept[asked.limit]
+    if not kept:
+        raise UserError("no run is left: see --dry_run without --select, --exclude and --limit")
+    return kept
+
+
+def _meets(job: Job, condition: dict[str, str]) -> bool:
+    return all(
+        name in job.label and fnmatch.fnmatchcase(number(job.label[name]), pattern)
+        for name, pattern in condition.items()
+    )
+
+
+def dry_run(states: list[State], machine: Machine) -> list[str]:
+    """The commands, to be pasted; those that cannot run here as comments, with the reason."""
+    scripts_in = "" if Path.cwd() == ROOT else f"{ROOT}/"
+    lines = []
+    for state in states:
+        words = [f"{k}={v}" for k, v in _environment(machine).items()]
+        if machine.gpus and state.job.devices < len(machine.gpus):
+            words.insert(0, f"CUDA_VISIBLE_DEVICES={','.join(machine.gpus[: state.job.devices])}")
+        found = [" ".join([*words, command]) for command in commands(state.job, scripts_in)]
+        if state.state == SKIPPED:
+            found = [f"# skipped: {state.reason}", *(f"# {command}" for command in found)]
+        lines += found
+    return lines
+
+
+def _environment(machine: Machine) -> dict[str, str]:
+    """The same number of threads for every run: torchrun sets it only for several processes."""
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(machine.threads))}
+
+
+def _run(
+    sweep: Sweep,
+    states: list[State],
+    chosen: list[State],
+    machine: Machine,
+    asked: Arguments,
+    argv: list[str],
+) -> int:
+    folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
+    describe(sweep, states, folder, argv)
+    screen = Screen(sweep.header.get("question", sweep.name), chosen)
+    with screen:
+        for state in chosen:
+            if state.state == SKIPPED:
+                screen.say(f"{state.job}: skipped: {state.reason}")
+        runner = Runner(
+            chosen, asked.options, machine, folder, _environment(machine), screen.say, screen.show
+        )
+        with _signals(runner) as came:
+            runner.work()
+    done = [state for state in chosen if state.known]
+    if done:
+        screen.say(f"{len(done)} of {len(chosen)} runs had been done before")
+    if runner.stops < 2:
+        _table(folder)
+    if came:
+        left = sum(state.state == WAITING for state in chosen)
+        print(f"stopped, {left} runs to go: the same command goes on", file=sys.stderr)
+        return 128 + came[0]
+    return 1 if any(state.failed for state in chosen) else 0
+
+
+@contextmanager
+def _signals(runner: Runner) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are counted, and obeyed by the runner's loop."""
+    came: list[int] = []
+
+    def count(signum: int, frame: Any) -> None:
+        came.append(signum)
+        runner.stops += 1
+
+    before = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -> None:
+    """sweep.json: what the readers need to know of the plan. Another plan is kept aside."""
+    path = folder / "sweep.json"
+    content = {
+        "schema": SCHEMA,
+        "name": sweep.name,
+        "question": sweep.header.get("question"),
+        "file": sweep.file,
+        "tiny": sweep.tiny,
+        "command": shlex.join(["python", "-m", "harness", "sweep", *argv]),
+        "axes": axes_of(sweep),
+        "replicates": [n for n in REPLICATES if any(n in s.job.label for s in states)],
+        "baseline": sweep.baseline,
+        "target": sweep.target,
+        "hold": sweep.hold,
+        "lr_rule": sweep.lr_rule,
+        "columns": sweep.columns,
+        "per_node": sweep.per_node,
+        "runs": [
+            {
+                "label": state.job.label,
+                "path": state.job.path,
+                "skipped": state.reason if state.state == SKIPPED else None,
+            }
+            for state in states
+        ],
+    }
+    before = read_json(path)
+    if before is not None and [r["path"] for r in before["runs"]] != [s.job.path for s in states]:
+        count = 1
+        while (aside := folder / f"sweep.earlier-{count}.json").exists():
+            count += 1
+        path.rename(aside)
+    write_json(path, content)
+
+
+def _table(folder: Path) -> None:
+    """By the reading tower, in a process of its own: it loads pandas, this one does not."""
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-m", "harness", "table", str(folder), "--write"], check=False)

@@ -1,0 +1,298 @@
+"""A sweep file: read, checked whole, with the line of every mistake.
+
+    # Question: which batch per GPU is fastest, and what does it cost in quality?
+    script: [bert, vit]           one or both
+    settings: {epochs: 3}         any flag of the script; bert: and vit: hold those of one script
+    grid:                         every combination of these
+      setup: [1_1, 1_4, 2_2]
+      per_gpu_batch: [1, 4, 16]
+    runs:                         points of several settings each, crossed with the grid
+      - {strategy: ddp, precision: fp32}
+      - {strategy: fsdp, precision: bf16}
+    exclude:                      points that are left out
+      - {setup: 2_2, per_gpu_batch: 1}
+    seeds: [2, 4, 42]             each point is measured with each of them
+    order: [seed, setup]          outermost first; seeds are outermost by themselves
+    baseline: {setup: 1_1}        what the tables compare with
+    target: {metric: accuracy, value: 0.9}
+    hold: per_gpu_batch           or effective_batch: per_gpu_batch is then the baseline's
+    lr_rule: none                 or linear, sqrt: lr is the baseline's, scaled by effective batch
+    columns: [accuracy, wall_s]   of the table, where the usual ones do not fit
+    per_node: false               true: the table has a row for each node
+    if_installed: {timm: {...}}   settings to use where a package is installed
+    tiny: {...}                   with --tiny each key in here replaces the one above
+
+`link` is an axis, too: none, 20ms, 20ms/200mbit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.launch.links import link_of
+from harness.launch.yamlfile import Source, header_of, read
+from harness.settings import UserError
+from harness.values import field_of, texts_of, typed
+
+SCRIPTS = ("bert", "vit")
+HOLDS = ("per_gpu_batch", "effective_batch")
+LR_RULES = ("none", "linear", "sqrt")
+KEYS = (
+    "script", "settings", "bert", "vit", "if_installed", "grid", "runs", "exclude", "seeds",
+    "order", "baseline", "target", "hold", "lr_rule", "columns", "per_node",
+)  # fmt: skip
+# Settings that the command line of the sweep decides.
+NOT_IN_A_FILE = {"output_dir": "--output_dir", "tiny": "--tiny", "rerun": "--rerun all"}
+
+Point = dict[str, Any]  # settings by name, typed; link as text
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a file asks for, every value typed."""
+
+    name: str
+    file: str
+    scripts: tuple[str, ...]
+    settings: dict[str, Point]  # by script
+    grid: dict[str, list[Any]]
+    runs: list[Point]
+    exclude: list[Point] = field(default_factory=list)
+    order: tuple[str, ...] = ()
+    baseline: Point | None = None
+    target: dict[str, Any] | None = None
+    hold: str = "per_gpu_batch"
+    lr_rule: str = "none"
+    columns: list[str] | None = None
+    per_node: bool = False
+    tiny: bool = False
+    header: dict[str, str] = field(default_factory=dict)
+
+
+def load(path: Path, tiny: bool = False, installed: Any = None) -> Sweep:
+    """Read a file and check all of it; UserError names the line and what is meant."""
+    source = read(path)
+    content, at = dict(source.content), {key: (key,) for key in source.content}
+    small = content.pop("tiny", None)
+    if small is not None and not isinstance(small, dict):
+        raise source.wrong(("tiny",), "tiny holds keys that replace those above")
+    for keys, where in ((content, ()), (small or {}, ("tiny",))):
+        for key in keys:
+            if key not in KEYS:
+                raise source.wrong((*where, key), _unknown(key, (*KEYS, "tiny")))
+    if tiny:
+        content |= small or {}
+        at |= {key: ("tiny", key) for key in small or {}}
+    return _Reader(source, content, at, tiny, installed or _installed).sweep()
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown key {name}: " + (
+        f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    )
+
+
+def _installed(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+@dataclass
+class _Reader:
+    """Checks one key after the other; `at` says where in the file each stands."""
+
+    source: Source
+    content: dict[str, Any]
+    at: dict[str, tuple[Any, ...]]
+    tiny: bool
+    installed: Any
+
+    def sweep(self) -> Sweep:
+        scripts = self._scripts()
+        grid = self._grid(scripts)
+        runs = [self._point(scripts, run, where) for run, where in self._entries("runs")]
+        settings = {script: self._settings(script) for script in scripts}
+        if "seeds" in self.content:
+            if "seed" in grid:
+                raise self._wrong("seeds", "seed stands in grid already")
+            grid["seed"] = self._values(scripts, "seed", "seeds")
+        varied = {"script", *grid, *(key for run in runs for key in run)}
+        if twice := sorted(set(grid) & {key for run in runs for key in run}):
+            raise self._wrong("runs", f"{twice[0]} stands in grid already")
+        for script in scripts:
+            if twice := sorted(set(settings[script]) & set(grid)):
+                raise self._wrong("grid", f"{twice[0]} stands in settings already")
+        return Sweep(
+            name=self.source.path.stem + ("-tiny" if self.tiny else ""),
+            file=str(self.source.path),
+            scripts=scripts,
+            settings=settings,
+            grid=grid,
+            runs=runs,
+            exclude=[self._point(scripts, e, where) for e, where in self._entries("exclude")],
+            order=self._order(varied),
+            baseline=self._baseline(scripts, varied),
+            target=self._target(),
+            hold=self._choice("hold", HOLDS),
+            lr_rule=self._choice("lr_rule", LR_RULES),
+            columns=self._columns(),
+            per_node=self._choice("per_node", ("false", "true")) == "true",
+            tiny=self.tiny,
+            header=header_of(self.source.path),
+        )
+
+    def _wrong(self, key: str, message: object, *deeper: Any) -> UserError:
+        return self.source.wrong((*self.at.get(key, (key,)), *deeper), message)
+
+    def _scripts(self) -> tuple[str, ...]:
+        named = self.content.get("script")
+        if named is None:
+            raise self._wrong("script", "script is missing: bert, vit or [bert, vit]")
+        scripts = tuple(named) if isinstance(named, list) else (named,)
+        for script in scripts:
+            if script not in SCRIPTS:
+                raise self._wrong("script", _unknown(str(script), SCRIPTS).replace("key", "script"))
+        if not scripts or len(set(scripts)) < len(scripts):
+            raise self._wrong("script", "name each script once")
+        return scripts
+
+    def _settings(self, script: str) -> Point:
+        point: Point = {}
+        places = [("settings", self.content.get("settings")), (script, self.content.get(script))]
+        for key, given in places:
+            point |= self._point((script,), given or {}, self.at.get(key, ()))
+        packages = self.content.get("if_installed") or {}
+        if not isinstance(packages, dict):
+            raise self._wrong("if_installed", "expected a package and its settings")
+        for package, given in packages.items():
+            found = self._point((script,), given, (*self.at["if_installed"], package))
+            if self.installed(package):
+                point |= found
+        return point
+
+    def _point(self, scripts: tuple[str, ...], given: Any, where: tuple[Any, ...]) -> Point:
+        """Names and values of one point; the script itself may be one of them."""
+        if not isinstance(given, dict):
+            raise self.source.wrong(where, f"expected names and values, found {given!r}")
+        point: Point = {}
+        if "script" in given:
+            if given["script"] not in scripts:
+                raise self.source.wrong(where, f"script {given['script']} is not one of {scripts}")
+            scripts = (given["script"],)
+            point["script"] = given["script"]
+        for name, value in given.items():
+            if name == "script":
+                continue
+            key, typed_value = self._typed(scripts, name, value, (*where, name))
+            if key in point:
+                raise self.source.wrong((*where, name), f"{key} stands here twice")
+            point[key] = typed_value
+        return point
+
+    def _typed(
+        self, scripts: tuple[str, ...], name: str, value: Any, where: tuple[Any, ...]
+    ) -> tuple[str, Any]:
+        """The setting that a name means and its typed value; a link is kept as text."""
+        name = name.replace("-", "_")
+        if name in NOT_IN_A_FILE:
+            raise self.source.wrong(
+                where,
+                f"{name} is no part of a sweep: use {NOT_IN_A_FILE[name]} on the command line",
+            )
+        try:
+            if name == "link":
+                return "link", str(link_of(value))
+            found = {
+                (field_of(script, name), typed(name, field_of(script, name), texts_of(value)))
+                for script in scripts
+            }
+        except UserError as error:
+            raise self.source.wrong(where, error) from None
+        ((setting, typed_value),) = found
+        return setting or name, typed_value
+
+    def _grid(self, scripts: tuple[str, ...]) -> dict[str, list[Any]]:
+        given = self.content.get("grid") or {}
+        if not isinstance(given, dict):
+            raise self._wrong("grid", "expected names and lists of values")
+        grid: dict[str, list[Any]] = {}
+        for name in given:
+            key, _ = self._typed(scripts, name, _first(given[name]), (*self.at["grid"], name))
+            if key in grid:
+                raise self._wrong("grid", f"{key} stands here twice", name)
+            grid[key] = self._values(scripts, name, "grid", name)
+        return grid
+
+    def _values(self, scripts: tuple[str, ...], name: str, key: str, *deeper: str) -> list[Any]:
+        """The values of an axis, each once."""
+        given: Any = self.content[key]
+        for part in deeper:
+            given = given[part]
+        values = given if isinstance(given, list) else [given]
+        where = (*self.at[key], *deeper)
+        found: list[Any] = []
+        for number, value in enumerate(values):
+            _, typed_value = self._typed(scripts, name, value, (*where, number))
+            if typed_value in found:
+                raise self.source.wrong((*where, number), f"{name} {value} stands here twice")
+            found.append(typed_value)
+        if not found:
+            raise self.source.wrong(where, f"{name} has no values")
+        return found
+
+    def _entries(self, key: str) -> list[tuple[Any, tuple[Any, ...]]]:
+        given = self.content.get(key) or []
+        if not isinstance(given, list):
+            raise self._wrong(key, f"{key} is a list of points such as - {{setup: 1_1}}")
+        return [(entry, (*self.at[key], number)) for number, entry in enumerate(given)]
+
+    def _order(self, varied: set[str]) -> tuple[str, ...]:
+        order = self.content.get("order") or []
+        order = order if isinstance(order, list) else [order]
+        for number, name in enumerate(order):
+            if name not in varied:
+                raise self._wrong("order", _unknown(str(name), tuple(sorted(varied))), number)
+        return tuple(order)
+
+    def _baseline(self, scripts: tuple[str, ...], varied: set[str]) -> Point | None:
+        if "baseline" not in self.content:
+            return None
+        baseline = self._point(scripts, self.content["baseline"], self.at["baseline"])
+        for name in baseline:
+            if name not in varied:
+                raise self._wrong(
+                    "baseline", f"{name} does not vary: a baseline names values of grid or runs"
+                )
+        return baseline
+
+    def _target(self) -> dict[str, Any] | None:
+        given = self.content.get("target")
+        if given is None:
+            return None
+        try:
+            return {"metric": str(given["metric"]), "value": float(given["value"])}
+        except (TypeError, KeyError, ValueError):
+            raise self._wrong(
+                "target", "expected {metric: accuracy, value: 0.9} or the like"
+            ) from None
+
+    def _choice(self, key: str, choices: tuple[str, ...]) -> str:
+        value = self.content.get(key, choices[0])
+        if value not in choices:
+            raise self._wrong(key, f"{key} {value}: expected one of {', '.join(choices)}")
+        return str(value)
+
+    def _columns(self) -> list[str] | None:
+        given = self.content.get("columns")
+        if given is not None and not (given and isinstance(given, list)):
+            raise self._wrong("columns", "expected a list of names")
+        return given
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value

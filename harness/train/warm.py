@@ -1,0 +1,131 @@
+"""A launcher that stays: runs start in fresh processes that have loaded everything already.
+
+torch elastic starts the ranks of one run after the other; they are forked from a server that has
+imported the scripts and has made no thread, no process group and no CUDA context. Requests come
+as lines of JSON on standard input, answers go out as lines of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from harness.flags import command_line
+from harness.parent import end_with_parent
+
+
+def serve(scripts: list[str], answers: Any) -> None:
+    """Answer requests until there are no more."""
+    multiprocessing.set_forkserver_preload(["harness.train.tied", "harness.train.warm", *scripts])
+    found = _in_fresh_process(look)
+    _say(answers, {"event": "ready", **found})
+    for line in sys.stdin:
+        request = json.loads(line)
+        _say(answers, {"event": "ended", "id": request["id"], **run(request)})
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """One run, from its start to its end: exit code, and the ranks that failed."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=request["processes"],
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=request["id"],
+        max_restarts=0,
+        monitor_interval=0.03,
+        start_method="forkserver",
+    )
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        elastic_launch(config, rank_main)(request)
+    except ChildFailedError as error:
+        failures = [
+            {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
+            for rank, failure in error.failures.items()
+        ]
+        return {"code": 1, "failures": failures}
+    except SignalException as error:
+        return {"code": 128 + int(error.sigval), "failures": []}
+    except Exception as error:
+        traceback.print_exc()
+        return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return {"code": 0, "failures": []}
+
+
+def rank_main(request: dict[str, Any]) -> None:
+    """A rank: what torchrun would start as a new Python, but loaded already."""
+    end_with_parent()
+    _print_to(Path(request["log"]))
+    os.environ.update(request["environment"])
+    if request["cores"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, request["cores"])
+    script, argv = request["script"], request["argv"]
+    sys.argv = [f"{script}.py", *argv]
+    code = 1
+    try:
+        code = importlib.import_module(script).main(command_line(script, argv))
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)  # as it is: elastic would make every failure a 1
+
+
+def look() -> dict[str, Any]:
+    """What a forked process finds: a CUDA context in the server would break the first rank."""
+    import torch
+
+    return {"cuda_in_server": torch.cuda.is_initialized(), "pid": os.getpid()}
+
+
+def _in_fresh_process(function: Any) -> dict[str, Any]:
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, function))
+    process.start()
+    sender.close()
+    found: dict[str, Any] = receiver.recv()  # EOFError: the scripts cannot be imported
+    process.join()
+    return found
+
+
+def _send(sender: Any, function: Any) -> None:
+    sender.send(function())
+
+
+def _print_to(log: Path) -> None:
+    """A file rather than a pipe: what was printed stays when the process is killed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _say(answers: Any, message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=answers, flush=True)
+
+
+def main(scripts: list[str]) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the libraries print is no answer
+    serve(scripts, answers)
