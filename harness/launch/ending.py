@@ -17,6 +17,9 @@ from harness.summary import write_summary
 # How running out of memory looks where no Python exception could tell.
 NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)
 
+# What multiprocessing says of a process whose fork server is gone: it has ended with it.
+SERVER_KILLED = 255
+
 
 def settle(
     job: Job, ending: Ending, began_unix: float, log: Path, asked: str | None, oom_kills: int
@@ -57,7 +60,7 @@ def _from_outside(ending: Ending, asked: str | None, kills: int) -> tuple[str, s
         return asked, what
     if ending.launcher_died:
         return "interrupted", "the launcher was killed"
-    killed = [f for f in ending.failures if f["exit_code"] == -signal.SIGKILL]
+    killed = [f for f in ending.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
     if killed:
         rank = f"rank {killed[0]['rank']}"
         if kills:

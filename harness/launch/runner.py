@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from harness.launch import ending, machine
 from harness.launch.ending import written_since
@@ -68,6 +69,14 @@ class Running:
     asked_s: float = 0.0
 
 
+class Watcher(Protocol):
+    """Whoever is told what happens (screen.py)."""
+
+    def say(self, line: str) -> None: ...
+    def note(self, line: str) -> None: ...
+    def show(self) -> None: ...
+
+
 @dataclass
 class Runner:
     states: list[State]
@@ -75,8 +84,7 @@ class Runner:
     machine: Machine
     folder: Path  # of the sweep
     environment: Mapping[str, str]
-    say: Callable[[str], None]
-    show: Callable[[], None]
+    screen: Watcher
     running: list[Running] = field(default_factory=list)
     idle: list[Warm | Cold] = field(default_factory=list)
     stops: int = 0  # how often a person asked to stop; a signal handler counts here
@@ -96,7 +104,7 @@ class Runner:
                     self._start_what_fits()
                 if not self.running and (self.obeyed or not self._left()):
                     return
-                self.show()
+                self.screen.show()
                 time.sleep(0.03 if self.running else 0.2)
         finally:
             for launcher in (*self.idle, *(r.launcher for r in self.running)):
@@ -165,7 +173,7 @@ class Runner:
         running = Running(state, launcher, lock, devices, log, time.time(), ending.oom_kills())
         self.running.append(running)
         launcher.begin(Start(job, argv, self._variables(devices), self._cores(devices), log))
-        self.say(f"{self._number(state)} {job}: started")
+        self.screen.note(f"{self._number(state)} {job}: started")
         return True
 
     def _launcher(self) -> Warm | Cold:
@@ -202,7 +210,7 @@ class Runner:
             return
         if self.options.isolation == "error":
             raise UserError(f"{disturbance}: wait, or measure all the same with --isolation warn")
-        self.say(f"warning: {disturbance}: what is measured now is disturbed")
+        self.screen.say(f"warning: {disturbance}: what is measured now is disturbed")
 
     # ---- runs that go on, and that end ----
 
@@ -241,16 +249,13 @@ class Runner:
             running.launcher.close()
         else:
             self.idle.append(running.launcher)
-        self.say(
-            f"{self._number(state)} {job}: {state.state} after {state.took_s:.1f} s, "
-            + (
-                f"{state.reason}; its output is in {running.log}"
-                if state.failed
-                else in_short(summary)
-            )
-        )
+        line = f"{self._number(state)} {job}: {state.state} after {state.took_s:.1f} s, "
+        if state.failed:
+            self.screen.say(f"{line}{state.reason}; its output is in {running.log}")
+        else:
+            self.screen.note(line + in_short(summary))
         if state.failed and self.options.fail_fast and not self.stops:
-            self.say("stopped at the first failure (--fail_fast)")
+            self.screen.say("stopped at the first failure (--fail_fast)")
             self.stops += 1
 
     def _number(self, state: State) -> str:

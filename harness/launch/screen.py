@@ -22,7 +22,7 @@ EVERY_S = 0.25
 
 
 class Screen:
-    """say() prints a line that stays; show() draws the table anew."""
+    """say() prints a line that stays; note() too, unless the table shows it; show() draws it."""
 
     def __init__(self, title: str, states: list[State]) -> None:
         self.title, self.states = title, states
@@ -43,6 +43,10 @@ class Screen:
     def say(self, line: str) -> None:
         stamp = time.strftime("%H:%M:%S")
         self.console.print(f"{stamp} {line}", markup=False)
+
+    def note(self, line: str) -> None:
+        if self.live is None:
+            self.say(line)
 
     def show(self) -> None:
         if self.live is None or time.monotonic() - self.drawn_s < EVERY_S:

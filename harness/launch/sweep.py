@@ -21,7 +21,7 @@ from harness.launch.links import link_of
 from harness.launch.local import ROOT
 from harness.launch.machine import Machine, this_machine, why_not
 from harness.launch.plan import REPLICATES, Job, axes_of, commands, plan
-from harness.launch.runner import SKIPPED, WAITING, Runner, State
+from harness.launch.runner import ELSEWHERE, SKIPPED, WAITING, Runner, State
 from harness.launch.screen import Screen
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
 from harness.records import SCHEMA, read_json, write_json
@@ -141,12 +141,9 @@ def _run(
     describe(sweep, states, folder, argv)
     screen = Screen(sweep.header.get("question", sweep.name), chosen)
     with screen:
-        for state in chosen:
-            if state.state == SKIPPED:
-                screen.say(f"{state.job}: skipped: {state.reason}")
-        runner = Runner(
-            chosen, asked.options, machine, folder, _environment(machine), screen.say, screen.show
-        )
+        for line in skipped(chosen):
+            screen.say(line)
+        runner = Runner(chosen, asked.options, machine, folder, _environment(machine), screen)
         with _signals(runner) as came:
             runner.work()
     done = [state for state in chosen if state.known]
@@ -155,10 +152,24 @@ def _run(
     if runner.stops < 2:
         _table(folder)
     if came:
-        left = sum(state.state == WAITING for state in chosen)
+        left = sum(state.state in (WAITING, ELSEWHERE, "interrupted") for state in chosen)
         print(f"stopped, {left} runs to go: the same command goes on", file=sys.stderr)
         return 128 + came[0]
     return 1 if any(state.failed for state in chosen) else 0
+
+
+def skipped(states: list[State]) -> list[str]:
+    """What cannot run here, a line a reason."""
+    reasons: dict[str, list[State]] = {}
+    for state in states:
+        if state.state == SKIPPED:
+            reasons.setdefault(str(state.reason), []).append(state)
+    return [
+        f"skipped: {state[0].job}"
+        + (f" and {len(state) - 1} more" if state[1:] else "")
+        + f": {reason}"
+        for reason, state in reasons.items()
+    ]
 
 
 @contextmanager

@@ -28,7 +28,10 @@ from harness.parent import end_with_parent
 def serve(scripts: list[str], answers: Any) -> None:
     """Answer requests until there are no more."""
     multiprocessing.set_forkserver_preload(["harness.train.tied", "harness.train.warm", *scripts])
-    found = _in_fresh_process(look)
+    try:
+        found = _in_fresh_process(look)
+    except EOFError:
+        found = _in_fresh_process(look)  # killed while it was loading? EOFError again: it is not
     _say(answers, {"event": "ready", **found})
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,0 +1,95 @@
+"""kill -9 of the runner, of a rank, of the launcher, at random moments: nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.records import find_runs
+from tests.sweeps import alive, family, gone, outcomes, start, sweep, sweep_file, untimed_rows
+
+FILE = """
+script: vit
+settings: {epochs: 3, train_size: 640, test_size: 100}
+grid: {setup: [1_1, 1_2]}
+seeds: [2, 4, 42]
+baseline: {setup: 1_1}
+"""
+
+
+def rows_of(out: Path) -> dict[str, Any]:
+    return {str(run.path.relative_to(out)): untimed_rows(run) for run in find_runs(out)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = sweep(sweep_file(folder, FILE), folder, "--tiny")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(folder)
+    assert len(rows) == 6 and all(len(run) == 3 for run in rows.values())
+    return rows
+
+
+def victims(runner: int, draw: random.Random) -> list[psutil.Process]:
+    """One process to be killed: usually a rank, now and then what holds the ranks."""
+    found = family(runner)
+    kind = draw.choice(["runner", "launcher", "server", "rank", "rank", "rank"])
+    if kind == "runner":
+        return [psutil.Process(runner)]
+    return draw.sample(found[kind], 1) if found[kind] else []
+
+
+def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
+    """Kill at random moments and start again, until all is measured; how many were killed."""
+    draw = random.Random(seed)
+    killed, runner = 0, start(file, out, "--tiny")
+    next_s = time.monotonic() + draw.uniform(0.2, 6)
+    calls = 1
+    while True:
+        if runner.poll() is not None:
+            error = runner.stderr.read() if runner.stderr else ""
+            assert runner.returncode in (0, 1, -9), error
+            if runner.returncode == 0:
+                return killed
+            calls += 1
+            assert calls < 3 * kills + 3, error
+            runner = start(file, out, "--tiny")
+        everyone = [p for kind in family(runner.pid).values() for p in kind]
+        if killed < kills and time.monotonic() >= next_s:
+            for victim in victims(runner.pid, draw):
+                victim.kill()
+                killed += 1
+                if victim.pid == runner.pid:
+                    runner.wait()
+                    assert gone(everyone), f"kill {killed}: {list(alive(everyone))} live on"
+            next_s = time.monotonic() + draw.uniform(0.05, 1.5)
+        time.sleep(0.01)
+
+
+def check_trials(tmp_path: Path, undisturbed: dict[str, Any], kills: int, seed: int) -> None:
+    file = sweep_file(tmp_path, FILE)
+    # A sweep may be done before it has been killed often enough: then another one.
+    killed = sweeps = 0
+    while killed < kills:
+        out = tmp_path / f"out{sweeps}"
+        killed += kill_until_done(file, out, kills - killed, seed + sweeps)
+        sweeps += 1
+        assert set(outcomes(out).values()) == {"finished"}
+        # No row lost, none twice, and every number as if nothing had happened.
+        assert rows_of(out) == undisturbed
+
+
+def test_killed_at_random_moments(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    check_trials(tmp_path, undisturbed, kills=6, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_very_often(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    check_trials(tmp_path, undisturbed, kills=40, seed=100)
