@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from harness.read.statistics import Estimate, difference_of_means, ratio_of_means, spread
-from harness.read.sweep_runs import STATES, TO_TARGET, SweepRun, column_of, is_number, read_runs
-from harness.read.sweeps import Sweep, group_key, read_sweep
+from harness.read.sweep_runs import STATES, TO_TARGET, SweepRun, column_of, read_runs
+from harness.read.sweeps import Sweep, group_key, is_number, read_sweep
 from harness.records import FINISHED
 
 RATE, TIME = "train_samples_per_s", "train_time_s"

@@ -70,9 +70,7 @@ def student_t(freedom: int) -> float:
     return float(stdtrit(freedom, 0.975))
 
 
-def ratio_of_means(
-    upper: Mapping[Hashable, float], lower: Mapping[Hashable, float]
-) -> Estimate:  # fmt: skip
+def ratio_of_means(upper: Mapping[Hashable, float], lower: Mapping[Hashable, float]) -> Estimate:
     """mean(upper) / mean(lower); the values go by what repeats them, such as the seed."""
     if not upper or not lower or math.fsum(lower.values()) == 0:
         return Estimate()
@@ -82,9 +80,7 @@ def ratio_of_means(
         return _estimate(value, tops / bottoms)
 
 
-def difference_of_means(
-    one: Mapping[Hashable, float], other: Mapping[Hashable, float]
-) -> Estimate:  # fmt: skip
+def difference_of_means(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Estimate:
     """mean(one) - mean(other), as above."""
     if not one or not other:
         return Estimate()

@@ -145,6 +145,7 @@ def write_files(sweep: Sweep, shown: Shown, rows: list[Row], runs: list[SweepRun
             draft.write_text(text, "utf-8")
             draft.replace(file)
         except OSError as error:
+            draft.unlink(missing_ok=True)
             raise UserError(f"{file} cannot be written: {error.strerror}") from None
         files.append(file)
     return files

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import pandas as pd
 
 from harness.read.loading import UNFINISHED, settings_of
-from harness.read.sweeps import PlannedRun, Sweep, Target, read_sweep
+from harness.read.sweeps import PlannedRun, Sweep, Target, is_number, read_sweep
 from harness.records import FAILURES, FINISHED, RunFolder, read_json, read_rows
 
 # What a planned run is that has no record.
@@ -137,14 +137,7 @@ def _without_outcome(folder: RunFolder, planned: PlannedRun) -> tuple[str, str |
     return (WAITING, None) if planned.skipped is None else (SKIPPED, planned.skipped)
 
 
-def is_number(value: Any) -> TypeGuard[float]:
-    """Unknown is null; what is neither a number nor finite is unknown."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _derived(
-    folder: RunFolder, summary: dict[str, Any], target: Target | None
-) -> dict[str, float]:  # fmt: skip
+def _derived(folder: RunFolder, summary: dict[str, Any], target: Target | None) -> dict[str, float]:
     found = {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     if epochs and is_number(train_s):
@@ -178,9 +171,7 @@ def _known(value: Any) -> float:
     return float(value) if is_number(value) else math.nan
 
 
-def per_node(
-    folder: RunFolder, environment: dict[str, Any]
-) -> tuple[dict[str, float | None], ...]:  # fmt: skip
+def per_node(folder: RunFolder, environment: dict[str, Any]) -> tuple[dict[str, float | None], ...]:
     """For each node what the last rows of its ranks say together; null where one says nothing."""
     nodes, size = environment.get("nodes"), environment.get("processes_per_node")
     if not nodes or not size:

@@ -8,10 +8,11 @@ What its fields mean stands in outputs/README.md.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from harness.settings import UserError
 from harness.summary import larger_is_better
@@ -127,6 +128,7 @@ def _checked(file: Path, content: Mapping[str, Any]) -> Sweep:
 
 
 _NEEDED = object()
+KINDS = {str: "a text", bool: "true or false", list: "a list", dict: "a mapping"}
 
 
 def _field(content: Mapping[str, Any], name: str, kind: type, default: Any = _NEEDED) -> Any:
@@ -136,13 +138,18 @@ def _field(content: Mapping[str, Any], name: str, kind: type, default: Any = _NE
             raise UserError(f"{name}: is missing")
         return default
     if not isinstance(value, kind):
-        raise UserError(f"{name}: must be a {kind.__name__}, not {value!r}")
+        raise UserError(f"{name}: must be {KINDS[kind]}, not {value!r}")
     return value
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Unknown is null; what is neither a number nor finite is unknown."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _run(where: str, entry: Any) -> PlannedRun:
     if not isinstance(entry, dict):
-        raise UserError(f"{where}: must be a dict, not {entry!r}")
+        raise UserError(f"{where}: must be a mapping, not {entry!r}")
     try:
         label = _field(entry, "label", dict)
         skipped = _field(entry, "skipped", str, None)
@@ -196,8 +203,9 @@ def _baseline(named: dict[str, Any] | None, axes: tuple[str, ...]) -> dict[str, 
 def _target(named: dict[str, Any] | None) -> Target | None:
     if named is None:
         return None
-    try:
-        metric, value = _field(named, "metric", str), _field(named, "value", (int, float))  # type: ignore[arg-type]
-    except UserError as error:
-        raise UserError(f"target.{error}") from None
+    metric, value = named.get("metric"), named.get("value")
+    if not isinstance(metric, str):
+        raise UserError(f"target.metric: must be a text, not {metric!r}")
+    if not is_number(value):
+        raise UserError(f"target.value: must be a number, not {value!r}")
     return Target("eval_loss" if metric == "loss" else metric, float(value))
