@@ -202,6 +202,14 @@ def test_table_shows_every_run(records: Path, capsys: pytest.CaptureFixture[str]
     assert str(records) in said
 
 
+def test_brackets_are_not_taken_for_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "run", "--model", "[bold]m", outcome="oom", reason="[rank0]: no room :bomb:")
+    said = table(tmp_path, capsys)
+    assert "oom: [rank0]: no room :bomb:" in said and "[bold]m" in said
+
+
 def test_table_of_real_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--tiny", "--train_size", "64", "--test_size", "20", "--epochs", "1", "--b", "16"]
     done = script("vit", *argv, "--o", str(tmp_path), count=2)

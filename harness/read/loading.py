@@ -45,7 +45,8 @@ def _runs(root: str | Path) -> list[RunFolder]:
     return find_runs(root)
 
 
-def _shared(folder: RunFolder) -> dict[str, Any]:
+def settings_of(folder: RunFolder) -> dict[str, Any]:
+    """The settings as they were written, if this version of the definitions wrote them."""
     settings = read_json(folder.settings)
     if settings is None:
         raise UserError(f"{folder.settings} is not readable as JSON: move the folder away")
@@ -55,6 +56,11 @@ def _shared(folder: RunFolder) -> dict[str, Any]:
             f"{folder.path} was written with schema {schema}, this reads {SCHEMA}: "
             "read it with the version of this project that wrote it"
         )
+    return settings
+
+
+def _shared(folder: RunFolder) -> dict[str, Any]:
+    settings = settings_of(folder)
     settings.pop("training_arguments", None)
     if "precision" in settings:
         # The setting and the metric have one name; the metric keeps it.

@@ -1,4 +1,7 @@
-"""python -m harness table [FOLDER]: what was measured, a row a run, failures included."""
+"""python -m harness table [FOLDER]: what was measured, a row a run, failures included.
+
+In the folder of a sweep: a row for each group of runs that differ only in their seed.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,18 @@ from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from harness.read.loading import load_runs
+from harness.read.sweep_files import show_sweep
+from harness.read.sweeps import FILE, sweep_file
 from harness.settings import UserError
 
-USAGE = "usage: python -m harness table [FOLDER]   (outputs)"
+USAGE = (
+    "usage: python -m harness table [FOLDER]   (outputs)\n"
+    "       python -m harness table SWEEP_FOLDER [--write]   "
+    "(also writes table.md, table.csv and runs.csv there)"
+)
 # Heading, column of load_runs(), how a value is shown.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("script", "script", "{}"),
@@ -51,23 +61,36 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    if len(argv) > 1 or (argv and argv[0].startswith("-")):
-        print(f"harness table: error: one folder is expected, not {' '.join(argv)}; {USAGE}",
-              file=sys.stderr)  # fmt: skip
-        return 2
-    root = Path(argv[0] if argv else "outputs")
+    folders = [word for word in argv if word != "--write"]
+    if len(folders) > 1 or (folders and folders[0].startswith("-")):
+        return _refused(f"one folder is expected, not {' '.join(folders)}; {_one_line(USAGE)}")
+    root = Path(folders[0] if folders else "outputs")
     try:
-        runs = load_runs(root)
+        if sweep_file(root) is not None:
+            show_sweep(root, write="--write" in argv)
+            return 0
+        if "--write" in argv:
+            raise UserError(f"--write is for a sweep: there is no {FILE} in {root}")
+        return _show_runs(root)
     except UserError as error:
-        print(f"harness table: error: {error}", file=sys.stderr)
-        return 2
+        return _refused(str(error))
+
+
+def _refused(reason: str) -> int:
+    print(f"harness table: error: {_one_line(reason)}", file=sys.stderr)
+    return 2
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _show_runs(root: Path) -> int:
+    runs = load_runs(root)
     if runs.empty:
-        print(
-            f"harness table: error: no records below {root}: python vit.py --tiny makes one",
-            file=sys.stderr,
-        )
-        return 2
-    screen = Console(highlight=False, soft_wrap=True)
+        raise UserError(f"no records below {root}: python vit.py --tiny makes one")
+    # Markup off: reasons and names hold brackets.
+    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     for machine, group in runs.groupby("machine", dropna=False):
         table = _table(group, str(machine))
         # Never cropped: a terminal that is too narrow wraps the lines, a file has no width.
@@ -89,7 +112,12 @@ def _table(runs: pd.DataFrame, machine: str) -> Table:
         first = runs.iloc[0]
         title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
     shown = [column for column in shown if column not in same]
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=Text(title, style="table.title"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for heading, column, _ in shown:
         right = pd.api.types.is_numeric_dtype(runs[column])
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
@@ -99,7 +127,7 @@ def _table(runs: pd.DataFrame, machine: str) -> Table:
         if c in runs
     ]
     for _, run in runs.sort_values(order).iterrows():
-        table.add_row(*(_shown(run[column], form) for _, column, form in shown))
+        table.add_row(*(Text(_shown(run[column], form)) for _, column, form in shown))
     return table
 
 

@@ -1,0 +1,204 @@
+"""The runs of a sweep: for each what became of it, and what was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.read.loading import UNFINISHED, settings_of
+from harness.read.sweeps import PlannedRun, Sweep, Target, is_number, read_sweep
+from harness.records import FAILURES, FINISHED, RunFolder, read_json, read_rows
+
+# What a planned run is that has no record.
+WAITING, SKIPPED = "waiting", "skipped"
+# In this order where the runs of a group ended in several ways.
+STATES = (FINISHED, *FAILURES, UNFINISHED, WAITING, SKIPPED)
+# Numbers of summary.json that measure nothing.
+NO_MEASURES = ("schema", "best_value", "best_epoch")
+TO_TARGET = ("tta_train_s", "tta_wall_s", "tta_epochs", "tta_samples")
+# Of one node: what the rows of its ranks add up to, and what they are averaged to.
+SUMMED = {"user_s": "user_s", "system_s": "system_s"}
+AVERAGED = {"accuracy": "eval_accuracy", "top5_accuracy": "eval_top5_accuracy"}
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One planned run, whatever became of it."""
+
+    label: dict[str, Any]
+    path: str | None
+    state: str
+    reason: str | None
+    environment: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    per_node: tuple[dict[str, float | None], ...] = ()
+
+    @property
+    def repetition(self) -> tuple[Any, Any]:
+        """What tells this run from the others of its group."""
+        return self.label.get("seed"), self.label.get("repeat")
+
+    @property
+    def machine(self) -> str | None:
+        return self.environment.get("machine")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What really ran."""
+        nodes = self.environment.get("nodes")
+        per_node = self.environment.get("processes_per_node")
+        processes = nodes * per_node if nodes and per_node else None
+        # One process of dp drives several devices; each other process drives one.
+        observed = self.environment.get("observed") or {}
+        devices = processes * (observed.get("devices") or 1) if processes else None
+        return {
+            "nodes": nodes,
+            "processes": processes,
+            "devices": devices,
+            "effective_batch": self.environment.get("effective_batch"),
+        }
+
+
+def load_sweep_runs(folder: str | Path) -> pd.DataFrame:
+    """One row a planned run: its label, what became of it, and its numbers."""
+    sweep = read_sweep(folder)
+    return pd.DataFrame([run_row(sweep, run) for run in read_runs(sweep)])
+
+
+def run_row(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
+    versions = run.environment.get("versions") or {}
+    return {
+        **{column_of(axis): run.label.get(axis) for axis in sweep.axes},
+        "seed": run.label.get("seed"),
+        "repeat": run.label.get("repeat"),
+        "path": run.path,
+        "state": run.state,
+        "reason": run.reason,
+        "machine": run.machine,
+        **run.facts,
+        **run.measures,
+        **{f"{name}_version": versions.get(name) for name in ("torch", "transformers")},
+        "commit": run.environment.get("commit"),
+        "dirty": run.environment.get("dirty"),
+    }
+
+
+# What an axis may be called that is also what is measured.
+TAKEN = (
+    "path", "state", "reason", "machine", "nodes", "processes", "devices", "effective_batch",
+    "updates", "samples", "accuracy", "recall", "f1", "attempts", "commit", "dirty",
+    "baseline", "planned", "finished", "reached", "outcome", "seeds", "repeats",
+)  # fmt: skip
+
+
+def column_of(axis: str) -> str:
+    """The column of an axis: as in load() where the setting has the name of a metric."""
+    if axis == "precision":
+        return "number_format"
+    return f"label_{axis}" if axis in TAKEN else axis
+
+
+def read_runs(sweep: Sweep) -> list[SweepRun]:
+    """All of them, in the order of the plan."""
+    return [_read(sweep, planned) for planned in sweep.runs]
+
+
+def _read(sweep: Sweep, planned: PlannedRun) -> SweepRun:
+    if planned.path is None:
+        return SweepRun(planned.label, None, SKIPPED, planned.skipped)
+    folder = RunFolder(sweep.output_dir / planned.path)
+    if folder.settings.exists():
+        settings_of(folder)  # refuses other definitions
+    summary = read_json(folder.summary)
+    environment = read_json(folder.environment) or {}
+    if summary is None:
+        state, reason = _without_outcome(folder, planned)
+        return SweepRun(planned.label, planned.path, state, reason, environment)
+    state, reason = str(summary.get("outcome")), summary.get("reason")
+    measures = {
+        name: float(value)
+        for name, value in summary.items()
+        if name not in NO_MEASURES and is_number(value)
+    }
+    if state == FINISHED:
+        measures |= _derived(folder, summary, sweep.target)
+    nodes = per_node(folder, environment) if sweep.per_node and state == FINISHED else ()
+    return SweepRun(planned.label, planned.path, state, reason, environment, measures, nodes)
+
+
+def _without_outcome(folder: RunFolder, planned: PlannedRun) -> tuple[str, str | None]:
+    """A record counts more than the plan: what was skipped here may have run elsewhere."""
+    if folder.settings.exists() or folder.epochs.exists() or folder.attempts.exists():
+        return UNFINISHED, None
+    return (WAITING, None) if planned.skipped is None else (SKIPPED, planned.skipped)
+
+
+def _derived(folder: RunFolder, summary: dict[str, Any], target: Target | None) -> dict[str, float]:
+    found = {}
+    epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
+    if epochs and is_number(train_s):
+        found["epoch_time_s"] = train_s / epochs
+    if target is not None:
+        found |= time_to_target(read_rows(folder.epochs)[0], target)
+    return found
+
+
+def time_to_target(rows: list[dict[str, Any]], target: Target) -> dict[str, float]:
+    """At the end of the first epoch that reaches it; a miss is infinity.
+
+    Empty where no epoch has the metric: that is unknown, not missed.
+    """
+    if not any(is_number(row.get(target.metric)) for row in rows):
+        return {}
+    train_s, samples = 0.0, 0.0
+    for row in rows:
+        train_s += _known(row.get("epoch_time_s"))
+        samples += _known(row.get("samples"))
+        value = row.get(target.metric)
+        if is_number(value) and target.reached(value):
+            wall_s, epoch = _known(row.get("wall_s")), _known(row.get("epoch"))
+            figures = (train_s, wall_s, epoch, samples)
+            # A sum with something unknown in it is unknown.
+            return {n: v for n, v in zip(TO_TARGET, figures, strict=True) if not math.isnan(v)}
+    return dict.fromkeys(TO_TARGET, math.inf)
+
+
+def _known(value: Any) -> float:
+    return float(value) if is_number(value) else math.nan
+
+
+def per_node(folder: RunFolder, environment: dict[str, Any]) -> tuple[dict[str, float | None], ...]:
+    """For each node what the last rows of its ranks say together; null where one says nothing."""
+    nodes, size = environment.get("nodes"), environment.get("processes_per_node")
+    if not nodes or not size:
+        return ()
+    found = []
+    for node in range(nodes):
+        ranks = [_last(folder, rank) for rank in range(node * size, (node + 1) * size)]
+        figures = {name: _sum(ranks, field) for name, field in SUMMED.items()}
+        found.append(figures | {name: _mean(ranks, field) for name, field in AVERAGED.items()})
+    return tuple(found)
+
+
+def _last(folder: RunFolder, rank: int) -> dict[str, Any]:
+    rows, _ = read_rows(folder.rank(rank))
+    return rows[-1] if rows else {}
+
+
+def _sum(ranks: list[dict[str, Any]], name: str) -> float | None:
+    known = [value for row in ranks if is_number(value := row.get(name))]
+    return math.fsum(known) if len(known) == len(ranks) else None
+
+
+def _mean(ranks: list[dict[str, Any]], name: str) -> float | None:
+    """Over the samples: ranks need not have the same number of them."""
+    # A rank without samples has no accuracy and does not count.
+    rows = [row for row in ranks if row.get("eval_samples") != 0]
+    if not rows or not all(is_number(r.get(n)) for r in rows for n in (name, "eval_samples")):
+        return None
+    total = math.fsum(row["eval_samples"] for row in rows)
+    return math.fsum(row["eval_samples"] * row[name] for row in rows) / total
