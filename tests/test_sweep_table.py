@@ -16,6 +16,7 @@ import pytest
 from harness.__main__ import main
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.statistics import difference_of_means, ratio_of_means, spread
+from harness.read.sweep_runs import memory_of_devices
 from harness.settings import UserError
 from tests.test_read import lines
 
@@ -446,6 +447,17 @@ def test_a_record_counts_more_than_the_plan(plan: Plan) -> None:
 
 
 # ---- each node ----
+
+
+def test_memory_of_the_first_device_and_of_the_others() -> None:
+    rows: list[dict[str, Any]] = [
+        {"peak_memory_gib_per_rank": [5.0, 2.0, 3.0]}, {"peak_memory_gib_per_rank": [6.0, 2.5, 1.0]}
+    ]  # fmt: skip
+    both = {"peak_memory_first_gib": 6.0, "peak_memory_others_gib": 3.0}
+    assert memory_of_devices(rows) == both
+    one = [{"peak_memory_gib_per_rank": [4.0]}]
+    assert memory_of_devices(one) == {"peak_memory_first_gib": 4.0}
+    assert memory_of_devices([{}, {"peak_memory_gib_per_rank": [None, None]}]) == {}
 
 
 def test_a_row_for_each_node(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of mem
 
 # What multiprocessing says of a process whose fork server is gone: it has ended with it.
 SERVER_KILLED = 255
+REFUSED = 2  # by a script, for a mistake in what it was asked; its own line says which
 
 
 def settle(
@@ -30,7 +31,7 @@ def settle(
     """
     folder = job.folder
     told = read_json(folder.summary) if written_since(folder.summary, began_unix) else None
-    outside = _from_outside(ending, asked, oom_kills)
+    outside = _from_outside(ending, asked, oom_kills) or _silent(folder, ending, began_unix, log)
     # What a run says of itself counts, unless it only felt the blow that came from outside.
     if told is not None and (outside is None or told["outcome"] not in ("interrupted", "failed")):
         return str(told["outcome"])
@@ -69,6 +70,25 @@ def _from_outside(ending: Ending, asked: str | None, kills: int) -> tuple[str, s
     return None
 
 
+def _silent(folder: RunFolder, ending: Ending, began: float, log: Path) -> tuple[str, str] | None:
+    """(outcome, reason) where a rank died without a word; the others only miss it."""
+    for failure in sorted(ending.failures, key=lambda failure: failure["unix"]):
+        told = read_json(folder.failure(failure["rank"]))
+        if told is not None and told["unix"] >= began:
+            continue
+        if failure["exit_code"] == REFUSED:
+            return None
+        last = _last_line(log)
+        if NO_MEMORY.search(last):
+            return "oom", f"{last} (rank {failure['rank']})"
+        code = failure["exit_code"]
+        how = (
+            f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        )
+        return "failed", f"rank {failure['rank']} {how}"
+    return None
+
+
 def _from_inside(folder: RunFolder, ending: Ending, began: float, log: Path) -> tuple[str, str]:
     """(outcome, reason) of a run that ended without a word of its own."""
     first = attempts.first_failure(folder, since=began)
@@ -76,12 +96,6 @@ def _from_inside(folder: RunFolder, ending: Ending, began: float, log: Path) -> 
         who = f" (rank {first['rank']})" if len(ending.failures) > 1 or first["rank"] else ""
         return first["outcome"], first["reason"] + who
     last = _last_line(log)
-    if NO_MEMORY.search(last):
-        return "oom", last
-    died = [f for f in ending.failures if f["exit_code"] < 0]
-    if died:
-        name = signal.Signals(-died[0]["exit_code"]).name
-        return "failed", f"rank {died[0]['rank']} died of {name}: {last}"
     return "failed", ending.error or last or f"exit code {ending.code}"
 
 
@@ -106,8 +120,10 @@ def written_since(path: Path, unix: float) -> bool:
 def _last_line(log: Path) -> str:
     """Of what the run printed last: the error, where there is one."""
     try:
-        lines = log.read_text("utf-8", errors="replace").strip().splitlines()[-40:]
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()[-200:]
     except OSError:
         return ""
-    errors = [line for line in lines if re.search(r"error", line, re.IGNORECASE)]
-    return " ".join((errors or lines or [""])[-1].split())[:300]
+    memory = [line for line in lines if NO_MEMORY.search(line)]
+    errors = [line for line in lines if re.search(r"^\S*error", line, re.IGNORECASE)]
+    chosen = memory[:1] or errors[-1:] or lines[-1:] or [""]
+    return " ".join(chosen[0].split())[:300]

@@ -131,7 +131,7 @@ class Warm:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(self.environment),
+                env=environment_with(self.environment),
                 start_new_session=True,  # Ctrl-C is for the runner alone
             )
         assert self.process.stdout is not None
@@ -140,6 +140,8 @@ class Warm:
 
 class Cold:
     """torchrun for each run, as a person would type it."""
+
+    ready = True  # what it loads, it loads for each run
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self.environment = environment
@@ -161,7 +163,7 @@ class Cold:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment({**self.environment, **start.environment}),
+                env=environment_with({**self.environment, **start.environment}),
                 start_new_session=True,
             )
         if start.cores and hasattr(os, "sched_setaffinity"):
@@ -190,7 +192,7 @@ class Cold:
             self.process = None
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
+def environment_with(more: Mapping[str, str]) -> dict[str, str]:
     """That of this process and more; harness and the scripts are found from any folder."""
     paths = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     return {

@@ -217,6 +217,9 @@ class Runner:
     def _collect(self) -> None:
         for running in list(self.running):
             found = running.launcher.poll()
+            if not running.launcher.ready:
+                # Loading is done once for all runs: it is no part of this one.
+                running.state.began_s = time.monotonic()
             if found is not None:
                 self._settle(running, found)
             elif running.asked is None and self._too_long(running):

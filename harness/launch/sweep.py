@@ -18,7 +18,7 @@ from typing import Any
 from harness.identity import number
 from harness.launch.arguments import Arguments, parse
 from harness.launch.links import link_of
-from harness.launch.local import ROOT
+from harness.launch.local import ROOT, environment_with
 from harness.launch.machine import Machine, this_machine, why_not
 from harness.launch.plan import REPLICATES, Job, axes_of, commands, plan
 from harness.launch.runner import ELSEWHERE, SKIPPED, WAITING, Runner, State
@@ -228,4 +228,5 @@ def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -
 def _table(folder: Path) -> None:
     """By the reading tower, in a process of its own: it loads pandas, this one does not."""
     sys.stdout.flush()
-    subprocess.run([sys.executable, "-m", "harness", "table", str(folder), "--write"], check=False)
+    command = [sys.executable, "-m", "harness", "table", str(folder), "--write"]
+    subprocess.run(command, env=environment_with({}), check=False)

@@ -200,10 +200,8 @@ class _Reader:
         """The setting that a name means and its typed value; a link is kept as text."""
         name = name.replace("-", "_")
         if name in NOT_IN_A_FILE:
-            raise self.source.wrong(
-                where,
-                f"{name} is no part of a sweep: use {NOT_IN_A_FILE[name]} on the command line",
-            )
+            flag = NOT_IN_A_FILE[name]
+            raise self.source.wrong(where, f"{name} is given on the command line: {flag}")
         try:
             if name == "link":
                 return "link", str(link_of(value))

@@ -56,7 +56,7 @@ def header_of(path: Path) -> dict[str, str]:
     """The comment at the top: question, command, needs, time, runs; lines may go on."""
     found: dict[str, str] = {}
     last = ""
-    for line in path.read_text("utf-8").splitlines():
+    for line in path.read_text("utf-8").strip().splitlines():
         if not line.startswith("#"):
             break
         if match := HEADER.match(line):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.identity import number
-from harness.read.sweep_runs import SUMMED, TO_TARGET, column_of
+from harness.read.sweep_runs import MEMORY_FIRST, MEMORY_OTHERS, SUMMED, TO_TARGET, column_of
 from harness.read.sweeps import Sweep
 from harness.settings import UserError
 from harness.summary import QUALITY
@@ -29,6 +29,9 @@ HEADINGS = {
     "train_samples_per_s_per_gpu": "per GPU",
     GAIN: "vs base",
     POINTS: "acc. points",
+    MEMORY_FIRST: "first GPU GiB",
+    MEMORY_OTHERS: "other GPUs GiB",
+    "peak_memory_gib": "peak GiB",
     "epoch_time_s": "epoch s",
     "train_time_s": "train s",
     "tta_train_s": "target train s",
@@ -44,7 +47,8 @@ FACTS = ("nodes", "processes", "devices", "effective_batch", "planned", "finishe
 OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s", "system_s",
             "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
             "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
-            "peak_memory_gib", "attempts", *TO_TARGET, GAIN, POINTS, EFFICIENCY)  # fmt: skip
+            "peak_memory_gib", MEMORY_FIRST, MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
+            EFFICIENCY)  # fmt: skip
 COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
 
 

@@ -20,6 +20,7 @@ STATES = (FINISHED, *FAILURES, UNFINISHED, WAITING, SKIPPED)
 # Numbers of summary.json that measure nothing.
 NO_MEASURES = ("schema", "best_value", "best_epoch")
 TO_TARGET = ("tta_train_s", "tta_wall_s", "tta_epochs", "tta_samples")
+MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
 # Of one node: what the rows of its ranks add up to, and what they are averaged to.
 SUMMED = {"user_s": "user_s", "system_s": "system_s"}
 AVERAGED = {"accuracy": "eval_accuracy", "top5_accuracy": "eval_top5_accuracy"}
@@ -142,9 +143,20 @@ def _derived(folder: RunFolder, summary: dict[str, Any], target: Target | None) 
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     if epochs and is_number(train_s):
         found["epoch_time_s"] = train_s / epochs
+    rows, _ = read_rows(folder.epochs)
+    found |= memory_of_devices(rows)
     if target is not None:
-        found |= time_to_target(read_rows(folder.epochs)[0], target)
+        found |= time_to_target(rows, target)
     return found
+
+
+def memory_of_devices(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The first device's peak and the largest of the others': with dp the first holds more."""
+    lists = [row.get("peak_memory_gib_per_rank") or [] for row in rows]
+    first = [peaks[0] for peaks in lists if peaks and is_number(peaks[0])]
+    others = [peak for peaks in lists for peak in peaks[1:] if is_number(peak)]
+    named = {MEMORY_FIRST: first, MEMORY_OTHERS: others}
+    return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
 def time_to_target(rows: list[dict[str, Any]], target: Target) -> dict[str, float]:

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from harness.flags import command_line
 from harness.parent import end_with_parent
 
+TRIES = 5  # to start the fork server
+
 
 def serve(scripts: list[str], answers: Any) -> None:
     """Answer requests until there are no more."""
     multiprocessing.set_forkserver_preload(["harness.train.tied", "harness.train.warm", *scripts])
-    try:
-        found = _in_fresh_process(look)
-    except EOFError:
-        found = _in_fresh_process(look)  # killed while it was loading? EOFError again: it is not
+    found = _in_fresh_process(look, scripts)
     _say(answers, {"event": "ready", **found})
     for line in sys.stdin:
         request = json.loads(line)
@@ -62,6 +62,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         return {"code": 1, "failures": failures}
     except SignalException as error:
         return {"code": 128 + int(error.sigval), "failures": []}
+    except (EOFError, ConnectionError):
+        # The fork server was killed while it was starting them; the next run starts another.
+        return {"code": 1, "failures": [{"rank": 0, "exit_code": 255, "unix": time.time()}]}
     except Exception as error:
         traceback.print_exc()
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
@@ -93,26 +96,39 @@ def rank_main(request: dict[str, Any]) -> None:
         os._exit(code)  # as it is: elastic would make every failure a 1
 
 
-def look() -> dict[str, Any]:
+def look(scripts: list[str]) -> dict[str, Any]:
     """What a forked process finds: a CUDA context in the server would break the first rank."""
     import torch
 
+    for script in scripts:
+        importlib.import_module(script)  # the server itself passes over what it cannot import
     return {"cuda_in_server": torch.cuda.is_initialized(), "pid": os.getpid()}
 
 
-def _in_fresh_process(function: Any) -> dict[str, Any]:
+def _in_fresh_process(function: Any, *args: Any) -> dict[str, Any]:
+    """A function's result in a process forked from the server, which is started if need be."""
     context = multiprocessing.get_context("forkserver")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, function))
-    process.start()
-    sender.close()
-    found: dict[str, Any] = receiver.recv()  # EOFError: the scripts cannot be imported
-    process.join()
-    return found
+    for _ in range(TRIES):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_send, args=(sender, function, args))
+        try:
+            process.start()
+            sender.close()
+            failed, found = receiver.recv()
+        except (EOFError, ConnectionError):
+            continue  # the server was killed while it was loading
+        process.join()
+        if failed:
+            raise RuntimeError(failed)
+        return dict(found)
+    raise RuntimeError(f"the fork server ended {TRIES} times while it was loading")
 
 
-def _send(sender: Any, function: Any) -> None:
-    sender.send(function())
+def _send(sender: Any, function: Any, args: tuple[Any, ...]) -> None:
+    try:
+        sender.send((None, function(*args)))
+    except BaseException:
+        sender.send((traceback.format_exc(), {}))
 
 
 def _print_to(log: Path) -> None:
