@@ -30,7 +30,8 @@ TRIES = 5  # to start the fork server
 
 def serve(scripts: list[str], answers: Any) -> None:
     """Answer requests until there are no more."""
-    multiprocessing.set_forkserver_preload(["harness.train.tied", "harness.train.warm", *scripts])
+    os.environ["HARNESS_PRELOAD"] = " ".join(scripts)
+    multiprocessing.set_forkserver_preload(["harness.train.preload", "harness.train.warm"])
     found = _in_fresh_process(look, scripts)
     _say(answers, {"event": "ready", **found})
     for line in sys.stdin:
@@ -101,7 +102,7 @@ def look(scripts: list[str]) -> dict[str, Any]:
     import torch
 
     for script in scripts:
-        importlib.import_module(script)  # the server itself passes over what it cannot import
+        importlib.import_module(script)  # at once, unless the server could not
     return {"cuda_in_server": torch.cuda.is_initialized(), "pid": os.getpid()}
 
 
@@ -116,7 +117,8 @@ def _in_fresh_process(function: Any, *args: Any) -> dict[str, Any]:
             sender.close()
             failed, found = receiver.recv()
         except (EOFError, ConnectionError):
-            continue  # the server was killed while it was loading
+            time.sleep(0.3)  # the server was killed while it was loading: until it is gone
+            continue
         process.join()
         if failed:
             raise RuntimeError(failed)
