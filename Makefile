@@ -6,14 +6,8 @@ DEMO := outputs/demo
 
 .PHONY: demo test lint check-python clean
 
-# One core is one device here, as one GPU would be: one process and two are then comparable.
-demo: export OMP_NUM_THREADS := 1
 demo: .venv/ready
-	$(BIN)/python vit.py --tiny --output_dir $(DEMO)
-	$(BIN)/torchrun --standalone --nproc_per_node=2 vit.py --tiny --setup 1_2 --output_dir $(DEMO)
-	$(BIN)/python bert.py --tiny --output_dir $(DEMO)
-	$(BIN)/torchrun --standalone --nproc_per_node=2 bert.py --tiny --setup 1_2 --output_dir $(DEMO)
-	@$(BIN)/python -m harness table $(DEMO)
+	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
 
 test: .venv/ready-dev lint
 	$(BIN)/python -m pytest

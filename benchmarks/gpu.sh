@@ -110,6 +110,10 @@ vit resnet_bf16 --model resnet-18-cifar "${SMALL[@]}" --precision bf16
 attempt vit_compile_bf16 120 "$PYTHON" vit.py "${IMAGE[@]}" "${COMMON[@]}" \
   --model vit-base-patch16 "${LARGE[@]}" --precision bf16 --torch_compile
 
+# A sweep: its warm launcher must leave CUDA alone, or no run of it starts. One seed of each format.
+attempt sweep 90 "$PYTHON" -m harness sweep experiments/precision.yaml --tiny --limit 0:8 \
+  --isolation off --output_dir "$OUT/records"
+
 # What the apparatus costs, and the table of all runs.
 attempt overhead 120 "$PYTHON" benchmarks/overhead.py --pairs 3 --no_start_up --out "$OUT/overhead.json"
 LIMIT_S=530 # the table is made in any case

@@ -91,6 +91,19 @@ def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
     assert set(machine(1)) <= set(read_json(folder / "environment.json") or {})
 
 
+# ---- sweep_speed.py ----
+
+
+def test_sweep_speed_measures_the_same_runs_twice(tmp_path: Path) -> None:
+    done = benchmark("sweep_speed", "--runs=1", "--processes=1", "--pairs=1",
+                     f"--out={tmp_path / 'found.json'}")  # fmt: skip
+    (pair,) = json.loads((tmp_path / "found.json").read_text())["pairs"]
+    assert pair["equal"] and pair["sweep_s"] > 0 and pair["loop_s"] > 0
+    assert len(pair["sweep_samples_per_s"]) == len(pair["loop_samples_per_s"]) == 1
+    assert "equal in every digit" in done.out
+    assert (tmp_path / "found.md").read_text().strip() == done.out.strip()
+
+
 # ---- gpu.sh ----
 
 
@@ -130,7 +143,9 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
         seen |= {settings.model, settings.precision, settings.strategy, settings.batchnorm}
         seen |= {name for name in ("fsdp_offload",) if getattr(settings, name)}
         seen |= set(dict(settings.trainer))
-    assert others == [["-m", "pytest"], ["benchmarks/overhead.py", "--pairs"], ["-m", "harness"]]
+    assert others == [
+        ["-m", "pytest"], ["-m", "harness"], ["benchmarks/overhead.py", "--pairs"], ["-m", "harness"]
+    ]  # fmt: skip
     assert seen >= {"fp32", "tf32", "bf16", "fp16", "single", "dp", "ddp", "fsdp", "fsdp_offload"}
     assert seen >= {"bert-base", "distilbert-base", "vit-base-patch16", "vit-base-patch32"}
     assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from harness.flags import as_mapping
 from harness.launch import machine
+from harness.launch.arguments import parse
 from harness.launch.machine import Machine
 from harness.launch.plan import plan
 from harness.launch.runner import RUNNING, SKIPPED, State, settled

@@ -1,0 +1,130 @@
+"""What the warm launcher saves: a sweep of short runs against the same commands in a shell loop.
+
+    python -m benchmarks.sweep_speed                   12 runs on 2 processes, 3 pairs in turn
+    python -m benchmarks.sweep_speed --out found.json  and found.md beside it
+
+Both arms measure the same runs into fresh folders; the loop runs the very lines that --dry_run
+prints. The time of the sweep includes its own start, the loading and its table. What the runs
+themselves measured is compared too: the sweep must be sooner done, not the training faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import harness.read
+from harness.records import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = """
+script: vit
+settings: {{epochs: 2, setup: 1_{processes}, save: none}}
+seeds: [{seeds}]
+"""
+# What must not depend on how a run was started, to the last digit.
+EXACT = ("seed", "epoch", "train_loss", "eval_loss", "accuracy", "updates", "samples")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="sweep_speed")
+    parser.add_argument("--runs", type=int, default=12)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
+    asked = parser.parse_args(argv)
+    pairs = [pair(asked.runs, asked.processes) for _ in range(asked.pairs)]
+    text = table(asked.runs, asked.processes, pairs)
+    print(text)
+    if asked.out:
+        write_json(asked.out, {"runs": asked.runs, "processes": asked.processes, "pairs": pairs})
+        asked.out.with_suffix(".md").write_text(text + "\n")
+    return 0
+
+
+def pair(runs: int, processes: int) -> dict[str, Any]:
+    """One sweep and one loop, one after the other, on the same runs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = folder / "speed.yaml"
+        seeds = ", ".join(str(seed) for seed in range(1, runs + 1))
+        file.write_text(FILE.format(processes=processes, seeds=seeds))
+        command = [sys.executable, "-m", "harness", "sweep", str(file), "--tiny"]
+        bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": bin_first}
+
+        # Prepared data are in the cache for both.
+        _timed([*command, "--limit", "0:1", "--output_dir", str(folder / "cache")], env)
+        dry = [*command, "--dry_run", "--output_dir", str(folder / "loop")]
+        lines = subprocess.run(
+            dry, cwd=ROOT, env=env, check=True, capture_output=True, text=True
+        ).stdout
+        sweep_s = _timed([*command, "--output_dir", str(folder / "sweep")], env)
+        loop_s = _timed(["bash", "-e", "-c", lines], env)
+        return {
+            "sweep_s": sweep_s,
+            "loop_s": loop_s,
+            "sweep_samples_per_s": _rates(folder / "sweep"),
+            "loop_samples_per_s": _rates(folder / "loop"),
+            "equal": _rows(folder / "sweep") == _rows(folder / "loop"),
+        }
+
+
+def _timed(command: list[str], env: dict[str, str]) -> float:
+    began_s = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command[:4]} failed: {done.stdout[-500:]} {done.stderr[-500:]}")
+    return time.perf_counter() - began_s
+
+
+def _rates(folder: Path) -> list[float]:
+    return [float(rate) for rate in harness.read.load_runs(folder)["train_samples_per_s"]]
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    epochs = harness.read.load(folder).sort_values(["seed", "epoch"])
+    rows: list[dict[str, Any]] = json.loads(epochs[list(EXACT)].to_json(orient="records"))
+    return rows
+
+
+def table(runs: int, processes: int, pairs: list[dict[str, Any]]) -> str:
+    ratio = [p["loop_s"] / p["sweep_s"] for p in pairs]
+    rates = {arm: [statistics.median(p[f"{arm}_samples_per_s"]) for p in pairs]
+             for arm in ("sweep", "loop")}  # fmt: skip
+    speed = [a / b for a, b in zip(rates["sweep"], rates["loop"], strict=True)]
+    equal = "equal in every digit" if all(p["equal"] for p in pairs) else "NOT EQUAL"
+    lines = [
+        f"{runs} runs of vit.py --tiny --epochs 2 on {processes} process(es), {len(pairs)} pair(s)",
+        "",
+        "| | sweep | shell loop of torchrun | ratio, median (all) |",
+        "|---|---|---|---|",
+        f"| wall s | {_middle(p['sweep_s'] for p in pairs):.1f} | "
+        f"{_middle(p['loop_s'] for p in pairs):.1f} | {_spread(ratio)} |",
+        f"| samples/s of a run | {_middle(rates['sweep']):,.0f} | {_middle(rates['loop']):,.0f} | "
+        f"{_spread(speed)} |",
+        "",
+        f"Losses and accuracies of all runs: {equal}.",
+    ]
+    return "\n".join(lines)
+
+
+def _middle(values: Any) -> float:
+    return statistics.median(list(values))
+
+
+def _spread(values: list[float]) -> str:
+    every = ", ".join(f"{v:.2f}" for v in sorted(values))
+    return f"{statistics.median(values):.2f} ({every})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
