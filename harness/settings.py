@@ -53,10 +53,7 @@ class Settings:
         names=("model_name_or_path",),
     )  # fmt: skip
     from_scratch: bool = flag(
-        False,
-        "bool",
-        "Model",
-        "random weights for any model; only its configuration is loaded",
+        False, "bool", "Model", "random weights for any model; only its configuration is loaded"
     )
     dropout: float | None = flag(
         None,
@@ -65,11 +62,7 @@ class Settings:
         "set every dropout rate of the model, 0 to below 1 (the model's own)",
     )
     max_length: int | None = flag(
-        None,
-        "count",
-        "Model",
-        "longest text, in tokens; longer ones are cut (512)",
-        script="bert",
+        None, "count", "Model", "longest text, in tokens; longer ones are cut (512)", script="bert"
     )
     image_size: int | None = flag(
         None,
@@ -145,25 +138,13 @@ class Settings:
         names=("b", "per_device_train_batch_size"),
     )  # fmt: skip
     grad_acc: int = flag(
-        1,
-        "count",
-        "Training",
-        "forward passes per update",
-        names=("gradient_accumulation_steps",),
+        1, "count", "Training", "forward passes per update", names=("gradient_accumulation_steps",)
     )
     epochs: int | None = flag(
-        None,
-        "count",
-        "Training",
-        "passes over the training set (3)",
-        names=("num_train_epochs",),
+        None, "count", "Training", "passes over the training set (3)", names=("num_train_epochs",)
     )
     lr: float | None = flag(
-        None,
-        "positive",
-        "Training",
-        "peak learning rate (2e-05)",
-        names=("learning_rate",),
+        None, "positive", "Training", "peak learning rate (2e-05)", names=("learning_rate",)
     )
     seed: int = flag(42, "seed", "Training", "weights of the head, order of the samples, dropout")
     precision: str = flag(
@@ -227,12 +208,7 @@ class Settings:
         choices=("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss"),
     )  # fmt: skip
     output_dir: str = flag(
-        "outputs",
-        "text",
-        "Running",
-        "folder of the records",
-        names=("o",),
-        identity=False,
+        "outputs", "text", "Running", "folder of the records", names=("o",), identity=False
     )
     rerun: bool = flag(
         False, "bool", "Running", "run again although finished; the old record is kept aside",
