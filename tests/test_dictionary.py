@@ -58,7 +58,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Texts and images, one process and two, finished and failed."""
     root = tmp_path_factory.mktemp("records")
     assert script("bert", *SMALL, "--o", str(root)).code == 0
-    assert script("vit", *SMALL, "--o", str(root), count=2).code == 0
+    held_out = ["--validation_split", "0.2"]
+    assert script("vit", *SMALL, *held_out, "--o", str(root), count=2).code == 0
     broken_off(1, [*SMALL, "--seed", "1", "--o", str(root)], 3, "crash")
     return [path.parent for path in root.glob("*/*/*/settings.json")]
 
