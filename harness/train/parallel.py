@@ -122,15 +122,19 @@ def load_from_leader(model: nn.Module, file: Path, settings: Settings) -> None:
     """
     leader = not dist.is_initialized() or dist.get_rank() == 0
     if settings.strategy == "fsdp":
-        weights = safetensors.torch.load_file(file) if leader else {}
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        # Offloaded shards lie where NCCL does not reach: there every rank reads the file.
+        each = settings.fsdp_offload
+        weights = safetensors.torch.load_file(file) if leader or each else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not each)
         set_model_state_dict(model, weights, options=options)
         return
     if leader:
         safetensors.torch.load_model(model, file, strict=True)
     if dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in model.state_dict().values():
-            dist.broadcast(tensor, src=0)
+            whole = tensor.contiguous()
+            dist.broadcast(whole, src=0)
+            tensor.copy_(whole)
 
 
 def whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
