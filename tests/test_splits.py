@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from harness.settings import Settings, UserError, check, share_of
+from harness.train import sources
 from harness.train.sources import Source, load
 from tests.test_sources import check_pairs, rows, settings, texts
 
@@ -45,7 +46,7 @@ def test_a_share_is_held_out(size: int | str, share: float, held_out: int, folde
     assert train | validation <= set(range(200)) and test == set(range(2000, 2040))
     assert len(validation) / (len(train) + len(validation)) == pytest.approx(share)
     facts = source.facts
-    assert facts["validation_from"] == f"{share:g} of split train"
+    assert facts["validation_from"] == f"{share:g} of the training samples"
     assert facts["validation_samples"] == held_out and facts["test_from"] == "split test"
     check_pairs(source)
     assert source.sizes == [len(train), 40, held_out]
@@ -92,6 +93,8 @@ def test_test_and_validation_of_one_split(tmp_path: Path) -> None:
     assert train | validation | test == set(range(100))
     both = sets(load(settings(tmp_path, test_split="0.3", validation_split="0.1")))
     assert [len(part) for part in both] == [63, 7, 30]
+    equal = sets(load(settings(tmp_path, test_split="0.2", validation_split="0.2")))
+    assert [len(part) for part in equal] == [64, 16, 20]
 
 
 def test_a_class_that_only_the_validation_set_has_is_a_class(tmp_path: Path) -> None:
@@ -121,6 +124,15 @@ def test_what_cannot_be_held_out_is_refused(folder: Path) -> None:
         assert "that is the test set" in refusal(folder, validation_split="test", **more)
     swapped = load(settings(folder, validation_split="test", test_split="validation"))
     assert numbers(swapped.test) == set(range(1000, 1030))
+
+
+def test_an_empty_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.from_list(rows(20))
+    # Handed over directly: datasets itself cannot read a file without rows.
+    splits = DatasetDict({"train": data, "validation": data.select([]), "test": data})
+    monkeypatch.setattr(sources, "_read", lambda settings: splits)
+    with pytest.raises(UserError, match="--validation_split validation: that split is empty"):
+        load(settings("x", validation_split="validation"))
 
 
 def test_what_is_a_share() -> None:

@@ -126,7 +126,7 @@ def test_the_test_set_is_used_once_on_the_chosen_weights(case: str, whole: Any) 
     assert found == pytest.approx(wanted, abs=1e-9)
     data = (read_json(folder.environment) or {})["data"]
     assert data["validation_samples"] == HELD_OUT
-    assert data["validation_from"] == "0.2 of split train" and data["test_samples"] == 101
+    assert data["validation_from"] == "0.2 of the training samples" and data["test_samples"] == 101
     assert "32 validation samples, 101 test samples" in out
     assert f"weights of epoch {epoch:g}: test_loss" in out
 

@@ -31,25 +31,20 @@ class Split:
 
 def choose(settings: Settings, splits: datasets.DatasetDict, label: str) -> Split:
     """The test set first, then of what is left the validation set and the training set."""
-    train, test, test_from = _test_set(settings, splits, label)
-    test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
+    rest, test, test_from = _test_set(settings, splits, label)
     asked = settings.validation_split
+    validation = validation_from = None
     if asked is not None and (share := share_of(asked)) is not None:
-        train, validation = _hold_out(train, share, settings)
-        return Split(train, test, test_from, validation, f"{share:g} of split train")
-    train = _draw(train, settings.train_size, "train_size", settings.data_seed)
-    if asked is None:
-        return Split(train, test, test_from)
-    _check_named("validation_split", asked, splits, label)
-    validation_from = f"split {asked}"
-    if validation_from == test_from:
-        raise UserError(
-            f"--validation_split {asked}: that is the test set; name another with --test_split, "
-            "or a share such as 0.1 to hold out a part of train"
-        )
-    if len(splits[asked]) == 0:
-        raise UserError(f"--validation_split {asked}: that split is empty")
-    return Split(train, test, test_from, splits[asked], validation_from)
+        train, validation = _hold_out(rest, share, settings)
+        validation_from = f"{share:g} of the training samples"
+    else:
+        train = _draw(rest, settings.train_size, "train_size", settings.data_seed)
+        if asked is not None:
+            validation = _named("validation_split", asked, splits, label)
+            validation_from = f"split {asked}"
+            _check_apart(asked, validation, validation_from == test_from)
+    test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
+    return Split(train, test, test_from, validation, validation_from)
 
 
 def _test_set(
@@ -58,8 +53,7 @@ def _test_set(
     """(what is left for training, test set, where the test set comes from)."""
     train, asked = splits["train"], settings.test_split
     if asked is not None and share_of(asked) is None:
-        _check_named("test_split", asked, splits, label)
-        return train, splits[asked], f"split {asked}"
+        return train, _named("test_split", asked, splits, label), f"split {asked}"
     if asked is None:
         for name in TEST_SPLITS:
             # The test split of a benchmark may come without its answers, as -1 or null.
@@ -106,7 +100,18 @@ def _hold_out(
     return _draw(data, size, "train_size", settings.data_seed), validation
 
 
-def _check_named(flag: str, name: str, splits: datasets.DatasetDict, label: str) -> None:
+def _check_apart(name: str, validation: datasets.Dataset, is_test: bool) -> None:
+    if is_test:
+        raise UserError(
+            f"--validation_split {name}: that is the test set; name another with --test_split, "
+            "or a share such as 0.1 to hold out a part of train"
+        )
+    if len(validation) == 0:
+        raise UserError(f"--validation_split {name}: that split is empty")
+
+
+def _named(flag: str, name: str, splits: datasets.DatasetDict, label: str) -> datasets.Dataset:
+    """A split that was asked for: it is there and has classes, or the answer says what there is."""
     if name not in splits or name == "train":
         raise UserError(
             f"--{flag} {name}: the splits are {', '.join(splits)}; "
@@ -114,6 +119,7 @@ def _check_named(flag: str, name: str, splits: datasets.DatasetDict, label: str)
         )
     if len(splits[name]) and not _has_labels(splits[name], label):
         raise UserError(f"--{flag} {name}: its samples have no class (column {label})")
+    return splits[name]
 
 
 def _has_labels(data: datasets.Dataset, label: str) -> bool:
