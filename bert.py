@@ -52,7 +52,8 @@ def main(settings: Settings) -> int:
             model=model,
             args=run.args,
             train_dataset=texts.train,
-            eval_dataset=texts.test,
+            eval_dataset=texts.validation or texts.test,  # each epoch
+            test_dataset=texts.validation and texts.test,  # once, at the end
             data_collator=texts.collate,
             to_device=texts.to_device,
             processing_class=texts.processing,

@@ -15,24 +15,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from harness import attempts, summary
-from harness.flags import as_mapping
-from harness.records import SCHEMA, RunFolder, append_row, read_rows, write_json
+from harness.records import SCHEMA, RunFolder, read_json, write_json
 from harness.strategies import World, world_of
 from harness.train.clock import StepClock
-from harness.train.environment import environment, resolved_arguments, without_home
-from harness.train.rows import mean_of_log, rank_row, size_of
+from harness.train.cpu import CpuTime
+from harness.train.environment import environment, recorded_settings
+from harness.train.memory import forget_peak_memory, peak_memory_gib
+from harness.train.rows import Pending, mean_of_log, peaks_of, quality_of, rank_row, rates, size_of
 from harness.train.run import Run
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
 WARMUP_STEPS = 10
-# Of what evaluation gives, not quality: the Trainer's own timing, and what stands elsewhere.
-TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-ELSEWHERE = ("epoch", "samples")
 
 
 class LogCallback(TrainerCallback):
@@ -43,10 +40,14 @@ class LogCallback(TrainerCallback):
         self.folder = run.folder if isinstance(run, Run) else RunFolder(Path(run))
         self.world: World = run.world if isinstance(run, Run) else world_of(os.environ)
         self.began_s = run.began_s if isinstance(run, Run) else time.perf_counter()
+        self.cpu = run.cpu if isinstance(run, Run) else CpuTime(self.world.size)
         self.clock = StepClock(cuda=False)
-        self.row: dict[str, Any] | None = None  # the epoch that has ended, not yet written
-        self.quality: dict[str, Any] = {}  # of the last evaluation that no row has yet
-        self.recorded: set[float] = set()
+        # Of the epoch that has ended, not yet written: the run's row and this rank's.
+        self.row = Pending(self.folder.epochs)
+        self.mine = Pending(self.folder.rank(self.world.rank))
+        # Of the last evaluation that no row has yet: all samples, and this rank's part of them.
+        self.quality: dict[str, Any] = {}
+        self.own_quality: dict[str, Any] = {}
         self.losses: list[tuple[int, float]] = []
         self.exact: dict[str, float] = {}
         self.learning_rate: float | None = None
@@ -61,39 +62,39 @@ class LogCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        if self.clock.marks:  # train() once more
+            self.began_s = time.perf_counter()
+            self.cpu.restart()
         self.clock = StepClock(args.device.type == "cuda")
+        self.devices = max(args.n_gpu, 1)  # of this process
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        loader: Any = kwargs.get("train_dataloader")
-        self.train_samples = size_of(loader)
+        self.train_samples = size_of(kwargs.get("train_dataloader"))
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         self.steps_left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         self.first_update = state.global_step
         self.before = self.run.epoch_so_far if self.run is not None else {}
-        if self.attempt:
-            self.began_s = time.perf_counter()  # train() once more
+        self.mine.begin(goes_on=self.run is not None or self.first_update > 0)
         if not state.is_world_process_zero:
             return
         if self.run is None and self.first_update == 0 and self.folder.settings.is_file():
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
-        rows, _ = read_rows(self.folder.epochs)
-        self.recorded = {row["epoch"] for row in rows}
+        self.row.begin()
         self.attempt = attempts.begin(self.folder, self.first_update, self.world.size)
         self.earlier_wall_s = attempts.wall_s(self.folder)
         # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
         self.folder.summary.unlink(missing_ok=True)
-        write_json(self.folder.settings, {"schema": SCHEMA, **self._settings(args)})
+        ours = self.run.settings if self.run is not None else None
+        settings = recorded_settings(ours, args)
+        write_json(self.folder.settings, {"schema": SCHEMA, **settings})
         self.machine = environment()
+        if self.first_update:
+            # What an attempt before has seen in its first steps is true of the run.
+            before = read_json(self.folder.environment) or {}
+            self.first_learning_rate = before.get("first_learning_rate")
+            if self.run is not None:
+                for name, seen in before.get("observed", {}).items():
+                    self.run.observed.setdefault(name, seen)
         self._write_environment(state)
-
-    def _settings(self, args: TrainingArguments) -> dict[str, Any]:
-        """All settings, and every resolved argument of the Trainer."""
-        named = as_mapping(self.run.settings) if self.run is not None else {}
-        for name in ("output_dir", "rerun"):  # where it is written is no part of what it is
-            named.pop(name, None)
-        for name in ("model", "dataset"):
-            if name in named:
-                named[name] = without_home(str(named[name]))
-        return {**named, "training_arguments": resolved_arguments(args)}
 
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""
@@ -113,10 +114,10 @@ class LogCallback(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
-        self.losses, self.exact, self.quality = [], {}, {}
+        self.losses, self.exact, self.quality, self.own_quality = [], {}, {}, {}
         self.updates_before = state.global_step
         if self.clock.cuda:
-            torch.cuda.reset_peak_memory_stats()
+            forget_peak_memory(self.devices)
         self.clock.start()
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -154,6 +155,7 @@ class LogCallback(TrainerCallback):
                 "updates": state.max_steps,
                 "loss": self.losses[-1][1] if self.losses else None,
                 "wall_s": now_s - self.began_s,
+                **self.cpu.per_rank(),
             }
             attempts.tell_progress(self.folder, progress)
 
@@ -165,16 +167,22 @@ class LogCallback(TrainerCallback):
             steps[-1] = (steps[-1][0] - int(short), steps[-1][1])
         first_epoch = self.updates_before == self.first_update
         timed = steps[self.steps_left_out :] if first_epoch else steps
-        mine = rank_row(round(state.epoch or 0, 6), self.world.rank, train_s, timed, self.clock)
-        append_row(self.folder.rank(self.world.rank), mine)
-        everyone = gather_object([mine]) if self.world.size > 1 else [mine]
+        peaks = peak_memory_gib(self.clock.cuda, self.devices)
+        epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
+        mine = rank_row(epoch, self.world.rank, train_s, timed, waited_s)
+        self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own()}
+        everyone = self._of_all_ranks(self.mine.row)
+        self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
-            self.row = self._row(state, train_s, timed, everyone)
+            self.row.row = self._row(state, train_s, timed, everyone, peaks)
             if first_epoch:
                 # What was seen in the first step is known now.
                 self._write_environment(state)
         self.before = {}
+
+    def _of_all_ranks(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        return gather_object([mine]) if self.world.size > 1 else [mine]
 
     def _row(
         self,
@@ -182,14 +190,12 @@ class LogCallback(TrainerCallback):
         train_s: float,
         timed: list[tuple[int, float]],
         everyone: list[dict[str, Any]],
+        peaks: list[float],
     ) -> dict[str, Any]:
         fed = self._fed(state)
         samples = min(fed, self.train_samples or fed)
         if self.world.size == 1:
             fed = samples  # one process is fed no sample twice
-        timed_samples = sum(n for n, _ in timed)
-        timed_s = sum(seconds for _, seconds in timed)
-        rate = timed_samples / timed_s if timed_s else None
         logged_loss = mean_of_log(self.losses, self.updates_before)
         observed = self.run.observed if self.run is not None else {}
         devices = observed.get("devices", self.world.size)
@@ -205,15 +211,11 @@ class LogCallback(TrainerCallback):
             "clipped_share": self.exact.get("clipped_share"),
             "skipped_updates": self.exact.get("skipped_updates"),
             "epoch_time_s": train_s + self.before.get("epoch_time_s", 0.0),
-            "train_samples_per_s": rate,
-            "train_samples_per_s_per_gpu": rate / devices if rate else None,
-            "timed_steps": len(timed),
-            "timed_samples": timed_samples,
-            "timed_s": timed_s,
+            **rates(timed, devices),
             "step_time_median_s": everyone[0]["step_time_median_s"],
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
-            "peak_memory_gib_per_rank": [rank["peak_memory_gib"] for rank in everyone],
+            "peak_memory_gib_per_rank": peaks_of(everyone, peaks),
         }
 
     def _fed(self, state: TrainerState) -> int:
@@ -240,15 +242,9 @@ class LogCallback(TrainerCallback):
             return  # before training: no epoch's
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         given = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
-        loader: Any = kwargs.get("eval_dataloader")
-        samples = given.get("samples") or size_of(loader)
-        self.quality |= {
-            "eval_loss" if name == "loss" else name: value
-            for name, value in given.items()
-            if name not in ELSEWHERE
-            and not name.endswith(TIMING)
-            and isinstance(value, (int, float))
-        }
+        samples = given.get("samples") or size_of(kwargs.get("eval_dataloader"))
+        self.quality |= quality_of(given)
+        self.own_quality = self.run.own_quality() if self.run is not None else {}
         self.quality |= {
             "eval_samples": samples,
             "eval_time_s": eval_s,
@@ -268,32 +264,33 @@ class LogCallback(TrainerCallback):
             self.clock.resume()
 
     def _write_row(self) -> None:
-        """The row of the epoch that has ended, unless an attempt before has written it."""
-        row, self.row = self.row, None
-        if row is None or row["epoch"] in self.recorded:
-            return
-        self.recorded.add(row["epoch"])
-        # A metric of the user's that has the name of a field of ours keeps both.
-        row |= {f"eval_{k}" if k in row else k: v for k, v in self.quality.items()}
-        self.quality = {}
+        """The rows of the epoch that has ended, unless an attempt before has written them."""
+        self.mine.write(self.own_quality, {})
         wall_s = self.earlier_wall_s + time.perf_counter() - self.began_s
-        row |= {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
-        append_row(self.folder.epochs, row)
-        if self.run is not None:
-            self.run.last_row = row
+        more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
+        if (row := self.row.write(self.quality, more)) is not None:
+            self.quality = {}
+            if self.run is not None:
+                self.run.last_row = row
 
     # ---- the run ends ----
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
+        self.cpu.heard(self._of_all_ranks(self.cpu.own()))
         if not state.is_world_process_zero:
             return
         best = self.run.settings.best_metric if self.run is not None else args.metric_for_best_model
         stock = [log for log in state.log_history if "train_runtime" in log]
+        trained = state.global_step > self.first_update  # not: only the test was still to be done
         facts = {
+            **(self.run.tested if self.run is not None else {}),
             "attempts": self.attempt,
             "save_time_s": self.save_time_s,
             # The Trainer's own figure: evaluation, saving and warm-up are in it.
-            "trainer_train_samples_per_second": stock[-1]["train_samples_per_second"],
+            "trainer_train_samples_per_second": (
+                stock[-1]["train_samples_per_second"] if trained else None
+            ),
         }
-        summary.finish(self.folder, best, time.perf_counter() - self.began_s, facts)
+        wall_s = time.perf_counter() - self.began_s
+        summary.finish(self.folder, best, wall_s, self.cpu.per_rank(), facts)

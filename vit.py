@@ -52,7 +52,8 @@ def main(settings: Settings) -> int:
             model=model,
             args=run.args,
             train_dataset=images.train,
-            eval_dataset=images.test,
+            eval_dataset=images.validation or images.test,  # each epoch
+            test_dataset=images.validation and images.test,  # once, at the end
             data_collator=images.collate,
             to_device=images.to_device,
             processing_class=images.processing,

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from harness.records import RunFolder, append_row, read_json, read_rows, write_json
+
+# By rank, of one attempt; null where a process that was killed had told nothing.
+CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
 
 
 def begin(folder: RunFolder, update: int, processes: int) -> int:
@@ -48,6 +52,7 @@ def _close_killed(folder: RunFolder, start: dict[str, Any]) -> None:
             "reason": failure.get("reason", "the process was killed"),
             "unix": last.get("unix") if heard else None,
             "wall_s": last.get("wall_s") if heard else None,
+            **{name: last.get(name) if heard else None for name in CPU_TIME},
         },
     )
 
@@ -60,7 +65,13 @@ def first_failure(folder: RunFolder, since: float) -> dict[str, Any] | None:
     return min(fresh, key=lambda failure: failure["unix"]) if fresh else None
 
 
-def end(folder: RunFolder, outcome: str, reason: str | None, wall_s: float) -> None:
+def end(
+    folder: RunFolder,
+    outcome: str,
+    reason: str | None,
+    wall_s: float,
+    cpu_time: Mapping[str, list[float] | None] | None = None,
+) -> None:
     """Note how the attempt ended that was begun last; one that never began is noted as such."""
     rows, _ = read_rows(folder.attempts)
     starts = sum(row["event"] == "start" for row in rows)
@@ -74,6 +85,7 @@ def end(folder: RunFolder, outcome: str, reason: str | None, wall_s: float) -> N
             "reason": reason,
             "unix": time.time(),
             "wall_s": wall_s,
+            **{name: (cpu_time or {}).get(name) for name in CPU_TIME},
         },
     )
 
@@ -82,6 +94,19 @@ def wall_s(folder: RunFolder) -> float:
     """Time spent in all attempts that have ended, as far as they told it."""
     rows, _ = read_rows(folder.attempts)
     return sum(row["wall_s"] or 0.0 for row in rows if row["event"] == "end")
+
+
+def cpu_time(folder: RunFolder) -> dict[str, Any]:
+    """Processor time of all attempts that have ended, as far as they told it: in all, by rank."""
+    rows, _ = read_rows(folder.attempts)
+    found: dict[str, Any] = {}
+    for name in CPU_TIME:
+        told = [row[name] for row in rows if row.get(name)]
+        ranks = {len(of_attempt) for of_attempt in told}
+        found[name.removesuffix("_per_rank")] = sum(map(sum, told)) if told else None
+        # Only attempts of as many processes can be added up rank by rank.
+        found[name] = [sum(of) for of in zip(*told, strict=True)] if len(ranks) == 1 else None
+    return found
 
 
 def tell_progress(folder: RunFolder, facts: dict[str, Any]) -> None:

@@ -36,6 +36,11 @@ def identity(settings: Settings) -> dict[str, Any]:
         for name, f in flag_fields().items()
         if f.metadata["identity"] and name != "tiny"
     }
+    if settings.validation_split is None:
+        del named["validation_split"]  # earlier runs, from before it came, keep their names
+    else:
+        # What is tested at the end depends on the weights that are kept until then.
+        named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
     passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
     return {"script": settings.script, **named, "trainer": passed}
 

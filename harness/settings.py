@@ -53,10 +53,7 @@ class Settings:
         names=("model_name_or_path",),
     )  # fmt: skip
     from_scratch: bool = flag(
-        False,
-        "bool",
-        "Model",
-        "random weights for any model; only its configuration is loaded",
+        False, "bool", "Model", "random weights for any model; only its configuration is loaded"
     )
     dropout: float | None = flag(
         None,
@@ -65,11 +62,7 @@ class Settings:
         "set every dropout rate of the model, 0 to below 1 (the model's own)",
     )
     max_length: int | None = flag(
-        None,
-        "count",
-        "Model",
-        "longest text, in tokens; longer ones are cut (512)",
-        script="bert",
+        None, "count", "Model", "longest text, in tokens; longer ones are cut (512)", script="bert"
     )
     image_size: int | None = flag(
         None,
@@ -123,6 +116,14 @@ class Settings:
         "name of the split to test on, or a share such as 0.2 of the training split to hold out "
         "(the split called test, else validation, else 0.2)",
     )  # fmt: skip
+    validation_split: str | None = flag(
+        None, "text", "Data",
+        "evaluate each epoch, and choose the best one, on a validation set; the test set is used "
+        "once, at the end, on the weights of the best epoch with --save best, else of the last "
+        "one. A name takes that whole split. A share such as 0.1 holds out training samples, and "
+        "--train_size counts those that are left for training: 9000 and 0.1 draw 1000 more (none: "
+        "each epoch is evaluated on the test set)",
+    )  # fmt: skip
     data_seed: int = flag(
         0, "seed", "Data",
         "draws the subset and the split: the same samples on every rank, for every --seed",
@@ -145,25 +146,13 @@ class Settings:
         names=("b", "per_device_train_batch_size"),
     )  # fmt: skip
     grad_acc: int = flag(
-        1,
-        "count",
-        "Training",
-        "forward passes per update",
-        names=("gradient_accumulation_steps",),
+        1, "count", "Training", "forward passes per update", names=("gradient_accumulation_steps",)
     )
     epochs: int | None = flag(
-        None,
-        "count",
-        "Training",
-        "passes over the training set (3)",
-        names=("num_train_epochs",),
+        None, "count", "Training", "passes over the training set (3)", names=("num_train_epochs",)
     )
     lr: float | None = flag(
-        None,
-        "positive",
-        "Training",
-        "peak learning rate (2e-05)",
-        names=("learning_rate",),
+        None, "positive", "Training", "peak learning rate (2e-05)", names=("learning_rate",)
     )
     seed: int = flag(42, "seed", "Training", "weights of the head, order of the samples, dropout")
     precision: str = flag(
@@ -227,12 +216,7 @@ class Settings:
         choices=("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss"),
     )  # fmt: skip
     output_dir: str = flag(
-        "outputs",
-        "text",
-        "Running",
-        "folder of the records",
-        names=("o",),
-        identity=False,
+        "outputs", "text", "Running", "folder of the records", names=("o",), identity=False
     )
     rerun: bool = flag(
         False, "bool", "Running", "run again although finished; the old record is kept aside",
@@ -295,18 +279,28 @@ def check(settings: Settings) -> Settings:
         raise UserError("--fsdp_shard grads needs --strategy fsdp")
     if settings.fsdp_offload and settings.strategy != "fsdp":
         raise UserError("--fsdp_offload needs --strategy fsdp")
-    split = settings.test_split
-    if split is not None and re.match(r"^-?[0-9.]", split):
-        try:
-            share = float(split)
-        except ValueError:
-            share = -1.0
-        if not 0 < share < 1:
+    for name in ("test_split", "validation_split"):
+        split = getattr(settings, name)
+        if split is not None and share_of(split) is None and re.match(r"^-?[0-9.]", split):
             raise UserError(
-                f"--test_split {split}: a share must lie between 0 and 1, for example 0.2; "
+                f"--{name} {split}: a share must lie between 0 and 1, for example 0.2; "
                 "a split is named by its name"
             )
+    if settings.validation_split == "train":
+        raise UserError(
+            "--validation_split train: a model is not chosen by what it was trained on; "
+            "a share such as 0.1 holds out a part of train"
+        )
     return settings
+
+
+def share_of(split: str) -> float | None:
+    """The share that a split is, such as 0.2; None for the name of one."""
+    try:
+        share = float(split)
+    except ValueError:
+        return None
+    return share if 0 < share < 1 else None
 
 
 def parse_setup(setup: str) -> tuple[int, int, str]:

@@ -44,6 +44,7 @@ def write_summary(
             "train_time_s": sum(row["epoch_time_s"] for row in rows),
             "eval_time_s": sum(row.get("eval_time_s") or 0.0 for row in rows),
             "wall_s": attempts.wall_s(folder),
+            **attempts.cpu_time(folder),
             "peak_memory_gib": max(
                 (m for row in rows for m in row["peak_memory_gib_per_rank"]), default=None
             ),
@@ -53,10 +54,14 @@ def write_summary(
 
 
 def finish(
-    folder: RunFolder, best_metric: str | None, wall_s: float, facts: dict[str, Any]
+    folder: RunFolder,
+    best_metric: str | None,
+    wall_s: float,
+    cpu_time: dict[str, list[float] | None],
+    facts: dict[str, Any],
 ) -> None:
     """The run has been trained to its end."""
-    attempts.end(folder, FINISHED, None, wall_s)
+    attempts.end(folder, FINISHED, None, wall_s, cpu_time)
     write_summary(folder, FINISHED, None, best_metric, facts)
     folder.progress.unlink(missing_ok=True)
 

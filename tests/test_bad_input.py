@@ -64,6 +64,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     DatasetDict({"train": part, "test": hidden}).save_to_disk(folder / "hidden")
     bare = part.remove_columns("label")
     DatasetDict({"train": part, "test": bare}).save_to_disk(folder / "barelabel")
+    DatasetDict({"train": part, "test": part}).save_to_disk(folder / "both")
     for place, broken in (("images", False), ("broken", True)):
         for name in ("a", "b"):
             (folder / place / "train" / name).mkdir(parents=True)
@@ -132,6 +133,7 @@ MISTAKES: dict[str, list[str]] = {
     f"{TINY} --dataset_config other": ["--dataset_config other", "embedded:english"],
     f"{TEXT}/good.csv --dataset_config other": ["--dataset_config other", "good.csv"],
     f"{TINY} --test_split 1.2": ["--test_split 1.2", "0.2"],
+    f"{TINY} --validation_split 0": ["--validation_split 0", "between 0 and 1"],
     "bert {d}/none.yaml": ["none.yaml", "does not exist"],
     "bert {d}/bad.yaml": ["bad.yaml", "line", "YAML"],
     "bert {d}/list.yaml": ["list.yaml", "lr: 3e-5"],
@@ -198,6 +200,12 @@ MISTAKES: dict[str, list[str]] = {
     f"{TEXT}/few.csv": ["few.csv", "2 samples", "too few"],
     f"{TEXT}/good.csv --test_split no": ["--test_split no", "train", "0.2"],
     f"{TEXT}/good.csv --test_split train": ["--test_split train", "0.2"],
+    f"{TEXT}/good.csv --validation_split no": ["--validation_split no", "train", "0.2"],
+    f"{TEXT}/hidden --test_split 0.2 --validation_split test": ["--validation_split test", "class"],
+    f"{TEXT}/both --validation_split test": ["--validation_split test", "test set", "--test_split"],
+    f"{TEXT.replace('all', '32', 1)}/good.csv --validation_split 0.2": [
+        *("--train_size 32", "--validation_split 0.2", "40 samples", "--train_size 25"),
+    ],
     "bert --model bert-nano --train_size 99 --dataset {d}/good.csv": ["99", "32", "all"],
     "bert --model bert-nano --train_size all --test_size 99 --dataset {d}/good.csv": ["99", "all"],
     "bert --tiny --train_size 8 --b 16 --grad_acc 2": ["8", "32", "--per_gpu_batch"],
@@ -221,6 +229,7 @@ TWO_RANKS: dict[str, list[str]] = {
     f"{TEXT}/ragged.csv": ["ragged.csv", "cannot be read"],
     f"{GOOD} {{d}}/none": ["--model", "no such folder"],
     f"{TINY} --train_size 24": ["24", "64", "2)", "--train_size"],
+    f"{TEXT}/both --validation_split test": ["--validation_split test", "test set"],
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.launch.runner import Options, launched
 from harness.records import FAILURES, FINISHED
 from harness.settings import flag_fields
 from tests.ranks import script
@@ -18,7 +19,7 @@ SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", 
 # Written only where the hardware is there that no test machine has.
 NEEDS_HARDWARE = {"observed.devices"}
 # Of a run of LogCallback alone; the dictionary says so in words.
-NESTED = ("observed", "data")
+NESTED = ("observed", "data", "launch")
 
 
 def documented(root: Path) -> dict[str, set[str]]:
@@ -36,10 +37,10 @@ def documented(root: Path) -> dict[str, set[str]]:
 def flat(content: dict[str, Any]) -> set[str]:
     names = set()
     for name, value in content.items():
-        if name in NESTED:
-            names |= {f"{name}.{inner}" for inner in value}
-        else:
-            names.add(name)
+        inner = value if name in NESTED and value is not None else {}
+        names |= {f"{name}.{i}" for i in inner} if inner else {name}
+        if name == "launch":
+            names.add(name)  # null for a run that no sweep has started
     return names
 
 
@@ -57,8 +58,10 @@ def rows(folders: list[Path], pattern: str) -> set[str]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Texts and images, one process and two, finished and failed."""
     root = tmp_path_factory.mktemp("records")
-    assert script("bert", *SMALL, "--o", str(root)).code == 0
-    assert script("vit", *SMALL, "--o", str(root), count=2).code == 0
+    launch = {"HARNESS_LAUNCH": json.dumps(launched("mine", Options(), {}))}
+    assert script("bert", *SMALL, "--o", str(root), env=launch).code == 0
+    held_out = ["--validation_split", "0.2"]
+    assert script("vit", *SMALL, *held_out, "--o", str(root), count=2).code == 0
     broken_off(1, [*SMALL, "--seed", "1", "--o", str(root)], 3, "crash")
     return [path.parent for path in root.glob("*/*/*/settings.json")]
 

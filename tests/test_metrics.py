@@ -122,6 +122,66 @@ def test_metrics_are_those_of_the_whole_set(count: int, tmp_path: Path) -> None:
                         assert quality[name] == pytest.approx(value, abs=1e-9, rel=0), case
 
 
+class Listing(Table):
+    """Also writes down which samples it is given, batch by batch."""
+
+    def forward(self, number: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.given.append(number.tolist())
+        return super().forward(number, labels)
+
+
+def parts(folder: str) -> dict[str, Any]:
+    found = {}
+    for samples, batch in SIZES:
+        for classes in (5, 6):
+            logits, labels = logits_of(samples, classes)
+            case = f"{samples}_{classes}"
+            model = Listing(logits)
+            model.given = []
+            trainer, run = ours(
+                f"{folder}/{case}", model, Points(24), Numbered(labels),
+                f"--eval_batch={batch}", records=False,
+            )  # fmt: skip
+            trainer.compute_metrics = BatchMetrics(classes)
+            whole = trainer.evaluate()
+            found[case] = (whole["eval_accuracy"], run.own_quality(), model.given)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_each_rank_answers_for_its_own_samples(count: int, tmp_path: Path) -> None:
+    on_ranks = ranks(count, parts, str(tmp_path), env=CPU)
+    for samples, _ in SIZES:
+        for classes in (5, 6):
+            logits, labels = logits_of(samples, classes)
+            ranked = (-logits).argsort(1)
+            case = f"{samples}_{classes}"
+            batches = [found[case][2] for found in on_ranks]
+            seen: set[int] = set()
+            own: list[list[int]] = [[] for _ in batches]
+            # What fills up a batch has been given before, or at the same time to an earlier rank.
+            for step in zip(*batches, strict=True):
+                for rank, numbers in enumerate(step):
+                    own[rank] += [n for n in dict.fromkeys(numbers) if n not in seen]
+                    seen |= set(numbers)
+            assert len(seen) == samples
+            right = 0.0
+            for rank, found in enumerate(on_ranks):
+                accuracy, mine, _ = found[case]
+                assert mine["eval_samples"] == len(own[rank])
+                if not own[rank]:
+                    assert mine["eval_accuracy"] is None  # unknown, not zero
+                    continue
+                right += mine["eval_samples"] * mine["eval_accuracy"]
+                hits = [int(labels[n] == ranked[n, 0]) for n in own[rank]]
+                assert mine["eval_accuracy"] == pytest.approx(np.mean(hits), abs=1e-12)
+                assert ("eval_top5_accuracy" in mine) == (classes > 5)
+                if classes > 5:
+                    near = [int(labels[n] in ranked[n, :5]) for n in own[rank]]
+                    assert mine["eval_top5_accuracy"] == pytest.approx(np.mean(near), abs=1e-12)
+            assert right / samples == pytest.approx(accuracy, abs=1e-12)
+
+
 def test_a_class_that_is_never_predicted_counts() -> None:
     logits, labels = logits_of(101, 6)
     assert NEVER in labels and NEVER not in logits.argmax(1)

@@ -41,11 +41,14 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
                 os.kill(os.getpid(), number[how.split()[0]])
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.stop("row" not in how and state.global_step == update)
+            self.stop(len(how.split()) == 1 and state.global_step == update)
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             super().on_evaluate(args, state, control, **kwargs)
             self.stop("row" in how and state.global_step == update)
+
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.stop("evaluating" in how and state.global_step == update)
 
     module.Console = Stopper
     return run_script(name, argv, cwd)
@@ -71,12 +74,17 @@ def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
     ]
 
 
+def rank_rows(folder: RunFolder, rank: int) -> list[dict[str, Any]]:
+    names = ("epoch", "rank", "eval_samples", "eval_accuracy")
+    return [{name: row[name] for name in names} for row in read_rows(folder.rank(rank))[0]]
+
+
 def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
     (checkpoint,) = folder.path.glob("checkpoint-*")
     return load_file(checkpoint / "model.safetensors")
 
 
-# 16 updates an epoch with one rank, 8 with two: all but the row case stop inside epoch 2.
+# 16 updates an epoch with one rank, 8 with two: all stop inside epoch 2 or at its evaluation.
 CASES = [
     ("vit", 1, "kill", 20, []),
     ("vit", 2, "kill", 11, ["--strategy", "fsdp"]),
@@ -87,6 +95,7 @@ CASES = [
     ("bert", 1, "crash", 20, []),
     ("bert", 1, "kill", 22, ["--save_steps", "5"]),
     ("bert", 2, "kill", 11, []),
+    ("bert", 2, "kill evaluating", 16, []),
     ("bert", 2, "crash", 11, []),
     ("bert", 2, "kill", 11, ["--strategy", "fsdp"]),
     ("bert", 2, "kill", 13, ["--save_steps", "3"]),
@@ -113,7 +122,9 @@ def test_a_broken_run_goes_on(
     broken_off(count, argv, update, how, name)
     folder = only_run(tmp_path)
     before = folder.epochs.read_text()
-    assert before.count("\n") == (2 if "row" in how else 1)
+    # Killed while evaluating, the other rank may or may not have got as far as to write.
+    rows_before = {"kill row": {2}, "kill evaluating": {1, 2}}.get(how, {1})
+    assert before.count("\n") in rows_before
 
     done = script(name, *argv, count=count)
     assert done.code == 0, done.err
@@ -122,6 +133,9 @@ def test_a_broken_run_goes_on(
     assert folder.epochs.read_text().startswith(before)  # no row was touched
     for row, expected_row in zip(rows_of(folder), rows_of(undisturbed), strict=True):
         assert row == expected_row
+    for rank in range(count):  # one row an epoch, however often the epoch was begun
+        for row, one in zip(rank_rows(folder, rank), rank_rows(undisturbed, rank), strict=True):
+            assert row == one
     expected = weights_of(undisturbed)
     for key, weight in weights_of(folder).items():
         assert torch.equal(weight, expected[key]), key
@@ -135,6 +149,8 @@ def test_a_broken_run_goes_on(
     # The time of the attempt that broke is in the whole.
     assert attempts[1]["wall_s"] > 0
     assert summary["wall_s"] == pytest.approx(attempts[1]["wall_s"] + attempts[3]["wall_s"])
+    known = [row["user_s_per_rank"] for row in attempts if row.get("user_s_per_rank")]
+    assert len(known[-1]) == count and summary["user_s"] == pytest.approx(sum(map(sum, known)))
     outcomes = {"crash": "failed", "term": "interrupted", "int": "interrupted"}
     assert attempts[1]["outcome"] == outcomes.get(how, attempts[1]["outcome"])
     if how == "crash":

@@ -31,7 +31,7 @@ FLAGS = """
 model model_name_or_path | from_scratch | dropout | max_length | image_size | batchnorm
 trust_remote_code | dataset dataset_name | dataset_config dataset_config_name | text_column
 image_column | label_column | train_size max_train_samples | test_size max_eval_samples | test_split
-data_seed | tail | tiny | per_gpu_batch b per_device_train_batch_size
+validation_split | data_seed | tail | tiny | per_gpu_batch b per_device_train_batch_size
 grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rate | seed | precision
 rank_dropout | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard | fsdp_offload
 repeat run | num_workers dataloader_num_workers | log_every logging_steps | save
@@ -62,7 +62,12 @@ KINDS: dict[str, Any] = {
     **{"positive": 1.23456789e-07, "share": 0.25, "bool": True},
 }
 # Fields whose other value must fit the world of two nodes with two processes.
-FITTING = {"strategy": "fsdp", "setup": "2_2_P100far", "test_split": "0.25"}
+FITTING = {
+    "strategy": "fsdp",
+    "setup": "2_2_P100far",
+    "test_split": "0.25",
+    "validation_split": "0.1",
+}
 
 
 def another(name: str) -> Any:
@@ -176,6 +181,15 @@ def test_run_id_tells_apart_what_changes_the_result() -> None:
     for i, other_settings in enumerate(others):
         assert run_id(other_settings) not in seen, i
         seen.add(run_id(other_settings))
+
+
+def test_with_a_validation_set_the_kept_weights_are_part_of_the_run_id() -> None:
+    """They decide what is tested at the end; without one nothing depends on them."""
+    chosen = [("last", "accuracy"), ("best", "accuracy"), ("best", "f1"), ("last", "f1")]
+    for split, count in ((None, 1), ("0.1", 3)):
+        one = replace(PINNED, validation_split=split)
+        names = {run_id(replace(one, save=save, best_metric=by)) for save, by in chosen}
+        assert len(names) == count, split
 
 
 def test_run_id_ignores_how_a_run_is_shown() -> None:

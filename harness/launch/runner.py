@@ -182,13 +182,7 @@ class Runner:
 
     def _variables(self, devices: tuple[str, ...]) -> dict[str, str]:
         """For the ranks: which GPUs, and what their record says of how they were started."""
-        launch = {
-            "sweep": self.folder.name,
-            "start": "cold" if self.options.cold else "warm",
-            "packed": self.options.pack,
-            "cpu_busy_share": self.found.get("cpu_busy_share"),
-            "gpu_processes": self.found.get("gpu_processes"),
-        }
+        launch = launched(self.folder.name, self.options, self.found)
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.machine.gpus else {}
         return {"HARNESS_LAUNCH": json.dumps(launch), **visible}
 
@@ -263,6 +257,17 @@ class Runner:
 
     def _number(self, state: State) -> str:
         return f"[{self.states.index(state) + 1}/{len(self.states)}]"
+
+
+def launched(sweep: str, options: Options, found: Mapping[str, object]) -> dict[str, object]:
+    """What stands under launch in a run's environment.json."""
+    return {
+        "sweep": sweep,
+        "start": "cold" if options.cold else "warm",
+        "packed": options.pack,
+        "cpu_busy_share": found.get("cpu_busy_share"),
+        "gpu_processes": found.get("gpu_processes"),
+    }
 
 
 def settled(outcome: str | None, rerun: str | None) -> str | None:

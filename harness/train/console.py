@@ -18,6 +18,8 @@ from transformers import TrainerCallback
 from harness.identity import number
 from harness.train.run import Run
 
+TESTED = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
+
 
 class Console(TrainerCallback):
     """Rank 0 speaks; without a terminal only whole lines are printed."""
@@ -49,6 +51,7 @@ class Console(TrainerCallback):
         settings, data, seen = self.run.settings, self.run.data_facts, self.run.observed
         world = self.run.batches
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
         say = self.screen.print
         say(
             f"[bold]{settings.script} {settings.setup}[/bold]  "
@@ -56,7 +59,7 @@ class Console(TrainerCallback):
         )
         say(
             f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
-            f"{data['test_samples']:,} test samples, {data['classes']} classes"
+            f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
         say(
             f"  {seen['strategy']} on {seen['world']} process(es), {seen['device']}, "
@@ -91,4 +94,7 @@ class Console(TrainerCallback):
         if self.bar is not None:
             self.bar.stop()
         if state.is_world_process_zero:
+            if tested := self.run.tested:
+                shown = "  ".join(f"{n} {tested[n]:.4f}" for n in TESTED if n in tested)
+                self.screen.print(f"  test set, weights of epoch {tested['test_epoch']:g}: {shown}")
             self.screen.print(f"  recorded in {self.run.folder.path}")

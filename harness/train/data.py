@@ -33,6 +33,7 @@ class Data:
 
     train: Dataset
     test: Dataset
+    validation: Dataset | None  # where each epoch is not evaluated on the test set
     collate: Callable[[Any], dict[str, torch.Tensor]]
     to_device: Callable[[dict[str, Any]], dict[str, Any]]
     labels: list[str]
@@ -54,6 +55,13 @@ class Indices(Dataset):
 
     def __getitems__(self, indices: list[int]) -> np.ndarray:
         return self.first + np.asarray(indices)
+
+
+def indices(sizes: list[int], used: int) -> tuple[Dataset, Dataset, Dataset | None]:
+    """(training, test, validation) of samples that are numbered through in this order."""
+    train, test, *validation = sizes
+    held_out = Indices(validation[0], first=train + test) if validation else None
+    return Indices(used), Indices(test, first=train), held_out
 
 
 def cache_root() -> Path:

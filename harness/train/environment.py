@@ -16,6 +16,9 @@ from typing import Any
 import psutil
 import torch
 
+from harness.flags import as_mapping
+from harness.settings import Settings
+
 PACKAGES = (
     "torch",
     "transformers",
@@ -36,7 +39,6 @@ VARIABLES = (
 # Words in the names of Trainer arguments that are paths, secrets or names of projects.
 HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from")
 SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
-GIB = 2**30
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -76,18 +78,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def peak_memory_gib(cuda: bool) -> float:
-    """The most memory of this process: of torch on its GPU since the last reset, else resident."""
-    if cuda:
-        return float(torch.cuda.max_memory_allocated() / GIB)
-    try:
-        # A CPU has no allocator to ask; the kernel keeps the high-water mark of the process.
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024 / GIB
-    except (OSError, IndexError):
-        return float(psutil.Process().memory_info().rss / GIB)
-
-
 def machine_label() -> str:
     """A short name for this kind of machine: results of unlike machines are never averaged."""
     gpus = torch.cuda.device_count()
@@ -121,6 +111,17 @@ def resolved_arguments(args: Any) -> dict[str, Any]:
         for name, value in args.to_dict().items()
         if not any(word in name for word in HIDDEN) and not name.endswith("token")
     }
+
+
+def recorded_settings(settings: Settings | None, args: Any) -> dict[str, Any]:
+    """All settings, and every resolved argument of the Trainer."""
+    named = as_mapping(settings) if settings is not None else {}
+    for name in ("output_dir", "rerun"):  # where it is written is no part of what it is
+        named.pop(name, None)
+    for name in ("model", "dataset"):
+        if name in named:
+            named[name] = without_home(str(named[name]))
+    return {**named, "training_arguments": resolved_arguments(args)}
 
 
 def without_home(text: str) -> str:

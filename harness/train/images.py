@@ -17,7 +17,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from harness.settings import Settings, UserError
 from harness.train import models, sources
-from harness.train.data import Data, Indices, cached, chunks, cut_tail
+from harness.train.data import Data, cached, chunks, cut_tail, indices
 from harness.train.hub import explain
 
 
@@ -28,11 +28,11 @@ def load_images(settings: Settings, world: int) -> Data:
     resizer = _resizer(settings)
 
     def build(folder: Path) -> None:
-        total = len(source.train) + len(source.test)
+        total = sum(source.sizes)
         pixels: Any = None
         done = 0
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for data in (source.train, source.test):
+            for data in source.sets:
                 # Decoded here, by all cores and with the file's name at hand.
                 raw = data.cast_column(column, Image(decode=False))
                 for part in chunks(len(data)):
@@ -49,14 +49,13 @@ def load_images(settings: Settings, world: int) -> Data:
     folder = cached(
         {
             "images": source.facts["data_checksum"],
-            "samples": [len(source.train), len(source.test)],
+            "samples": source.sizes,
             "processor": resizer.recipe,
         },
         build,
     )
     used = cut_tail(settings, len(source.train), world)
-    labels = np.concatenate([source.train_labels, source.test_labels])
-    collate = ImageBatches(folder, labels)
+    collate = ImageBatches(folder, source.all_labels)
     facts = {
         **source.facts,
         "train_samples": used,
@@ -67,8 +66,7 @@ def load_images(settings: Settings, world: int) -> Data:
         "resized_by": type(resizer.processor).__name__,
     }
     return Data(
-        Indices(used),
-        Indices(len(source.test), first=len(source.train)),
+        *indices(source.sizes, used),
         collate,
         Normalise(resizer.mean, resizer.deviation),
         source.labels,

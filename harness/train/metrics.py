@@ -69,6 +69,8 @@ class BatchMetrics:
     def __init__(self, num_labels: int) -> None:
         self.num_labels = num_labels
         self.metric = Classification(keep_in_memory=True)
+        self.hits: list[np.ndarray] = []  # of each sample: class right, among the first five
+        self.last = np.empty((0, 2), dtype=bool)  # the same of a whole evaluation
 
     def __call__(self, batch: EvalPrediction, compute_result: bool) -> dict[str, float]:
         logits: Any = batch.predictions
@@ -77,16 +79,33 @@ class BatchMetrics:
         labels = torch.as_tensor(batch.label_ids)
         scores = torch.log_softmax(torch.as_tensor(logits).double(), dim=-1)
         of_true = scores.gather(1, labels[:, None])
+        predicted, true = scores.argmax(-1).cpu().numpy(), labels.cpu().numpy()
+        # How many classes scored higher: below five is a top-5 hit.
+        position = (scores > of_true).sum(-1).cpu().numpy()
         self.metric.add_batch(
-            predictions=scores.argmax(-1).cpu().numpy(),
-            references=labels.cpu().numpy(),
-            # How many classes scored higher: below five is a top-5 hit.
-            position=(scores > of_true).sum(-1).cpu().numpy(),
+            predictions=predicted,
+            references=true,
+            position=position,
             loss=-of_true[:, 0].cpu().numpy(),
         )
+        self.hits.append(np.stack([predicted == true, position < TOP], axis=1))
         if not compute_result:
             return {}
+        self.last, self.hits = np.concatenate(self.hits), []
         result = dict(self.metric.compute() or {})
         if self.num_labels <= TOP:
             del result["top5_accuracy"]
         return result
+
+    def of_rank(self, rank: int, ranks: int, batch: int) -> dict[str, Any]:
+        """How well the samples that one rank had in the last evaluation were classified.
+
+        The gathered samples come batch by batch, rank by rank, and those that fill up the last
+        batch are at the end and cut off: of all ranks together, each sample is counted once.
+        """
+        mine = self.last[np.arange(len(self.last)) // batch % ranks == rank]
+        right, near = mine.mean(axis=0).tolist() if len(mine) else (None, None)
+        found = {"eval_samples": len(mine), "eval_accuracy": right, "eval_top5_accuracy": near}
+        if self.num_labels <= TOP:
+            del found["eval_top5_accuracy"]
+        return found

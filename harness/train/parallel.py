@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -113,6 +115,28 @@ def load_weights(model: nn.Module, weights: dict[str, Any]) -> None:
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
 
 
+def load_from_leader(model: nn.Module, file: Path, settings: Settings) -> None:
+    """Rank 0's weights on every rank (a collective): it may be alone to see the file.
+
+    Rank by rank, a node without the file would go on with other weights, and nothing would say so.
+    """
+    leader = not dist.is_initialized() or dist.get_rank() == 0
+    if settings.strategy == "fsdp":
+        # Offloaded shards lie where NCCL does not reach: there every rank reads the file.
+        each = settings.fsdp_offload
+        weights = safetensors.torch.load_file(file) if leader or each else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not each)
+        set_model_state_dict(model, weights, options=options)
+        return
+    if leader:
+        safetensors.torch.load_model(model, file, strict=True)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        for tensor in model.state_dict().values():
+            whole = tensor.contiguous()
+            dist.broadcast(whole, src=0)
+            tensor.copy_(whole)
+
+
 def whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return get_optimizer_state_dict(model, optimizer, options=WHOLE)
 
@@ -177,6 +201,31 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
             f"run is {seen}: refusing to record one as the other"
         )
     return seen
+
+
+def observe_decay(optimizer: Any) -> dict[str, int]:
+    """What weight decay is applied to: vectors too, such as the weights of a norm."""
+    decayed = [p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]]
+    vectors = sum(p.ndim < 2 for p in decayed)
+    return {"decayed_tensors": len(decayed), "decayed_vectors": vectors}
+
+
+def observe_dtype(model: nn.Module, settings: Settings, observed: dict[str, Any]) -> None:
+    """Record the number format that the first layer really computes in, when it does."""
+    layers = (nn.Linear, nn.Conv2d)
+    first = next(m for m in model.modules() if isinstance(m, layers))
+
+    def look(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        handle.remove()
+        seen = observed["dtype"] = str(output.dtype).removeprefix("torch.")
+        expected = {"bf16": "bfloat16", "fp16": "float16"}.get(settings.precision, "float32")
+        if seen != expected:
+            raise RuntimeError(
+                f"asked for --precision {settings.precision}, but the first layer "
+                f"computes in {seen}: refusing to record one as the other"
+            )
+
+    handle = first.register_forward_hook(look)
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

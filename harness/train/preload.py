@@ -1,5 +1,6 @@
 """What the fork server of warm.py loads when it starts: everything that a run needs."""
 
+import gc
 import importlib
 import os
 import traceback
@@ -7,6 +8,11 @@ import traceback
 from harness.parent import end_with_parent
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
+# Loaded by the first run otherwise, that is by every run.
+ALSO = (
+    "torch.profiler", "transformers.masking_utils", "transformers.models.bert.modeling_bert",
+    "transformers.models.vit.modeling_vit", "rich._emoji_codes",
+)  # fmt: skip
 
 end_with_parent()  # with its launcher, and the ranks with it
 
@@ -15,3 +21,9 @@ for script in os.environ.get(SCRIPTS, "").split():
         importlib.import_module(script)
     except Exception:
         traceback.print_exc()  # a process that needs it fails with the same
+for module in ALSO:
+    importlib.import_module(module)
+
+# What is loaded stays: no collection of a run looks through it, and its pages stay shared.
+gc.collect()
+gc.freeze()

@@ -1,16 +1,47 @@
-"""Parts of an epoch's row that depend on nothing but their arguments."""
+"""The rows of an epoch: what they are made of, and that each is written once."""
 
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any
 
-from harness.train.clock import StepClock
-from harness.train.environment import peak_memory_gib
+from harness.records import append_row, read_rows
+
+# Of what evaluation gives, not quality: the Trainer's own timing, and what stands elsewhere.
+TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+ELSEWHERE = ("epoch", "samples")
+
+
+class Pending:
+    """The row of an epoch that has ended, kept until its evaluation is known, and written once."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.row: dict[str, Any] | None = None
+        self.recorded: set[float] = set()
+
+    def begin(self, goes_on: bool = True) -> None:
+        """What an attempt before has written is not written again."""
+        self.row = None
+        rows, _ = read_rows(self.file) if goes_on else ([], 0)
+        self.recorded = {row["epoch"] for row in rows}
+
+    def write(self, quality: dict[str, Any], more: dict[str, Any]) -> dict[str, Any] | None:
+        """The row as it was written now; None where there is none to write."""
+        row, self.row = self.row, None
+        if row is None or row["epoch"] in self.recorded:
+            return None
+        self.recorded.add(row["epoch"])
+        # A metric of the user's that has the name of a field of ours keeps both.
+        row |= {f"eval_{k}" if k in row else k: v for k, v in quality.items()}
+        row |= more
+        append_row(self.file, row)
+        return row
 
 
 def rank_row(
-    epoch: float, rank: int, train_s: float, timed: list[tuple[int, float]], clock: StepClock
+    epoch: float, rank: int, train_s: float, timed: list[tuple[int, float]], data_wait_s: float
 ) -> dict[str, Any]:
     """What differs between ranks, as it stands in ranks/rank_<r>.jsonl."""
     seconds = [s for _, s in timed]
@@ -20,8 +51,34 @@ def rank_row(
         "epoch_time_s": train_s,
         "step_time_median_s": statistics.median(seconds) if seconds else None,
         "step_time_p95_s": quantile(seconds, 0.95),
-        "data_wait_s": clock.data_wait_s,
-        "peak_memory_gib": peak_memory_gib(clock.cuda),
+        "data_wait_s": data_wait_s,
+    }
+
+
+def rates(timed: list[tuple[int, float]], devices: int) -> dict[str, Any]:
+    """Of (samples, seconds) of the timed steps: their sums, and samples a second."""
+    samples, seconds = sum(n for n, _ in timed), sum(s for _, s in timed)
+    rate = samples / seconds if seconds else None
+    return {
+        "train_samples_per_s": rate,
+        "train_samples_per_s_per_gpu": rate / devices if rate else None,
+        "timed_steps": len(timed),
+        "timed_samples": samples,
+        "timed_s": seconds,
+    }
+
+
+def peaks_of(ranks: list[dict[str, Any]], devices: list[float]) -> list[float]:
+    """Peak memory by rank; of one process with several devices, by device."""
+    return devices if len(devices) > 1 else [rank["peak_memory_gib"] for rank in ranks]
+
+
+def quality_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Of what an evaluation gives, without its prefix: the metrics, as a row names them."""
+    return {
+        "eval_loss" if name == "loss" else name: value
+        for name, value in given.items()
+        if name not in ELSEWHERE and not name.endswith(TIMING) and isinstance(value, (int, float))
     }
 
 

@@ -32,6 +32,7 @@ from harness.strategies import World, place, world_of
 from harness.summary import write_summary
 from harness.train import parallel
 from harness.train.arguments import training_arguments
+from harness.train.cpu import CpuTime
 from harness.train.process import quiet
 
 # In a checkpoint's folder, written last: without it the checkpoint is not whole.
@@ -65,10 +66,17 @@ class Run:
     epoch_so_far: dict[str, Any] = field(default_factory=dict)
     partial_epoch: Callable[[], dict[str, Any]] = dict
     last_row: dict[str, Any] | None = None  # of the epoch that has just been recorded
+    # Of the last evaluation, what this rank had a part in; the trainer knows.
+    own_quality: Callable[[], dict[str, Any]] = dict
+    tested: dict[str, Any] = field(default_factory=dict)  # of the test set, used once at the end
     began_s: float = field(default_factory=time.perf_counter)
+    cpu: CpuTime = field(init=False)
     previous_handlers: dict[int, Any] = field(default_factory=dict)
     stop_showing: Callable[[], None] = lambda: None  # gives the terminal back
     lock: Lock | None = None  # of the run's folder, held by rank 0 as long as it lives
+
+    def __post_init__(self) -> None:
+        self.cpu = CpuTime(self.world.size)
 
     @property
     def leader(self) -> bool:
@@ -179,7 +187,7 @@ class Run:
         if first is not None:
             rank, outcome = first["rank"], first["outcome"]
             reason = first["reason"] + (f" (rank {rank})" if self.world.size > 1 else "")
-        attempts.end(self.folder, outcome, reason, self.wall_s)
+        attempts.end(self.folder, outcome, reason, self.wall_s, self.cpu.per_rank())
         if not self.folder.settings.is_file():
             write_json(self.folder.settings, {"schema": SCHEMA, **as_mapping(self.settings)})
         write_summary(self.folder, outcome, reason, self.settings.best_metric)

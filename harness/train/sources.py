@@ -1,8 +1,4 @@
-"""From a name to two sets of samples with a known input column and classes.
-
-The subset and the split are drawn by data_seed alone: the same on every rank, for every training
-seed and for every set-up that is compared.
-"""
+"""From a name to sets of samples with a known input column and classes."""
 
 from __future__ import annotations
 
@@ -20,6 +16,7 @@ from harness.train import embedded
 from harness.train.data import cached
 from harness.train.environment import without_home
 from harness.train.hub import explain
+from harness.train.splits import Split, choose
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
 EMBEDDED_FROM = {
@@ -33,10 +30,8 @@ FILES = {
     ".jsonl": "json",
     ".parquet": "parquet",
 }
-TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
 LABEL_NAMES = ("label", "labels", "class", "category", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
-HELD_OUT = 0.2  # share of the training split to test on where the data have no test split
 CHECKED_SAMPLES = 2000  # of each set whose content goes into the checksum
 
 
@@ -46,11 +41,26 @@ class Source:
 
     train: datasets.Dataset
     test: datasets.Dataset
+    validation: datasets.Dataset | None
     inputs: list[str]  # the text column (or two), or the image column
     train_labels: np.ndarray
     test_labels: np.ndarray
+    validation_labels: np.ndarray
     labels: list[str]
     facts: dict[str, Any]
+
+    @property
+    def sets(self) -> list[datasets.Dataset]:
+        """All of them, in the order in which their samples are numbered."""
+        return [self.train, self.test, *([] if self.validation is None else [self.validation])]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(data) for data in self.sets]
+
+    @property
+    def all_labels(self) -> np.ndarray:
+        return np.concatenate([self.train_labels, self.test_labels, self.validation_labels])
 
 
 def load(settings: Settings) -> Source:
@@ -69,26 +79,36 @@ def load(settings: Settings) -> Source:
     whole = splits["train"]
     label = _label_column(settings, whole)
     inputs = _input_columns(settings, whole, label)
-    train, test, how = _choose_splits(settings, splits, label)
-    train = _draw(train, settings.train_size, "train_size", settings.data_seed)
-    test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
-    labels, train_labels, test_labels = _classes(train, test, label)
+    split = choose(settings, splits, label)
+    sets = {"training": split.train, "test": split.test}
+    if split.validation is not None:
+        sets["validation"] = split.validation
+    labels, of_sets = _classes(sets, label)
     if settings.script == "bert":
         for column in inputs:
-            if any(text is None for data in (train, test) for text in data[column]):
+            if any(text is None for data in sets.values() for text in data[column]):
                 raise UserError(f"column {column}: some samples have no text")
+    none = np.empty(0, dtype=np.int64)
     return Source(
-        train, test, inputs, train_labels, test_labels, labels,
+        split.train, split.test, split.validation, inputs,
+        of_sets["training"], of_sets["test"], of_sets.get("validation", none), labels,
         {
             "dataset": without_home(name),
-            "test_from": how,
             "input_columns": inputs,
             "label_column": label,
             "classes": len(labels),
-            "test_samples": len(test),
-            "data_checksum": checksum(train, test, inputs, train_labels, test_labels),
+            **_facts(split),
+            "data_checksum": checksum([(data, of_sets[n]) for n, data in sets.items()], inputs),
         },
     )  # fmt: skip
+
+
+def _facts(split: Split) -> dict[str, Any]:
+    facts = {"test_from": split.test_from, "test_samples": len(split.test)}
+    if split.validation is not None:
+        facts["validation_from"] = split.validation_from
+        facts["validation_samples"] = len(split.validation)
+    return facts
 
 
 def _read(settings: Settings) -> datasets.DatasetDict:
@@ -194,68 +214,16 @@ def _is_text(feature: Any) -> bool:
     return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string")
 
 
-def _choose_splits(
-    settings: Settings, splits: datasets.DatasetDict, label: str
-) -> tuple[datasets.Dataset, datasets.Dataset, str]:
-    """(training set, test set, where the test set comes from)."""
-    train, asked = splits["train"], settings.test_split
-    if asked is not None and not asked[0].isdigit() and asked[0] != ".":
-        if asked not in splits or asked == "train":
-            raise UserError(
-                f"--test_split {asked}: the splits are {', '.join(splits)}; "
-                "a share such as 0.2 holds out a part of train"
-            )
-        if len(splits[asked]) and not _has_labels(splits[asked], label):
-            raise UserError(f"--test_split {asked}: its samples have no class (column {label})")
-        return train, splits[asked], f"split {asked}"
-    if asked is None:
-        for name in TEST_SPLITS:
-            # The test split of a benchmark may come without its answers, as -1 or null.
-            if name in splits and len(splits[name]) and _has_labels(splits[name], label):
-                return train, splits[name], f"split {name}"
-    share = HELD_OUT if asked is None else float(asked)
-    order = np.random.default_rng([settings.data_seed, 2]).permutation(len(train))
-    held_out = round(len(train) * share)
-    if held_out == 0 or held_out == len(train):
-        raise UserError(
-            f"--dataset {settings.dataset}: {len(train)} samples are too few to hold out {share:g}"
-        )
-    return (
-        train.select(np.sort(order[held_out:])),
-        train.select(np.sort(order[:held_out])),
-        f"{share:g} of split train",
-    )
-
-
-def _has_labels(data: datasets.Dataset, label: str) -> bool:
-    if label not in data.column_names:
-        return False
-    first = data.with_format(None)[label][: min(len(data), 1000)]
-    return not all(value is None or value == -1 for value in first)
-
-
-def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.Dataset:
-    """A subset in an order that the seed alone decides."""
-    if len(data) == 0:
-        raise UserError(f"the split for --{flag} is empty")
-    if size == "all":
-        return data
-    if size > len(data):
-        raise UserError(f"--{flag} {size}: the data have {len(data)} samples; use --{flag} all")
-    order = np.random.default_rng([seed, 3]).permutation(len(data))
-    return data.select(order[:size])
-
-
 def _classes(
-    train: datasets.Dataset, test: datasets.Dataset, label: str
-) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """(names, classes of train, classes of test) from ClassLabel, text, whole numbers or bools."""
-    feature = train.features[label]
-    columns = [d.with_format(None)[label][:] for d in (train, test)]
-    for values, which in zip(columns, ("training", "test"), strict=True):
+    sets: dict[str, datasets.Dataset], label: str
+) -> tuple[list[str], dict[str, np.ndarray]]:
+    """(names, classes of each set) from ClassLabel, text, whole numbers or bools."""
+    feature = sets["training"].features[label]
+    columns = {which: data.with_format(None)[label][:] for which, data in sets.items()}
+    for which, values in columns.items():
         if any(v is None for v in values):
             raise UserError(f"column {label}: some {which} samples have no class")
-    for values in columns:
+    for values in columns.values():
         if any(isinstance(v, float) or not isinstance(v, (int, str)) for v in values[:1000]):
             raise UserError(
                 f"column {label} holds {type(values[0]).__name__}, not classes: "
@@ -265,30 +233,24 @@ def _classes(
         names = list(feature.names)
         position = {i: i for i in range(len(names))}
     else:
-        kinds = sorted(set(columns[0]) | set(columns[1]))
+        kinds = sorted(set().union(*columns.values()))
         names = [str(kind) for kind in kinds]
         position = {kind: i for i, kind in enumerate(kinds)}
-    outside = {v for values in columns for v in values} - set(position)
+    outside = {v for values in columns.values() for v in values} - set(position)
     if outside:
         raise UserError(f"column {label}: some samples have no class (value {sorted(outside)[0]})")
-    if len(set(columns[0])) < 2:
+    if len(set(columns["training"])) < 2:
         raise UserError(f"column {label}: all training samples are of one class")
-    train_labels, test_labels = (
-        np.array([position[v] for v in values], dtype=np.int64) for values in columns
-    )
-    return names, train_labels, test_labels
+    return names, {
+        which: np.array([position[v] for v in values], dtype=np.int64)
+        for which, values in columns.items()
+    }
 
 
-def checksum(
-    train: datasets.Dataset,
-    test: datasets.Dataset,
-    inputs: list[str],
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
-) -> str:
+def checksum(sets: list[tuple[datasets.Dataset, np.ndarray]], inputs: list[str]) -> str:
     """SHA-256 over the classes of all samples and the content of evenly spaced ones, in order."""
     digest = hashlib.sha256()
-    for data, labels in ((train, train_labels), (test, test_labels)):
+    for data, labels in sets:
         digest.update(labels.tobytes())
         step = max(1, len(data) // CHECKED_SAMPLES)
         some = data.select(range(0, len(data), step)).select_columns(inputs)

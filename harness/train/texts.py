@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from harness.settings import Settings, UserError
 from harness.train import embedded, models, sources
-from harness.train.data import Data, Indices, cached, chunks, cut_tail
+from harness.train.data import Data, cached, chunks, cut_tail, indices
 from harness.train.hub import explain
 
 
@@ -27,7 +27,7 @@ def load_texts(settings: Settings, world: int) -> Data:
         flat: list[np.ndarray] = []
         kinds: list[np.ndarray] = []
         offsets = [0]
-        for data in (source.train, source.test):
+        for data in source.sets:
             for part in chunks(len(data)):
                 columns = [data[part][column] for column in source.inputs]
                 encoded = tokenizer(
@@ -47,15 +47,14 @@ def load_texts(settings: Settings, world: int) -> Data:
     folder = cached(
         {
             "texts": source.facts["data_checksum"],
-            "samples": [len(source.train), len(source.test)],
+            "samples": source.sizes,
             "tokenizer": _fingerprint_of(tokenizer),
             "max_length": length,
         },
         build,
     )
     used = cut_tail(settings, len(source.train), world)
-    labels = np.concatenate([source.train_labels, source.test_labels])
-    collate = TextBatches(folder, labels, tokenizer, pair=len(source.inputs) == 2)
+    collate = TextBatches(folder, source.all_labels, tokenizer, pair=len(source.inputs) == 2)
     facts = {
         **source.facts,
         "train_samples": used,
@@ -63,8 +62,7 @@ def load_texts(settings: Settings, world: int) -> Data:
     }
     facts |= {"max_length": length, "mean_tokens": round(collate.mean_tokens(), 2)}
     return Data(
-        Indices(used),
-        Indices(len(source.test), first=len(source.train)),
+        *indices(source.sizes, used),
         collate,
         lambda inputs: inputs,
         source.labels,

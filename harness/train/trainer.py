@@ -33,7 +33,10 @@ from transformers.trainer_utils import SaveStrategy
 from harness.records import write_json
 from harness.train import parallel
 from harness.train.epoch import EpochOrder, Sums, untouched_random_state
+from harness.train.metrics import BatchMetrics
 from harness.train.run import COMPLETE, Diverged, Run
+
+WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 
 
 class EpochEdges(TrainerCallback):
@@ -44,6 +47,9 @@ class EpochEdges(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.begin_training()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.test()  # before the run is recorded as finished
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # accelerate does not reach the sampler of several ranks that resume inside an epoch.
@@ -61,12 +67,15 @@ class ExactTrainer(Trainer):
         self,
         run: Run,
         to_device: Callable[[dict[str, Any]], dict[str, Any]],
+        test_dataset: Dataset | None = None,
         **kwargs: Any,
     ) -> None:
         # These heads take **kwargs but ignore num_items_in_batch, on which the Trainer relies: it
         # would multiply loss and gradient by the number of ranks and of accumulation steps.
         kwargs["model"].accepts_loss_kwargs = False
         self.run, self.settings, self.to_device = run, run.settings, to_device
+        self.test_dataset = test_dataset  # for once, at the end; each epoch has the eval_dataset
+        self.run.own_quality = self._own_quality
         if self.settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(kwargs["model"])
         super().__init__(**kwargs)
@@ -135,35 +144,9 @@ class ExactTrainer(Trainer):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         model, loader = super()._prepare_for_training(*args, **kwargs)
         self.run.observed = parallel.observe(model, self.settings, self.run.world)
-        self._observe_decay()
-        self._observe_dtype()
+        self.run.observed |= parallel.observe_decay(self.optimizer)
+        parallel.observe_dtype(self.model, self.settings, self.run.observed)
         return model, loader
-
-    def _observe_decay(self) -> None:
-        """Record what weight decay is applied to: vectors too, such as the weights of a norm."""
-        decayed = [p for g in self.optimizer.param_groups if g["weight_decay"] for p in g["params"]]
-        self.run.observed["decayed_tensors"] = len(decayed)
-        self.run.observed["decayed_vectors"] = sum(p.ndim < 2 for p in decayed)
-
-    def _observe_dtype(self) -> None:
-        """Record the number format that the first layer really computes in."""
-        layers = (torch.nn.Linear, torch.nn.Conv2d)
-        first = next(m for m in self.model.modules() if isinstance(m, layers))
-
-        def look(module: Any, inputs: Any, output: torch.Tensor) -> None:
-            handle.remove()
-            seen = str(output.dtype).removeprefix("torch.")
-            self.run.observed["dtype"] = seen
-            expected = {"bf16": "bfloat16", "fp16": "float16"}.get(
-                self.settings.precision, "float32"
-            )
-            if seen != expected:
-                raise RuntimeError(
-                    f"asked for --precision {self.settings.precision}, but the first layer "
-                    f"computes in {seen}: refusing to record one as the other"
-                )
-
-        handle = first.register_forward_hook(look)
 
     # ---- the epoch's sums ----
 
@@ -207,7 +190,39 @@ class ExactTrainer(Trainer):
         with untouched_random_state():
             return super().evaluate(*args, **kwargs)
 
+    def _own_quality(self) -> dict[str, Any]:
+        """How well the samples that this rank had in the last evaluation were classified."""
+        if not isinstance(self.compute_metrics, BatchMetrics):
+            return {}
+        args = self.args
+        return self.compute_metrics.of_rank(
+            args.process_index, args.world_size, args.eval_batch_size
+        )
+
+    def test(self) -> None:
+        """The test set, once, where each epoch is evaluated on a validation set."""
+        if self.test_dataset is None:
+            return
+        update = self.state.global_step
+        if self.args.load_best_model_at_end:
+            update = self.state.best_global_step
+            file = self._checkpoint(update) / WEIGHTS
+            parallel.load_from_leader(self.model, file, self.settings)
+        parallel.average_buffers(self.model)
+        loader = self.get_test_dataloader(self.test_dataset)
+        # Not evaluate(): this belongs to no epoch, and those who record epochs are not told.
+        found = self.evaluation_loop(loader, "Test", metric_key_prefix="test").metrics
+        if not math.isfinite(found["test_loss"]):
+            raise Diverged(f"test_loss is {found['test_loss']} at update {update}")
+        found.pop("test_model_preparation_time", None)
+        evaluated = (log for log in self.state.log_history if "eval_loss" in log)
+        epochs = {log["step"]: log["epoch"] for log in evaluated}
+        self.run.tested = {**found, "test_epoch": round(epochs[update], 6)}
+
     # ---- checkpoints ----
+
+    def _checkpoint(self, update: int) -> Path:
+        return Path(self.args.output_dir) / f"checkpoint-{update}"
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         edge = abs((self.state.epoch or 0) - round(self.state.epoch or 0)) < 1e-6
@@ -215,7 +230,7 @@ class ExactTrainer(Trainer):
             return  # a run resumed from here would never write this epoch's row: save after it
         parallel.average_buffers(self.model)
         super()._save_checkpoint(model, trial)
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        folder = self._checkpoint(self.state.global_step)
         sums = self.sums.total()
         if self.args.world_size > 1:
             dist.barrier()  # every rank has written its part
@@ -245,12 +260,12 @@ class ExactTrainer(Trainer):
             self.model.save_pretrained(folder, state_dict=state_dict, save_original_format=False)
         else:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            safetensors.torch.save_model(self.model, str(Path(folder) / "model.safetensors"))
+            safetensors.torch.save_model(self.model, str(Path(folder) / WEIGHTS))
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        file = Path(resume_from_checkpoint) / "model.safetensors"
+        file = Path(resume_from_checkpoint) / WEIGHTS
         if self.settings.strategy == "fsdp":
             parallel.load_weights(self.model, safetensors.torch.load_file(file))
         else:
@@ -258,7 +273,8 @@ class ExactTrainer(Trainer):
             safetensors.torch.load_model(self.model, file, strict=True)
 
     def _load_best_model(self) -> None:
-        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        if self.test_dataset is None:  # otherwise test() does it, on all ranks alike
+            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.settings.strategy != "fsdp":

@@ -30,8 +30,6 @@ TRIES = 5  # to start the fork server
 
 def serve(scripts: list[str], answers: Any) -> None:
     """Answer requests until there are no more."""
-    os.environ["HARNESS_PRELOAD"] = " ".join(scripts)
-    multiprocessing.set_forkserver_preload(["harness.train.preload", "harness.train.warm"])
     found = _in_fresh_process(look, scripts)
     _say(answers, {"event": "ready", **found})
     for line in sys.stdin:

@@ -1,0 +1,46 @@
+"""Peak memory by device: the first GPU of DataParallel holds more than the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from harness.train.memory import GIB, forget_peak_memory, peak_memory_gib
+from harness.train.rows import peaks_of
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Four GPUs with what each has held; number 2 is the current one."""
+    held = {0: 7.5, 1: 3.0, 2: 3.25, 3: 3.0}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda n: held[n] * GIB)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda n: held.update({n: 0.0}))
+    return held
+
+
+def test_a_process_with_one_gpu_has_one_figure(gpus: dict[int, float]) -> None:
+    assert peak_memory_gib(cuda=True) == [3.25]
+    forget_peak_memory(1)
+    assert gpus == {0: 7.5, 1: 3.0, 2: 0.0, 3: 3.0}
+
+
+def test_a_process_with_several_gpus_has_one_for_each(gpus: dict[int, float]) -> None:
+    assert peak_memory_gib(cuda=True, devices=4) == [7.5, 3.0, 3.25, 3.0]
+    forget_peak_memory(4)
+    assert set(gpus.values()) == {0.0}
+
+
+def test_a_row_lists_ranks_or_the_devices_of_the_one_rank() -> None:
+    ranks: list[dict[str, Any]] = [{"peak_memory_gib": 2.0}, {"peak_memory_gib": 3.0}]
+    assert peaks_of(ranks, devices=[2.0]) == [2.0, 3.0]
+    assert peaks_of([{"peak_memory_gib": 7.5}], devices=[7.5, 3.0]) == [7.5, 3.0]
+
+
+def test_without_gpu_it_is_the_memory_of_the_process() -> None:
+    (before,) = peak_memory_gib(cuda=False)
+    filled = bytearray(b"x" * (256 * 2**20))
+    (after,) = peak_memory_gib(cuda=False)
+    assert 0 < before <= after < before + 1 and len(filled) == 2**28
