@@ -27,7 +27,7 @@ from harness.records import write_json
 ROOT = Path(__file__).resolve().parents[1]
 FILE = """
 script: vit
-settings: {{epochs: 2, setup: 1_{processes}, save: none}}
+settings: {{epochs: 1, setup: 1_{processes}, save: none}}
 seeds: [{seeds}]
 """
 # What must not depend on how a run was started, to the last digit.
@@ -103,7 +103,7 @@ def table(runs: int, processes: int, pairs: list[dict[str, Any]]) -> str:
     speed = [a / b for a, b in zip(rates["sweep"], rates["loop"], strict=True)]
     equal = "equal in every digit" if all(p["equal"] for p in pairs) else "NOT EQUAL"
     lines = [
-        f"{runs} runs of vit.py --tiny --epochs 2 on {processes} process(es), {len(pairs)} pair(s)",
+        f"{runs} runs of vit.py --tiny --epochs 1 on {processes} process(es), {len(pairs)} pair(s)",
         "",
         "| | sweep | shell loop of torchrun | ratio, median (all) |",
         "|---|---|---|---|",

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from harness.launch.plan import Job
 from harness.settings import UserError
@@ -58,6 +58,11 @@ class Warm:
         self.ready = False
         self.busy = False
         self.count = 0
+
+    @property
+    def stream(self) -> IO[bytes] | None:
+        """What becomes readable when there is news."""
+        return self.process.stdout if self.process is not None else None
 
     def begin(self, start: Start) -> None:
         if self.process is None:
@@ -142,6 +147,7 @@ class Cold:
     """torchrun for each run, as a person would type it."""
 
     ready = True  # what it loads, it loads for each run
+    stream = None
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self.environment = environment

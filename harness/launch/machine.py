@@ -56,7 +56,7 @@ def why_not(job: Job, machine: Machine) -> str | None:
     return None
 
 
-def others(machine: Machine, interval_s: float = 0.5) -> dict[str, Any]:
+def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:
     """Who else is at work here, before a run begins: nothing of ours is busy then."""
     return {
         "cpu_busy_share": round(psutil.cpu_percent(interval_s) / 100, 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,10 +106,15 @@ class Runner:
                 if not self.running and (self.obeyed or not self._left()):
                     return
                 self.screen.show()
-                time.sleep(0.03 if self.running else 0.2)
+                self._wait()
         finally:
             for launcher in (*self.idle, *(r.launcher for r in self.running)):
                 launcher.close()
+
+    def _wait(self) -> None:
+        """A moment, or until a launcher has something to say."""
+        speaking = [running.launcher.stream for running in self.running]
+        select.select([stream for stream in speaking if stream is not None], [], [], 0.1)
 
     def _obey(self) -> None:
         """Asked to stop once: the runs that go on record and end. Twice: they are killed."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
-
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from harness.flags import command_line
 from harness.parent import end_with_parent
@@ -39,12 +37,19 @@ def serve(scripts: list[str], answers: Any) -> None:
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """One run, from its start to its end: exit code, and the ranks that failed."""
+    from torch.distributed import DistNetworkError
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=request["processes"],
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        # What torchrun takes for one node, too; with c10d the nodes would wait for one another.
+        rdzv_backend="static",
+        rdzv_endpoint=f"127.0.0.1:{free_port()}",
+        rdzv_configs={"rank": 0},
         run_id=request["id"],
         max_restarts=0,
         monitor_interval=0.03,
@@ -61,6 +66,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         return {"code": 1, "failures": failures}
     except SignalException as error:
         return {"code": 128 + int(error.sigval), "failures": []}
+    except DistNetworkError:
+        return run(request)  # somebody else was quicker to take the port
     except (EOFError, ConnectionError):
         # The fork server was killed while it was starting them; the next run starts another.
         return {"code": 1, "failures": [{"rank": 0, "exit_code": 255, "unix": time.time()}]}
@@ -71,6 +78,13 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return {"code": 0, "failures": []}
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def rank_main(request: dict[str, Any]) -> None:
@@ -147,4 +161,9 @@ def _say(answers: Any, message: dict[str, Any]) -> None:
 def main(scripts: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print is no answer
+    os.environ["HARNESS_PRELOAD"] = " ".join(scripts)
+    multiprocessing.set_forkserver_preload(["harness.train.preload", "harness.train.warm"])
+    # It loads what the ranks need while this process loads what starts them.
+    multiprocessing.forkserver.ensure_running()
+    importlib.import_module("torch.distributed.launcher.api")
     serve(scripts, answers)
