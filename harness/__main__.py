@@ -9,7 +9,7 @@ import sys
 # Verb -> the module whose main(arguments) does it, and one line for the list.
 VERBS = {
     "sweep": ("harness.launch.sweep", "many runs from one file: experiments/*.yaml"),
-    "table": ("harness.read.table", "what was measured: one row a run below a folder"),
+    "table": ("harness.read.table", "what was measured: a row a run, or the table of a sweep"),
     "env": ("harness.train.environment", "machine and versions, to paste into a question"),
 }
 

@@ -10,40 +10,29 @@ import fcntl
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
 class Lock:
-    """One file under flock. The file stays when the lock is given back: removing it would race."""
+    """One file under flock; it is there only while somebody holds it, or was killed with it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file: int | None = None
+        self.made: list[Path] = []  # folders that were not there before
 
     def take(self, wait_s: float = 0.0) -> bool:
         """True when it is held now; waits for another holder at most this long."""
         until = time.monotonic() + wait_s
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    os.close(file)
-                    return False
-                time.sleep(0.05)
-            except OSError as error:
-                print(
-                    f"harness: warning: {self.path.parent} is on a file system without locks "
-                    f"({error.strerror}): let only one process at a time write there",
-                    file=sys.stderr,
-                )
-                break
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-        self.file = file
+        while not self._try():
+            if time.monotonic() >= until:
+                self._tidy()
+                return False
+            time.sleep(0.05)
+        assert self.file is not None
+        os.ftruncate(self.file, 0)
+        os.pwrite(self.file, f"{os.getpid()}\n".encode(), 0)
         return True
 
     def holder(self) -> str:
@@ -54,6 +43,46 @@ class Lock:
             return "another process"
 
     def release(self) -> None:
-        if self.file is not None:
-            os.close(self.file)
-            self.file = None
+        """Give it back; nothing is left of it."""
+        if self.file is None:
+            return
+        self.path.unlink(missing_ok=True)
+        self._tidy()
+        os.close(self.file)
+        self.file = None
+
+    def _try(self) -> bool:
+        self.made += [p for p in self.path.parents if not p.exists() and p not in self.made]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            return False  # its folder has just been tidied away by somebody else
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        except OSError as error:
+            print(
+                f"harness: warning: {self.path.parent} is on a file system without locks "
+                f"({error.strerror}): let only one process at a time write there",
+                file=sys.stderr,
+            )
+        if not self._is_at_its_place(file):
+            os.close(file)
+            return False
+        self.file = file
+        return True
+
+    def _is_at_its_place(self, file: int) -> bool:
+        """A lock on a file that its holder has removed meanwhile keeps nobody out."""
+        try:
+            return os.path.samestat(os.fstat(file), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _tidy(self) -> None:
+        for folder in (self.path.parent, *self.made):  # the innermost first
+            with suppress(OSError):
+                folder.rmdir()

@@ -278,10 +278,36 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
         assert not lock.take() and lock.holder() == f"process {holder.pid}"
         holder.kill()
         assert lock.take(wait_s=5)
+    # Of a lock that was given back nothing is left, and one on a removed file is none.
+    (tmp_path / "a").mkdir(exist_ok=True)
+    again = Lock(tmp_path / "b" / "c" / "lock")
+    assert again.take() and not Lock(again.path).take()
+    again.path.write_text("")
+    assert again.holder() == "another process"
+    again.path.unlink()
+    assert Lock(again.path).take()
     lock.release()
-    assert Lock(lock.path).take()
-    lock.path.write_text("")
-    assert lock.holder() == "another process"
+    assert not lock.path.exists()
+
+
+def test_locks_leave_nothing_and_never_two_holders(tmp_path: Path) -> None:
+    """Many processes take and give back one lock, whose file and folder come and go."""
+    code = (
+        "import sys; from pathlib import Path; from harness.locks import Lock\n"
+        "count = Path(sys.argv[2])\n"
+        "for _ in range(150):\n"
+        "    lock = Lock(Path(sys.argv[1]))\n"
+        "    assert lock.take(wait_s=30)\n"
+        "    number = int(count.read_text()); count.write_text(str(number + 1))\n"
+        "    lock.release()\n"
+    )
+    count, path = tmp_path / "count", tmp_path / "locks" / "inner" / "lock"
+    count.write_text("0")
+    command = [sys.executable, "-c", code, str(path), str(count)]
+    together = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in together] == [0, 0, 0]
+    assert count.read_text() == "450"
+    assert not path.parent.exists()
 
 
 def test_a_file_system_without_locks_is_said(

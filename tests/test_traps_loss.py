@@ -17,7 +17,7 @@ import torch
 from harness.flags import parse
 from harness.records import read_json
 from harness.settings import UserError
-from harness.train.run import Diverged
+from harness.train.outcome import Diverged
 from tests.ranks import ranks, script
 from tests.toys import (
     CONFIGS,

@@ -20,7 +20,7 @@ from harness.launch.arguments import Arguments, parse
 from harness.launch.links import link_of
 from harness.launch.local import ROOT, environment_with
 from harness.launch.machine import Machine, this_machine, why_not
-from harness.launch.plan import REPLICATES, Job, axes_of, commands, plan
+from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.runner import ELSEWHERE, SKIPPED, WAITING, Runner, State
 from harness.launch.screen import Screen
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
@@ -200,7 +200,6 @@ def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -
         "tiny": sweep.tiny,
         "command": shlex.join(["python", "-m", "harness", "sweep", *argv]),
         "axes": axes_of(sweep),
-        "replicates": [n for n in REPLICATES if any(n in s.job.label for s in states)],
         "baseline": sweep.baseline,
         "target": sweep.target,
         "hold": sweep.hold,

@@ -39,6 +39,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("seed", "seed", "{:.0f}"),
     ("updates", "updates", "{:.0f}"),
     ("accuracy", "accuracy", "{:.4f}"),
+    ("test accuracy", "test_accuracy", "{:.4f}"),  # where a validation set chose the epoch
     ("f1", "f1", "{:.4f}"),
     ("eval loss", "eval_loss", "{:.4f}"),
     ("samples/s", "train_samples_per_s", "{:,.0f}"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -33,22 +32,11 @@ from harness.summary import write_summary
 from harness.train import parallel
 from harness.train.arguments import training_arguments
 from harness.train.cpu import CpuTime
+from harness.train.outcome import Stopped, outcome_of
 from harness.train.process import quiet
 
 # In a checkpoint's folder, written last: without it the checkpoint is not whole.
 COMPLETE = "complete.json"
-
-
-class Diverged(RuntimeError):
-    """Loss, gradient or weights are no longer finite: a result, and not a good one."""
-
-
-class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGINT has come."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
 
 
 @dataclass
@@ -154,6 +142,7 @@ class Run:
             if error is not None and not isinstance(error, (UserError, SystemExit)):
                 self._record_failure(error)
         finally:
+            self.unlock()
             for number, handler in self.previous_handlers.items():
                 signal.signal(number, handler)
         if isinstance(error, Stopped):
@@ -167,6 +156,11 @@ class Run:
             # All ranks end together: torchrun stops the others as soon as one has left.
             dist.barrier()
             dist.destroy_process_group()
+
+    def unlock(self) -> None:
+        """The record is whole: who comes next may read or continue it."""
+        if self.lock is not None:
+            self.lock.release()
 
     def _record_failure(self, error: BaseException) -> None:
         outcome, reason = outcome_of(error)
@@ -231,10 +225,10 @@ def start(settings: Settings) -> Run | None:
         )
         if world.rank == 0:
             _check_writable(Path(settings.output_dir))
-        lock = _locked(folder) if world.rank == 0 else None
         if settings.strategy in ("single", "dp"):
             _forget_launcher()
         args = training_arguments(settings, folder.path, world.size)
+        lock = _locked(folder) if world.rank == 0 else None
     except UserError as error:
         refuse(settings.script, error, world.rank == 0)
     run = Run(settings, world, args, folder, lock=lock)
@@ -245,6 +239,7 @@ def start(settings: Settings) -> Run | None:
     elif before == FINISHED:
         if run.leader:
             print(f"already finished: {folder.path} (--rerun measures again)")
+        run.unlock()
         if dist.is_initialized():
             dist.destroy_process_group()
         return None
@@ -252,23 +247,6 @@ def start(settings: Settings) -> Run | None:
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
     return run
-
-
-def outcome_of(error: BaseException) -> tuple[str, str]:
-    """(outcome, reason) of what ended a run."""
-    text = " ".join(str(error).split())[:300] or type(error).__name__
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return "oom", text
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return "oom", text
-    # torch's CPU allocator has no exception of its own.
-    if isinstance(error, RuntimeError) and "can't allocate memory" in text.lower():
-        return "oom", text
-    if isinstance(error, Diverged):
-        return "diverged", text
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", text
-    return "failed", f"{type(error).__name__}: {text}"
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:

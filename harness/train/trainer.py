@@ -34,7 +34,8 @@ from harness.records import write_json
 from harness.train import parallel
 from harness.train.epoch import EpochOrder, Sums, untouched_random_state
 from harness.train.metrics import BatchMetrics
-from harness.train.run import COMPLETE, Diverged, Run
+from harness.train.outcome import Diverged
+from harness.train.run import COMPLETE, Run
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 
