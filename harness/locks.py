@@ -56,7 +56,7 @@ class Lock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
             return False  # its folder has just been tidied away by somebody else
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
