@@ -94,6 +94,7 @@ def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
 # ---- sweep_speed.py ----
 
 
+@pytest.mark.slow
 def test_sweep_speed_measures_the_same_runs_twice(tmp_path: Path) -> None:
     done = benchmark("sweep_speed", "--runs=1", "--processes=1", "--pairs=1",
                      f"--out={tmp_path / 'found.json'}")  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.launch.runner import Options, launched
+from harness.launch.state import Options, launched
 from harness.records import FAILURES, FINISHED
 from harness.settings import flag_fields
 from tests.ranks import script

@@ -19,8 +19,8 @@ from harness.launch import machine
 from harness.launch.arguments import parse
 from harness.launch.machine import Machine
 from harness.launch.plan import plan
-from harness.launch.runner import RUNNING, SKIPPED, State, settled
 from harness.launch.screen import Screen, short, time_left_s, window
+from harness.launch.state import RUNNING, SKIPPED, State, settled
 from harness.launch.sweep import choose, main, overridden, skipped
 from harness.launch.sweepfile import load
 from harness.locks import Lock
@@ -219,6 +219,38 @@ def test_the_table_of_a_sweep_that_goes_on(tmp_path: Path) -> None:
     assert max(len(line) for line in narrow.splitlines()) <= 80
 
 
+@pytest.mark.parametrize("color", [True, False])
+def test_on_a_terminal_the_table_is_drawn_over_itself(
+    color: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    states = states_of(tmp_path, tmp_path)
+    states[0].state = "finished"
+    file = io.StringIO()
+    screen = Screen("which?", states)
+    screen.console = Console(file=file, force_terminal=True, width=100, height=30)
+    with screen:
+        screen.note("the table shows it")
+        screen.say("a failure")
+        screen.show()
+    text = file.getvalue()
+    assert "a failure" in text and "the table shows it" not in text
+    assert "finished" in text and "\x1b[" in text
+    assert ("\x1b[32m" in text) == color  # green, unless the user wants none
+
+
+def test_elsewhere_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen("which?", states_of(tmp_path, tmp_path)) as screen:
+        screen.note("one [bold]")
+        screen.say("two")
+        screen.show()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[9:] for line in lines] == ["one [bold]", "two"]
+
+
 def test_the_window_follows_what_runs(tmp_path: Path) -> None:
     states = states_of(tmp_path, tmp_path)
     assert window(states, 99) == states
@@ -359,6 +391,17 @@ def test_what_training_needs_is_not_there(
     assert "what training needs does not start here: see" in message
     log = Path(message.rsplit(" see ", 1)[1].strip())
     assert "no vit today" in log.read_text()
+
+
+def test_a_cuda_context_in_the_server_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = '{"event": "ready", "cuda_in_server": true, "pid": 1}'
+    fake = f"import sys, time; print({answer!r}, flush=True); time.sleep(60)"
+    monkeypatch.setattr("harness.launch.local.SERVE", fake)
+    file = sweep_file(tmp_path, GRID)
+    assert main([str(file), "--tiny", "--o", str(tmp_path / "out"), "--isolation", "off"]) == 2
+    assert "the fork server has a CUDA context: use --cold" in capsys.readouterr().err
 
 
 def test_mistakes_are_user_errors(tmp_path: Path) -> None:

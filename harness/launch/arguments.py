@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from harness.launch.runner import Options
+from harness.launch.state import Options
 from harness.settings import UserError
 
 TIME = re.compile(r"^([0-9.]+)(s|m|h)?$")

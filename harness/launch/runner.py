@@ -15,44 +15,25 @@ from harness.launch.ending import written_since
 from harness.launch.local import Cold, Start, Warm
 from harness.launch.machine import Machine
 from harness.launch.plan import Job
+from harness.launch.state import (
+    ELSEWHERE,
+    RUNNING,
+    WAITING,
+    Options,
+    State,
+    claim_of,
+    in_short,
+    launched,
+    new_log,
+    settled,
+)
 from harness.locks import Lock
-from harness.records import FAILURES, FINISHED, read_json
+from harness.records import read_json
 from harness.settings import UserError
 
-# What becomes of a run here, beside the outcomes of its record.
-WAITING, RUNNING, ELSEWHERE, SKIPPED = "waiting", "running", "elsewhere", "skipped"
 GRACE_S = 20.0  # for ranks that were asked to end, before they are killed
 LOOK_AGAIN_S = 1.0  # at runs of other runners
 ISOLATION_S = 60.0  # between two looks at who else uses the machine
-
-
-@dataclass
-class Options:
-    """How a sweep is run; nothing here changes what is measured."""
-
-    output_dir: str = "outputs"
-    timeout_s: float | None = None
-    rerun: str | None = None  # failed | all
-    fail_fast: bool = False
-    pack: bool = False
-    cold: bool = False
-    isolation: str = "warn"  # warn | error | off
-
-
-@dataclass
-class State:
-    """One run, as the runner and its screen see it."""
-
-    job: Job
-    state: str = WAITING
-    reason: str | None = None
-    began_s: float | None = None
-    took_s: float | None = None
-    known: bool = False  # had its outcome before this runner came to it
-
-    @property
-    def failed(self) -> bool:
-        return self.state in FAILURES
 
 
 @dataclass
@@ -110,6 +91,8 @@ class Runner:
         finally:
             for launcher in (*self.idle, *(r.launcher for r in self.running)):
                 launcher.close()
+            for running in self.running:
+                running.lock.release()
 
     def _wait(self) -> None:
         """A moment, or until a launcher has something to say."""
@@ -171,9 +154,13 @@ class Runner:
             state.state, state.reason, state.known = known, told.get("reason"), not fresh
             lock.release()
             return False
-        self._look_around()
+        try:
+            self._look_around()
+        except UserError:
+            lock.release()
+            raise
         launcher = self.idle.pop() if self.idle else self._launcher()
-        log = _new_log(self.folder / "logs", job)
+        log = new_log(self.folder / "logs", job)
         argv = (*job.argv, *(("--rerun",) if self.options.rerun == "all" else ()))
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         running = Running(state, launcher, lock, devices, log, time.time(), ending.oom_kills())
@@ -263,47 +250,3 @@ class Runner:
 
     def _number(self, state: State) -> str:
         return f"[{self.states.index(state) + 1}/{len(self.states)}]"
-
-
-def launched(sweep: str, options: Options, found: Mapping[str, object]) -> dict[str, object]:
-    """What stands under launch in a run's environment.json."""
-    return {
-        "sweep": sweep,
-        "start": "cold" if options.cold else "warm",
-        "packed": options.pack,
-        "cpu_busy_share": found.get("cpu_busy_share"),
-        "gpu_processes": found.get("gpu_processes"),
-    }
-
-
-def settled(outcome: str | None, rerun: str | None) -> str | None:
-    """The outcome of a run that is not to be run (again); None of one that is.
-
-    What was interrupted goes on; what failed otherwise stays a result until somebody asks.
-    """
-    if outcome is None or outcome == "interrupted" or rerun == "all":
-        return None
-    if outcome != FINISHED and rerun == "failed":
-        return None
-    return outcome
-
-
-def claim_of(job: Job) -> Path:
-    """Beside the run's folder, which may be moved aside while the claim is held."""
-    path = job.folder.path
-    return path.parent / ".locks" / f"{path.name}.claim"
-
-
-def in_short(row: Mapping[str, object]) -> str:
-    """Quality and speed of a row or a summary, on a line."""
-    parts = [("accuracy", "accuracy {:.4f}"), ("train_samples_per_s", "{:,.0f} samples/s")]
-    return ", ".join(form.format(row[name]) for name, form in parts if row.get(name) is not None)
-
-
-def _new_log(folder: Path, job: Job) -> Path:
-    """A file of its own for what each start prints."""
-    stem = job.path.replace("/", "_")
-    number = 1
-    while (log := folder / f"{stem}_{number}.txt").exists():
-        number += 1
-    return log

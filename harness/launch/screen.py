@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.identity import number
-from harness.launch.runner import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
+from harness.launch.state import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
 from harness.records import FINISHED, read_json, read_rows
 
 STYLES = {FINISHED: "green", RUNNING: "bold cyan", WAITING: "dim", ELSEWHERE: "cyan",

@@ -21,8 +21,9 @@ from harness.launch.links import link_of
 from harness.launch.local import ROOT, environment_with
 from harness.launch.machine import Machine, this_machine, why_not
 from harness.launch.plan import Job, axes_of, commands, plan
-from harness.launch.runner import ELSEWHERE, SKIPPED, WAITING, Runner, State
+from harness.launch.runner import Runner
 from harness.launch.screen import Screen
+from harness.launch.state import ELSEWHERE, SKIPPED, WAITING, State
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
 from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError

@@ -266,7 +266,9 @@ def _locked(folder: RunFolder) -> Lock:
     take a moment to be gone.
     """
     lock = Lock(folder.path.parent / ".locks" / f"{folder.path.name}.run")
-    if not lock.take(wait_s=5):
+    # This process itself may hold it, from a run that it has given up.
+    mine = lock.holder() == f"process {os.getpid()}"
+    if not lock.take(wait_s=0 if mine else 5) and not mine:
         raise UserError(f"{folder.path} is being measured by {lock.holder()}: wait until it ends")
     return lock
 
