@@ -155,6 +155,11 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, broken
 
 
+def log_of(log: Path, rank: int) -> Path:
+    """What a rank of a sweep's run prints; rank 0 has the file of the run itself."""
+    return log if rank == 0 else log.with_name(f"{log.stem}_rank{rank}{log.suffix}")
+
+
 def find_runs(root: Path) -> list[RunFolder]:
     """Every run at or below a folder, in a stable order, without those set aside."""
     found = []

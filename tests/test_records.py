@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.flags import parse
+from harness.public import command_line, settings_of
 from harness.records import (
     ASIDE,
     FINISHED,
@@ -217,3 +219,22 @@ def test_a_draft_does_not_stay(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"a": object()})
     assert read_json(tmp_path / "a.json") == {"a": 2}
+
+
+def test_a_command_is_recorded_without_secrets_and_home() -> None:
+    home = str(Path.home())
+    words = ["python", "--hub_token", "abc", "--api-key=abc", "--set", "my_secret=abc", "--lr", "1",
+             f"{home}/sweep.yaml", "a b", "token"]  # fmt: skip
+    text = command_line(words)
+    assert "abc" not in text and home not in text
+    assert text == (
+        "python --hub_token '***' '--api-key=***' --set 'my_secret=***' --lr 1 "
+        "'~/sweep.yaml' 'a b' token"
+    )
+
+
+def test_settings_are_recorded_without_places() -> None:
+    settings = parse("vit", ["--tiny", "--dataset", f"{Path.home()}/data", "--rerun"], {})
+    named = settings_of(settings)
+    assert "output_dir" not in named and "rerun" not in named
+    assert named["dataset"] == "~/data" and named["script"] == "vit"

@@ -150,7 +150,7 @@ def test_failures_are_results_and_the_sweep_goes_on(
     logs = [p.read_text() for p in (out / "sweeps/mine-tiny/logs").glob("vit_*")]
     marks = [re.findall(r"PROCESS (\d+) (\w+)", text) for text in logs]
     pids = [pid for run in marks for pid, _ in run]
-    assert len(marks) == 10 and all(marks) and len(pids) == len(set(pids))
+    assert len(marks) == 20 and all(marks) and len(set(pids)) == 20
     assert {left for run in marks for _, left in run} == {"False"}
     # Each attempt that began has an end; nothing is left behind.
     for folder in find_runs(out):

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from harness import attempts
-from harness.flags import as_mapping
 from harness.launch.local import Ending
 from harness.launch.plan import Job
-from harness.records import SCHEMA, RunFolder, read_json, read_rows, write_json
+from harness.public import settings_of
+from harness.records import SCHEMA, RunFolder, log_of, read_json, read_rows, write_json
 from harness.summary import write_summary
 
 # How running out of memory looks where no Python exception could tell.
@@ -39,7 +39,7 @@ def settle(
     if told is None:
         _close_attempt(folder, outcome, reason, time.time() - began_unix)
         if not folder.settings.is_file():
-            write_json(folder.settings, {"schema": SCHEMA, **as_mapping(job.settings)})
+            write_json(folder.settings, {"schema": SCHEMA, **settings_of(job.settings)})
     write_summary(folder, outcome, reason, job.settings.best_metric)
     return outcome
 
@@ -78,7 +78,7 @@ def _silent(folder: RunFolder, ending: Ending, began: float, log: Path) -> tuple
             continue
         if failure["exit_code"] == REFUSED:
             return None
-        last = _last_line(log)
+        last = _last_line(log_of(log, failure["rank"]))
         if NO_MEMORY.search(last):
             return "oom", f"{last} (rank {failure['rank']})"
         code = failure["exit_code"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from harness.launch.runner import Runner
 from harness.launch.screen import Screen
 from harness.launch.state import ELSEWHERE, SKIPPED, WAITING, State
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
+from harness.public import command_line, without_home
 from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError
 from harness.values import field_of, typed
@@ -197,9 +197,9 @@ def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -
         "schema": SCHEMA,
         "name": sweep.name,
         "question": sweep.header.get("question"),
-        "file": sweep.file,
+        "file": without_home(sweep.file),
         "tiny": sweep.tiny,
-        "command": shlex.join(["python", "-m", "harness", "sweep", *argv]),
+        "command": command_line(["python", "-m", "harness", "sweep", *argv]),
         "axes": axes_of(sweep),
         "baseline": sweep.baseline,
         "target": sweep.target,

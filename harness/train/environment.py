@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -16,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from harness.flags import as_mapping
+from harness.public import command_line, settings_of, without_home
 from harness.settings import Settings
 
 PACKAGES = (
@@ -38,7 +37,6 @@ VARIABLES = (
 )  # fmt: skip
 # Words in the names of Trainer arguments that are paths, secrets or names of projects.
 HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from")
-SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -58,7 +56,7 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "versions": {name: _version(name) for name in PACKAGES},
         **commit(),
-        "command": command(),
+        "command": command_line([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "launch": launch(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
     }
@@ -88,22 +86,6 @@ def machine_label() -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}x{psutil.cpu_count(logical=True)}"
 
 
-def command() -> str:
-    """The command line as typed, without secrets, the home folder as ~."""
-    words = [Path(sys.argv[0]).name]
-    hide_next = False
-    for word in sys.argv[1:]:
-        name, equals, _ = word.partition("=")
-        secret = word.startswith("-") and SECRET.search(name) is not None
-        if hide_next and not word.startswith("-"):
-            word = "***"
-        elif secret and equals:
-            word = f"{name}=***"
-        hide_next = secret and not equals
-        words.append(without_home(word))
-    return shlex.join(words)
-
-
 def resolved_arguments(args: Any) -> dict[str, Any]:
     """The Trainer's arguments without paths, secrets and names of people's projects."""
     return {
@@ -115,18 +97,8 @@ def resolved_arguments(args: Any) -> dict[str, Any]:
 
 def recorded_settings(settings: Settings | None, args: Any) -> dict[str, Any]:
     """All settings, and every resolved argument of the Trainer."""
-    named = as_mapping(settings) if settings is not None else {}
-    for name in ("output_dir", "rerun"):  # where it is written is no part of what it is
-        named.pop(name, None)
-    for name in ("model", "dataset"):
-        if name in named:
-            named[name] = without_home(str(named[name]))
+    named = settings_of(settings) if settings is not None else {}
     return {**named, "training_arguments": resolved_arguments(args)}
-
-
-def without_home(text: str) -> str:
-    """Paths of a person's own, as anyone would write them."""
-    return text.replace(str(Path.home()), "~")
 
 
 def commit() -> dict[str, Any]:

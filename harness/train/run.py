@@ -22,9 +22,10 @@ from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import enable_full_determinism
 
 from harness import attempts
-from harness.flags import as_mapping, refuse
+from harness.flags import refuse
 from harness.identity import identity, run_id
 from harness.locks import Lock
+from harness.public import settings_of
 from harness.records import FINISHED, SCHEMA, RunFolder, read_json, write_json
 from harness.settings import Settings, UserError
 from harness.strategies import World, place, world_of
@@ -183,7 +184,7 @@ class Run:
             reason = first["reason"] + (f" (rank {rank})" if self.world.size > 1 else "")
         attempts.end(self.folder, outcome, reason, self.wall_s, self.cpu.per_rank())
         if not self.folder.settings.is_file():
-            write_json(self.folder.settings, {"schema": SCHEMA, **as_mapping(self.settings)})
+            write_json(self.folder.settings, {"schema": SCHEMA, **settings_of(self.settings)})
         write_summary(self.folder, outcome, reason, self.settings.best_metric)
         print(f"{outcome}: {reason}; the record is in {self.folder.path}", file=sys.stderr)
 

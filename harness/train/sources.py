@@ -11,10 +11,10 @@ from typing import Any
 import datasets
 import numpy as np
 
+from harness.public import without_home
 from harness.settings import Settings, UserError
 from harness.train import embedded
 from harness.train.data import cached
-from harness.train.environment import without_home
 from harness.train.hub import explain
 from harness.train.splits import Split, choose
 

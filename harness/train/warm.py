@@ -22,6 +22,7 @@ from typing import Any
 
 from harness.flags import command_line
 from harness.parent import end_with_parent
+from harness.records import log_of
 
 TRIES = 5  # to start the fork server
 
@@ -90,7 +91,7 @@ def free_port() -> int:
 def rank_main(request: dict[str, Any]) -> None:
     """A rank: what torchrun would start as a new Python, but loaded already."""
     end_with_parent()
-    _print_to(Path(request["log"]))
+    _print_to(log_of(Path(request["log"]), int(os.environ["RANK"])))
     os.environ.update(request["environment"])
     if request["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request["cores"])
