@@ -6,7 +6,11 @@ refuses it. docs/traps.md is the account.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,7 @@ from harness.settings import UserError
 from harness.train import models, sources
 from harness.train.arguments import training_arguments
 from harness.train.run import start
-from tests.ranks import ranks
+from tests.ranks import ROOT, ranks
 from tests.toys import (
     CPU,
     BreakOff,
@@ -305,3 +309,29 @@ def test_trap_24_a_resumed_vit_starts_from_its_first_weights(tmp_path: Path) -> 
     assert result["stock"] == 8
     # Ours: the weights of a broken and resumed ViT equal those of a whole run, bit for bit, in
     # tests/test_resume.py; loading is strict, so that a missing weight ends the run.
+
+
+SAY_THREADS = "import os; print('THREADS', os.environ.get('OMP_NUM_THREADS'))"
+
+
+def test_trap_25_threads_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    (tmp_path / "say.py").write_text(SAY_THREADS)
+    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    told = []
+    for count in (1, 2):
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone",
+             f"--nproc_per_node={count}", "say.py"],
+            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        told.append(set(re.findall(r"THREADS (\w+)", done.stdout)))
+    assert told == [{"None"}, {"1"}]
+    # Here the commands of a sweep name it, the same for every set-up.
+    file = tmp_path / "threads.yaml"
+    file.write_text("script: vit\ngrid: {setup: [1_1, 1_2]}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "sweep", str(file), "--dry_run"],
+        cwd=ROOT, env=env, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    named = [re.findall(r"OMP_NUM_THREADS=(\d+) ", line) for line in done.stdout.splitlines()]
+    assert len(named) == 2 and named[0] == named[1] and named[0]
