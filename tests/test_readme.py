@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness.flags import command_line, parse
+from harness.launch.plan import plan
+from harness.launch.sweep import main as sweep
+from harness.launch.sweepfile import KEYS, SCRIPTS, load
 from harness.settings import Settings
 from tests.ranks import script
 
@@ -66,6 +69,29 @@ def test_links_lead_somewhere(root: Path) -> None:
 def test_every_command_parses(root: Path, tmp_path: Path) -> None:
     found = [settings_of(command, tmp_path) for command in commands(root)]
     assert len([settings for settings in found if settings]) >= 12
+
+
+def test_every_sweep_is_planned(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those of the Makefile and of the headers of the sweep files (tests/test_plan.py)."""
+    found = [c for c in commands(root) if "-m harness sweep experiments" in c]
+    demo = re.findall(r"-m harness (sweep .*)", (root / "Makefile").read_text())
+    assert len(found) >= 5 and len(demo) == 1
+    for command in [*found, f"python -m harness {demo[0]}"]:
+        words = shlex.split(command.replace("$(DEMO)", "outputs/demo"))
+        assert sweep([*words[words.index("sweep") + 1 :], "--dry_run"]) == 0, command
+        assert "torchrun" in capsys.readouterr().out
+
+
+def test_the_example_of_a_sweep_file_is_one(root: Path, tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "example.yaml").write_text(example)
+    # 2 scripts x (3 x 3 - 1) points x 3 seeds; tiny: 2 x (2 x 2) x 3.
+    assert len(plan(load(tmp_path / "example.yaml"))) == 48
+    assert len(plan(load(tmp_path / "example.yaml", tiny=True))) == 24
+    explained = (root / "harness" / "launch" / "sweepfile.py").read_text().split('"""')[1]
+    assert all(
+        re.search(rf"^    {key}\b", explained, re.MULTILINE) for key in KEYS if key not in SCRIPTS
+    )
 
 
 def test_the_files_of_the_map_exist(root: Path) -> None:
