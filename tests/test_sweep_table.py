@@ -236,6 +236,22 @@ def test_the_baseline_agrees_on_every_axis_that_it_does_not_name(plan: Plan) -> 
         assert group["scaling_kind"] == "weak"
 
 
+def test_a_baseline_without_a_value_on_an_axis_is_that_of_every_value(plan: Plan) -> None:
+    plan.content["axes"] = ["setup", "per_gpu_batch", "link"]
+    plan.run("1_1", train_samples_per_s=100.0)
+    plan.run("1_1", 8, train_samples_per_s=50.0)
+    plan.run("2_1", label={"link": "1ms"}, train_samples_per_s=80.0)
+    plan.run("2_1", label={"link": "20ms"}, train_samples_per_s=20.0)
+    gains = {(g["setup"], g["link"]): g["train_samples_per_s_gain_percent"]
+             for g in plan.groups() if g["per_gpu_batch"] == 4}  # fmt: skip
+    assert gains["2_1", "1ms"] == pytest.approx(-20)
+    assert gains["2_1", "20ms"] == pytest.approx(-80)
+    # The nearest, where there is one with the value and one without.
+    plan.run("1_1", label={"link": "20ms"}, train_samples_per_s=10.0)
+    (far,) = [g for g in plan.groups() if (g["setup"], g["link"]) == ("2_1", "20ms")]
+    assert far["train_samples_per_s_gain_percent"] == pytest.approx(100)
+
+
 def test_a_single_run_has_no_interval_against_the_baseline(plan: Plan) -> None:
     plan.run("1_1")
     plan.run("1_2", devices=2, train_samples_per_s=160.0)

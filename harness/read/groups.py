@@ -107,14 +107,27 @@ def baseline_of(sweep: Sweep, group: Group, groups: list[Group]) -> Group | None
     """The group with the baseline's values that agrees on every other axis, on a like machine."""
     if sweep.baseline is None:
         return None
-    wanted = group_key({**group.label, **sweep.baseline}, sweep.axes)
     like = [
         other
         for other in groups
-        if group_key(other.label, sweep.axes) == wanted
+        if all(_fits(sweep.baseline, axis, other, group) for axis in sweep.axes)
         and kind_of_machine(other) == kind_of_machine(group)
     ]
-    return min(like, key=lambda other: other.machine != group.machine, default=None)
+    nearest = [
+        (other.machine != group.machine, sum(other.label[a] != group.label[a] for a in sweep.axes))
+        for other in like
+    ]
+    return like[nearest.index(min(nearest))] if like else None
+
+
+def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bool:
+    """Whether another group may be the baseline of this one, as far as an axis tells.
+
+    A baseline that has no value on an axis, as one machine has no link, is that of every value.
+    """
+    if axis in baseline:
+        return bool(other.label[axis] == baseline[axis])
+    return other.label[axis] is None or bool(other.label[axis] == group.label[axis])
 
 
 def kind_of_machine(group: Group) -> str | None:
