@@ -1,16 +1,15 @@
 """Runs on this machine: a launcher that stays warm, and torchrun itself for those who doubt it.
 
-Both have begin, poll, stop, kill and close, and take one run at a time. Whatever becomes of this
-process, even kill -9, the launcher and its ranks end with it.
+Whatever becomes of this process, even kill -9, launchers and their ranks end with it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,28 +47,58 @@ class Start:
     log: Path
 
 
-class Warm:
-    """Keeps a fork server that has loaded everything; a run starts in well under a second."""
+class Launcher(ABC):
+    """Takes one run at a time; whatever it has started ends with it."""
+
+    ready = True  # nothing is to be loaded before the first run
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self.environment, self.log = environment, log
         self.process: subprocess.Popen[bytes] | None = None
-        self.unread = b""
-        self.ready = False
-        self.busy = False
-        self.count = 0
+
+    @abstractmethod
+    def begin(self, start: Start) -> None: ...
+
+    @abstractmethod
+    def poll(self) -> Ending | None:
+        """How the run ended; None while it goes on."""
 
     @property
     def stream(self) -> IO[bytes] | None:
         """What becomes readable when there is news."""
         return self.process.stdout if self.process is not None else None
 
+    def stop(self) -> None:
+        """Ask the ranks to record and end."""
+        if self.process is not None:
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """End everything now."""
+        if self.process is not None:
+            self.process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        if self.process is not None:
+            self.process.wait()
+            self.process = None
+
+
+class Warm(Launcher):
+    """Keeps a fork server that has loaded everything; a run starts in well under a second."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        super().__init__(environment, log)
+        self.ready = False
+        self.unread = b""
+        self.count = 0
+
     def begin(self, start: Start) -> None:
         if self.process is None:
             self._open()
         assert self.process is not None and self.process.stdin is not None
         self.count += 1
-        self.busy = True
         request = {
             "id": f"{os.getpid()}-{self.count}",
             "script": start.job.settings.script,
@@ -86,7 +115,6 @@ class Warm:
             pass  # it has died: poll() says so
 
     def poll(self) -> Ending | None:
-        """How the run ended; None while it goes on."""
         if self.process is None or self.process.stdout is None:
             return Ending(1, launcher_died=True)
         try:
@@ -96,7 +124,6 @@ class Warm:
         if not read:
             code = self.process.wait()
             self.process = None
-            self.busy = False
             if code >= 0 and not self.ready:
                 raise UserError(f"what training needs does not start here: see {self.log}")
             return Ending(code, launcher_died=True)
@@ -104,28 +131,11 @@ class Warm:
         for line in lines:
             answer = json.loads(line)
             if answer["event"] == "ended":
-                self.busy = False
                 return Ending(answer["code"], answer["failures"], answer.get("error"))
             self.ready = True
             if answer["cuda_in_server"]:
                 raise UserError("the fork server has a CUDA context: use --cold, and report this")
         return None
-
-    def stop(self) -> None:
-        """Ask the ranks to record and end."""
-        if self.process is not None:
-            self.process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End everything now; the server's ranks end with it."""
-        if self.process is not None:
-            self.process.kill()
-
-    def close(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
 
     def _open(self) -> None:
         self.ready, self.unread = False, b""
@@ -143,19 +153,8 @@ class Warm:
         os.set_blocking(self.process.stdout.fileno(), False)
 
 
-class Cold:
+class Cold(Launcher):
     """torchrun for each run, as a person would type it."""
-
-    ready = True  # what it loads, it loads for each run
-    stream = None
-
-    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        self.environment = environment
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self.process is not None
 
     def begin(self, start: Start) -> None:
         script = f"{start.job.settings.script}.py"
@@ -182,20 +181,6 @@ class Cold:
             return None
         self.process = None
         return Ending(code, launcher_died=code < 0)
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-
-    def close(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
 
 
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from harness.launch import ending, machine
 from harness.launch.ending import written_since
-from harness.launch.local import Cold, Start, Warm
+from harness.launch.local import Cold, Launcher, Start, Warm
 from harness.launch.machine import Machine
 from harness.launch.plan import Job
 from harness.launch.state import (
@@ -41,7 +41,7 @@ class Running:
     """A run that goes on, and what it occupies."""
 
     state: State
-    launcher: Warm | Cold
+    launcher: Launcher
     lock: Lock
     devices: tuple[str, ...]
     log: Path
@@ -68,7 +68,7 @@ class Runner:
     environment: Mapping[str, str]
     screen: Watcher
     running: list[Running] = field(default_factory=list)
-    idle: list[Warm | Cold] = field(default_factory=list)
+    idle: list[Launcher] = field(default_factory=list)
     stops: int = 0  # how often a person asked to stop; a signal handler counts here
     obeyed: int = 0
     began_unix: float = field(default_factory=time.time)
@@ -169,7 +169,7 @@ class Runner:
         self.screen.note(f"{self._number(state)} {job}: started")
         return True
 
-    def _launcher(self) -> Warm | Cold:
+    def _launcher(self) -> Launcher:
         kind = Cold if self.options.cold else Warm
         return kind(self.environment, self.folder / "logs" / "launcher.txt")
 
