@@ -174,6 +174,14 @@ WRONG = {
         "script: vit\ngrid: {setup: [2_1_far], link: [1ms]}",
         "setup 2_1_far: the tag is taken by the link 1ms",
     ),
+    "hold without baseline": (
+        "script: vit\ngrid: {setup: [1_1, 1_2]}\nhold: effective_batch",
+        "hold effective_batch and lr_rule none start from a baseline, and there is none",
+    ),
+    "rule without baseline": (
+        "script: vit\ngrid: {setup: [1_1, 1_2]}\nlr_rule: linear",
+        "lr_rule linear start from a baseline",
+    ),
     "contradiction": (
         "script: vit\nsettings: {fsdp_shard: grads}",
         "--fsdp_shard grads needs --strategy fsdp",

@@ -161,6 +161,16 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep_file(tmp_path, GRID)
+    (tmp_path / "out").write_text("a file")
+    assert main([str(file), "--tiny", "--o", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "cannot be written: Not a directory" in message and message.count("\n") == 1
+
+
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])

@@ -13,7 +13,7 @@ from typing import Any
 from harness.flags import bare, to_argv
 from harness.identity import number, run_id
 from harness.launch.links import Link, link_of
-from harness.launch.sweepfile import Point, Sweep
+from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 from harness.records import RunFolder
 from harness.settings import Settings, UserError, parse_setup, resolve
 from harness.strategies import STRATEGIES, World, place
@@ -49,6 +49,11 @@ class Job:
 
 def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job]:
     """Every run in the order in which it is measured; UserError names the point that is wrong."""
+    if sweep.baseline is None and (sweep.hold, sweep.lr_rule) != (HOLDS[0], LR_RULES[0]):
+        raise UserError(
+            f"{sweep.file}: hold {sweep.hold} and lr_rule {sweep.lr_rule} start from a baseline, "
+            "and there is none: write one, and choose runs with --select rather than --set"
+        )
     points = list(_points(sweep, repeat))
     kept = [point for point in points if not any(_agrees(point, e) for e in sweep.exclude)]
     for unused in (e for e in sweep.exclude if not any(_agrees(p, e) for p in points)):

@@ -139,7 +139,11 @@ def _run(
     argv: list[str],
 ) -> int:
     folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
-    describe(sweep, states, folder, argv)
+    try:
+        describe(sweep, states, folder, argv)
+    except OSError as error:
+        where = asked.options.output_dir
+        raise UserError(f"--output_dir {where}: cannot be written: {error.strerror}") from None
     screen = Screen(sweep.header.get("question", sweep.name), chosen)
     with screen:
         for line in skipped(chosen):
@@ -217,7 +221,8 @@ def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -
         ],
     }
     before = read_json(path)
-    if before is not None and [r["path"] for r in before["runs"]] != [s.job.path for s in states]:
+    planned = [run.get("path") for run in (before or {}).get("runs", [])]
+    if before is not None and planned != [state.job.path for state in states]:
         count = 1
         while (aside := folder / f"sweep.earlier-{count}.json").exists():
             count += 1
