@@ -253,12 +253,17 @@ def test_on_a_terminal_the_table_is_drawn_over_itself(
 
 
 def test_elsewhere_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen("which?", states_of(tmp_path, tmp_path)) as screen:
+    states = states_of(tmp_path, tmp_path)[:3]
+    with Screen("which?", states) as screen:
         screen.note("one [bold]")
         screen.say("two")
         screen.show()
+        screen.note("three", ended=True)  # nothing is known yet
+        states[0].state, states[0].took_s = "finished", 50.0
+        screen.note("four", ended=True)
     lines = capsys.readouterr().out.splitlines()
-    assert [line[9:] for line in lines] == ["one [bold]", "two"]
+    expected = ["one [bold]", "two", "three", "four; about 1:40 left"]
+    assert [line[9:] for line in lines] == expected
 
 
 def test_the_window_follows_what_runs(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Watcher(Protocol):
     """Whoever is told what happens (screen.py)."""
 
     def say(self, line: str) -> None: ...
-    def note(self, line: str) -> None: ...
+    def note(self, line: str, ended: bool = False) -> None: ...
     def show(self) -> None: ...
 
 
@@ -243,7 +243,7 @@ class Runner:
         if state.failed:
             self.screen.say(f"{line}{state.reason}; its output is in {running.log}")
         else:
-            self.screen.note(line + in_short(summary))
+            self.screen.note(line + in_short(summary), ended=True)
         if state.failed and self.options.fail_fast and not self.stops:
             self.screen.say("stopped at the first failure (--fail_fast)")
             self.stops += 1

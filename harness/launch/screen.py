@@ -44,9 +44,11 @@ class Screen:
         stamp = time.strftime("%H:%M:%S")
         self.console.print(f"{stamp} {line}", markup=False)
 
-    def note(self, line: str) -> None:
-        if self.live is None:
-            self.say(line)
+    def note(self, line: str, ended: bool = False) -> None:
+        if self.live is not None:
+            return
+        left_s = time_left_s(self.states) if ended else None
+        self.say(line + (f"; about {short(left_s)} left" if left_s else ""))
 
     def show(self) -> None:
         if self.live is None or time.monotonic() - self.drawn_s < EVERY_S:
