@@ -188,7 +188,7 @@ def seeds_of(out: Path) -> list[dict[str, Any]]:
 
 LONG = """
 script: vit
-settings: {epochs: 400, train_size: 256, test_size: 64}
+settings: {epochs: 4000, train_size: 256, test_size: 64}
 seeds: [1, 2]
 """
 
@@ -241,7 +241,7 @@ def test_two_runners_share_the_work(tmp_path: Path) -> None:
 
 def test_packed_side_by_side(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
-    done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=40")
+    done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=80")
     assert done.returncode == 0, done.stderr
     first, second = [json.loads(f.environment.read_text()) for f in find_runs(out)]
     assert first["launch"]["packed"] and second["launch"]["packed"]
@@ -264,7 +264,7 @@ def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
     process = start(file, out, "--tiny", "--limit", "0:1")
     wait_for(lambda: epochs_of(out) >= 1)
-    command = [sys.executable, "vit.py", "--tiny", "--epochs", "400", "--train_size", "256"]
+    command = [sys.executable, "vit.py", "--tiny", "--epochs", "4000", "--train_size", "256"]
     by_hand = subprocess.run(
         [*command, "--test_size", "64", "--seed", "1", "--output_dir", str(out)],
         cwd=ROOT, capture_output=True, text=True, timeout=100,
