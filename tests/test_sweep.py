@@ -239,6 +239,7 @@ def test_two_runners_share_the_work(tmp_path: Path) -> None:
     assert all("6/6" in text for text in printed)
 
 
+@pytest.mark.slow
 def test_packed_side_by_side(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
     done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=80")

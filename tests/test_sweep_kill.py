@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,19 @@ import psutil
 import pytest
 
 from harness.read import load_sweep
-from harness.records import find_runs
-from tests.sweeps import alive, family, gone, outcomes, start, sweep, sweep_file, untimed_rows
+from harness.records import find_runs, read_rows
+from tests.sweeps import (
+    ROOT,
+    alive,
+    family,
+    gone,
+    outcomes,
+    start,
+    sweep,
+    sweep_file,
+    untimed_rows,
+    wait_for,
+)
 
 FILE = """
 script: vit
@@ -95,11 +108,23 @@ def check_trials(tmp_path: Path, undisturbed: dict[str, Any], kills: int, seed: 
         assert found(out) == undisturbed
 
 
-def test_killed_at_random_moments(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    check_trials(tmp_path, undisturbed, kills=4, seed=1)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 100])
+def test_killed_at_random_moments(seed: int, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    check_trials(tmp_path, undisturbed, kills=20, seed=seed)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_very_often(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    check_trials(tmp_path, undisturbed, kills=40, seed=100)
+def test_a_rank_does_not_outlive_torchrun(tmp_path: Path) -> None:
+    """Also without a sweep, where a person started it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    flags = ["--tiny", "--epochs", "4000", "--output_dir", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, "vit.py", *flags], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as torchrun:
+        wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(tmp_path)))
+        ranks = psutil.Process(torchrun.pid).children()
+        assert len(ranks) == 2
+        torchrun.kill()
+        assert gone(ranks)

@@ -13,7 +13,9 @@ from tests.ranks import script
 GOALS = {"vit": 0.90, "bert": 0.80}
 
 
-@pytest.mark.parametrize("seed", ["1", "2", "3"])
+@pytest.mark.parametrize(
+    "seed", ["1", *(pytest.param(seed, marks=pytest.mark.slow) for seed in ("2", "3"))]
+)
 @pytest.mark.parametrize("name", GOALS)
 def test_tiny_learns(name: str, seed: str, tmp_path: Path) -> None:
     done = script(name, "--tiny", "--seed", seed, "--o", str(tmp_path), count=2)
