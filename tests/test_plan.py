@@ -14,6 +14,7 @@ from harness.launch.machine import Machine, disturbed, others, this_machine, why
 from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.sweepfile import load
 from harness.launch.yamlfile import header_of
+from harness.read.sweep_columns import FACTS, OPTIONAL
 from harness.settings import UserError
 from tests.sweeps import ROOT, sweep_file
 
@@ -237,6 +238,7 @@ def test_shipped_files(file: Path, tiny: bool) -> None:
     where = file.relative_to(ROOT)
     assert header["command"].removesuffix(" --tiny") == f"python -m harness sweep {where}"
     counted = re.fullmatch(r"(\d+), --tiny (\d+)", header["runs"])
+    assert set(sweep.columns or []) <= {*OPTIONAL, *FACTS}
     assert counted is not None and len(jobs) == int(counted[2 if tiny else 1])
     for job in jobs:
         for rank, command in enumerate(commands(job)):

@@ -171,6 +171,16 @@ def test_a_folder_that_cannot_be_written(
     assert "cannot be written: Not a directory" in message and message.count("\n") == 1
 
 
+def test_an_unknown_column_is_noticed_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep_file(tmp_path, GRID + "columns: [acuracy]\n")
+    assert main([str(file), "--tiny", "--o", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "mine.yaml: " in message and "did you mean accuracy?" in message
+    assert message.count("\n") == 1 and not list(tmp_path.glob("out/vit"))
+
+
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])

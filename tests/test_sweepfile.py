@@ -163,6 +163,10 @@ WRONG = {
     "baseline": ("script: vit\nbaseline: {setup: 1_1}", "line 2: setup does not vary"),
     "target": ("script: vit\ntarget: 0.9", "line 2: expected {metric: accuracy, value: 0.9}"),
     "target value": ("script: vit\ntarget: {metric: f1, value: x}", "line 2: expected {metric"),
+    "target metric": (
+        "script: vit\ntarget:\n  value: 1\n  metric: acuracy",
+        "line 4: unknown metric acuracy: did you mean accuracy?",
+    ),
     "hold": ("script: vit\nhold: batch", "hold batch: expected one of per_gpu_batch, effective"),
     "lr_rule": ("script: vit\nlr_rule: quadratic", "lr_rule quadratic: expected one of none"),
     "columns": ("script: vit\ncolumns: wall_s", "line 2: expected a list of names"),

@@ -144,6 +144,8 @@ def _run(
     except OSError as error:
         where = asked.options.output_dir
         raise UserError(f"--output_dir {where}: cannot be written: {error.strerror}") from None
+    if sweep.columns:
+        _check_columns(folder, sweep.file)
     screen = Screen(sweep.header.get("question", sweep.name), chosen)
     with screen:
         for line in skipped(chosen):
@@ -155,7 +157,7 @@ def _run(
     if done:
         screen.say(f"{len(done)} of {len(chosen)} runs had been done before")
     if runner.stops < 2:
-        _table(folder)
+        _table(folder, "--write")
     if came:
         left = sum(state.state in (WAITING, ELSEWHERE, "interrupted") for state in chosen)
         print(f"stopped, {left} runs to go: the same command goes on", file=sys.stderr)
@@ -230,8 +232,16 @@ def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -
     write_json(path, content)
 
 
-def _table(folder: Path) -> None:
+def _table(folder: Path, *flags: str, **how: Any) -> subprocess.CompletedProcess[str]:
     """By the reading tower, in a process of its own: it loads pandas, this one does not."""
     sys.stdout.flush()
-    command = [sys.executable, "-m", "harness", "table", str(folder), "--write"]
-    subprocess.run(command, env=environment_with({}), check=False)
+    command = [sys.executable, "-m", "harness", "table", str(folder), *flags]
+    return subprocess.run(command, env=environment_with({}), check=False, text=True, **how)
+
+
+def _check_columns(folder: Path, file: str) -> None:
+    """Before hours of measuring: whether the table at their end can be shown."""
+    done = _table(folder, capture_output=True)
+    if done.returncode:
+        message = done.stderr.strip().removeprefix("harness table: error: ")
+        raise UserError(f"{file}: {message}")

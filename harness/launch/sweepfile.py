@@ -35,6 +35,7 @@ from typing import Any
 from harness.launch.links import link_of
 from harness.launch.yamlfile import Source, header_of, read
 from harness.settings import UserError
+from harness.summary import QUALITY
 from harness.values import field_of, texts_of, typed
 
 SCRIPTS = ("bert", "vit")
@@ -273,11 +274,15 @@ class _Reader:
         if given is None:
             return None
         try:
-            return {"metric": str(given["metric"]), "value": float(given["value"])}
+            target = {"metric": str(given["metric"]), "value": float(given["value"])}
         except (TypeError, KeyError, ValueError):
             raise self._wrong(
                 "target", "expected {metric: accuracy, value: 0.9} or the like"
             ) from None
+        if target["metric"] not in QUALITY:
+            message = _unknown(str(target["metric"]), QUALITY).replace("key", "metric")
+            raise self._wrong("target", message, "metric")
+        return target
 
     def _choice(self, key: str, choices: tuple[str, ...]) -> str:
         value = self.content.get(key, choices[0])
