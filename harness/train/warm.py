@@ -36,7 +36,7 @@ def serve(scripts: list[str], answers: Any) -> None:
         _say(answers, {"event": "ended", "id": request["id"], **run(request)})
 
 
-def run(request: dict[str, Any]) -> dict[str, Any]:
+def run(request: dict[str, Any], tries: int = 3) -> dict[str, Any]:
     """One run, from its start to its end: exit code, and the ranks that failed."""
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -67,8 +67,10 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         return {"code": 1, "failures": failures}
     except SignalException as error:
         return {"code": 128 + int(error.sigval), "failures": []}
-    except DistNetworkError:
-        return run(request)  # somebody else was quicker to take the port
+    except DistNetworkError as error:
+        if tries > 1:
+            return run(request, tries - 1)  # somebody else was quicker to take the port
+        return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     except (EOFError, ConnectionError):
         # The fork server was killed while it was starting them; the next run starts another.
         return {"code": 1, "failures": [{"rank": 0, "exit_code": 255, "unix": time.time()}]}

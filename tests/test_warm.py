@@ -1,0 +1,117 @@
+"""The launcher that stays, where something goes wrong around it; and what it finds of GPUs."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed.launcher.api as launcher
+from torch.distributed import DistNetworkError
+
+from harness.launch import machine
+from harness.launch.machine import Machine
+from harness.train import warm
+
+REQUEST = {"id": "1", "processes": 1}
+
+
+def fails_first(error: Exception) -> Callable[..., Any]:
+    """An elastic_launch that raises once."""
+    calls: list[object] = []
+
+    def launch(config: Any, function: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> dict[int, None]:
+            calls.append(config)
+            if len(calls) == 1:
+                raise error
+            return {}
+
+        return run
+
+    return launch
+
+
+def test_a_port_that_was_taken_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = DistNetworkError("The server socket has failed to listen")
+    monkeypatch.setattr(launcher, "elastic_launch", fails_first(taken))
+    assert warm.run(REQUEST) == {"code": 0, "failures": []}
+    monkeypatch.setattr(launcher, "elastic_launch", fails_first(taken))
+    assert "failed to listen" in warm.run(REQUEST, tries=1)["error"]
+
+
+def test_a_killed_fork_server_is_told_as_a_killed_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (EOFError("unexpected EOF"), ConnectionRefusedError(111, "refused")):
+        monkeypatch.setattr(launcher, "elastic_launch", fails_first(error))
+        told = warm.run(REQUEST)
+        assert told["code"] == 1 and told["failures"][0]["exit_code"] == 255
+
+
+def test_any_other_error_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "elastic_launch", fails_first(KeyError("what")))
+    assert warm.run(REQUEST)["error"] == "KeyError: 'what'"
+
+
+def test_a_server_that_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Context:
+        def Pipe(self, duplex: bool) -> Any:
+            return multiprocessing.Pipe(duplex)
+
+        def Process(self, **how: Any) -> Any:
+            return self
+
+        def start(self) -> None:
+            raise EOFError
+
+    monkeypatch.setattr(warm.multiprocessing, "get_context", lambda _: Context())
+    monkeypatch.setattr(warm.time, "sleep", lambda _: None)
+    with pytest.raises(RuntimeError, match="ended 5 times while it was loading"):
+        warm._in_fresh_process(warm.look, [])
+
+
+class FakeDriver:
+    """Four GPUs; process 7 is on the second."""
+
+    NVMLError = RuntimeError
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return str(index)
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
+        return "1"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        process = type("Process", (), {"pid": 7})
+        return [process] if handle == "1" else []
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"), [(None, ("0", "1", "2", "3")), ("2,0", ("2", "0")), ("", ()), ("-1", ()),
+                          ("GPU-5a", ("GPU-5a",))]
+)  # fmt: skip
+def test_the_gpus_that_are_visible(
+    visible: str | None, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "pynvml", FakeDriver())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.this_machine().gpus == gpus
+
+
+def test_processes_on_the_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "pynvml", FakeDriver())
+
+    def count(*gpus: str) -> int:
+        return int(machine.others(Machine(gpus, (0,)), interval_s=0.01)["gpu_processes"])
+
+    assert count("0") == 0 and count("1") == 1 and count("0", "1") == 1
+    assert count("GPU-5a") == 1 and count() == 0
