@@ -210,7 +210,8 @@ def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 128 + getattr(signal, signals[0])
     assert "stopped, 2 runs to go: the same command goes on" in stderr
-    assert ("vs base" in stdout or "accuracy" in stdout) == (len(signals) == 1)
+    if len(signals) == 1:
+        assert "accuracy" in stdout  # the table; a second signal may come too late to prevent it
     assert gone(everyone)
     (folder,) = find_runs(out)
     assert folder.outcome() == "interrupted" and list(folder.path.glob("checkpoint-*"))

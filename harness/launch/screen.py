@@ -37,8 +37,13 @@ class Screen:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back; from now on lines are plain."""
         if self.live is not None:
             self.live.stop()
+            self.live = None
 
     def say(self, line: str) -> None:
         stamp = time.strftime("%H:%M:%S")

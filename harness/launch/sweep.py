@@ -153,11 +153,12 @@ def _run(
         runner = Runner(chosen, asked.options, machine, folder, _environment(machine), screen)
         with _signals(runner) as came:
             runner.work()
-    done = [state for state in chosen if state.known]
-    if done:
-        screen.say(f"{len(done)} of {len(chosen)} runs had been done before")
-    if runner.stops < 2:
-        _table(folder, "--write")
+            screen.close()
+            if done := sum(state.known for state in chosen):
+                screen.say(f"{done} of {len(chosen)} runs had been done before")
+            # Still with the signals counted: a second Ctrl-C that comes late is no crash.
+            if runner.stops < 2:
+                _table(folder, "--write", start_new_session=True)
     if came:
         left = sum(state.state in (WAITING, ELSEWHERE, "interrupted") for state in chosen)
         print(f"stopped, {left} runs to go: the same command goes on", file=sys.stderr)
