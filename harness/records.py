@@ -28,6 +28,9 @@ FINISHED = "finished"
 # What else can become of a run. Each is a result and stands in tables as a row.
 FAILURES = ("oom", "diverged", "timeout", "interrupted", "failed")
 
+# What multiprocessing says of a process whose fork server is gone: it has ended with it.
+SERVER_KILLED = 255
+
 # A folder whose name ends so holds an earlier record that --rerun set aside.
 ASIDE = ".earlier-"
 
@@ -67,6 +70,13 @@ class RunFolder:
 
     def failure(self, rank: int) -> Path:
         return self.path / "ranks" / f"failure_{rank}.json"
+
+    def lock(self, by: str) -> Path:
+        """What keeps two of a kind (run: processes, claim: runners of sweeps) from one run.
+
+        Beside the folder, which may be moved aside while the lock is held.
+        """
+        return self.path.parent / ".locks" / f"{self.path.name}.{by}"
 
     def outcome(self) -> str | None:
         """What became of the run; None while it has no outcome."""

@@ -10,22 +10,31 @@ from pathlib import Path
 from harness import attempts
 from harness.launch.local import Ending
 from harness.launch.plan import Job
+from harness.launch.state import ELSEWHERE
+from harness.locks import Lock
 from harness.public import settings_of
-from harness.records import SCHEMA, RunFolder, log_of, read_json, read_rows, write_json
+from harness.records import (
+    FINISHED,
+    SCHEMA,
+    SERVER_KILLED,
+    RunFolder,
+    log_of,
+    read_json,
+    read_rows,
+    write_json,
+)
 from harness.summary import write_summary
 
 # How running out of memory looks where no Python exception could tell.
 NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)
 
-# What multiprocessing says of a process whose fork server is gone: it has ended with it.
-SERVER_KILLED = 255
 REFUSED = 2  # by a script, for a mistake in what it was asked; its own line says which
 
 
 def settle(
     job: Job, ending: Ending, began_unix: float, log: Path, asked: str | None, oom_kills: int
 ) -> str:
-    """See that the run has an outcome in its folder, and return it.
+    """See that the run has an outcome in its folder, and return what has become of it.
 
     asked: why this runner ended the run (timeout or interrupted), None if it did not.
     """
@@ -36,12 +45,25 @@ def settle(
     if told is not None and (outside is None or told["outcome"] not in ("interrupted", "failed")):
         return str(told["outcome"])
     outcome, reason = outside or _from_inside(folder, ending, began_unix, log)
+    if told is None and folder.outcome() == FINISHED:
+        # Done by somebody quicker, or --rerun did not come to its start: that record stays.
+        return outcome if ending.code else FINISHED
+    if told is None and is_measured(folder, wait_s=2):
+        return ELSEWHERE  # taken by somebody quicker: the record is theirs to write
     if told is None:
         _close_attempt(folder, outcome, reason, time.time() - began_unix)
         if not folder.settings.is_file():
             write_json(folder.settings, {"schema": SCHEMA, **settings_of(job.settings)})
     write_summary(folder, outcome, reason, job.settings.best_metric)
     return outcome
+
+
+def is_measured(folder: RunFolder, wait_s: float = 0.0) -> bool:
+    """Whether a process is writing this record; one that was killed may take a moment to go."""
+    lock = Lock(folder.lock("run"))
+    free = lock.take(wait_s)
+    lock.release()
+    return not free
 
 
 def oom_kills() -> int:

@@ -21,7 +21,6 @@ from harness.launch.state import (
     WAITING,
     Options,
     State,
-    claim_of,
     in_short,
     launched,
     new_log,
@@ -142,9 +141,13 @@ class Runner:
     def _begin(self, state: State, devices: tuple[str, ...]) -> bool:
         """Start a run, unless it is done already or somebody else is at it."""
         job = state.job
-        lock = Lock(claim_of(job))
+        lock = Lock(job.folder.lock("claim"))
         if not lock.take():
             state.state = ELSEWHERE
+            return False
+        if ending.is_measured(job.folder):  # by a person, without a sweep
+            state.state = ELSEWHERE
+            lock.release()
             return False
         told = read_json(job.folder.summary) or {}
         # What another runner has measured meanwhile is not to be measured again.
@@ -230,7 +233,8 @@ class Runner:
             job, found, running.began_unix, running.log, running.asked, kills
         )
         assert state.began_s is not None
-        state.took_s = time.monotonic() - state.began_s
+        took_s = time.monotonic() - state.began_s
+        state.took_s = took_s if state.state != ELSEWHERE else None
         summary = read_json(job.folder.summary) or {}
         state.reason = summary.get("reason")
         self.running.remove(running)
@@ -239,7 +243,7 @@ class Runner:
             running.launcher.close()
         else:
             self.idle.append(running.launcher)
-        line = f"{self._number(state)} {job}: {state.state} after {state.took_s:.1f} s, "
+        line = f"{self._number(state)} {job}: {state.state} after {took_s:.1f} s, "
         if state.failed:
             self.screen.say(f"{line}{state.reason}; its output is in {running.log}")
         else:

@@ -65,12 +65,6 @@ def settled(outcome: str | None, rerun: str | None) -> str | None:
     return outcome
 
 
-def claim_of(job: Job) -> Path:
-    """Beside the run's folder, which may be moved aside while the claim is held."""
-    path = job.folder.path
-    return path.parent / ".locks" / f"{path.name}.claim"
-
-
 def in_short(row: Mapping[str, object]) -> str:
     """Quality and speed of a row or a summary, on a line."""
     parts = [("accuracy", "accuracy {:.4f}"), ("train_samples_per_s", "{:,.0f} samples/s")]

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,6 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
 
 
 def _installed(package: str) -> bool:
-    from importlib.util import find_spec
-
     return find_spec(package) is not None
 
 

@@ -6,8 +6,8 @@ import os
 import traceback
 
 from harness.parent import end_with_parent
+from harness.train.warm import SCRIPTS
 
-SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 # Loaded by the first run otherwise, that is by every run.
 ALSO = (
     "torch.profiler", "transformers.masking_utils", "transformers.models.bert.modeling_bert",

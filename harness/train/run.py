@@ -266,7 +266,7 @@ def _locked(folder: RunFolder) -> Lock:
     """Two processes that write one record would spoil it. One that has just been killed may
     take a moment to be gone.
     """
-    lock = Lock(folder.path.parent / ".locks" / f"{folder.path.name}.run")
+    lock = Lock(folder.lock("run"))
     # This process itself may hold it, from a run that it has given up.
     mine = lock.holder() == f"process {os.getpid()}"
     if not lock.take(wait_s=0 if mine else 5) and not mine:

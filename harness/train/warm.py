@@ -22,8 +22,9 @@ from typing import Any
 
 from harness.flags import command_line
 from harness.parent import end_with_parent
-from harness.records import log_of
+from harness.records import SERVER_KILLED, log_of
 
+SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 TRIES = 5  # to start the fork server
 
 
@@ -73,8 +74,11 @@ def run(request: dict[str, Any], tries: int = 3) -> dict[str, Any]:
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     except (EOFError, ConnectionError):
         # The fork server was killed while it was starting them; the next run starts another.
-        return {"code": 1, "failures": [{"rank": 0, "exit_code": 255, "unix": time.time()}]}
-    except Exception as error:
+        return {
+            "code": 1,
+            "failures": [{"rank": 0, "exit_code": SERVER_KILLED, "unix": time.time()}],
+        }
+    except Exception as error:  # whatever it is, the next run is to be started all the same
         traceback.print_exc()
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     finally:
@@ -118,7 +122,7 @@ def look(scripts: list[str]) -> dict[str, Any]:
 
     for script in scripts:
         importlib.import_module(script)  # at once, unless the server could not
-    return {"cuda_in_server": torch.cuda.is_initialized(), "pid": os.getpid()}
+    return {"cuda_in_server": torch.cuda.is_initialized()}
 
 
 def _in_fresh_process(function: Any, *args: Any) -> dict[str, Any]:
@@ -164,7 +168,7 @@ def _say(answers: Any, message: dict[str, Any]) -> None:
 def main(scripts: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print is no answer
-    os.environ["HARNESS_PRELOAD"] = " ".join(scripts)
+    os.environ[SCRIPTS] = " ".join(scripts)
     multiprocessing.set_forkserver_preload(["harness.train.preload", "harness.train.warm"])
     # It loads what the ranks need while this process loads what starts them.
     multiprocessing.forkserver.ensure_running()
