@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from harness.launch.local import Local
+from harness.launch.plan import plan
 from harness.launch.state import Options, launched
+from harness.launch.sweepfile import load
 from harness.records import FAILURES, FINISHED
 from harness.settings import flag_fields
 from tests.ranks import script
+from tests.sweeps import sweep_file
 from tests.test_resume import broken_off
 
 SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", "--b", "16"]
@@ -58,7 +62,9 @@ def rows(folders: list[Path], pattern: str) -> set[str]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Texts and images, one process and two, finished and failed."""
     root = tmp_path_factory.mktemp("records")
-    launch = {"HARNESS_LAUNCH": json.dumps(launched("mine", Options(), {}))}
+    (job,) = plan(load(sweep_file(root, "script: vit")))
+    facts = launched("mine", Options(), {}, Local(Options()).facts(job))
+    launch = {"HARNESS_LAUNCH": json.dumps(facts)}
     assert script("bert", *SMALL, "--o", str(root), env=launch).code == 0
     held_out = ["--validation_split", "0.2"]
     assert script("vit", *SMALL, *held_out, "--o", str(root), count=2).code == 0

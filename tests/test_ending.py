@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.launch.ending import settle
-from harness.launch.local import Ending
+from harness.launch.launcher import Ending
+from harness.launch.local import Local
 from harness.launch.machine import Machine
 from harness.launch.plan import Job, plan
 from harness.launch.runner import Runner
@@ -59,7 +60,7 @@ def test_a_runner_waits_for_a_run_that_a_person_started(job: Job, tmp_path: Path
     by_hand = Lock(job.folder.lock("run"))
     assert by_hand.take()
     state = State(job)
-    runner = Runner([state], Options(), Machine((), (0,)), tmp_path, {}, Deaf())
+    runner = Runner([state], Options(), Local(Options()), Machine((), (0,)), tmp_path, Deaf())
     runner._start_what_fits()
     assert state.state == ELSEWHERE and not runner.running
     # Its claim is free again: another runner may look, too.

@@ -10,8 +10,10 @@ import pytest
 
 from harness.flags import parse
 from harness.identity import run_id
-from harness.launch.machine import Machine, disturbed, others, this_machine, why_not
+from harness.launch.local import Local
+from harness.launch.machine import Machine, disturbed, others, this_machine
 from harness.launch.plan import Job, axes_of, commands, plan
+from harness.launch.state import Options
 from harness.launch.sweepfile import load
 from harness.launch.yamlfile import header_of
 from harness.read.sweep_columns import FACTS, OPTIONAL
@@ -203,7 +205,8 @@ def test_what_a_machine_cannot_host(tmp_path: Path) -> None:
     assert (cpu.devices, cpu.threads, gpus.devices, gpus.threads) == (2, 1, 2, 8)
 
     def reason(settings: str, machine: Machine) -> str | None:
-        return why_not(planned(tmp_path, f"script: vit\nsettings: {settings}")[0], machine)
+        (job,) = planned(tmp_path, f"script: vit\nsettings: {settings}")
+        return Local(Options(), machine).why_not(job)
 
     assert reason("{setup: 1_2}", cpu) is None and reason("{setup: 1_2}", gpus) is None
     assert "needs 4 devices: this machine has 2 cores" in str(reason("{setup: 1_4}", cpu))
@@ -213,7 +216,10 @@ def test_what_a_machine_cannot_host(tmp_path: Path) -> None:
     assert reason("{setup: 1_2, strategy: dp}", gpus) is None
     assert "precision fp16 needs a GPU" in str(reason("{precision: fp16}", cpu))
     (linked,) = planned(tmp_path, "script: vit\nsettings: {setup: 2_1}\ngrid: {link: [1ms]}")
-    assert "needs 2 nodes" in str(why_not(linked, cpu))
+    assert "needs 2 nodes" in str(Local(Options(), cpu).why_not(linked))
+    (wide,) = planned(tmp_path, "script: vit\nsettings: {setup: 1_4}")
+    assert Local(Options(oversubscribe=True), cpu).why_not(wide) is None
+    assert Local(Options(oversubscribe=True), gpus).why_not(wide) is not None  # cores only
 
 
 def test_who_else_is_at_work() -> None:

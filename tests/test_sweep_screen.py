@@ -47,7 +47,7 @@ def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> 
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.launch.sweep.this_machine", lambda: Machine((), (0, 1)))
+    monkeypatch.setattr("harness.launch.local.this_machine", lambda: Machine((), (0, 1)))
 
 
 def test_dry_run_prints_commands_to_be_pasted(
@@ -63,7 +63,7 @@ def test_dry_run_prints_commands_to_be_pasted(
     commands = [line for line in lines if not line.startswith("#")]
     assert len(commands) == 8 and not list(tmp_path.glob("some*"))
     # What cannot run here is shown as a comment, with the reason and each node's command.
-    at = lines.index("# skipped: needs 2 nodes: the local launcher has one")
+    at = lines.index("# skipped: needs 2 nodes: the local launcher has one (see --launcher)")
     assert "--nnodes=2" in lines[at + 1] and "--node_rank=1" in lines[at + 2]
     assert len(lines) == 8 + 4 * 3
     # From elsewhere the scripts are named in full.
@@ -75,7 +75,7 @@ def test_on_gpus_the_visible_ones_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "harness.launch.sweep.this_machine", lambda: Machine(("0", "3"), tuple(range(8)))
+        "harness.launch.local.this_machine", lambda: Machine(("0", "3"), tuple(range(8)))
     )
     monkeypatch.delenv("OMP_NUM_THREADS")
     lines = printed(tmp_path, capsys, "--select", "lr=0.001,seed=2")
@@ -423,7 +423,7 @@ def test_a_cuda_context_in_the_server_is_refused(
 ) -> None:
     answer = '{"event": "ready", "cuda_in_server": true, "pid": 1}'
     fake = f"import sys, time; print({answer!r}, flush=True); time.sleep(60)"
-    monkeypatch.setattr("harness.launch.local.SERVE", fake)
+    monkeypatch.setattr("harness.launch.warm.SERVE", fake)
     file = sweep_file(tmp_path, GRID)
     assert main([str(file), "--tiny", "--o", str(tmp_path / "out"), "--isolation", "off"]) == 2
     assert "the fork server has a CUDA context: use --cold" in capsys.readouterr().err

@@ -14,7 +14,10 @@ from harness.launch import machine
 from harness.launch.machine import Machine
 from harness.train import warm
 
-REQUEST = {"id": "1", "processes": 1}
+REQUEST = {
+    "id": "1", "processes": 1, "nodes": 1, "node": 0, "address": "127.0.0.1",
+    "rendezvous": "127.0.0.1:1",
+}  # fmt: skip
 
 
 def fails_first(error: Exception) -> Callable[..., Any]:
@@ -33,12 +36,12 @@ def fails_first(error: Exception) -> Callable[..., Any]:
     return launch
 
 
-def test_a_port_that_was_taken_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_was_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = DistNetworkError("The server socket has failed to listen")
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(taken))
-    assert warm.run(REQUEST) == {"code": 0, "failures": []}
-    monkeypatch.setattr(launcher, "elastic_launch", fails_first(taken))
-    assert "failed to listen" in warm.run(REQUEST, tries=1)["error"]
+    told = warm.run(REQUEST)
+    assert told["code"] == 1
+    assert told["error"] == "DistNetworkError: The server socket has failed to listen"
 
 
 def test_a_killed_fork_server_is_told_as_a_killed_rank(monkeypatch: pytest.MonkeyPatch) -> None:

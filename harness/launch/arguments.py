@@ -54,6 +54,8 @@ def parse(argv: list[str]) -> Arguments:
         repeat=given["repeat"],
         options=Options(
             output_dir=given["output_dir"],
+            launcher=given["launcher"],
+            oversubscribe=given["oversubscribe"],
             timeout_s=_seconds(given["timeout"]),
             rerun=given["rerun"],
             fail_fast=given["fail_fast"],
@@ -78,6 +80,18 @@ def _parser() -> _Parser:
     add("--tiny", action="store_true", help="laptop size: embedded data, no network")
     add("--dry_run", action="store_true", help="print the commands, one a line, and stop")
     add("--output_dir", "--o", default="outputs", help="folder of the records (outputs)")
+    add(
+        "--launcher",
+        choices=("local", "netns", "ssh", "slurm"),
+        default="local",
+        help="where: this machine, emulated nodes on it, machines over ssh, a cluster (local)",
+    )
+    add(
+        "--oversubscribe",
+        action="store_true",
+        help="more processes than cores, for nodes without GPUs that share one machine: they slow "
+        "one another down, and the record says so",
+    )
     add(
         "--select",
         action="append",

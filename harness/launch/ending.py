@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from harness import attempts
-from harness.launch.local import Ending
+from harness.launch.launcher import Ending
 from harness.launch.plan import Job
 from harness.launch.state import ELSEWHERE
 from harness.locks import Lock
@@ -82,7 +82,7 @@ def _from_outside(ending: Ending, asked: str | None, kills: int) -> tuple[str, s
         what = "longer than --timeout" if asked == "timeout" else "the sweep was stopped"
         return asked, what
     if ending.launcher_died:
-        return "interrupted", "the launcher was killed"
+        return "interrupted", ending.error or "the launcher was killed"
     killed = [f for f in ending.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
     if killed:
         rank = f"rank {killed[0]['rank']}"

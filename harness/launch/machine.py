@@ -9,7 +9,6 @@ from typing import Any
 import psutil
 import pynvml
 
-from harness.launch.links import Link
 from harness.launch.plan import Job
 from harness.strategies import why_a_gpu
 
@@ -38,22 +37,19 @@ def this_machine() -> Machine:
     return Machine(_gpus(), tuple(sorted(cores)))
 
 
-def why_not(job: Job, machine: Machine) -> str | None:
-    """Why this machine cannot host a run; None if it can."""
-    if job.nodes > 1:
-        return f"needs {job.nodes} nodes: the local launcher has one"
-    if job.link != Link():
-        return f"link {job.link}: the local launcher has no link that it could slow down"
+def why_not(job: Job, machine: Machine, oversubscribe: bool = False) -> str | None:
+    """Why this machine does not have the devices of all nodes of a run; None if it has."""
     if not machine.gpus and (reason := why_a_gpu(job.settings)):
         return reason.removeprefix("--")
-    if job.devices > machine.devices:
-        have = (
-            f"{len(machine.gpus)} GPU(s)"
-            if machine.gpus
-            else f"{len(machine.cores)} cores, of which one stands for one device"
-        )
-        return f"needs {job.devices} devices: this machine has {have}"
-    return None
+    needed = job.nodes * job.devices
+    if needed <= machine.devices or (oversubscribe and not machine.gpus):
+        return None
+    if machine.gpus:
+        return f"needs {needed} devices: this machine has {len(machine.gpus)} GPU(s)"
+    return (
+        f"needs {needed} devices: this machine has {len(machine.cores)} cores, of which one "
+        "stands for one device (--oversubscribe lets them share)"
+    )
 
 
 def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:

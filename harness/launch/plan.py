@@ -20,6 +20,7 @@ from harness.strategies import STRATEGIES, World, place
 
 # Repetitions of one measurement: never an axis of the table.
 REPLICATES = ("seed", "repeat")
+PORT = 29500  # on which the first node is met, where nothing better is known
 
 
 @dataclass(frozen=True)
@@ -177,13 +178,28 @@ def _text(point: Point) -> str:
     return " ".join(f"{name}={number(value)}" for name, value in point.items())
 
 
-def commands(job: Job, scripts_in: str = "") -> list[str]:
-    """The command of each node, as a person would type it."""
-    script = shlex.join([f"{scripts_in}{job.settings.script}.py", *job.argv])
+def torchrun(job: Job, node: int | str, master: str, port: int) -> list[str]:
+    """What torchrun is told on one node, before the script."""
     if job.nodes == 1:
-        return [f"torchrun --standalone --nproc_per_node={job.processes} {script}"]
+        return ["--standalone", f"--nproc_per_node={job.processes}"]
     return [
-        f"torchrun --nnodes={job.nodes} --nproc_per_node={job.processes} --node_rank={rank} "
-        f"--master_addr=$MASTER --master_port=29500 {script}"
-        for rank in range(job.nodes)
+        f"--nnodes={job.nodes}",
+        f"--nproc_per_node={job.processes}",
+        f"--node_rank={node}",
+        f"--master_addr={master}",
+        f"--master_port={port}",
+    ]
+
+
+def script_of(job: Job, scripts_in: str = "") -> str:
+    """The script and its flags, quoted."""
+    return shlex.join([f"{scripts_in}{job.settings.script}.py", *job.argv])
+
+
+def commands(job: Job, scripts_in: str = "") -> list[str]:
+    """The command of each node, as a person would type it; $MASTER is the first node's address."""
+    script = script_of(job, scripts_in)
+    return [
+        " ".join(["torchrun", *torchrun(job, node, "$MASTER", PORT), script])
+        for node in range(job.nodes)
     ]

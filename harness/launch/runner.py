@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import select
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from harness.launch import ending, machine
 from harness.launch.ending import written_since
-from harness.launch.local import Cold, Launcher, Start, Warm
+from harness.launch.launcher import Launcher, Start
 from harness.launch.machine import Machine
-from harness.launch.plan import Job
+from harness.launch.places import Devices, Place
 from harness.launch.state import (
     ELSEWHERE,
     RUNNING,
@@ -42,7 +41,7 @@ class Running:
     state: State
     launcher: Launcher
     lock: Lock
-    devices: tuple[str, ...]
+    devices: Devices
     log: Path
     began_unix: float
     oom_kills: int
@@ -62,9 +61,9 @@ class Watcher(Protocol):
 class Runner:
     states: list[State]
     options: Options
+    place: Place
     machine: Machine
     folder: Path  # of the sweep
-    environment: Mapping[str, str]
     screen: Watcher
     running: list[Running] = field(default_factory=list)
     idle: list[Launcher] = field(default_factory=list)
@@ -95,8 +94,7 @@ class Runner:
 
     def _wait(self) -> None:
         """A moment, or until a launcher has something to say."""
-        speaking = [running.launcher.stream for running in self.running]
-        select.select([stream for stream in speaking if stream is not None], [], [], 0.1)
+        select.select([s for r in self.running for s in r.launcher.streams], [], [], 0.1)
 
     def _obey(self) -> None:
         """Asked to stop once: the runs that go on record and end. Twice: they are killed."""
@@ -123,7 +121,8 @@ class Runner:
         for state in self._left():
             if state.state == ELSEWHERE and not again:
                 continue
-            devices = self._free(state.job)
+            taken = {name for r in self.running for node in r.devices for name in node}
+            devices = self.place.free(state.job, taken)
             if devices is None:
                 if self.options.pack:
                     continue
@@ -131,14 +130,7 @@ class Runner:
             if self._begin(state, devices) and not self.options.pack:
                 return
 
-    def _free(self, job: Job) -> tuple[str, ...] | None:
-        """Devices for a run that no other run of this runner uses."""
-        every = self.machine.gpus or tuple(str(core) for core in self.machine.cores)
-        taken = {device for running in self.running for device in running.devices}
-        free = [device for device in every if device not in taken]
-        return tuple(free[: job.devices]) if len(free) >= job.devices else None
-
-    def _begin(self, state: State, devices: tuple[str, ...]) -> bool:
+    def _begin(self, state: State, devices: Devices) -> bool:
         """Start a run, unless it is done already or somebody else is at it."""
         job = state.job
         lock = Lock(job.folder.lock("claim"))
@@ -159,39 +151,47 @@ class Runner:
             return False
         try:
             self._look_around()
+            self.place.prepare(job)
+            launcher = self.idle.pop() if self.idle else self._launcher()
         except UserError:
             lock.release()
             raise
-        launcher = self.idle.pop() if self.idle else self._launcher()
         log = new_log(self.folder / "logs", job)
         argv = (*job.argv, *(("--rerun",) if self.options.rerun == "all" else ()))
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         running = Running(state, launcher, lock, devices, log, time.time(), ending.oom_kills())
         self.running.append(running)
-        launcher.begin(Start(job, argv, self._variables(devices), self._cores(devices), log))
+        launcher.begin(
+            Start(
+                job,
+                argv,
+                self._variables(state),
+                self._cores(devices),
+                log,
+                self.place.visible(devices),
+            )
+        )
         self.screen.note(f"{self._number(state)} {job}: started")
         return True
 
     def _launcher(self) -> Launcher:
-        kind = Cold if self.options.cold else Warm
-        return kind(self.environment, self.folder / "logs" / "launcher.txt")
+        return self.place.start(self.folder / "logs" / "launcher.txt")
 
-    def _variables(self, devices: tuple[str, ...]) -> dict[str, str]:
-        """For the ranks: which GPUs, and what their record says of how they were started."""
-        launch = launched(self.folder.name, self.options, self.found)
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.machine.gpus else {}
-        return {"HARNESS_LAUNCH": json.dumps(launch), **visible}
+    def _variables(self, state: State) -> dict[str, str]:
+        """For the ranks: what their record says of how they were started."""
+        launch = launched(self.folder.name, self.options, self.found, self.place.facts(state.job))
+        return {"HARNESS_LAUNCH": json.dumps(launch), **self.place.variables(state.job)}
 
-    def _cores(self, devices: tuple[str, ...]) -> tuple[int, ...] | None:
+    def _cores(self, devices: Devices) -> tuple[int, ...] | None:
         if self.options.pack and not self.machine.gpus:
-            return tuple(int(core) for core in devices)
+            return tuple(int(core) for node in devices for core in node)
         return None
 
     def _look_around(self) -> None:
         """Say, or refuse, when others use this machine; only while nothing of ours runs."""
         now_s = time.monotonic()
         early = now_s - self.isolation_s < ISOLATION_S
-        if self.options.isolation == "off" or self.running or early:
+        if self.options.isolation == "off" or not self.place.here or self.running or early:
             return
         self.isolation_s = now_s
         self.found = machine.others(self.machine)
@@ -229,6 +229,7 @@ class Runner:
     def _settle(self, running: Running, found: ending.Ending) -> None:
         state, job = running.state, running.state.job
         kills = ending.oom_kills() - running.oom_kills
+        self.place.collect(job)
         state.state = ending.settle(
             job, found, running.began_unix, running.log, running.asked, kills
         )
@@ -239,10 +240,7 @@ class Runner:
         state.reason = summary.get("reason")
         self.running.remove(running)
         running.lock.release()
-        if found.launcher_died:
-            running.launcher.close()
-        else:
-            self.idle.append(running.launcher)
+        self.idle.append(running.launcher)
         line = f"{self._number(state)} {job}: {state.state} after {took_s:.1f} s, "
         if state.failed:
             self.screen.say(f"{line}{state.reason}; its output is in {running.log}")

@@ -18,6 +18,8 @@ class Options:
     """How a sweep is run; nothing here changes what is measured."""
 
     output_dir: str = "outputs"
+    launcher: str = "local"
+    oversubscribe: bool = False
     timeout_s: float | None = None
     rerun: str | None = None  # failed | all
     fail_fast: bool = False
@@ -42,10 +44,13 @@ class State:
         return self.state in FAILURES
 
 
-def launched(sweep: str, options: Options, found: Mapping[str, object]) -> dict[str, object]:
+def launched(
+    sweep: str, options: Options, found: Mapping[str, object], place: Mapping[str, object]
+) -> dict[str, object]:
     """What stands under launch in a run's environment.json."""
     return {
         "sweep": sweep,
+        **place,
         "start": "cold" if options.cold else "warm",
         "packed": options.pack,
         "cpu_busy_share": found.get("cpu_busy_share"),

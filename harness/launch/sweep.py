@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
 import signal
 import subprocess
 import sys
@@ -16,10 +15,12 @@ from typing import Any
 
 from harness.identity import number
 from harness.launch.arguments import Arguments, parse
+from harness.launch.launcher import ROOT, environment_with
 from harness.launch.links import link_of
-from harness.launch.local import ROOT, environment_with
-from harness.launch.machine import Machine, this_machine, why_not
-from harness.launch.plan import Job, axes_of, commands, plan
+from harness.launch.local import Local
+from harness.launch.machine import this_machine
+from harness.launch.places import Place
+from harness.launch.plan import Job, axes_of, plan
 from harness.launch.runner import Runner
 from harness.launch.screen import Screen
 from harness.launch.state import ELSEWHERE, SKIPPED, WAITING, State
@@ -29,21 +30,28 @@ from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError
 from harness.values import field_of, typed
 
+PLACES: dict[str, type[Place]] = {"local": Local}
+
 
 def main(argv: list[str]) -> int:
     try:
         asked = parse(argv)
         sweep = overridden(load(Path(asked.file), asked.tiny), asked.settings)
         states = [State(job) for job in plan(sweep, asked.options.output_dir, asked.repeat)]
-        machine = this_machine()
-        for state in states:
-            if reason := why_not(state.job, machine):
-                state.state, state.reason = SKIPPED, reason
         chosen = choose(states, asked)
-        if asked.dry_run:
-            print("\n".join(dry_run(chosen, machine)))
-            return 0
-        return _run(sweep, states, chosen, machine, asked, argv)
+        place = PLACES[asked.options.launcher](asked.options)
+        try:
+            if not asked.dry_run:
+                place.open([state.job for state in chosen])
+            for state in states:
+                if reason := place.why_not(state.job):
+                    state.state, state.reason = SKIPPED, reason
+            if asked.dry_run:
+                print("\n".join(dry_run(chosen, place)))
+                return 0
+            return _run(sweep, states, chosen, place, asked, argv)
+        finally:
+            place.close()
     except UserError as error:
         print(f"harness sweep: error: {error}", file=sys.stderr)
         return 2
@@ -110,31 +118,23 @@ def _meets(job: Job, condition: dict[str, str]) -> bool:
     )
 
 
-def dry_run(states: list[State], machine: Machine) -> list[str]:
-    """The commands, to be pasted; those that cannot run here as comments, with the reason."""
+def dry_run(states: list[State], place: Place) -> list[str]:
+    """The commands, to be pasted; those that cannot run there as comments, with the reason."""
     scripts_in = "" if Path.cwd() == ROOT else f"{ROOT}/"
     lines = []
     for state in states:
-        words = [f"{k}={v}" for k, v in _environment(machine).items()]
-        if machine.gpus and state.job.devices < len(machine.gpus):
-            words.insert(0, f"CUDA_VISIBLE_DEVICES={','.join(machine.gpus[: state.job.devices])}")
-        found = [" ".join([*words, command]) for command in commands(state.job, scripts_in)]
+        found = place.plan(state.job, scripts_in)
         if state.state == SKIPPED:
             found = [f"# skipped: {state.reason}", *(f"# {command}" for command in found)]
         lines += found
     return lines
 
 
-def _environment(machine: Machine) -> dict[str, str]:
-    """The same number of threads for every run: torchrun sets it only for several processes."""
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(machine.threads))}
-
-
 def _run(
     sweep: Sweep,
     states: list[State],
     chosen: list[State],
-    machine: Machine,
+    place: Place,
     asked: Arguments,
     argv: list[str],
 ) -> int:
@@ -150,7 +150,7 @@ def _run(
     with screen:
         for line in skipped(chosen):
             screen.say(line)
-        runner = Runner(chosen, asked.options, machine, folder, _environment(machine), screen)
+        runner = Runner(chosen, asked.options, place, this_machine(), folder, screen)
         with _signals(runner) as came:
             runner.work()
             screen.close()

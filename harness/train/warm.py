@@ -12,13 +12,15 @@ import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.flags import command_line
 from harness.parent import end_with_parent
@@ -26,38 +28,62 @@ from harness.records import SERVER_KILLED, log_of
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 TRIES = 5  # to start the fork server
+running = threading.Event()  # a run goes on
 
 
 def serve(scripts: list[str], answers: Any) -> None:
     """Answer requests until there are no more."""
     found = _in_fresh_process(look, scripts)
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=listen, args=(requests,), daemon=True).start()
     _say(answers, {"event": "ready", **found})
+    while True:
+        request = requests.get()
+        if request["do"] == "port":
+            _say(answers, {"event": "port", "port": free_port()})
+        else:
+            _say(answers, {"event": "ended", "id": request["id"], **run(request)})
+
+
+def listen(requests: queue.Queue[dict[str, Any]]) -> None:
+    """Signals reach a process on this machine alone; what is read here comes from anywhere."""
     for line in sys.stdin:
-        request = json.loads(line)
-        _say(answers, {"event": "ended", "id": request["id"], **run(request)})
+        message = json.loads(line)
+        if message["do"] == "stop":
+            if running.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            requests.put(message)
+    os._exit(0)  # whoever asked is gone; the ranks end with this process
 
 
-def run(request: dict[str, Any], tries: int = 3) -> dict[str, Any]:
-    """One run, from its start to its end: exit code, and the ranks that failed."""
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """One run, as far as it is on this node: exit code, and the ranks that failed."""
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    def stop(signum: int, frame: Any) -> NoReturn:
+        raise SignalException("asked to stop", signal.Signals(signum))
+
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=request["nodes"],
+        max_nodes=request["nodes"],
         nproc_per_node=request["processes"],
-        # What torchrun takes for one node, too; with c10d the nodes would wait for one another.
+        # What torchrun takes where every node has its number; c10d would negotiate for seconds.
         rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{free_port()}",
-        rdzv_configs={"rank": 0},
+        rdzv_endpoint=request["rendezvous"],
+        rdzv_configs={"rank": request["node"]},
+        local_addr=request["address"],
         run_id=request["id"],
         max_restarts=0,
         monitor_interval=0.03,
         start_method="forkserver",
     )
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    # Until elastic sets its own, and once it has.
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    running.set()
     try:
         elastic_launch(config, rank_main)(request)
     except ChildFailedError as error:
@@ -69,8 +95,6 @@ def run(request: dict[str, Any], tries: int = 3) -> dict[str, Any]:
     except SignalException as error:
         return {"code": 128 + int(error.sigval), "failures": []}
     except DistNetworkError as error:
-        if tries > 1:
-            return run(request, tries - 1)  # somebody else was quicker to take the port
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     except (EOFError, ConnectionError):
         # The fork server was killed while it was starting them; the next run starts another.
@@ -82,6 +106,7 @@ def run(request: dict[str, Any], tries: int = 3) -> dict[str, Any]:
         traceback.print_exc()
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     finally:
+        running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return {"code": 0, "failures": []}
@@ -90,14 +115,15 @@ def run(request: dict[str, Any], tries: int = 3) -> dict[str, Any]:
 def free_port() -> int:
     """A port that nobody listens on at this moment."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def rank_main(request: dict[str, Any]) -> None:
     """A rank: what torchrun would start as a new Python, but loaded already."""
     end_with_parent()
-    _print_to(log_of(Path(request["log"]), int(os.environ["RANK"])))
+    if request["log"] is not None:
+        _print_to(log_of(Path(request["log"]), int(os.environ["RANK"])))
     os.environ.update(request["environment"])
     if request["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request["cores"])

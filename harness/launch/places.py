@@ -1,0 +1,80 @@
+"""Where runs can run. Each place says what it can host, prints its commands, and starts them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.launch.cold import Cold
+from harness.launch.launcher import Launcher, Node
+from harness.launch.plan import Job
+from harness.launch.state import Options
+from harness.launch.warm import Warm
+
+Devices = tuple[tuple[str, ...], ...]  # GPUs or cores, by node
+
+
+class Place(ABC):
+    """Some nodes, and the way to them."""
+
+    name: str
+    here = True  # whether it is this machine that computes
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    @abstractmethod
+    def why_not(self, job: Job) -> str | None:
+        """Why it cannot host a run; None if it can."""
+
+    @abstractmethod
+    def plan(self, job: Job, scripts_in: str) -> list[str]:
+        """The commands that measure it, as a person would type them: pure text."""
+
+    def open(self, jobs: Sequence[Job]) -> None:
+        """Make what these runs need, or say in one line why that cannot be."""
+
+    @abstractmethod
+    def nodes(self) -> list[Node]:
+        """Those that are open."""
+
+    def start(self, log: Path) -> Launcher:
+        kind = Cold if self.options.cold else Warm
+        return kind(self.nodes(), self.environment, log)
+
+    def prepare(self, job: Job) -> None:
+        """Before a run: set its link."""
+
+    def collect(self, job: Job) -> None:
+        """After a run: fetch its record."""
+
+    def free(self, job: Job, taken: set[str]) -> Devices | None:
+        """Devices that no other run uses, by node; None: wait."""
+        return ()
+
+    def visible(self, devices: Devices) -> Devices:
+        """GPUs that the ranks of each node are to see; empty: all."""
+        return ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process on every node."""
+        return {}
+
+    def variables(self, job: Job) -> dict[str, str]:
+        """Of the ranks of one run, besides."""
+        return {}
+
+    def facts(self, job: Job) -> dict[str, Any]:
+        """What the record of a run says of the place."""
+        return {
+            "launcher": self.name,
+            "emulator": None,
+            "link": None,
+            "processes_per_core": None,
+        }
+
+    def close(self) -> None:
+        """Leave nothing behind."""

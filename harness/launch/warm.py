@@ -1,0 +1,267 @@
+"""Launchers that stay on their nodes, loaded: a run starts in well under a second.
+
+On each node a process of harness/train/warm.py takes requests as lines of JSON, wherever it runs:
+on this machine, in an emulated node, behind ssh. Whatever becomes of this process, even kill -9,
+they and their ranks end with it: the kernel sees to it, or the end of their input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from harness.launch.launcher import Ending, Launcher, Node, Start
+from harness.settings import UserError
+
+# In a process of its own: the part that torch elastic takes for the main module must be empty.
+SERVE = (
+    "import sys; from harness.parent import end_with_parent; "
+    "end_with_parent(int(sys.argv[1]) or None); "
+    "from harness.train.warm import main; main(sys.argv[2:])"
+)
+READY_S = 300.0  # to load what training needs, from a slow disk as well
+GRACE_S = 20.0  # for the other nodes to record and end when one has failed
+TRIES = 3  # to find a port that nobody takes at the same moment
+
+
+class Agent:
+    """The process on one node, and what has come from it."""
+
+    def __init__(self, node: Node, environment: Mapping[str, str], log: Path) -> None:
+        self.node, self.log = node, log
+        self.ready, self.ended, self.unread = False, False, b""
+        self.printed_to = log  # where the output of a node with its own disk goes
+        self.opened_s = time.monotonic()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        words = [node.python, "-c", SERVE, str(node.parent or 0), "bert", "vit"]
+        with log.open("ab") as file:
+            self.process = node.start(
+                words,
+                environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if node.remote else file,
+            )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.input, self.output = self.process.stdin, self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
+        self.printer: threading.Thread | None = None
+        if node.remote:
+            self.printer = threading.Thread(target=self._print, daemon=True)
+            self.printer.start()
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        try:
+            self.input.write(json.dumps(message).encode() + b"\n")
+            self.input.flush()
+        except OSError:
+            pass  # it has died: hear() says so
+
+    def hear(self) -> list[dict[str, Any]]:
+        """What it has said since; that it has died comes last."""
+        messages: list[dict[str, Any]] = []
+        while True:
+            try:
+                read = os.read(self.output.fileno(), 65536)
+            except BlockingIOError:
+                return messages
+            if not read:
+                return [*messages, {"event": "died", "code": self.process.wait()}]
+            *lines, self.unread = (self.unread + read).split(b"\n")
+            messages += [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.printer is not None:
+            self.printer.join(timeout=1)
+        for pipe in (self.input, self.output, self.process.stderr):
+            if pipe is not None:
+                with suppress(OSError):  # what was not yet written has no reader any more
+                    pipe.close()
+
+    def last_words(self) -> str:
+        """The line in which it says why it ended, as far as it said anything."""
+        if self.printer is not None:
+            self.printer.join(timeout=1)
+        lines = self.log.read_text("utf-8", errors="replace").strip().splitlines()
+        mark = f"[{self.node.name}] "
+        if self.node.remote:
+            lines = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+        return " ".join(lines[-1].split())[:300] if lines else ""
+
+    def _print(self) -> None:
+        """What comes from there, each line with the name of its node."""
+        assert self.process.stderr is not None
+        mark = f"[{self.node.name}] ".encode()
+        for line in self.process.stderr:
+            with self.printed_to.open("ab") as file:
+                file.write(mark + line.rstrip(b"\r\n") + b"\n")
+
+
+class Warm(Launcher):
+    """One agent a node; the first failure ends the run on all of them."""
+
+    def __init__(self, nodes: Sequence[Node], environment: Mapping[str, str], log: Path) -> None:
+        super().__init__(nodes, environment, log)
+        self.agents: dict[int, Agent] = {}
+        self.start: Start | None = None
+        self.count = self.tries = 0
+        self.endings: dict[int, Ending] = {}
+        self.asked = self.sent = False  # for a port on the first node; the run to all of them
+        self.failed_s: float | None = None
+
+    @property
+    def ready(self) -> bool:  # type: ignore[override]
+        return bool(self.agents) and all(agent.ready for agent in self._used())
+
+    @property
+    def streams(self) -> Iterator[IO[bytes]]:
+        yield from (agent.output for agent in self.agents.values())
+
+    def begin(self, start: Start) -> None:
+        self.start, self.tries = start, TRIES
+        for number in range(start.job.nodes):
+            if number not in self.agents:
+                node = self.nodes[number]
+                self.agents[number] = Agent(node, self.environment, self.log)
+            self.agents[number].printed_to = start.log
+        self._begin()
+
+    def poll(self) -> Ending | None:
+        assert self.start is not None
+        for number, agent in list(self.agents.items()):
+            for message in agent.hear():
+                self._take(number, agent, message)
+        if not self.asked and self.ready and not self.endings:
+            self.asked = True
+            self.agents[0].say({"do": "port"})
+        self._look_for_lost()
+        if len(self.endings) < self.start.job.nodes:
+            return None
+        return self._ending()
+
+    def stop(self) -> None:
+        if not self.sent and self.start is not None:
+            self.endings = {n: Ending(128 + signal.SIGTERM) for n in range(self.start.job.nodes)}
+        for agent in self.agents.values():
+            agent.say({"do": "stop"})
+
+    def kill(self) -> None:
+        for agent in self.agents.values():
+            agent.process.kill()
+
+    def close(self) -> None:
+        for agent in self.agents.values():
+            agent.close()
+        self.agents = {}
+
+    # ---- a run over all nodes ----
+
+    def _used(self) -> list[Agent]:
+        nodes = self.start.job.nodes if self.start else 0
+        return [agent for number, agent in self.agents.items() if number < nodes]
+
+    def _begin(self) -> None:
+        self.endings, self.asked, self.sent, self.failed_s = {}, False, False, None
+
+    def _take(self, number: int, agent: Agent, message: dict[str, Any]) -> None:
+        match message["event"]:
+            case "ready":
+                agent.ready = True
+                if message["cuda_in_server"]:
+                    raise UserError(
+                        "the fork server has a CUDA context: use --cold, and report this"
+                    )
+            case "port":
+                if not self.endings:
+                    self._send(message["port"])
+            case "ended":
+                ending = Ending(message["code"], message["failures"], message.get("error"))
+                self._ended(number, ending)
+            case "died":
+                self._died(number, agent, message["code"])
+
+    def _send(self, port: int) -> None:
+        """The run, to every node at once."""
+        assert self.start is not None
+        job, self.sent = self.start.job, True
+        self.count += 1
+        for number in range(job.nodes):
+            node = self.nodes[number]
+            request = {
+                "do": "run",
+                "id": f"{os.getpid()}-{self.count}",
+                "script": job.settings.script,
+                "argv": self.start.argv,
+                "nodes": job.nodes,
+                "node": number,
+                "address": node.address,
+                "rendezvous": f"{self.nodes[0].address}:{port}",
+                "processes": job.processes,
+                "environment": self.start.environment_of(number),
+                "cores": self.start.cores,
+                "log": None if node.remote else str(self.start.log.absolute()),
+            }
+            self.agents[number].say(request)
+
+    def _ended(self, number: int, ending: Ending) -> None:
+        assert self.start is not None
+        if number >= self.start.job.nodes or number in self.endings:
+            return
+        self.endings[number] = ending
+        if ending.code and self.failed_s is None:
+            self.failed_s = time.monotonic()
+            for other, agent in self.agents.items():
+                if other not in self.endings:
+                    agent.say({"do": "stop"})
+
+    def _died(self, number: int, agent: Agent, code: int) -> None:
+        """Gone, with the ranks that it had started; the next run gets another."""
+        del self.agents[number]
+        words = agent.last_words()
+        agent.close()
+        if code >= 0 and not agent.ready:
+            where = f" on {agent.node.name}" if len(self.nodes) > 1 or agent.node.remote else ""
+            said = f": {words}" if agent.node.remote and words else f": see {self.log}"
+            raise UserError(f"what training needs does not start{where or ' here'}{said}")
+        name = f"on {agent.node.name} " if len(self.nodes) > 1 else ""
+        lost = f"the launcher {name}was killed" if code < 0 else f"{agent.node.name} is lost"
+        self._ended(number, Ending(code or 1, error=lost, launcher_died=True))
+
+    def _look_for_lost(self) -> None:
+        """Nodes that do not come, and those that do not end when another has failed."""
+        now_s = time.monotonic()
+        for agent in self._used():
+            if not agent.ready and now_s - agent.opened_s > READY_S:
+                raise UserError(
+                    f"{agent.node.name} has not answered for {READY_S:.0f} s: see {self.log}"
+                )
+        if self.failed_s is not None and now_s - self.failed_s > GRACE_S:
+            for number in range(len(self.nodes)):
+                if number in self.agents and number not in self.endings:
+                    self.agents[number].process.kill()
+
+    def _ending(self) -> Ending | None:
+        """Of the whole run, from those of the nodes."""
+        first = self.endings[0]
+        if first.error and "DistNetworkError" in first.error and self.tries > 1:
+            self.tries -= 1
+            self._begin()  # somebody else was quicker to take the port
+            return None
+        endings = self.endings.values()
+        failures = sorted((f for e in endings for f in e.failures), key=lambda f: f["unix"])
+        told = [e for e in endings if e.error is not None]
+        died = [e for e in endings if e.launcher_died]
+        # A node that was lost is the cause, not the ranks elsewhere that miss it.
+        cause = (died or told or [first])[0]
+        code = next((e.code for e in endings if e.code), 0)
+        return Ending(cause.code or code, failures, cause.error, bool(died))
