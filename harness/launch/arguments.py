@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from harness.launch.plan import Elastic
 from harness.launch.state import Options
 from harness.settings import UserError
 
@@ -28,7 +29,7 @@ class Arguments:
     options: Options = field(default_factory=Options)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if match := re.match(r"unrecognized arguments: (\S+)", message):
             flag = match[1].partition("=")[0]
@@ -56,6 +57,7 @@ def parse(argv: list[str]) -> Arguments:
             output_dir=given["output_dir"],
             launcher=given["launcher"],
             oversubscribe=given["oversubscribe"],
+            elastic=_elastic(given["max_restarts"], given["min_nodes"]),
             timeout_s=_seconds(given["timeout"]),
             rerun=given["rerun"],
             fail_fast=given["fail_fast"],
@@ -66,8 +68,8 @@ def parse(argv: list[str]) -> Arguments:
     )
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m harness sweep",
         description="Run every run of a sweep file that has not been run; go on where it stopped.",
         allow_abbrev=False,
@@ -93,6 +95,14 @@ def _parser() -> _Parser:
         "one another down, and the record says so",
     )
     add(
+        "--max_restarts",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="how often lost processes are started again, from the last checkpoint (0)",
+    )
+    add("--min_nodes", type=whole, metavar="N", help="how many nodes are enough to go on (all)")
+    add(
         "--select",
         action="append",
         default=[],
@@ -114,7 +124,7 @@ def _parser() -> _Parser:
         help="a setting for all runs, instead of what the file says; again with another value: "
         "an axis",
     )
-    add("--repeat", type=_count, default=1, metavar="N", help="measure everything N times (1)")
+    add("--repeat", type=whole, default=1, metavar="N", help="measure everything N times (1)")
     add(
         "--rerun",
         choices=("failed", "all"),
@@ -145,7 +155,19 @@ def _snake(word: str) -> str:
     return "--" + name.replace("-", "_") + equals + value
 
 
-def _count(text: str) -> int:
+def _elastic(max_restarts: int, min_nodes: int | None) -> Elastic | None:
+    if min_nodes is not None and not max_restarts:
+        raise UserError(f"--min_nodes {min_nodes}: needs --max_restarts, for example 3")
+    return Elastic(max_restarts, min_nodes) if max_restarts else None
+
+
+def natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 0")
+    return int(text)
+
+
+def whole(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1")
     return int(text)

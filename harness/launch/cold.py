@@ -33,7 +33,7 @@ class Cold(Launcher):
         start.log.parent.mkdir(parents=True, exist_ok=True)
         for number in range(start.job.nodes):
             node = self.nodes[number]
-            words = torchrun(start.job, number, self.nodes[0].address, self.port)
+            words = torchrun(start.job, number, self.nodes[0].address, self.port, start.elastic)
             command = [node.python, "-m", "torch.distributed.run", *words, path, *start.argv]
             with start.log.open("ab") as log:
                 process = node.start(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from harness.launch.plan import Job
+from harness.launch.plan import Elastic, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,6 +67,7 @@ class Start:
     cores: tuple[int, ...] | None  # None: whatever the system gives
     log: Path
     devices: tuple[tuple[str, ...], ...] = ()  # GPUs by node; empty: all that are visible there
+    elastic: Elastic | None = None
 
     def environment_of(self, node: int) -> dict[str, str]:
         """Of the ranks of one node."""

@@ -33,7 +33,8 @@ class Local(Place):
         gpus = self.machine.gpus
         if gpus and job.devices < len(gpus):
             words.insert(0, f"CUDA_VISIBLE_DEVICES={','.join(gpus[: job.devices])}")
-        return [" ".join([*words, command]) for command in commands(job, scripts_in)]
+        found = commands(job, scripts_in, self.options.elastic)
+        return [" ".join([*words, command]) for command in found]
 
     def nodes(self) -> list[Node]:
         return [Node()]
@@ -56,7 +57,8 @@ class Local(Place):
     @property
     def environment(self) -> dict[str, str]:
         """The same number of threads for every run: torchrun sets it only for several processes."""
-        return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.machine.threads))}
+        threads = os.environ.get("OMP_NUM_THREADS", str(self.machine.threads))
+        return {"OMP_NUM_THREADS": threads, **super().environment}
 
     def facts(self, job: Job) -> dict[str, Any]:
         found = super().facts(job)

@@ -61,7 +61,8 @@ class Place(ABC):
     @property
     def environment(self) -> dict[str, str]:
         """Of every process on every node."""
-        return {}
+        # With the store of the first attempt, those who start again would read old addresses.
+        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.options.elastic else {}
 
     def variables(self, job: Job) -> dict[str, str]:
         """Of the ranks of one run, besides."""

@@ -20,7 +20,24 @@ from harness.strategies import STRATEGIES, World, place
 
 # Repetitions of one measurement: never an axis of the table.
 REPLICATES = ("seed", "repeat")
+# A node that is gone is missed after 3 x 3 s; those that are left wait 3 s for it to come back.
+KEEP_ALIVE = {"keep_alive_interval": 3, "keep_alive_max_attempt": 3, "last_call_timeout": 3}
 PORT = 29500  # on which the first node is met, where nothing better is known
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """How much a run may lose and still go on."""
+
+    max_restarts: int
+    min_nodes: int | None = None  # None: all
+
+    def least(self, job: Job) -> int:
+        return min(self.min_nodes or job.nodes, job.nodes)
+
+    def rendezvous_config(self, node: int | str) -> dict[str, int]:
+        """The first node holds the store in which all meet."""
+        return {"is_host": int(node == 0), **KEEP_ALIVE}
 
 
 @dataclass(frozen=True)
@@ -178,8 +195,20 @@ def _text(point: Point) -> str:
     return " ".join(f"{name}={number(value)}" for name, value in point.items())
 
 
-def torchrun(job: Job, node: int | str, master: str, port: int) -> list[str]:
+def torchrun(
+    job: Job, node: int | str, master: str, port: int, elastic: Elastic | None = None
+) -> list[str]:
     """What torchrun is told on one node, before the script."""
+    if elastic is not None:
+        config = elastic.rendezvous_config(node).items()
+        return [
+            f"--nnodes={elastic.least(job)}:{job.nodes}",
+            f"--nproc_per_node={job.processes}",
+            f"--max_restarts={elastic.max_restarts}",
+            "--rdzv_backend=c10d",
+            f"--rdzv_endpoint={master}:{port}",
+            f"--rdzv_conf={','.join(f'{name}={value}' for name, value in config)}",
+        ]
     if job.nodes == 1:
         return ["--standalone", f"--nproc_per_node={job.processes}"]
     return [
@@ -196,10 +225,11 @@ def script_of(job: Job, scripts_in: str = "") -> str:
     return shlex.join([f"{scripts_in}{job.settings.script}.py", *job.argv])
 
 
-def commands(job: Job, scripts_in: str = "") -> list[str]:
+def commands(job: Job, scripts_in: str = "", elastic: Elastic | None = None) -> list[str]:
     """The command of each node, as a person would type it; $MASTER is the first node's address."""
     script = script_of(job, scripts_in)
+    master = "$MASTER" if job.nodes > 1 else "127.0.0.1"
     return [
-        " ".join(["torchrun", *torchrun(job, node, "$MASTER", PORT), script])
+        " ".join(["torchrun", *torchrun(job, node, master, PORT, elastic), script])
         for node in range(job.nodes)
     ]

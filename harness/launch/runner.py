@@ -169,6 +169,7 @@ class Runner:
                 self._cores(devices),
                 log,
                 self.place.visible(devices),
+                self.options.elastic,
             )
         )
         self.screen.note(f"{self._number(state)} {job}: started")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.launch.plan import Job
+from harness.launch.plan import Elastic, Job
 from harness.records import FAILURES, FINISHED
 
 # What becomes of a run here, beside the outcomes of its record.
@@ -20,6 +20,7 @@ class Options:
     output_dir: str = "outputs"
     launcher: str = "local"
     oversubscribe: bool = False
+    elastic: Elastic | None = None
     timeout_s: float | None = None
     rerun: str | None = None  # failed | all
     fail_fast: bool = False

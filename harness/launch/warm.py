@@ -29,6 +29,7 @@ SERVE = (
 )
 READY_S = 300.0  # to load what training needs, from a slow disk as well
 GRACE_S = 20.0  # for the other nodes to record and end when one has failed
+AGAIN_S = 5.0  # between two tries to reach a node that an elastic run has lost
 TRIES = 3  # to find a port that nobody takes at the same moment
 
 
@@ -114,9 +115,11 @@ class Warm(Launcher):
         super().__init__(nodes, environment, log)
         self.agents: dict[int, Agent] = {}
         self.start: Start | None = None
-        self.count = self.tries = 0
+        self.count = self.tries = self.port = 0
+        self.asked = False  # for a port, on the first node
+        self.sent: set[int] = set()  # the nodes that have got the run
+        self.lost: dict[int, float] = {}  # when the run went on without them
         self.endings: dict[int, Ending] = {}
-        self.asked = self.sent = False  # for a port on the first node; the run to all of them
         self.failed_s: float | None = None
 
     @property
@@ -131,8 +134,7 @@ class Warm(Launcher):
         self.start, self.tries = start, TRIES
         for number in range(start.job.nodes):
             if number not in self.agents:
-                node = self.nodes[number]
-                self.agents[number] = Agent(node, self.environment, self.log)
+                self._open(number)
             self.agents[number].printed_to = start.log
         self._begin()
 
@@ -145,13 +147,12 @@ class Warm(Launcher):
             self.asked = True
             self.agents[0].say({"do": "port"})
         self._look_for_lost()
-        if len(self.endings) < self.start.job.nodes:
-            return None
-        return self._ending()
+        self._take_back()
+        return self._ending() if self.endings and not self.sent - set(self.endings) else None
 
     def stop(self) -> None:
         if not self.sent and self.start is not None:
-            self.endings = {n: Ending(128 + signal.SIGTERM) for n in range(self.start.job.nodes)}
+            self.endings = {0: Ending(128 + signal.SIGTERM)}
         for agent in self.agents.values():
             agent.say({"do": "stop"})
 
@@ -170,8 +171,12 @@ class Warm(Launcher):
         nodes = self.start.job.nodes if self.start else 0
         return [agent for number, agent in self.agents.items() if number < nodes]
 
+    def _open(self, number: int) -> None:
+        self.agents[number] = Agent(self.nodes[number], self.environment, self.log)
+
     def _begin(self) -> None:
-        self.endings, self.asked, self.sent, self.failed_s = {}, False, False, None
+        self.endings, self.asked, self.failed_s = {}, False, None
+        self.sent, self.lost = set(), {}
 
     def _take(self, number: int, agent: Agent, message: dict[str, Any]) -> None:
         match message["event"]:
@@ -183,39 +188,63 @@ class Warm(Launcher):
                     )
             case "port":
                 if not self.endings:
-                    self._send(message["port"])
+                    self.port = message["port"]
+                    self.count += 1
+                    for other in range(len(self._used())):
+                        self._send(other)
             case "ended":
                 ending = Ending(message["code"], message["failures"], message.get("error"))
                 self._ended(number, ending)
             case "died":
                 self._died(number, agent, message["code"])
 
-    def _send(self, port: int) -> None:
-        """The run, to every node at once."""
+    def _send(self, number: int) -> None:
+        """The run, to one of its nodes."""
         assert self.start is not None
-        job, self.sent = self.start.job, True
-        self.count += 1
-        for number in range(job.nodes):
-            node = self.nodes[number]
-            request = {
-                "do": "run",
-                "id": f"{os.getpid()}-{self.count}",
-                "script": job.settings.script,
-                "argv": self.start.argv,
-                "nodes": job.nodes,
-                "node": number,
-                "address": node.address,
-                "rendezvous": f"{self.nodes[0].address}:{port}",
-                "processes": job.processes,
-                "environment": self.start.environment_of(number),
-                "cores": self.start.cores,
-                "log": None if node.remote else str(self.start.log.absolute()),
-            }
-            self.agents[number].say(request)
+        self.sent.add(number)
+        job, node, elastic = self.start.job, self.nodes[number], self.start.elastic
+        request = {
+            "do": "run",
+            "id": f"{os.getpid()}-{self.count}",
+            "script": job.settings.script,
+            "argv": self.start.argv,
+            "nodes": job.nodes,
+            "node": number,
+            "address": node.address,
+            "rendezvous": f"{self.nodes[0].address}:{self.port}",
+            "rendezvous_config": elastic.rendezvous_config(number) if elastic else {"rank": number},
+            "processes": job.processes,
+            "min_nodes": elastic.least(job) if elastic else job.nodes,
+            "max_restarts": elastic.max_restarts if elastic else 0,
+            "environment": self.start.environment_of(number),
+            "cores": self.start.cores,
+            "log": None if node.remote else str(self.start.log.absolute()),
+        }
+        self.agents[number].say(request)
+
+    def _goes_on_without(self, number: int) -> bool:
+        """Whether the rest of an elastic run can do without this node, until it is back."""
+        assert self.start is not None
+        elastic = self.start.elastic
+        # The first node holds the store in which the others meet.
+        if elastic is None or number == 0 or number not in self.sent or self.failed_s is not None:
+            return False
+        return len(self.sent - {number}) >= elastic.least(self.start.job)
+
+    def _take_back(self) -> None:
+        """Nodes that were lost, as soon as they are there again."""
+        if self.start is None or self.failed_s is not None or 0 in self.endings:
+            return
+        for number, since_s in list(self.lost.items()):
+            if number in self.agents and self.agents[number].ready:
+                del self.lost[number]
+                self._send(number)
+            elif number not in self.agents and time.monotonic() - since_s > AGAIN_S:
+                self._open(number)
+                self.agents[number].printed_to = self.start.log
 
     def _ended(self, number: int, ending: Ending) -> None:
-        assert self.start is not None
-        if number >= self.start.job.nodes or number in self.endings:
+        if number not in self.sent or number in self.endings:
             return
         self.endings[number] = ending
         if ending.code and self.failed_s is None:
@@ -229,6 +258,10 @@ class Warm(Launcher):
         del self.agents[number]
         words = agent.last_words()
         agent.close()
+        if self._goes_on_without(number) or number in self.lost:
+            self.sent.discard(number)
+            self.lost[number] = time.monotonic()
+            return
         if code >= 0 and not agent.ready:
             where = f" on {agent.node.name}" if len(self.nodes) > 1 or agent.node.remote else ""
             said = f": {words}" if agent.node.remote and words else f": see {self.log}"
@@ -241,7 +274,7 @@ class Warm(Launcher):
         """Nodes that do not come, and those that do not end when another has failed."""
         now_s = time.monotonic()
         for agent in self._used():
-            if not agent.ready and now_s - agent.opened_s > READY_S:
+            if not agent.ready and not self.sent and now_s - agent.opened_s > READY_S:
                 raise UserError(
                     f"{agent.node.name} has not answered for {READY_S:.0f} s: see {self.log}"
                 )
@@ -252,12 +285,12 @@ class Warm(Launcher):
 
     def _ending(self) -> Ending | None:
         """Of the whole run, from those of the nodes."""
-        first = self.endings[0]
+        endings = self.endings.values()
+        first = self.endings.get(0) or next(iter(endings))
         if first.error and "DistNetworkError" in first.error and self.tries > 1:
             self.tries -= 1
             self._begin()  # somebody else was quicker to take the port
             return None
-        endings = self.endings.values()
         failures = sorted((f for e in endings for f in e.failures), key=lambda f: f["unix"])
         told = [e for e in endings if e.error is not None]
         died = [e for e in endings if e.launcher_died]

@@ -67,17 +67,18 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     def stop(signum: int, frame: Any) -> NoReturn:
         raise SignalException("asked to stop", signal.Signals(signum))
 
+    elastic = request["max_restarts"] > 0
     config = LaunchConfig(
-        min_nodes=request["nodes"],
+        min_nodes=request["min_nodes"],
         max_nodes=request["nodes"],
         nproc_per_node=request["processes"],
         # What torchrun takes where every node has its number; c10d would negotiate for seconds.
-        rdzv_backend="static",
+        rdzv_backend="c10d" if elastic else "static",
         rdzv_endpoint=request["rendezvous"],
-        rdzv_configs={"rank": request["node"]},
+        rdzv_configs=request["rendezvous_config"],
         local_addr=request["address"],
         run_id=request["id"],
-        max_restarts=0,
+        max_restarts=request["max_restarts"],
         monitor_interval=0.03,
         start_method="forkserver",
     )
