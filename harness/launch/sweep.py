@@ -16,9 +16,9 @@ from typing import Any
 
 from harness.identity import number
 from harness.launch.arguments import Arguments, parse
-from harness.launch.links import link_of
 from harness.launch.local import ROOT, environment_with
 from harness.launch.machine import Machine, this_machine, why_not
+from harness.launch.networks import link_of
 from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.runner import Runner
 from harness.launch.screen import Screen
