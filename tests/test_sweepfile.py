@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.launch.links import Link, link_of
+from harness.launch.links import Link
+from harness.launch.networks import link_of
 from harness.launch.sweepfile import Sweep, load
 from harness.settings import UserError
 from tests.sweeps import sweep_file

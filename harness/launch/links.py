@@ -1,27 +1,58 @@
-"""A link between nodes: how long a packet takes one way, and how much passes in a second."""
+"""A link between nodes: how long a packet takes one way, how much passes in a second, what is lost.
+
+    none  20ms  200mbit  20ms/200mbit/jitter2ms/loss1%      parts in any order
+    {delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01}
+    rack  continent  home_dsl ...                           see PRESETS
+
+Every number holds for one direction, and both directions are alike. A network whose pairs of nodes
+are not all alike: harness/launch/networks.py.
+"""
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.identity import number
 from harness.settings import UserError
 
-PARTS = re.compile(r"^(?:(?P<delay>[0-9.]+)ms)?/?(?:(?P<rate>[0-9.]+)(?P<unit>mbit|gbit))?$")
-EXPECTED = "expected none, 20ms, 200mbit, 20ms/200mbit or {delay_ms: 20, rate_mbit: 200}"
+NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"
+# The unit of each field's text, and what it is worth in the field's own unit.
+PARTS = (
+    (re.compile(f"^{NUMBER}ms$"), "delay_ms", 1.0),
+    (re.compile(f"^{NUMBER}mbit$"), "rate_mbit", 1.0),
+    (re.compile(f"^{NUMBER}gbit$"), "rate_mbit", 1000.0),
+    (re.compile(f"^jitter{NUMBER}ms$"), "jitter_ms", 1.0),
+    (re.compile(f"^loss{NUMBER}$"), "loss", 1.0),
+    (re.compile(f"^loss{NUMBER}%$"), "loss", 0.01),
+)
+FIELDS = ("delay_ms", "rate_mbit", "jitter_ms", "loss")
+EXPECTED = (
+    "expected none, 20ms, 200mbit, 20ms/200mbit/jitter2ms/loss1%, "
+    "{delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01} or a name such as rack"
+)
 
 
 @dataclass(frozen=True)
 class Link:
+    """Between any two nodes, where all pairs are alike."""
+
     delay_ms: float = 0.0  # one way
     rate_mbit: float | None = None  # None: as fast as it goes
+    jitter_ms: float = 0.0  # the delay lies evenly between delay - jitter and delay + jitter
+    loss: float = 0.0  # share of the packets
 
     def __str__(self) -> str:
         parts = [f"{number(self.delay_ms)}ms"] if self.delay_ms else []
         if self.rate_mbit is not None:
             parts.append(f"{number(self.rate_mbit)}mbit")
+        if self.jitter_ms:
+            parts.append(f"jitter{number(self.jitter_ms)}ms")
+        if self.loss:
+            parts.append(f"loss{number(self.loss)}")
         return "/".join(parts) or "none"
 
     @property
@@ -29,26 +60,90 @@ class Link:
         """Third part of a set-up: runs over unlike links are unlike runs."""
         return str(self).replace("/", "-")
 
+    def between(self, one: int, other: int) -> Link:
+        """The link that packets from one node to another take."""
+        return self if one != other else Link()
 
-def link_of(value: Any) -> Link:
-    """A link from the text or the mapping of a sweep file."""
+    def facts(self, nodes: int) -> dict[str, Any] | list[dict[str, Any]]:
+        """What a record says of it."""
+        return asdict(self)
+
+    def check(self, nodes: int) -> None:
+        """Fits any number of nodes."""
+
+
+# Round numbers of what is usual, not measurements; the link that a run really had is measured
+# with it. Each is the path between two machines of that kind, in both directions.
+PRESETS = {
+    # Gigabit Ethernet through one switch, as under a desk.
+    "lan": Link(0.1, 1000),
+    # Two machines of one rack, 10 Gbit Ethernet.
+    "rack": Link(0.05, 10_000),
+    # Two racks of one data centre, what a virtual machine of middle size gets.
+    "datacenter": Link(0.25, 5000),
+    # Two data centres of one cloud region.
+    "region": Link(1, 2000),
+    # Two regions of one continent: Frankfurt and Madrid, Virginia and Oregon are 15 to 35 ms.
+    "continent": Link(20, 1000),
+    # Europe and the east coast of North America.
+    "transatlantic": Link(40, 500),
+    # Half around the world: Europe and Australia.
+    "worldwide": Link(140, 200),
+    # Two homes on glass fibre.
+    "home_fibre": Link(8, 200, 0.5),
+    # Two homes on VDSL: the uplink of either is what both have.
+    "home_dsl": Link(20, 40, 3),
+    # Two laptops on one wireless access point, after its own repeats.
+    "wifi": Link(2, 200, 1.5, 0.001),
+    # Two machines behind mobile phones, LTE uplink.
+    "mobile": Link(30, 20, 10, 0.005),
+}
+
+
+def plain_link(value: Any) -> Link:
+    """A link from its text, its name or its mapping; UserError if wrong."""
     if isinstance(value, dict):
-        if unknown := sorted(set(value) - {"delay_ms", "rate_mbit"}):
+        if unknown := [name for name in value if name not in FIELDS]:
             raise UserError(f"link {unknown[0]}: {EXPECTED}")
-        delay, rate, unit = value.get("delay_ms", "0"), value.get("rate_mbit"), "mbit"
+        given = {name: (text, 1.0) for name, text in value.items()}
     else:
         text = str(value).strip().lower().replace(" ", "")
-        if text == "none":
-            return Link()
-        match = PARTS.match(text)
-        if not match or not text or text == "/":
-            raise UserError(f"link {value}: {EXPECTED}")
-        delay, rate, unit = match["delay"] or "0", match["rate"], match["unit"]
+        if text in PRESETS or text == "none":
+            return PRESETS.get(text, Link())
+        given = _parts(value, text)
     try:
-        rate_mbit = None if rate is None else float(rate) * (1000 if unit == "gbit" else 1)
-        link = Link(float(delay), rate_mbit)
-    except ValueError:
+        link = Link(**{name: _exact(text, worth) for name, (text, worth) in given.items()})
+    except (TypeError, ValueError):
         raise UserError(f"link {value}: {EXPECTED}") from None
+    if not given or not all(math.isfinite(getattr(link, name) or 0) for name in FIELDS):
+        raise UserError(f"link {value}: {EXPECTED}")
+    _check(value, link)
+    return link
+
+
+def _exact(text: Any, worth: float) -> float:
+    """0.7 % is 0.007, and not what floating point makes of it."""
+    return float(f"{float(text) * worth:.12g}")
+
+
+def _parts(value: Any, text: str) -> dict[str, tuple[str, float]]:
+    given: dict[str, tuple[str, float]] = {}
+    for part in text.split("/"):
+        found = [(name, (m[1], worth)) for regex, name, worth in PARTS if (m := regex.match(part))]
+        if not found:
+            near = difflib.get_close_matches(text, PRESETS, n=1)
+            hint = f"did you mean {near[0]}?" if near else EXPECTED
+            raise UserError(f"link {value}: {hint}")
+        if found[0][0] in given:
+            raise UserError(f"link {value}: {found[0][0]} stands here twice")
+        given.update(found)
+    return given
+
+
+def _check(value: Any, link: Link) -> None:
     if link.delay_ms < 0 or (link.rate_mbit is not None and link.rate_mbit <= 0):
         raise UserError(f"link {value}: a delay is 0 or more, a rate above 0")
-    return link
+    if not 0 <= link.jitter_ms <= link.delay_ms:
+        raise UserError(f"link {value}: a jitter is 0 or more and not above the delay")
+    if not 0 <= link.loss < 1:
+        raise UserError(f"link {value}: a loss is a share, at least 0 and below 1")

@@ -12,7 +12,8 @@ from typing import Any
 
 from harness.flags import bare, to_argv
 from harness.identity import number, run_id
-from harness.launch.links import Link, link_of
+from harness.launch.links import Link
+from harness.launch.networks import Network, link_of
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 from harness.records import RunFolder
 from harness.settings import Settings, UserError, parse_setup, resolve
@@ -50,7 +51,7 @@ class Job:
     nodes: int
     devices: int  # of a node
     processes: int  # of a node; one for several devices with dp
-    link: Link
+    link: Link | Network
 
     @property
     def path(self) -> str:
@@ -142,6 +143,7 @@ def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> 
             raise UserError(f"link {link} lies between nodes, and {setup} has one")
         if tag:
             raise UserError(f"setup {setup}: the tag is taken by the link {link}")
+        link.check(nodes)
         setup = f"{setup}_{link.tag}"
     given |= {"setup": setup, "output_dir": output_dir}
     if sweep.tiny:

@@ -16,9 +16,10 @@ from typing import Any
 from harness.identity import number
 from harness.launch.arguments import Arguments, parse
 from harness.launch.launcher import ROOT, environment_with
-from harness.launch.links import link_of
 from harness.launch.local import Local
 from harness.launch.machine import this_machine
+from harness.launch.netns import Netns
+from harness.launch.networks import link_of
 from harness.launch.places import Place
 from harness.launch.plan import Job, axes_of, plan
 from harness.launch.runner import Runner
@@ -30,7 +31,7 @@ from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError
 from harness.values import field_of, typed
 
-PLACES: dict[str, type[Place]] = {"local": Local}
+PLACES: dict[str, type[Place]] = {"local": Local, "netns": Netns}
 
 
 def main(argv: list[str]) -> int:

@@ -22,7 +22,7 @@
     if_installed: {timm: {...}}   settings to use where a package is installed
     tiny: {...}                   with --tiny each key in here replaces the one above
 
-`link` is an axis, too: none, 20ms, 20ms/200mbit.
+`link` is an axis, too: none, 20ms/200mbit, rack (links.py), {places: [2, 1], ...} (networks.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.launch.links import link_of
+from harness.launch.networks import link_of
 from harness.launch.yamlfile import Source, header_of, read
 from harness.settings import UserError
 from harness.summary import QUALITY

@@ -1,0 +1,227 @@
+"""How exact the emulated links are: what was asked for against what programs in the nodes get.
+
+    python -m benchmarks.links                    about two minutes
+    python -m benchmarks.links --rounds 5         each throughput and round trip so many times
+    python -m benchmarks.links --out found.json   and found.md beside it
+
+Round trips are datagrams of a few bytes, 20 to 60 of them; throughput is one TCP stream without its
+first second or so, in bytes of the program; loss is counted over datagrams one way. The processor
+time is that of the process which carries the packets, in shares of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.launch.emulation import EmulatedNodes
+from harness.launch.networks import link_of
+from harness.records import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+DELAYS_MS = (0, 1, 5, 20, 50, 100)  # one way
+JITTERS = ("20ms/jitter2ms", "50ms/jitter10ms")
+LOSSES = ("loss0.1%", "loss1%", "5ms/loss5%")
+RATES_MBIT = (10, 100, 500, 1000, 2000)
+FAR_MS = 20
+PLACES = "3+3+2:within=0.5ms:between=40ms:a-b=10ms"  # eight nodes
+Row = dict[str, Any]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="links")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one of each kind, not to be quoted")
+    parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
+    asked = parser.parse_args(argv)
+    load = os.getloadavg()[0]
+    few = slice(1, 2) if asked.quick else slice(None)
+    with EmulatedNodes.open(2, link_of("none")) as pair:
+        about = {"emulator": pair.emulator, "congestion_control": pair.congestion_control,
+                 "priority": pair.priority, "cores": os.cpu_count(), "load_before": load}  # fmt: skip
+        rows = list(measured(pair, few, 1 if asked.quick else asked.rounds))
+    rows += eight_nodes()
+    text = table(about, rows)
+    print(text)
+    if asked.out:
+        write_json(asked.out, {**about, "rows": rows})
+        asked.out.with_suffix(".md").write_text(text + "\n")
+    return 0
+
+
+def measured(pair: EmulatedNodes, few: slice, rounds: int) -> Iterator[Row]:
+    """Two nodes, one link after the other."""
+    for delay in DELAYS_MS[few]:
+        yield round_trip(pair, f"{delay}ms", rounds)
+    with busy_cores():
+        yield round_trip(pair, f"{FAR_MS}ms", rounds) | {"what": "round trip, all cores busy"}
+    for text in JITTERS[few]:
+        yield jitter(pair, text, 400 if rounds > 1 else 50)
+    for text in LOSSES[few]:
+        yield loss(pair, text, 50_000 if rounds > 1 else 5_000)
+    for far in ("", f"{FAR_MS}ms/"):
+        for rate in RATES_MBIT[few]:
+            yield throughput(pair, f"{far}{rate}mbit", rounds)
+    yield throughput(pair, "none", rounds)
+
+
+def round_trip(pair: EmulatedNodes, text: str, rounds: int) -> Row:
+    link = link_of(text)
+    pair.change(link)
+    with running(pair, 1, "echo"):
+        count = 60 if link.between(0, 1).delay_ms < 20 else 20
+        found = [ended(pair, 0, "ping", pair.nodes[1].address, count, 0.002) for _ in range(rounds)]
+    return row("round trip", text, "ms", 2 * link.between(0, 1).delay_ms,
+               [statistics.median(of) for of in found])  # fmt: skip
+
+
+def jitter(pair: EmulatedNodes, text: str, count: int) -> Row:
+    """The spread of a round trip: both ways are drawn evenly, so its variance is 2/3 jitter²."""
+    link = link_of(text)
+    pair.change(link)
+    with running(pair, 1, "echo"):
+        found = ended(pair, 0, "ping", pair.nodes[1].address, count, 0)
+    asked = math.sqrt(2 / 3) * link.between(0, 1).jitter_ms
+    return row("spread of round trips", text, "ms", asked, [statistics.stdev(found)])
+
+
+def loss(pair: EmulatedNodes, text: str, count: int) -> Row:
+    link = link_of(text)
+    pair.change(link)
+    with running(pair, 1, "count") as counter:
+        ended(pair, 0, "flood", pair.nodes[1].address, count, 0.0001)
+        got = int(counter.communicate()[0])
+    share = link.between(0, 1).loss
+    error = 100 * math.sqrt(share * (1 - share) / count)
+    return row("loss", text, "%", 100 * share, [100 * (1 - got / count)]) | {"error": error}
+
+
+def throughput(pair: EmulatedNodes, text: str, rounds: int) -> Row:
+    link = link_of(text)
+    pair.change(link)
+    far = link.between(0, 1).delay_ms > 0
+    found, shares = [], []
+    for _ in range(rounds):
+        with running(pair, 1, "receive", 1.5 if far else 0.5) as receiver:
+            began_s, busy_s = time.perf_counter(), processor_s(pair)
+            ended(pair, 0, "send", pair.nodes[1].address, 3.0 if far else 1.5)
+            found.append(float(receiver.communicate()[0]))
+            shares.append((processor_s(pair) - busy_s) / (time.perf_counter() - began_s))
+    asked = link.between(0, 1).rate_mbit
+    return row("TCP", text, "Mbit/s", asked, found) | {"share": statistics.median(shares)}
+
+
+def eight_nodes() -> Iterator[Row]:
+    """Every node asks every other, all at once; a row for each distance."""
+    network = link_of(PLACES)
+    every = range(8)
+    by_distance: dict[float, list[float]] = {}
+    with EmulatedNodes.open(8, network) as nodes:
+        servers = [start(nodes, node, "echo") for node in every]
+        for server in servers:
+            assert server.stdout is not None
+            server.stdout.readline()
+        askers = {
+            (i, j): start(nodes, i, "ping", nodes.nodes[j].address, 10, 0.05)
+            for i in every for j in every if i != j
+        }  # fmt: skip
+        for (i, j), asker in askers.items():
+            median = statistics.median(json.loads(asker.communicate()[0]))
+            by_distance.setdefault(2 * network.between(i, j).delay_ms, []).append(median)
+        for server in servers:
+            server.kill()
+            server.communicate()
+    for asked, found in sorted(by_distance.items()):
+        yield row(f"8 nodes, {len(found)} pairs at once", PLACES, "ms", asked, found)
+
+
+def row(what: str, link: str, unit: str, asked: float | None, found: list[float]) -> Row:
+    return {"what": what, "link": link, "unit": unit, "asked": asked, "found": sorted(found)}
+
+
+def start(nodes: EmulatedNodes, node: int, *words: Any) -> subprocess.Popen[str]:
+    command = [*nodes.enter(node), sys.executable, "-m", "benchmarks.inside", *map(str, words)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def running(nodes: EmulatedNodes, node: int, *words: Any) -> Iterator[subprocess.Popen[str]]:
+    """One end that waits for the other."""
+    process = start(nodes, node, *words)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(nodes: EmulatedNodes, node: int, *words: Any) -> Any:
+    process = start(nodes, node, *words)
+    said, _ = process.communicate()
+    assert process.returncode == 0, f"{words} failed"
+    return json.loads(said) if said else None
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """As many processes as cores that do nothing but compute."""
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
+               for _ in range(os.cpu_count() or 1)]  # fmt: skip
+    try:
+        yield
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+
+
+def processor_s(nodes: EmulatedNodes) -> float:
+    times = psutil.Process(nodes.holder.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def table(about: dict[str, Any], rows: list[Row]) -> str:
+    lines = [
+        f"Carried by {about['emulator']} (priority {about['priority']}, TCP "
+        f"{about['congestion_control']}) on {about['cores']} cores; load before "
+        f"{about['load_before']:.1f}.",
+        "",
+        "| what | link, one way | asked | got, median | lowest to highest | off | core |",
+        "|---|---|--:|--:|--:|--:|--:|",
+        *(_line(found) for found in rows),
+    ]
+    return "\n".join(lines)
+
+
+def _line(found: Row) -> str:
+    middle = statistics.median(found["found"])
+    low, high = found["found"][0], found["found"][-1]
+    asked, unit = found["asked"], found["unit"]
+    wanted = "as fast as it goes" if asked is None else f"{asked:,.4g} {unit}"
+    off = "" if asked is None else f"{middle - asked:+.3g} {unit}"
+    if asked:
+        off += f", {middle / asked - 1:+.1%}"
+    if "error" in found:
+        off += f" (expected ±{found['error']:.2g})"
+    share = f"{found['share']:.2f}" if "share" in found else ""
+    spread = f"{low:,.4g} to {high:,.4g}" if low != high else ""
+    return (f"| {found['what']} | {found['link']} | {wanted} | {middle:,.4g} {unit} | {spread} "
+            f"| {off} | {share} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""Emulated nodes: one machine stands in for several, joined by links that are set.
+
+    with EmulatedNodes.open(2, link_of("20ms/200mbit")) as emulated:
+        subprocess.run([*emulated.enter(0), "python", "-c", "..."])
+
+Each node is a network namespace with one interface, link0, and an address that the others reach.
+Files, users, host name, cores and memory are shared: what differs between nodes is the network
+alone. **There is no way out of it**: what a training needs of the internet must be in a cache
+before, and nothing outside reaches a node but by enter(). The host's name leads nowhere inside, so
+say addresses or interfaces (GLOO_SOCKET_IFNAME=link0, NCCL_SOCKET_IFNAME=link0, --master_addr).
+
+A link's packets are carried by the kernel's netem where there is one, for root; else by a relay in
+user space (harness/launch/relay.py). TCP is the machine's own, congestion control included, with
+buffers of up to 64 MiB, so that it can fill 2 Gbit/s over 100 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from harness.launch.links import Link
+from harness.launch.networks import Network
+from harness.launch.shape import INTERFACE, MOST_NODES, address
+from harness.settings import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    address: str
+    interface: str
+
+
+class EmulatedNodes:
+    """Open until closed; gone at once when this process ends, however it ends.
+
+    Open it from a thread that lives as long as the nodes shall: the kernel takes the end of that
+    thread for the end of the owner.
+    """
+
+    def __init__(self, count: int, holder: subprocess.Popen[str]) -> None:
+        self.nodes = [Node(f"node{n}", address(n), INTERFACE) for n in range(count)]
+        self.holder = holder
+        self._facts: dict[str, Any] = self._ask({"count": count})
+
+    @classmethod
+    def open(cls, count: int, network: Link | Network) -> Self:
+        """UserError, one line, if this machine or this user cannot have them."""
+        network.check(count)
+        if not 1 <= count <= MOST_NODES:
+            raise UserError(f"{count} emulated nodes: 1 to {MOST_NODES} are possible")
+        emulated = cls(count, _holder())
+        try:
+            emulated.change(network)
+        except BaseException:
+            emulated.close()
+            raise
+        return emulated
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def emulator(self) -> str:
+        """What carries the packets: netem or relay."""
+        return str(self._facts["emulator"])
+
+    @property
+    def congestion_control(self) -> str:
+        """TCP's, inside the nodes: it decides what a lossy link yields."""
+        return str(self._facts["congestion"])
+
+    @property
+    def priority(self) -> str:
+        """Of the relay among the trainings: realtime, nice -10 or usual."""
+        return str(self._facts["priority"])
+
+    def enter(self, node: int) -> list[str]:
+        """The words before a command that make it run inside a node, as the same user."""
+        user = [f"--user=/proc/{self.holder.pid}/ns/user", "--preserve-credentials"]
+        namespace = f"--net={self._facts['namespaces'][node]}"
+        return ["nsenter", *(user if self._facts["user"] else []), namespace, "--"]
+
+    def change(self, network: Link | Network, count: int | None = None) -> None:
+        """Other links from now on, for what is already running, too; for all, or the first nodes."""
+        count = len(self.nodes) if count is None else count
+        network.check(count)
+        every = range(len(self.nodes))
+        links = [
+            [astuple(network.between(i, j) if max(i, j) < count else Link()) for j in every]
+            for i in every
+        ]
+        self._ask({"do": "change", "links": links})
+
+    def cut(self, node: int) -> None:
+        """Pull a node's cable: what is under way to and from it is lost, nobody is told."""
+        self._ask({"do": "cut", "node": node})
+
+    def join(self, node: int) -> None:
+        """Plug it in again."""
+        self._ask({"do": "join", "node": node})
+
+    def counters(self) -> list[list[dict[str, int]]]:
+        """[from][to]: bytes and packets on the wire since open(), and packets lost."""
+        found: list[list[dict[str, int]]] = self._ask({"do": "counters"})
+        return found
+
+    def close(self) -> None:
+        """Processes inside a node keep its namespace, without a network, until they end."""
+        self.holder.kill()
+        self.holder.wait()
+        for pipe in (self.holder.stdin, self.holder.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self.holder.stdin is not None and self.holder.stdout is not None
+        try:
+            self.holder.stdin.write(json.dumps(request) + "\n")
+            self.holder.stdin.flush()
+            line = self.holder.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self.close()
+            raise UserError(f"the emulated network has ended (code {self.holder.returncode})")
+        answer = json.loads(line)
+        if "error" in answer:
+            self.close()
+            raise UserError(answer["error"])
+        return answer["done"]
+
+
+def _holder() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness.launch.nodes", str(os.getpid())],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the owner, which closes it
+    )

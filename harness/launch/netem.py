@@ -1,0 +1,134 @@
+"""The wires between emulated nodes, in the kernel: a switch of veth pairs, netem at every port.
+
+A packet from node i to node j waits at port j of the switch, in the class of its sender i. So the
+interface inside a node stays plain, and TCP does not take what is under way for what has not left.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness.launch.links import Link
+from harness.launch.shape import (
+    INTERFACE,
+    LARGEST_HANDOVER,
+    ONE_PACKET,
+    PACKET,
+    Matrix,
+    address,
+    queue_s,
+)
+from harness.settings import UserError
+
+Words = list[str]
+# netem keeps what an earlier call set of the rate, and keeps packets in order only if it has one.
+NO_LIMIT_MBIT = 100_000.0
+MOST_PACKETS = 1_000_000
+
+
+def wiring(namespaces: Sequence[str]) -> list[Words]:
+    """The switch, in the namespace that it stands in: bridge, ports, a class for each sender."""
+    nodes = range(len(namespaces))
+    commands = ["ip link add bridge0 type bridge", "ip link set bridge0 up"]
+    for node, namespace in enumerate(namespaces):
+        port = f"port{node}"
+        commands += [
+            f"ip link add {port} type veth peer name {INTERFACE} netns {namespace}",
+            f"ip link set {port} master bridge0",
+            f"ip link set {port} up",
+            f"tc qdisc add dev {port} root handle 1: htb",
+        ]
+        for sender in nodes:
+            if sender != node:
+                commands += [
+                    f"tc class add dev {port} parent 1: classid 1:{sender + 1:x} "
+                    "htb rate 100gbit quantum 65536",
+                    f"tc filter add dev {port} parent 1: protocol ip prio 1 "
+                    f"u32 match ip src {address(sender)}/32 flowid 1:{sender + 1:x}",
+                ]
+    return [command.split() for command in commands]
+
+
+def shaping(links: Matrix) -> list[Words]:
+    """What each class does to its packets; said again, it changes them while they flow."""
+    return [
+        f"tc qdisc replace dev port{node} parent 1:{sender + 1:x} handle {sender + 2:x}: "
+        f"{discipline(links[sender][node], links[node][sender])}".split()
+        for node in range(len(links))
+        for sender in range(len(links))
+        if sender != node
+    ]
+
+
+def discipline(link: Link, back: Link) -> str:
+    """netem's own words for a link."""
+    rate = link.rate_mbit or NO_LIMIT_MBIT
+    packets = rate * 1e6 / 8 / PACKET * (queue_s(link, back) + link.delay_ms / 1e3)
+    limit = min(MOST_PACKETS, round(packets) + 100)
+    delay = f" delay {link.delay_ms:.6g}ms" if link.delay_ms else ""
+    jitter = f" {link.jitter_ms:.6g}ms" if link.jitter_ms else ""
+    loss = f" loss {link.loss * 100:.6g}%" if link.loss else ""
+    return f"netem limit {limit}{delay}{jitter}{loss} rate {rate * 1e6:.0f}bit"
+
+
+def handover(links: Sequence[Link]) -> tuple[int, int]:
+    """netem counts its queue in packets and loses whole ones: they must be single ones."""
+    single = any(link.loss or link.rate_mbit for link in links)
+    return ONE_PACKET if single else LARGEST_HANDOVER
+
+
+def has_netem() -> bool:
+    """Whether the kernel has it: tried on the loopback of this process's fresh namespace."""
+    try:
+        command = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def run(words: Words) -> str:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserError(f"emulated network: {' '.join(words)}: {said}")
+    return done.stdout
+
+
+class Switch:
+    """Carries the packets in the kernel. Everything happens in the switch's namespace."""
+
+    def __init__(self, namespaces: Sequence[str], runs: Callable[[Words], str] = run) -> None:
+        self.count = len(namespaces)
+        self.runs = runs
+        for words in wiring(namespaces):
+            runs(words)
+
+    def change(self, links: Matrix) -> None:
+        for words in shaping(links):
+            self.runs(words)
+
+    def cut(self, node: int) -> None:
+        self.runs(["ip", "link", "set", f"port{node}", "down"])
+
+    def join(self, node: int) -> None:
+        self.runs(["ip", "link", "set", f"port{node}", "up"])
+
+    def counters(self) -> list[list[dict[str, int]]]:
+        """By sender and receiver: what has passed, and what was dropped."""
+        found = [[dict(NOTHING) for _ in range(self.count)] for _ in range(self.count)]
+        for node in range(self.count):
+            listed = json.loads(self.runs(f"tc -s -j class show dev port{node}".split()))
+            for entry in listed:
+                sender = int(entry["handle"].split(":")[1], 16) - 1
+                found[sender][node] = _passed(entry["stats"])
+        return found
+
+
+NOTHING = {"bytes": 0, "packets": 0, "lost": 0}
+
+
+def _passed(stats: dict[str, Any]) -> dict[str, int]:
+    return {"bytes": stats["bytes"], "packets": stats["packets"], "lost": stats["drops"]}

@@ -1,0 +1,165 @@
+"""The wires between emulated nodes, in user space: each packet waits as its link has it."""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import math
+import os
+import random
+import select
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from harness.launch.links import Link
+from harness.launch.shape import LARGEST_HANDOVER, ONE_PACKET, PACKET, Matrix, queue_s
+from harness.launch.tun import HEADER, LARGEST, LAST_OF_DESTINATION, size_and_packets
+
+BATCH = 32  # packets of one node before others are looked at
+MOMENT_S = 0.0005  # what is handed over at once must not hold up a link for longer
+
+
+@dataclass(slots=True)
+class Wire:
+    """One direction between two nodes: what waits in its queue, and what has passed."""
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    byte_s: float = 0.0  # that one byte takes; 0: as fast as it goes
+    loss: float = 0.0
+    queue_s: float = 0.0  # the longest wait before what comes is dropped
+    free_at: float = 0.0
+    last_at: float = 0.0
+    bytes: int = 0
+    packets: int = 0
+    lost: int = 0
+
+    def delivery(self, now: float, size: int, packets: int, draw: random.Random) -> float | None:
+        """When a packet that comes now arrives, None if it does not."""
+        if self.loss and draw.random() < self.loss:
+            self.lost += packets
+            return None
+        at = now
+        if self.byte_s:
+            begins = self.free_at if self.free_at > now else now
+            if begins - now > self.queue_s:
+                self.lost += packets
+                return None
+            at = self.free_at = begins + size * self.byte_s
+        at += self.delay_s
+        if self.jitter_s:
+            at += draw.uniform(-self.jitter_s, self.jitter_s)
+        # One route has one order, whatever the jitter.
+        if at < self.last_at:
+            at = self.last_at
+        self.last_at = at
+        self.bytes += size
+        self.packets += packets
+        return at
+
+
+def wire_of(link: Link, back: Link) -> Wire:
+    return Wire(
+        delay_s=link.delay_ms / 1e3,
+        jitter_s=link.jitter_ms / 1e3,
+        byte_s=8e-6 / link.rate_mbit if link.rate_mbit else 0.0,
+        loss=link.loss,
+        queue_s=queue_s(link, back),
+    )
+
+
+def handover(links: Sequence[Link]) -> tuple[int, int]:
+    """Single packets where they are lost singly, else what the slowest link sends in a moment."""
+    rates = [link.rate_mbit for link in links if link.rate_mbit]
+    size = int(min(rates, default=math.inf) * 1e6 / 8 * MOMENT_S) if rates else 0
+    if any(link.loss for link in links) or 0 < size < 2 * PACKET:
+        return ONE_PACKET
+    return LARGEST_HANDOVER if not size else (65535, min(size, 65536))
+
+
+class Relay:
+    """Reads the device of every node and writes each packet to the device of its destination."""
+
+    def __init__(self, devices: Sequence[int], draw: random.Random | None = None) -> None:
+        count = len(devices)
+        self.devices = devices
+        self.wires = [[Wire() for _ in range(count)] for _ in range(count)]
+        self.off: set[int] = set()
+        self.draw = draw or random.Random()  # noqa: S311 - nothing secret about it
+        self.waiting: list[tuple[float, int, int, int, bytes]] = []
+        self.read = 0
+
+    def change(self, links: Matrix) -> None:
+        """What is under way arrives as it would have; what has passed stays counted."""
+        for i, row in enumerate(self.wires):
+            for j, old in enumerate(row):
+                new = wire_of(links[i][j], links[j][i])
+                for name in ("delay_s", "jitter_s", "byte_s", "loss", "queue_s"):
+                    setattr(old, name, getattr(new, name))
+
+    def cut(self, node: int) -> None:
+        self.off.add(node)
+
+    def join(self, node: int) -> None:
+        self.off.discard(node)
+
+    def counters(self) -> list[list[dict[str, int]]]:
+        """By sender and receiver: what has passed, and what was dropped."""
+        return [
+            [{"bytes": w.bytes, "packets": w.packets, "lost": w.lost} for w in row]
+            for row in self.wires
+        ]
+
+    def run(self, control: int, answer: Callable[[], bool]) -> None:
+        """Until answer() says no; it is asked when there is something to read at control."""
+        node_of = {device: node for node, device in enumerate(self.devices)}
+        watched = [control, *self.devices]
+        gc.disable()  # nothing here goes round in circles
+        while True:
+            now = time.monotonic()
+            while self.waiting and self.waiting[0][0] <= now:
+                _, _, source, target, data = heapq.heappop(self.waiting)
+                self._hand(source, target, data)
+            wait_s = max(0.0, self.waiting[0][0] - time.monotonic()) if self.waiting else None
+            # Not epoll, whose milliseconds are too coarse.
+            ready, _, _ = select.select(watched, (), (), wait_s)
+            for device in ready:
+                if device != control:
+                    self._take(node_of[device], device)
+                elif not answer():
+                    return
+
+    def _take(self, source: int, device: int) -> None:
+        """What a node has sent, a batch of it."""
+        wires = self.wires[source]
+        for _ in range(BATCH):
+            try:
+                data = os.read(device, LARGEST)
+            except BlockingIOError:
+                return
+            target = data[LAST_OF_DESTINATION] - 1
+            if not 0 <= target < len(wires) or data[HEADER] >> 4 != 4 or target == source:
+                continue  # a broadcast, or nobody's address
+            wire = wires[target]
+            size, packets = size_and_packets(data)
+            if self.off and (source in self.off or target in self.off):
+                wire.lost += packets
+                continue
+            now = time.monotonic()
+            at = wire.delivery(now, size, packets, self.draw)
+            if at is None:
+                continue
+            if at <= now:
+                self._hand(source, target, data)
+            else:
+                self.read += 1
+                heapq.heappush(self.waiting, (at, self.read, source, target, data))
+
+    def _hand(self, source: int, target: int, data: bytes) -> None:
+        if self.off and (source in self.off or target in self.off):
+            return  # it was under way when the cable was pulled
+        # A node whose interface somebody took down gets nothing, as on a real network.
+        with suppress(OSError):
+            os.write(self.devices[target], data)
