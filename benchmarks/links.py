@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from harness.launch.emulation import EmulatedNodes
-from harness.launch.networks import link_of
+from harness.networks import link_of
 from harness.records import write_json
 
 ROOT = Path(__file__).resolve().parents[1]

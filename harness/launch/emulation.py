@@ -25,9 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness.launch.links import Link
-from harness.launch.networks import Network
 from harness.launch.shape import INTERFACE, MOST_NODES, address
+from harness.links import Link
+from harness.networks import Network
 from harness.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ class EmulatedNodes:
         return ["nsenter", *(user if self._facts["user"] else []), namespace, "--"]
 
     def change(self, network: Link | Network, count: int | None = None) -> None:
-        """Other links from now on, for what is already running, too; for all, or the first nodes."""
+        """Other links from now on, for what is running, too: of all, or of the first nodes."""
         count = len(self.nodes) if count is None else count
         network.check(count)
         every = range(len(self.nodes))

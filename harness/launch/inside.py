@@ -16,8 +16,8 @@ from harness.launch.arguments import Parser, whole
 from harness.launch.emulation import EmulatedNodes
 from harness.launch.launcher import Node
 from harness.launch.netns import nodes_of
-from harness.launch.networks import link_of
 from harness.launch.plan import PORT
+from harness.networks import link_of
 from harness.settings import UserError
 
 GRACE_S = 20.0  # for the other nodes to end when one has failed

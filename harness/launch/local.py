@@ -7,11 +7,11 @@ from typing import Any
 
 from harness.launch import machine
 from harness.launch.launcher import Node
-from harness.launch.links import Link
 from harness.launch.machine import Machine, this_machine
 from harness.launch.places import Devices, Place
 from harness.launch.plan import Job, commands
 from harness.launch.state import Options
+from harness.links import Link
 
 
 class Local(Place):

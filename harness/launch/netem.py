@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.launch.links import Link
 from harness.launch.shape import (
     INTERFACE,
     LARGEST_HANDOVER,
@@ -21,6 +20,7 @@ from harness.launch.shape import (
     address,
     queue_s,
 )
+from harness.links import Link
 from harness.settings import UserError
 
 Words = list[str]

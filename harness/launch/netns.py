@@ -9,11 +9,11 @@ from typing import Any
 from harness.launch import emulation, machine
 from harness.launch.emulation import EmulatedNodes
 from harness.launch.launcher import Node
-from harness.launch.links import Link
 from harness.launch.local import Local
 from harness.launch.machine import Machine
 from harness.launch.plan import Job, script_of
 from harness.launch.state import Options
+from harness.links import Link
 from harness.settings import UserError
 
 
@@ -74,4 +74,6 @@ def _variables(node: emulation.Node) -> dict[str, str]:
         # Otherwise NCCL sees one machine and goes past the link, through its memory.
         "NCCL_HOSTID": node.name,
         "NCCL_IB_DISABLE": "1",
+        # Each process would warn that no address here has a name.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
     }

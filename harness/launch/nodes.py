@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch import namespaces, netem, relay, tun
-from harness.launch.links import Link
 from harness.launch.shape import INTERFACE, Matrix, address
+from harness.links import Link
 from harness.parent import end_with_parent
 from harness.settings import UserError
 

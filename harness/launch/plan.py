@@ -12,9 +12,9 @@ from typing import Any
 
 from harness.flags import bare, to_argv
 from harness.identity import number, run_id
-from harness.launch.links import Link
-from harness.launch.networks import Network, link_of
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
+from harness.links import Link
+from harness.networks import Network, link_of
 from harness.records import RunFolder
 from harness.settings import Settings, UserError, parse_setup, resolve
 from harness.strategies import STRATEGIES, World, place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.launch.links import Link
+from harness.links import Link
 
 INTERFACE = "link0"  # the same name in every node
 Matrix = Sequence[Sequence[Link]]  # [from][to]

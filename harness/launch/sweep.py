@@ -19,13 +19,13 @@ from harness.launch.launcher import ROOT, environment_with
 from harness.launch.local import Local
 from harness.launch.machine import this_machine
 from harness.launch.netns import Netns
-from harness.launch.networks import link_of
 from harness.launch.places import Place
 from harness.launch.plan import Job, axes_of, plan
 from harness.launch.runner import Runner
 from harness.launch.screen import Screen
 from harness.launch.state import ELSEWHERE, SKIPPED, WAITING, State
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
+from harness.networks import link_of
 from harness.public import command_line, without_home
 from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError

@@ -33,8 +33,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.launch.networks import link_of
 from harness.launch.yamlfile import Source, header_of, read
+from harness.networks import link_of
 from harness.settings import UserError
 from harness.summary import QUALITY
 from harness.values import field_of, texts_of, typed

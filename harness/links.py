@@ -5,7 +5,7 @@
     rack  continent  home_dsl ...                           see PRESETS
 
 Every number holds for one direction, and both directions are alike. A network whose pairs of nodes
-are not all alike: harness/launch/networks.py.
+are not all alike: harness/networks.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from string import ascii_lowercase as LETTERS
 from typing import Any
 
-from harness.launch.links import Link, plain_link
+from harness.links import Link, plain_link
 from harness.settings import UserError
 
 KEYS = ("places", "within", "between", "pairs")
