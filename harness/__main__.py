@@ -10,6 +10,7 @@ import sys
 VERBS = {
     "sweep": ("harness.launch.sweep", "many runs from one file: experiments/*.yaml"),
     "table": ("harness.read.table", "what was measured: a row a run, or the table of a sweep"),
+    "link": ("harness.train.link_table", "links between nodes: round trip, bandwidth, all-reduce"),
     "env": ("harness.train.environment", "machine and versions, to paste into a question"),
 }
 
