@@ -6,6 +6,7 @@ import os
 import socket
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -184,13 +185,26 @@ def test_a_warning_names_the_pair_and_counts_the_others() -> None:
 # ---- which interface ----
 
 
-def test_the_interface_is_the_named_one_or_that_towards_the_master() -> None:
+def test_the_interface_is_the_named_one_or_that_of_the_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    named = {"GLOO_SOCKET_IFNAME": "vA", "NCCL_SOCKET_IFNAME": "ib", "MASTER_ADDR": "127.0.0.1"}
+    named = {"GLOO_SOCKET_IFNAME": "vA", "NCCL_SOCKET_IFNAME": "ib", "MASTER_PORT": "1"}
     assert interface(cpu, named) == "vA" and interface(gpu, named) == "ib"
-    loopback = interface(cpu, {"MASTER_ADDR": "127.0.0.1"})
-    assert loopback is not None and loopback in dict(socket.if_nameindex()).values()
-    assert interface(cpu, {"MASTER_ADDR": "not a host"}) is None
+    # In a process with no connections but this one.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            found = interface(cpu, {"MASTER_PORT": "1"})
+            assert found is not None
+            assert "127.0.0.1" in [a.address for a in psutil.net_if_addrs()[found]]
+            assert interface(cpu, {"MASTER_PORT": str(port)}) is None  # the launcher's own
+
+            def hidden(self: psutil.Process, kind: str) -> None:
+                raise psutil.AccessDenied
+
+            monkeypatch.setattr(psutil.Process, "net_connections", hidden)
+            assert interface(cpu, {"MASTER_PORT": "1"}) is None
 
 
 # ---- real ranks ----
@@ -232,6 +246,7 @@ def test_three_nodes_of_one_process() -> None:
         assert row["asked_bytes"] == row["bytes"] == size
         assert row["algbw_mbit"] == pytest.approx(size * 8 / row["s"] / 1e6)
         assert row["busbw_mbit"] == pytest.approx(row["algbw_mbit"] * 4 / 3)
+    assert found["interface"] is not None
     assert found["took_s"] < link.BUDGET_S and found["asked"] is found["warning"] is None
 
 

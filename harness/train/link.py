@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +18,7 @@ from harness.train.pairs import measure_pairs
 from harness.train.probe import measure_allreduce
 
 BUDGET_S = 10.0  # for everything
-PAIRS_SHARE = 0.6  # of it at most; all-reduce has what is left
+PAIRS_SHARE = 0.75  # of it at most; all-reduce has what is left
 # A gradient that is larger is not exchanged whole: there may be no memory for it.
 LARGEST = 2**29
 # From here on a link is not the one that was asked for.
@@ -83,20 +82,26 @@ def _of_slowest(
 
 
 def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:
-    """Named for the backend, else the one with the address from which the master is reached."""
+    """Named for the backend, else that of this process's connections to the other ranks.
+
+    Not what leads to the master: gloo takes the address to which this host's own name resolves.
+    """
     variable = "NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME"
     if named := environ.get(variable):
         return named
+    store = int(environ["MASTER_PORT"])
     try:
-        master = socket.getaddrinfo(environ["MASTER_ADDR"], 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(master[0], socket.SOCK_DGRAM) as asking:
-            asking.connect(master[4])  # sends nothing
-            own = asking.getsockname()[0]
-    except OSError:
+        connections = psutil.Process().net_connections("tcp")
+    except (psutil.Error, OSError):  # the system hides them
         return None
+    own = {
+        c.laddr.ip.removeprefix("::ffff:")
+        for c in connections
+        if c.status == psutil.CONN_ESTABLISHED and store not in (c.laddr.port, c.raddr.port)
+    }
     interfaces = psutil.net_if_addrs().items()
-    having = [name for name, addresses in interfaces if any(a.address == own for a in addresses)]
-    return having[0] if having else None
+    used = [name for name, having in interfaces if any(a.address in own for a in having)]
+    return used[0] if len(used) == 1 else None  # others connect to other things, too
 
 
 # ---- what was asked for ----

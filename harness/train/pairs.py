@@ -106,7 +106,7 @@ def ask(wire: Wire, peer: int, share_s: float, left_s: float) -> list[float]:
     share_s = max(share_s, NEEDED_ROUND_TRIPS * trips[0])
     until_s = min(opened_s + share_s, began_s + left_s)
     while len(trips) < ROUND_TRIPS and (
-        len(trips) < FEW_ROUND_TRIPS or time.perf_counter() < opened_s + share_s / 4
+        len(trips) < FEW_ROUND_TRIPS or time.perf_counter() < opened_s + share_s / 8
     ):
         trips.append(_round_trip(wire, peer))
     least = min(trips)
