@@ -107,7 +107,11 @@ class LogCallback(TrainerCallback):
             "timing_warmup_steps": self.steps_left_out,
         }
         if self.run is not None:
-            facts |= {"observed": self.run.observed, "data": self.run.data_facts}
+            facts |= {
+                "observed": self.run.observed,
+                "link": self.run.link,
+                "data": self.run.data_facts,
+            }
         write_json(self.folder.environment, {**self.machine, **facts})
 
     # ---- an epoch ----

@@ -23,7 +23,7 @@ SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", 
 # Written only where the hardware is there that no test machine has.
 NEEDS_HARDWARE = {"observed.devices"}
 # Of a run of LogCallback alone; the dictionary says so in words.
-NESTED = ("observed", "data", "launch")
+NESTED = ("observed", "data", "launch", "link")
 
 
 def documented(root: Path) -> dict[str, set[str]]:
@@ -43,8 +43,8 @@ def flat(content: dict[str, Any]) -> set[str]:
     for name, value in content.items():
         inner = value if name in NESTED and value is not None else {}
         names |= {f"{name}.{i}" for i in inner} if inner else {name}
-        if name == "launch":
-            names.add(name)  # null for a run that no sweep has started
+        if name in ("launch", "link"):
+            names.add(name)  # null for a run that no sweep has started, on one node
     return names
 
 
@@ -67,7 +67,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     launch = {"HARNESS_LAUNCH": json.dumps(facts)}
     assert script("bert", *SMALL, "--o", str(root), env=launch).code == 0
     held_out = ["--validation_split", "0.2"]
-    assert script("vit", *SMALL, *held_out, "--o", str(root), count=2).code == 0
+    two_nodes = {"LOCAL_WORLD_SIZE": "1"}
+    done = script("vit", *SMALL, *held_out, "--o", str(root), count=2, env=two_nodes)
+    assert done.code == 0, done.err
     broken_off(1, [*SMALL, "--seed", "1", "--o", str(root)], 3, "crash")
     return [path.parent for path in root.glob("*/*/*/settings.json")]
 

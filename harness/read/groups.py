@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.read.links import link_warning
 from harness.read.statistics import Estimate, difference_of_means, ratio_of_means, spread
 from harness.read.sweep_runs import STATES, TO_TARGET, SweepRun, column_of, read_runs
 from harness.read.sweeps import Sweep, group_key, is_number, read_sweep
@@ -214,6 +215,7 @@ def _row(sweep: Sweep, group: Group, base: Group | None, names: list[str]) -> di
         "repeats": [run.label.get("repeat") for run in group.finished],
         **{name: group.fact(name) for name in ("nodes", "processes", "devices", "effective_batch")},
         **compare(group, base),
+        "link_warnings": sum(link_warning(run.environment) is not None for run in group.finished),
     }
     if sweep.target:
         row["reached"] = sum(map(math.isfinite, group.values("tta_epochs")))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.read.links import link_numbers, link_warning
 from harness.records import SCHEMA, RunFolder, find_runs, read_json, read_rows
 from harness.settings import UserError
 
@@ -77,4 +78,6 @@ def _shared(folder: RunFolder) -> dict[str, Any]:
         "processes_per_node": per_node,
         "processes": nodes * per_node if nodes and per_node else None,
         "effective_batch": environment.get("effective_batch"),
+        **link_numbers(environment),
+        "link_warning": link_warning(environment),
     }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.identity import number
+from harness.read.links import BANDWIDTH, FIELDS, RTT
 from harness.read.sweep_runs import MEMORY_FIRST, MEMORY_OTHERS, SUMMED, TO_TARGET, column_of
 from harness.read.sweeps import Sweep
 from harness.settings import UserError
@@ -17,6 +18,7 @@ from harness.summary import QUALITY
 Row = Mapping[str, Any]
 UNKNOWN = "-"
 OTHER_TRAINING = "†"
+OTHER_LINK = "‡"
 
 GAIN, POINTS, EFFICIENCY = (
     "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
@@ -32,6 +34,8 @@ HEADINGS = {
     MEMORY_FIRST: "first GPU GiB",
     MEMORY_OTHERS: "other GPUs GiB",
     "peak_memory_gib": "peak GiB",
+    RTT: "round trip ms",
+    BANDWIDTH: "link Mbit/s",
     "epoch_time_s": "epoch s",
     "train_time_s": "train s",
     "tta_train_s": "target train s",
@@ -48,7 +52,7 @@ OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_
             "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
             "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
             "peak_memory_gib", MEMORY_FIRST, MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
-            EFFICIENCY)  # fmt: skip
+            EFFICIENCY, *FIELDS)  # fmt: skip
 COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
 
 
@@ -76,7 +80,16 @@ def columns_of(sweep: Sweep, rows: list[Row], measures: list[str]) -> list[Colum
     dagger_at = "updates" if "updates" in shown else "planned"
     count = Column("n", "planned", _with_dagger(runs_text, dagger_at == "planned"), axis=True)
     reached = "reached" in shown
-    return [*first, count, *(_measure(name, rows, reached, name in with_spread) for name in shown)]
+    measured = (_measure(name, rows, reached, name in with_spread) for name in shown)
+    marked = next((name for name in (RTT, BANDWIDTH) if name in shown), "planned")
+    return [_with_link(c) if c.name == marked else c for c in (*first, count, *measured)]
+
+
+def _with_link(column: Column) -> Column:
+    """A link that is not the one asked for is said where the link is seen."""
+    return replace(
+        column, text=lambda row: column.text(row) + (OTHER_LINK if row["link_warnings"] else "")
+    )
 
 
 def _asked(sweep: Sweep) -> list[str]:
@@ -93,6 +106,7 @@ def _usual(sweep: Sweep, rows: list[Row]) -> list[str]:
         shown += [GAIN, POINTS]
         if any(row[EFFICIENCY] is not None and not row["baseline"] for row in rows):
             shown.append(EFFICIENCY)
+    shown += [name for name in (RTT, BANDWIDTH) if any(row.get(name) is not None for row in rows)]
     shown += ["epoch_time_s", "train_time_s", "wall_s"]
     if sweep.target is not None:
         shown += ["tta_train_s", "tta_wall_s", "reached"]
@@ -207,7 +221,9 @@ def decimals(name: str, value: float) -> int:
         return 0 if value == round(value) else 1
     if name.endswith("_gib"):
         return 2
-    if name.endswith("_s") or "_per_s" in name:
+    if name.endswith("_mbit"):
+        return 0 if size >= 100 else 1
+    if name.endswith(("_s", "_ms")) or "_per_s" in name:
         rate = "_per_s" in name
         return 0 if size >= (100 if rate else 1000) else 1 if size >= 10 else 2 if size >= 1 else 3
     return 4 if size < 10 else 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.read.links import link_numbers, link_warning
 from harness.read.loading import UNFINISHED, settings_of
 from harness.read.sweeps import PlannedRun, Sweep, Target, is_number, read_sweep
 from harness.records import FAILURES, FINISHED, RunFolder, read_json, read_rows
@@ -82,6 +83,7 @@ def run_row(sweep: Sweep, run: SweepRun) -> dict[str, Any]:
         "machine": run.machine,
         **run.facts,
         **run.measures,
+        "link_warning": link_warning(run.environment),
         **{f"{name}_version": versions.get(name) for name in ("torch", "transformers")},
         "commit": run.environment.get("commit"),
         "dirty": run.environment.get("dirty"),
@@ -125,6 +127,7 @@ def _read(sweep: Sweep, planned: PlannedRun) -> SweepRun:
         for name, value in summary.items()
         if name not in NO_MEASURES and is_number(value)
     }
+    measures |= link_numbers(environment)
     if state == FINISHED:
         measures |= _derived(folder, summary, sweep.target)
     nodes = per_node(folder, environment) if sweep.per_node and state == FINISHED else ()

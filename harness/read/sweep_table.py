@@ -14,9 +14,11 @@ from harness.read.groups import (
     make_groups,
     measures_of,
 )
+from harness.read.links import BANDWIDTH, RTT, link_warning
 from harness.read.sweep_columns import (
     EFFICIENCY,
     GAIN,
+    OTHER_LINK,
     OTHER_TRAINING,
     POINTS,
     UNKNOWN,
@@ -74,7 +76,7 @@ def make_table(sweep: Sweep) -> tuple[Shown, list[Row], list[SweepRun]]:
         right=right,
         keys=keys + sweep.per_node,
         rows=lines,
-        legend=legend(sweep, rows, columns),
+        legend=[*legend(sweep, rows, columns), *_links(runs)],
         notes=_notes(sweep, rows, any(missing)),
         not_finished=_not_finished(sweep, runs, {column.name for column in left}),
         environment=environment_lines(runs),
@@ -139,6 +141,8 @@ DEFINITIONS = {
     "train_time_s": "train s: without evaluation and saving",
     "wall_s": "wall s: everything",
     POINTS: "acc. points: percentage points of accuracy",
+    RTT: "round trip ms: measured between nodes before training, of the slowest pair",
+    BANDWIDTH: "link Mbit/s: likewise, one way between two nodes",
 }
 
 SCALING = {
@@ -192,6 +196,19 @@ def _comparison(sweep: Sweep, rows: list[Row], names: set[str]) -> list[str]:
     if sweep.hold:
         parts.append(f"held fixed: {held.get(sweep.hold, sweep.hold)}")
     return [*parts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else parts
+
+
+def _links(runs: list[SweepRun]) -> list[str]:
+    """How many finished runs had another link than the one asked for, and how one of them did."""
+    said = (link_warning(run.environment) for run in runs if run.state == FINISHED)
+    counted = Counter(text for text in said if text is not None)
+    if not counted:
+        return []
+    first, _ = counted.most_common(1)[0]
+    number = sum(counted.values())
+    return [
+        f"{OTHER_LINK} {_runs(number)}: {one_line(first)}" + (", ..." if len(counted) > 1 else "")
+    ]
 
 
 def _notes(sweep: Sweep, rows: list[Row], none_alike: bool) -> list[str]:

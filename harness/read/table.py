@@ -44,6 +44,8 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("eval loss", "eval_loss", "{:.4f}"),
     ("samples/s", "train_samples_per_s", "{:,.0f}"),
     ("per GPU", "train_samples_per_s_per_gpu", "{:,.0f}"),
+    ("round trip ms", "link_rtt_median_ms", "{:.2f}"),  # where there is more than one node
+    ("link Mbit/s", "link_bandwidth_mbit", "{:,.0f}"),
     ("training s", "train_time_s", "{:.1f}"),
     ("wall s", "wall_s", "{:.1f}"),
     ("outcome", "outcome", "{}"),
@@ -100,6 +102,8 @@ def _show_runs(root: Path) -> int:
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
     for _, run in failed.iterrows():
         screen.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
+    for _, run in runs[runs["link_warning"].notna()].iterrows():
+        screen.print(f"warning: {run['link_warning']}\n  {run['path']}")
     screen.print(LEGEND, style="dim")
     screen.print(f"records: {root}")
     return 0

@@ -51,6 +51,7 @@ class Run:
     checkpoint: Path | None = None
     data_facts: dict[str, Any] = field(default_factory=dict)
     observed: dict[str, Any] = field(default_factory=dict)
+    link: dict[str, Any] | None = None  # between nodes, measured before the first step
     # What the checkpoint says of the epoch in which it was made.
     epoch_so_far: dict[str, Any] = field(default_factory=dict)
     partial_epoch: Callable[[], dict[str, Any]] = dict

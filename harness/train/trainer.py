@@ -33,6 +33,7 @@ from transformers.trainer_utils import SaveStrategy
 from harness.records import write_json
 from harness.train import parallel
 from harness.train.epoch import EpochOrder, Sums, untouched_random_state
+from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
 from harness.train.outcome import Diverged
 from harness.train.run import COMPLETE, Run
@@ -147,6 +148,7 @@ class ExactTrainer(Trainer):
         self.run.observed = parallel.observe(model, self.settings, self.run.world)
         self.run.observed |= parallel.observe_decay(self.optimizer)
         parallel.observe_dtype(self.model, self.settings, self.run.observed)
+        self.run.link = link_of_run(self.model, self.run.world, self.args.device)
         return model, loader
 
     # ---- the epoch's sums ----
