@@ -26,6 +26,7 @@ from harness.strategies import World, world_of
 from harness.train.link import measure
 
 START = "torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... --master_addr=... -m harness link"
+EMULATED = "python -m harness nodes 2 --link 20ms -- torchrun --nnodes=2 --nproc_per_node=1 -m harness link"
 UNKNOWN = "-"
 LEGEND = (
     "round trip: of 32 bytes; carries: one way, at a transfer of so many MB; algbw: size / time; "
@@ -42,7 +43,10 @@ def main(argv: list[str]) -> int:
         given = _parser().parse_args(argv)
         world = world_of(os.environ)
         if world.size == 1:
-            raise UserError(f"a link takes two processes; start it on every node with {START}")
+            raise UserError(
+                f"a link takes two processes; start it on every node with {START}, "
+                f"or on emulated nodes with {EMULATED}"
+            )
     except UserError as error:
         return _refused(str(error), leader)
     found = _measured(world, given.mb)
@@ -60,7 +64,7 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="python -m harness link",
         description="Measure the links between nodes, in ten seconds at most.",
-        epilog=f"Started on every node: {START}",
+        epilog=f"Started on every node: {START}; on emulated nodes: {EMULATED}",
         allow_abbrev=False,
     )
     parser.add_argument(
