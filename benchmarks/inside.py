@@ -1,10 +1,10 @@
 """What benchmarks/links.py starts inside the nodes: the two ends of a measurement.
 
 python -m benchmarks.inside echo                       answers every datagram, until killed
-python -m benchmarks.inside ping ADDRESS COUNT EVERY_S   round trips in ms, as JSON
-python -m benchmarks.inside count                      numbers of datagrams until one says end
+python -m benchmarks.inside ping A,B,... COUNT EVERY_S   round trips in ms, as JSON
+python -m benchmarks.inside count                      different datagrams before end
 python -m benchmarks.inside flood ADDRESS COUNT EVERY_S
-python -m benchmarks.inside receive SKIP_S             Mbit/s of one TCP stream, without its start
+python -m benchmarks.inside receive SKIP_S             Mbit/s of a TCP stream after its start
 python -m benchmarks.inside send ADDRESS SECONDS
 """
 
@@ -16,7 +16,7 @@ import sys
 import time
 
 UDP_PORT, TCP_PORT = 5001, 5002
-LOST_AFTER_S = 1.0
+LOST_AFTER_S = 0.5
 
 
 def echo() -> None:
@@ -26,13 +26,18 @@ def echo() -> None:
             sock.sendto(data, sender)
 
 
-def ping(address: str, count: str, every_s: str) -> None:
-    """Null for those that did not come back."""
+def ping(addresses: str, count: str, every_s: str) -> None:
+    """Of each address a list; null for those that did not come back."""
+    found = [_round_trips(address, int(count), float(every_s)) for address in addresses.split(",")]
+    print(json.dumps(found))
+
+
+def _round_trips(address: str, count: int, every_s: float) -> list[float | None]:
     found: list[float | None] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.settimeout(LOST_AFTER_S)
         sock.connect((address, UDP_PORT))
-        for number in range(int(count) + 1):
+        for number in range(count + 1):
             began_s = time.perf_counter()
             try:
                 sock.send(b"%d" % number)
@@ -41,8 +46,8 @@ def ping(address: str, count: str, every_s: str) -> None:
                 found.append((time.perf_counter() - began_s) * 1e3)
             except (TimeoutError, ConnectionError):
                 found.append(None)
-            time.sleep(float(every_s))
-    print(json.dumps(found[1:]))  # the first one finds caches cold
+            time.sleep(every_s)
+    return found[1:]  # the first one finds caches cold
 
 
 def count() -> None:

@@ -5,8 +5,9 @@
     python -m benchmarks.links --out found.json   and found.md beside it
 
 Round trips are datagrams of a few bytes, 20 to 60 of them; throughput is one TCP stream without its
-first second or so, in bytes of the program; loss is counted over datagrams one way. The processor
-time is that of the process which carries the packets, in shares of one core.
+first second or so, in bytes of the program; loss is counted over datagrams one way. The column core
+is the processor time of the process which carries the packets, as a share of one core. With busy
+cores the two programs that measure wait for a core as well as for the link.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from harness.networks import link_of
 from harness.records import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-DELAYS_MS = (0, 1, 5, 20, 50, 100)  # one way
+DELAYS_MS: tuple[int, ...] = (0, 1, 5, 20, 50, 100)  # one way
 JITTERS = ("20ms/jitter2ms", "50ms/jitter10ms")
 LOSSES = ("loss0.1%", "loss1%", "5ms/loss5%")
-RATES_MBIT = (10, 100, 500, 1000, 2000)
+RATES_MBIT: tuple[int, ...] = (10, 100, 500, 1000, 2000)
 FAR_MS = 20
 PLACES = "3+3+2:within=0.5ms:between=40ms:a-b=10ms"  # eight nodes
 Row = dict[str, Any]
@@ -49,8 +50,13 @@ def main(argv: list[str]) -> int:
     load = os.getloadavg()[0]
     few = slice(1, 2) if asked.quick else slice(None)
     with EmulatedNodes.open(2, link_of("none")) as pair:
-        about = {"emulator": pair.emulator, "congestion_control": pair.congestion_control,
-                 "priority": pair.priority, "cores": os.cpu_count(), "load_before": load}  # fmt: skip
+        about = {
+            "emulator": pair.emulator,
+            "congestion_control": pair.congestion_control,
+            "priority": pair.priority,
+            "cores": os.cpu_count(),
+            "load_before": load,
+        }
         rows = list(measured(pair, few, 1 if asked.quick else asked.rounds))
     rows += eight_nodes()
     text = table(about, rows)
@@ -66,7 +72,7 @@ def measured(pair: EmulatedNodes, few: slice, rounds: int) -> Iterator[Row]:
     for delay in DELAYS_MS[few]:
         yield round_trip(pair, f"{delay}ms", rounds)
     with busy_cores():
-        yield round_trip(pair, f"{FAR_MS}ms", rounds) | {"what": "round trip, all cores busy"}
+        yield round_trip(pair, f"{FAR_MS}ms", rounds) | {"what": "round trip, cores busy"}
     for text in JITTERS[few]:
         yield jitter(pair, text, 400 if rounds > 1 else 50)
     for text in LOSSES[few]:
@@ -82,7 +88,8 @@ def round_trip(pair: EmulatedNodes, text: str, rounds: int) -> Row:
     pair.change(link)
     with running(pair, 1, "echo"):
         count = 60 if link.between(0, 1).delay_ms < 20 else 20
-        found = [ended(pair, 0, "ping", pair.nodes[1].address, count, 0.002) for _ in range(rounds)]
+        words = ("ping", pair.nodes[1].address, count, 0.002)
+        found = [ended(pair, 0, *words)[0] for _ in range(rounds)]
     return row("round trip", text, "ms", 2 * link.between(0, 1).delay_ms,
                [statistics.median(of) for of in found])  # fmt: skip
 
@@ -92,7 +99,7 @@ def jitter(pair: EmulatedNodes, text: str, count: int) -> Row:
     link = link_of(text)
     pair.change(link)
     with running(pair, 1, "echo"):
-        found = ended(pair, 0, "ping", pair.nodes[1].address, count, 0)
+        (found,) = ended(pair, 0, "ping", pair.nodes[1].address, count, 0)
     asked = math.sqrt(2 / 3) * link.between(0, 1).jitter_ms
     return row("spread of round trips", text, "ms", asked, [statistics.stdev(found)])
 
@@ -102,7 +109,7 @@ def loss(pair: EmulatedNodes, text: str, count: int) -> Row:
     pair.change(link)
     with running(pair, 1, "count") as counter:
         ended(pair, 0, "flood", pair.nodes[1].address, count, 0.0001)
-        got = int(counter.communicate()[0])
+        got = said(counter)
     share = link.between(0, 1).loss
     error = 100 * math.sqrt(share * (1 - share) / count)
     return row("loss", text, "%", 100 * share, [100 * (1 - got / count)]) | {"error": error}
@@ -117,14 +124,14 @@ def throughput(pair: EmulatedNodes, text: str, rounds: int) -> Row:
         with running(pair, 1, "receive", 1.5 if far else 0.5) as receiver:
             began_s, busy_s = time.perf_counter(), processor_s(pair)
             ended(pair, 0, "send", pair.nodes[1].address, 3.0 if far else 1.5)
-            found.append(float(receiver.communicate()[0]))
+            found.append(said(receiver))
             shares.append((processor_s(pair) - busy_s) / (time.perf_counter() - began_s))
     asked = link.between(0, 1).rate_mbit
     return row("TCP", text, "Mbit/s", asked, found) | {"share": statistics.median(shares)}
 
 
 def eight_nodes() -> Iterator[Row]:
-    """Every node asks every other, all at once; a row for each distance."""
+    """Every node asks every other, one node after the other; a row for each distance."""
     network = link_of(PLACES)
     every = range(8)
     by_distance: dict[float, list[float]] = {}
@@ -133,18 +140,18 @@ def eight_nodes() -> Iterator[Row]:
         for server in servers:
             assert server.stdout is not None
             server.stdout.readline()
-        askers = {
-            (i, j): start(nodes, i, "ping", nodes.nodes[j].address, 10, 0.05)
-            for i in every for j in every if i != j
-        }  # fmt: skip
-        for (i, j), asker in askers.items():
-            median = statistics.median(json.loads(asker.communicate()[0]))
-            by_distance.setdefault(2 * network.between(i, j).delay_ms, []).append(median)
+        for node in every:
+            others = [other for other in every if other != node]
+            addresses = ",".join(nodes.nodes[other].address for other in others)
+            found = ended(nodes, node, "ping", addresses, 5, 0.002)
+            for other, times in zip(others, found, strict=True):
+                asked = 2 * network.between(node, other).delay_ms
+                by_distance.setdefault(asked, []).append(statistics.median(times))
         for server in servers:
             server.kill()
             server.communicate()
-    for asked, found in sorted(by_distance.items()):
-        yield row(f"8 nodes, {len(found)} pairs at once", PLACES, "ms", asked, found)
+    for distance, medians in sorted(by_distance.items()):
+        yield row(f"round trip, {len(medians)} pairs of 8 nodes", PLACES, "ms", distance, medians)
 
 
 def row(what: str, link: str, unit: str, asked: float | None, found: list[float]) -> Row:
@@ -160,20 +167,26 @@ def start(nodes: EmulatedNodes, node: int, *words: Any) -> subprocess.Popen[str]
 def running(nodes: EmulatedNodes, node: int, *words: Any) -> Iterator[subprocess.Popen[str]]:
     """One end that waits for the other."""
     process = start(nodes, node, *words)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         process.stdout.readline()
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
+
+
+def said(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.read())
 
 
 def ended(nodes: EmulatedNodes, node: int, *words: Any) -> Any:
     process = start(nodes, node, *words)
-    said, _ = process.communicate()
+    text, _ = process.communicate()
     assert process.returncode == 0, f"{words} failed"
-    return json.loads(said) if said else None
+    return json.loads(text) if text else None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,21 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     assert failures.count(": 3  ") == 2 and failures.count("out of order") == 2
     assert done.stdout.splitlines()[-1].startswith("2 of 2")
     assert (out / "logs" / "overhead.txt").exists()
+
+
+# ---- links.py ----
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.links", "--quick"]
+    subprocess.run([*command, "--out", str(tmp_path / "found.json")], check=True)
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert record["emulator"] in ("relay", "netem")
+    rows = {(row["what"], row["link"]): row for row in record["rows"]}
+    (fast,) = rows["TCP", "100mbit"]["found"]
+    assert 50 < fast < 100 and rows["TCP", "100mbit"]["share"] > 0
+    assert 2 <= rows["round trip", "1ms"]["found"][0] < 20
+    assert rows["loss", "loss1%"]["found"][0] == pytest.approx(1, abs=1)
+    assert (tmp_path / "found.md").read_text().count("\n") == 4 + len(rows)

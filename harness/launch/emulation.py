@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import astuple, dataclass
@@ -31,6 +32,7 @@ from harness.networks import Network
 from harness.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
+HOLDER = ["-m", "harness.launch.nodes"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class EmulatedNodes:
         network.check(count)
         if not 1 <= count <= MOST_NODES:
             raise UserError(f"{count} emulated nodes: 1 to {MOST_NODES} are possible")
+        if shutil.which("nsenter") is None:
+            raise UserError("nsenter is missing: install util-linux")
         emulated = cls(count, _holder())
         try:
             emulated.change(network)
@@ -150,7 +154,7 @@ class EmulatedNodes:
 
 def _holder() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "harness.launch.nodes", str(os.getpid())],
+        [sys.executable, *HOLDER, str(os.getpid())],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -21,10 +21,10 @@ from harness.settings import UserError
 NEW_USER = 0x10000000  # CLONE_NEWUSER of linux/sched.h
 NEW_NET = 0x40000000  # CLONE_NEWNET
 SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x8914, 0x8916, 0x891C  # linux/sockios.h
-SIOCSIFTXQLEN, SIOCGIFINDEX = 0x8943, 0x8933
+SIOCGIFINDEX = 0x8933
 UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP, IFF_RUNNING
 RTM_NEWLINK, ACKNOWLEDGE = 16, 0x1 | 0x4  # NLM_F_REQUEST, NLM_F_ACK
-IFLA_GSO_MAX_SEGS, IFLA_GSO_MAX_SIZE = 40, 41
+IFLA_TXQLEN, IFLA_GSO_MAX_SEGS, IFLA_GSO_MAX_SIZE = 13, 40, 41  # linux/if_link.h
 PREFIX = 24
 
 # Windows must hold what is under way: 64 MiB is 2 Gbit/s over a round trip of 0.25 s, and a
@@ -82,7 +82,6 @@ def raise_interface(name: str, node_address: str | None = None) -> None:
             for request, value in ((SIOCSIFADDR, node_address), (SIOCSIFNETMASK, mask)):
                 packed = struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(value))
                 _set(sock, request, name, packed)
-            _set(sock, SIOCSIFTXQLEN, name, struct.pack("i", QUEUE))
         _set(sock, SIOCSIFFLAGS, name, struct.pack("H", UP_AND_RUNNING))
 
 
@@ -92,6 +91,7 @@ def prepare_node(node_address: str) -> None:
     # The kernel's own chatter is no traffic of a training. Some kernels have no IPv6 at all.
     write_settings({f"ipv6/conf/{INTERFACE}/disable_ipv6": "1", **TCP})
     raise_interface(INTERFACE, node_address)
+    _set_link({IFLA_TXQLEN: QUEUE})
 
 
 def write_settings(values: dict[str, str]) -> None:
@@ -101,16 +101,20 @@ def write_settings(values: dict[str, str]) -> None:
 
 
 def set_handover(segments: int, size: int) -> None:
-    """How much the kernel may hand over at once as one packet of many segments."""
+    """How much this node's kernel may hand over at once as one packet of many segments."""
+    _set_link({IFLA_GSO_MAX_SEGS: segments, IFLA_GSO_MAX_SIZE: size})
+
+
+def _set_link(values: dict[int, int]) -> None:
+    """By netlink, which is open to the owner of a user namespace where ioctl is not."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         found = fcntl.ioctl(sock, SIOCGIFINDEX, struct.pack("16s24x", INTERFACE.encode()))
     (index,) = struct.unpack_from("i", found, 16)
-    parts = struct.pack("BxHiII", socket.AF_UNSPEC, 0, index, 0, 0)
-    parts += struct.pack("HHI", 8, IFLA_GSO_MAX_SEGS, segments)
-    parts += struct.pack("HHI", 8, IFLA_GSO_MAX_SIZE, size)
-    header = struct.pack("IHHII", 16 + len(parts), RTM_NEWLINK, ACKNOWLEDGE, 1, 0)
+    message = struct.pack("BxHiII", socket.AF_UNSPEC, 0, index, 0, 0)
+    message += b"".join(struct.pack("HHI", 8, name, value) for name, value in values.items())
+    header = struct.pack("IHHII", 16 + len(message), RTM_NEWLINK, ACKNOWLEDGE, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
-        route.send(header + parts)
+        route.send(header + message)
         (code,) = struct.unpack_from("i", route.recv(4096), 16)
     if code:
         raise OSError(-code, os.strerror(-code))

@@ -6,10 +6,9 @@ interface inside a node stays plain, and TCP does not take what is under way for
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from harness.launch.shape import (
     INTERFACE,
@@ -27,6 +26,8 @@ Words = list[str]
 # netem keeps what an earlier call set of the rate, and keeps packets in order only if it has one.
 NO_LIMIT_MBIT = 100_000.0
 MOST_PACKETS = 1_000_000
+# tc knows no JSON for classes.
+CLASS = re.compile(r"class htb 1:(\w+) .*\n Sent (\d+) bytes (\d+) pkt \(dropped (\d+),")
 
 
 def wiring(namespaces: Sequence[str]) -> list[Words]:
@@ -100,35 +101,28 @@ def run(words: Words) -> str:
 class Switch:
     """Carries the packets in the kernel. Everything happens in the switch's namespace."""
 
-    def __init__(self, namespaces: Sequence[str], runs: Callable[[Words], str] = run) -> None:
+    def __init__(self, namespaces: Sequence[str]) -> None:
         self.count = len(namespaces)
-        self.runs = runs
         for words in wiring(namespaces):
-            runs(words)
+            run(words)
 
     def change(self, links: Matrix) -> None:
         for words in shaping(links):
-            self.runs(words)
+            run(words)
 
     def cut(self, node: int) -> None:
-        self.runs(["ip", "link", "set", f"port{node}", "down"])
+        run(["ip", "link", "set", f"port{node}", "down"])
 
     def join(self, node: int) -> None:
-        self.runs(["ip", "link", "set", f"port{node}", "up"])
+        run(["ip", "link", "set", f"port{node}", "up"])
 
     def counters(self) -> list[list[dict[str, int]]]:
         """By sender and receiver: what has passed, and what was dropped."""
-        found = [[dict(NOTHING) for _ in range(self.count)] for _ in range(self.count)]
+        found = [[{"bytes": 0, "packets": 0, "lost": 0} for _ in range(self.count)]
+                 for _ in range(self.count)]  # fmt: skip
         for node in range(self.count):
-            listed = json.loads(self.runs(f"tc -s -j class show dev port{node}".split()))
-            for entry in listed:
-                sender = int(entry["handle"].split(":")[1], 16) - 1
-                found[sender][node] = _passed(entry["stats"])
+            listed = run(f"tc -s class show dev port{node}".split())
+            for sender, *passed in CLASS.findall(listed):
+                values = zip(("bytes", "packets", "lost"), map(int, passed), strict=True)
+                found[int(sender, 16) - 1][node] = dict(values)
         return found
-
-
-NOTHING = {"bytes": 0, "packets": 0, "lost": 0}
-
-
-def _passed(stats: dict[str, Any]) -> dict[str, int]:
-    return {"bytes": stats["bytes"], "packets": stats["packets"], "lost": stats["drops"]}

@@ -125,8 +125,8 @@ def main(argv: list[str]) -> int:
         # Here, because taking a user namespace may cancel it.
         end_with_parent(int(argv[0]))
         _say({"done": nodes.facts()})
-    except UserError as error:
-        _say({"error": str(error)})
+    except (UserError, OSError) as error:
+        _say({"error": f"no emulated nodes here: {error}"})
         return 2
 
     def answer() -> bool:
