@@ -17,8 +17,8 @@ import pytest
 
 from harness.launch import emulation
 from harness.launch.emulation import EmulatedNodes
-from harness.launch.links import Link
-from harness.launch.networks import link_of
+from harness.links import Link
+from harness.networks import link_of
 from harness.settings import UserError
 from tests.sweeps import gone, wait_for
 
@@ -143,7 +143,7 @@ def namespaces_alive() -> set[str]:
 OWNER = """
 import sys, time
 from harness.launch.emulation import EmulatedNodes
-from harness.launch.networks import link_of
+from harness.networks import link_of
 nodes = EmulatedNodes.open(4, link_of("1ms"))
 print(nodes.holder.pid, flush=True)
 time.sleep(600)

@@ -13,8 +13,8 @@ import pytest
 from harness.launch import namespaces, tun
 from harness.launch import nodes as nodes_process
 from harness.launch.emulation import EmulatedNodes
-from harness.launch.links import Link
-from harness.launch.networks import link_of
+from harness.links import Link
+from harness.networks import link_of
 from harness.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +40,7 @@ exec setpriv --reuid=12345 --regid=12345 --clear-groups "$@"
 USER = """
 import json, os, subprocess, sys
 from harness.launch.emulation import EmulatedNodes
-from harness.launch.networks import link_of
+from harness.networks import link_of
 from harness.settings import UserError
 from tests.test_emulation import echoing, pings
 try:

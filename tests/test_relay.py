@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from harness.launch import netem, relay, tun
-from harness.launch.links import Link
-from harness.launch.networks import link_of
 from harness.launch.relay import Relay, Wire, wire_of
 from harness.launch.shape import LARGEST_HANDOVER, ONE_PACKET, address, queue_s
+from harness.links import Link
+from harness.networks import link_of
 from harness.settings import UserError
 
 MS = 1e-3

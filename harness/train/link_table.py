@@ -26,7 +26,7 @@ from harness.strategies import World, world_of
 from harness.train.link import measure
 
 START = "torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... --master_addr=... -m harness link"
-EMULATED = "python -m harness nodes 2 --link 20ms -- torchrun --nnodes=2 --nproc_per_node=1 -m harness link"
+EMULATED = "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"
 UNKNOWN = "-"
 LEGEND = (
     "round trip: of 32 bytes; carries: one way, at a transfer of so many MB; algbw: size / time; "
