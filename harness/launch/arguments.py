@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from harness.launch.slurm_flags import add_flags, slurm_of
 from harness.launch.state import Options
 from harness.settings import UserError
 
@@ -59,7 +60,9 @@ def parse(argv: list[str]) -> Arguments:
             fail_fast=given["fail_fast"],
             pack=given["pack"],
             cold=given["cold"],
-            isolation=given["isolation"],
+            isolation=given["isolation"] or "warn",
+            launcher=given["launcher"],
+            slurm=slurm_of(given),
         ),
     )
 
@@ -78,6 +81,12 @@ def _parser() -> _Parser:
     add("--tiny", action="store_true", help="laptop size: embedded data, no network")
     add("--dry_run", action="store_true", help="print the commands, one a line, and stop")
     add("--output_dir", "--o", default="outputs", help="folder of the records (outputs)")
+    add(
+        "--launcher",
+        choices=("local", "netns", "ssh", "slurm"),
+        default="local",
+        help="where: this machine, emulated nodes on it, machines over ssh, a cluster (local)",
+    )
     add(
         "--select",
         action="append",
@@ -111,7 +120,6 @@ def _parser() -> _Parser:
     add(
         "--isolation",
         choices=("warn", "error", "off"),
-        default="warn",
         help="when others use the GPUs or the cores before a run (warn)",
     )
     add(
@@ -120,6 +128,7 @@ def _parser() -> _Parser:
         help="small runs side by side on disjoint devices; this disturbs what is measured",
     )
     add("--cold", action="store_true", help="torchrun anew for each run: seconds slower each")
+    add_flags(parser)
     return parser  # fmt: skip
 
 

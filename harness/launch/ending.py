@@ -51,7 +51,8 @@ def settle(
     if told is None and is_measured(folder, wait_s=2):
         return ELSEWHERE  # taken by somebody quicker: the record is theirs to write
     if told is None:
-        _close_attempt(folder, outcome, reason, time.time() - began_unix)
+        wall_s = time.time() - began_unix if ending.wall_s is None else ending.wall_s
+        _close_attempt(folder, outcome, reason, wall_s)
         if not folder.settings.is_file():
             write_json(folder.settings, {"schema": SCHEMA, **settings_of(job.settings)})
     write_summary(folder, outcome, reason, job.settings.best_metric)
@@ -81,6 +82,8 @@ def _from_outside(ending: Ending, asked: str | None, kills: int) -> tuple[str, s
     if asked is not None:
         what = "longer than --timeout" if asked == "timeout" else "the sweep was stopped"
         return asked, what
+    if ending.outside is not None:
+        return ending.outside
     if ending.launcher_died:
         return "interrupted", "the launcher was killed"
     killed = [f for f in ending.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]

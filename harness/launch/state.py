@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.launch.plan import Job
+from harness.launch.slurm_flags import Slurm
 from harness.records import FAILURES, FINISHED
 
 # What becomes of a run here, beside the outcomes of its record.
@@ -24,6 +25,8 @@ class Options:
     pack: bool = False
     cold: bool = False
     isolation: str = "warn"  # warn | error | off
+    launcher: str = "local"
+    slurm: Slurm = field(default_factory=Slurm)
 
 
 @dataclass

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.identity import number
+from harness.launch import slurm
 from harness.launch.arguments import Arguments, parse
 from harness.launch.links import link_of
 from harness.launch.local import ROOT, environment_with
 from harness.launch.machine import Machine, this_machine, why_not
 from harness.launch.plan import Job, axes_of, commands, plan
+from harness.launch.queue import Queue
 from harness.launch.runner import Runner
 from harness.launch.screen import Screen
-from harness.launch.state import ELSEWHERE, SKIPPED, WAITING, State
+from harness.launch.state import ELSEWHERE, RUNNING, SKIPPED, WAITING, Options, State
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
 from harness.public import command_line, without_home
 from harness.records import SCHEMA, read_json, write_json
@@ -37,9 +39,13 @@ def main(argv: list[str]) -> int:
         states = [State(job) for job in plan(sweep, asked.options.output_dir, asked.repeat)]
         machine = this_machine()
         for state in states:
-            if reason := why_not(state.job, machine):
+            if reason := _why_not(state.job, machine, asked.options):
                 state.state, state.reason = SKIPPED, reason
         chosen = choose(states, asked)
+        if asked.dry_run and asked.options.launcher == "slurm":
+            folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
+            print("\n".join(slurm.dry_run(chosen, asked.options, folder)))
+            return 0
         if asked.dry_run:
             print("\n".join(dry_run(chosen, machine)))
             return 0
@@ -47,6 +53,13 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"harness sweep: error: {error}", file=sys.stderr)
         return 2
+
+
+def _why_not(job: Job, machine: Machine, options: Options) -> str | None:
+    """Why a run cannot be hosted where it would run; None if it can."""
+    if options.launcher == "slurm":
+        return slurm.why_not(job, options.slurm)
+    return why_not(job, machine)
 
 
 def overridden(sweep: Sweep, given: dict[str, list[str]]) -> Sweep:
@@ -146,11 +159,16 @@ def _run(
         raise UserError(f"--output_dir {where}: cannot be written: {error.strerror}") from None
     if sweep.columns:
         _check_columns(folder, sweep.file)
-    screen = Screen(sweep.header.get("question", sweep.name), chosen)
+    in_turn = asked.options.launcher != "slurm"
+    screen = Screen(sweep.header.get("question", sweep.name), chosen, in_turn)
     with screen:
         for line in skipped(chosen):
             screen.say(line)
-        runner = Runner(chosen, asked.options, machine, folder, _environment(machine), screen)
+        runner: Runner | Queue
+        if asked.options.launcher == "slurm":
+            runner = Queue(chosen, asked.options, folder, screen)
+        else:
+            runner = Runner(chosen, asked.options, machine, folder, _environment(machine), screen)
         with _signals(runner) as came:
             runner.work()
             screen.close()
@@ -160,7 +178,8 @@ def _run(
             if runner.stops < 2:
                 _table(folder, "--write", start_new_session=True)
     if came:
-        left = sum(state.state in (WAITING, ELSEWHERE, "interrupted") for state in chosen)
+        to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
+        left = sum(state.state in to_go for state in chosen)
         print(f"stopped, {left} runs to go: the same command goes on", file=sys.stderr)
         return 128 + came[0]
     return 1 if any(state.failed for state in chosen) else 0
@@ -181,7 +200,7 @@ def skipped(states: list[State]) -> list[str]:
 
 
 @contextmanager
-def _signals(runner: Runner) -> Iterator[list[int]]:
+def _signals(runner: Runner | Queue) -> Iterator[list[int]]:
     """SIGINT and SIGTERM are counted, and obeyed by the runner's loop."""
     came: list[int] = []
 
