@@ -31,7 +31,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n

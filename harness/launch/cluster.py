@@ -51,7 +51,8 @@ def submit(script: Path, lock: int) -> str:
     if done.returncode:
         lines = [line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines() if line]
         said = "; ".join(lines) or f"exit code {done.returncode}"
-        raise UserError(f"sbatch refuses: {said}; the script is {script}")
+        hint = ", where a core is a device: --gres none" if "(gres)" in said else ""
+        raise UserError(f"sbatch refuses: {said}{hint}; the script is {script}")
     return done.stdout.strip().partition(";")[0]
 
 

@@ -149,6 +149,9 @@ def _last_line(log: Path) -> str:
     except OSError:
         return ""
     memory = [line for line in lines if NO_MEMORY.search(line)]
+    refusals = [line for line in lines if re.match(r"\w+\.py: error: ", line)]
     errors = [line for line in lines if re.search(r"^\S*error", line, re.IGNORECASE)]
-    chosen = memory[:1] or errors[-1:] or lines[-1:] or [""]
+    # What torchrun says of its ranks, and its nodes of each other, only follows from it.
+    own = [line for line in errors if not line.startswith("torch.distributed.elastic")]
+    chosen = memory[:1] or refusals[-1:] or own[-1:] or errors[-1:] or lines[-1:] or [""]
     return " ".join(chosen[0].split())[:300]

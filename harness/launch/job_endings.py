@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from pathlib import Path
+from typing import Any
 
 from harness.launch.local import Ending
 from harness.launch.submitted import Note
@@ -21,6 +24,11 @@ ENDED: dict[str, tuple[str, str] | None] = {
     "BOOT_FAIL": ("interrupted", "a node of the job did not start (BOOT_FAIL)"),
 }
 
+# How torchrun prints a rank that failed.
+FAILURE = re.compile(
+    r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
+)
+
 
 def code_of(word: str | None, note: Note | None) -> int:
     """The exit code of a job that has ended; word: its state, None where it is forgotten."""
@@ -34,6 +42,7 @@ def ending_of(job: str, word: str | None, note: Note | None, log: Path, folder: 
     code = code_of(word, note)
     return Ending(
         code,
+        failures=_failures(note, log),
         error=_error(job, note, code, folder),
         outside=_from_outside(job, word, note),
         wall_s=_wall_s(note, log),
@@ -50,6 +59,20 @@ def _from_outside(job: str, word: str | None, note: Note | None) -> tuple[str, s
     if word is None:
         return "interrupted", f"{job} ended without a word: cancelled, or lost with its node"
     return None
+
+
+def _failures(note: Note | None, log: Path) -> list[dict[str, Any]]:
+    """The ranks that failed since the job has begun: its log may tell of earlier starts."""
+    try:
+        text = log.read_text("utf-8", errors="replace")
+    except OSError:
+        return []
+    found = []
+    for stamp, rank, code in FAILURE.findall(text):
+        unix = time.mktime(time.strptime(stamp, "%Y-%m-%d_%H:%M:%S"))
+        if note is not None and unix >= note.began:
+            found.append({"rank": int(rank), "exit_code": int(code), "unix": unix})
+    return found
 
 
 def _error(job: str, note: Note | None, code: int, folder: Path) -> str | None:

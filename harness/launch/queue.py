@@ -81,8 +81,10 @@ class Queue:
             self._pick_up()
             self._submit(lock)
         if self.options.slurm.detach:
-            self._look()
-            self.screen.say(f"{len(self.watched)} runs are with the cluster: {AGAIN}")
+            if self.watched:
+                self.screen.say(
+                    f"runs that wait or run on the cluster: {len(self.watched)}; {AGAIN}"
+                )
             return
         while self.watched and not self._left():
             if time.monotonic() - self.asked_s >= ASK_EVERY_S:
@@ -109,7 +111,7 @@ class Queue:
             if self.stops > 1:
                 self._cancel()
             else:
-                self.screen.say(f"the jobs stay: {AGAIN}; Ctrl-C now cancels them")
+                self.screen.say(f"the jobs stay; {AGAIN}; Ctrl-C now cancels them")
         return self.obeyed == 1 and time.monotonic() - self.obeyed_s > SECOND_S
 
     def _cancel(self) -> None:
@@ -134,6 +136,15 @@ class Queue:
             if found is not None:
                 self.watched.append(Watched(state, found))
                 self.screen.note(f"{self._number(state)} {state.job}: is job {found.id}")
+        before = [watched.state for watched in self.watched]
+        if before:
+            self._look()
+        # What was interrupted before this call goes on with it; a job that has ended by now is
+        # what --rerun all asked for.
+        rerun = None if self.options.rerun == "all" else self.options.rerun
+        for state in before:
+            if state.failed and settled(state.state, rerun) is None:
+                state.state, state.took_s = WAITING, None
 
     def _recovered(self, entry: Entry) -> Entry | None:
         """An entry whose runner was killed while it submitted; None if it did not come to that."""
