@@ -25,7 +25,7 @@ from harness.launch.sweep import main
 from harness.launch.sweepfile import load
 from harness.records import read_json, write_json
 from harness.settings import UserError
-from tests.sweeps import sweep_file
+from tests.sweeps import start, sweep_file, wait_for
 
 SITE = Site(
     name="mine.ab12", folder="/home/me/my project/outputs/sweeps/mine", cwd="/home/me/my project",
@@ -243,6 +243,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
         ("CANCELLED", "TERM", 1, ("interrupted", "the job was cancelled")),
         (None, "TERM", 1, ("interrupted", "the job was cancelled")),
         ("NODE_FAIL", "", None, ("interrupted", "a node of the job failed (NODE_FAIL)")),
+        ("NODE_FAIL", "", 0, ("interrupted", "a node of the job failed (NODE_FAIL)")),
         ("PREEMPTED", "TERM", 1, ("interrupted", PREEMPTED)),
         ("FAILED", "", 1, None),
         (None, "", 1, None),
@@ -256,6 +257,7 @@ def test_what_a_state_of_slurm_means(
     found = ending_of(
         "job 7", word, Note("7", 100.0, ended, code, signal), tmp_path / "log", tmp_path
     )
+    assert (found.code == 0) == (word == "COMPLETED")
     assert found.outside == outside and found.wall_s == (0.0 if ended is None else 30.0)
 
 
@@ -411,10 +413,13 @@ def ended(folder: Path, waiting: Queue, code: int, signal: str = "") -> None:
         )
 
 
-def test_a_record_that_is_not_on_shared_storage(tmp_path: Path, cluster: StandIn) -> None:
+def test_a_record_that_is_not_on_shared_storage(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = queue_of(tmp_path)
     first.work()
     ended(tmp_path, first, 0)
+    monkeypatch.setattr(queue, "RECORD_S", 0.2)
     then = queue_of(tmp_path)
     then.work()
     (state,) = then.states
@@ -539,10 +544,26 @@ def test_two_runners_do_not_submit_at_once(
     monkeypatch.setattr(queue.cluster, "PATIENCE_S", 0.1)
     with queue_of(tmp_path)._alone(), pytest.raises(UserError, match="submits these runs"):
         queue_of(tmp_path).work()
-    # Killed, not ended: sbatch holds the lock until it has answered.
-    cluster.does("sbatch", "sleep 0.3; echo 12")
-    queue_of(tmp_path).work()
-    assert cluster.asked("sbatch") == 1
+    assert cluster.asked("sbatch") == 0
+
+
+SLOW = """sleep 1
+sed -n 's/^#SBATCH --job-name=\\(.*\\)/12|PENDING|None|\\1/p' $2 > {folder}/squeue.says
+echo 12"""
+
+
+def test_a_runner_is_killed_while_sbatch_is_at_work(
+    tmp_path: Path, cluster: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next one waits until sbatch is done, and finds the job."""
+    cluster.does("sbatch", SLOW.format(folder=cluster.folder))
+    file, out = sweep_file(tmp_path, "script: vit"), tmp_path / "out"
+    runner = start(file, out, "--tiny", *S)
+    wait_for(lambda: cluster.asked("sbatch") == 1)
+    runner.kill()
+    runner.communicate()
+    assert main([str(file), "--tiny", "--output_dir", str(out), *S, "--detach"]) == 0
+    assert "is job 12" in capsys.readouterr().out and cluster.asked("sbatch") == 1
 
 
 def test_what_sbatch_says_is_one_line(

@@ -60,10 +60,10 @@ def rows_of(out: Path, part: str = "") -> list[dict[str, Any]]:
     return untimed_rows(found)
 
 
-def ranks_below(out: Path) -> list[psutil.Process]:
-    """Processes that train into this folder, without those that have started them."""
+def ranks_of(out: Path, word: str) -> list[psutil.Process]:
+    """Processes of a run that train into this folder, without those that have started them."""
     every = [(p, p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
-    return [p for p, words in every if str(out) in words and "-m" not in words and "-u" in words]
+    return [p for p, words in every if {str(out), word, "-u"} <= set(words) and "-m" not in words]
 
 
 def epochs(out: Path) -> int:
@@ -168,7 +168,7 @@ def test_a_run_that_fails_says_why(cluster: dict[str, str], tmp_path: Path) -> N
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
     runner = start(file, out, *slurm(), env=cluster)
     wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(out)))
-    for rank in ranks_below(out):
+    for rank in ranks_of(out, "embedded:digits"):
         rank.kill()
     printed, error = runner.communicate(timeout=60)
     assert runner.returncode == 1, error

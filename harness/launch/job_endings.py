@@ -32,6 +32,8 @@ FAILURE = re.compile(
 
 def code_of(word: str | None, note: Note | None) -> int:
     """The exit code of a job that has ended; word: its state, None where it is forgotten."""
+    if word not in ("COMPLETED", None):
+        return (note.code if note is not None else None) or 1  # srun may say 0 of a lost node
     if note is not None and note.code is not None:
         return note.code
     return 0 if word == "COMPLETED" else 1

@@ -80,17 +80,19 @@ class Queue:
         with self._alone() as lock:
             self._pick_up()
             self._submit(lock)
-        if self.options.slurm.detach:
-            if self.watched:
-                self.screen.say(
-                    f"runs that wait or run on the cluster: {len(self.watched)}; {AGAIN}"
-                )
-            return
-        while self.watched and not self._left():
+        while self._waits() and not self._left():
             if time.monotonic() - self.asked_s >= ASK_EVERY_S:
                 self._look()
             self.screen.show()
             time.sleep(0.1)
+        if self.options.slurm.detach and self.watched:
+            self.screen.say(f"runs that wait or run on the cluster: {len(self.watched)}; {AGAIN}")
+
+    def _waits(self) -> bool:
+        """Detached, it waits for nothing but records of jobs that have ended."""
+        if self.options.slurm.detach:
+            return any(watched.ended_s is not None for watched in self.watched)
+        return bool(self.watched)
 
     @contextmanager
     def _alone(self) -> Iterator[int]:
@@ -215,6 +217,8 @@ class Queue:
             return self._end(watched, job, note)
         watched.ended_s = None
         if job.state == "PENDING":
+            if state.state == RUNNING:
+                self.screen.say(f"{self._number(state)} {state.job}: is back in the queue")
             state.state, state.reason = WAITING, job.reason
             if job.reason not in (*PATIENCE, watched.said):
                 self.screen.say(f"{self._number(state)} {state.job}: waits: {job.reason}")

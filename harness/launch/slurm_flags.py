@@ -52,7 +52,8 @@ class Slurm:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "with --launcher slurm",
-        "A job a run, an array for runs of equal set-ups; --timeout is the time limit of a job.",
+        "A job for each run, an array for runs of equal set-ups. --timeout is the time limit of a\n"
+        "job. Ctrl-C once: stop waiting, the jobs stay; again within 3 s: the jobs are cancelled.",
     )
     add = group.add_argument
     add("--partition", metavar="NAME", help="of the jobs (the cluster's default)")
