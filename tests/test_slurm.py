@@ -19,10 +19,11 @@ from harness.launch.queue import Queue, Watched
 from harness.launch.screen import Screen, standing
 from harness.launch.slurm import Site, alike, job_name, script, why_not
 from harness.launch.slurm_flags import Slurm
-from harness.launch.state import WAITING, Options, State
+from harness.launch.state import ELSEWHERE, WAITING, Options, State
 from harness.launch.submitted import Note, Submitted
 from harness.launch.sweep import main
 from harness.launch.sweepfile import load
+from harness.locks import Lock
 from harness.records import read_json, write_json
 from harness.settings import UserError
 from tests.sweeps import start, sweep_file, wait_for
@@ -524,6 +525,26 @@ def test_stopped_once_the_jobs_stay_and_twice_they_are_cancelled(
         "interrupted",
         "the sweep was stopped",
     )
+
+
+def test_what_somebody_else_measures_or_settles(tmp_path: Path, cluster: StandIn) -> None:
+    waiting = queue_of(tmp_path)
+    by_hand = Lock(waiting.states[0].job.folder.lock("run"))
+    assert by_hand.take()
+    waiting.work()
+    assert "is measured by somebody else" in waiting.screen  # type: ignore[operator]
+    assert waiting.states[0].state == ELSEWHERE and cluster.asked("sbatch") == 0
+    by_hand.release()
+    first, second = queue_of(tmp_path), queue_of(tmp_path)
+    first.work()
+    cluster.says("squeue", says_of(first, "RUNNING"))
+    second.work()
+    ended(tmp_path, first, 1, "USR1")
+    first._look()
+    rows = first.states[0].job.folder.attempts.read_bytes()
+    second._look()
+    assert [q.states[0].state for q in (first, second)] == ["timeout", "timeout"]
+    assert second.states[0].job.folder.attempts.read_bytes() == rows
 
 
 def test_a_cluster_that_does_not_answer_is_asked_again(

@@ -37,7 +37,7 @@ from harness.settings import UserError
 ASK_EVERY_S = 5.0  # the cluster; it has others to answer
 # After the end of a job: until other machines see on shared storage what it wrote last.
 NOTE_S, RECORD_S = 10.0, 30.0
-# Why a job waitsthat only has to wait; any other reason is worth a line.
+# Why a job waits that only has to wait; any other reason is worth a line.
 PATIENCE = ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "Cleaning")
 SECOND_S = 3.0  # in which a second Ctrl-C still cancels
 AGAIN = "the same command shows and settles them"
@@ -138,11 +138,14 @@ class Queue:
             if found is not None:
                 self.watched.append(Watched(state, found))
                 self.screen.note(f"{self._number(state)} {state.job}: is job {found.id}")
+        if self.watched:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """What was interrupted before this call goes on with it, as it would elsewhere."""
         before = [watched.state for watched in self.watched]
-        if before:
-            self._look()
-        # What was interrupted before this call goes on with it; a job that has ended by now is
-        # what --rerun all asked for.
+        self._look()
+        # A job that has ended by now is what --rerun all asked for.
         rerun = None if self.options.rerun == "all" else self.options.rerun
         for state in before:
             if state.failed and settled(state.state, rerun) is None:
@@ -190,6 +193,7 @@ class Queue:
             state.state, state.reason, state.known = known, told.get("reason"), True
         elif ending.is_measured(state.job.folder):  # by a person, without a sweep
             state.state = ELSEWHERE
+            self.screen.say(f"{self._number(state)} {state.job}: is measured by somebody else")
         return state.state == WAITING
 
     # ---- jobs that wait, run and end ----
@@ -256,7 +260,7 @@ class Queue:
         asked = "interrupted" if self.cancelled and found.code else None
         with _claimed(job):
             if self.submitted.settled(entry):
-                state.state = str(job.folder.outcome())
+                state.state = job.folder.outcome() or WAITING
             else:
                 state.state = ending.settle(job, found, entry.unix, log, asked, oom_kills=0)
                 self.submitted.settle(entry, state.state)
