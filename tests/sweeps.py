@@ -32,8 +32,9 @@ def start(
 ) -> subprocess.Popen[str]:
     """A runner; it warns of nothing, because tests run while others do."""
     command = [sys.executable, "-m", "harness", "sweep", str(file), "--output_dir", str(out)]
+    calm = [] if "slurm" in flags else ["--isolation", "off"]
     return subprocess.Popen(
-        [*command, "--isolation", "off", *flags],
+        [*command, *calm, *flags],
         cwd=cwd,
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from harness.launch.plan import Elastic
+from harness.launch.slurm_flags import add_flags, slurm_of
 from harness.launch.state import Options
 from harness.settings import UserError
 
@@ -63,7 +64,8 @@ def parse(argv: list[str]) -> Arguments:
             fail_fast=given["fail_fast"],
             pack=given["pack"],
             cold=given["cold"],
-            isolation=given["isolation"],
+            isolation=given["isolation"] or "warn",
+            slurm=slurm_of(given),
         ),
     )
 
@@ -135,7 +137,6 @@ def _parser() -> Parser:
     add(
         "--isolation",
         choices=("warn", "error", "off"),
-        default="warn",
         help="when others use the GPUs or the cores before a run (warn)",
     )
     add(
@@ -144,6 +145,7 @@ def _parser() -> Parser:
         help="small runs side by side on disjoint devices; this disturbs what is measured",
     )
     add("--cold", action="store_true", help="torchrun anew for each run: seconds slower each")
+    add_flags(parser)
     return parser  # fmt: skip
 
 

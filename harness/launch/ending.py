@@ -51,7 +51,8 @@ def settle(
     if told is None and is_measured(folder, wait_s=2):
         return ELSEWHERE  # taken by somebody quicker: the record is theirs to write
     if told is None:
-        _close_attempt(folder, outcome, reason, time.time() - began_unix)
+        wall_s = time.time() - began_unix if ending.wall_s is None else ending.wall_s
+        _close_attempt(folder, outcome, reason, wall_s)
         if not folder.settings.is_file():
             write_json(folder.settings, {"schema": SCHEMA, **settings_of(job.settings)})
     write_summary(folder, outcome, reason, job.settings.best_metric)
@@ -81,6 +82,8 @@ def _from_outside(ending: Ending, asked: str | None, kills: int) -> tuple[str, s
     if asked is not None:
         what = "longer than --timeout" if asked == "timeout" else "the sweep was stopped"
         return asked, what
+    if ending.outside is not None:
+        return ending.outside
     if ending.launcher_died:
         return "interrupted", ending.error or "the launcher was killed"
     killed = [f for f in ending.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
@@ -146,6 +149,9 @@ def _last_line(log: Path) -> str:
     except OSError:
         return ""
     memory = [line for line in lines if NO_MEMORY.search(line)]
+    refusals = [line for line in lines if re.match(r"\w+\.py: error: ", line)]
     errors = [line for line in lines if re.search(r"^\S*error", line, re.IGNORECASE)]
-    chosen = memory[:1] or errors[-1:] or lines[-1:] or [""]
+    # What torchrun says of its ranks, and its nodes of each other, only follows from it.
+    own = [line for line in errors if not line.startswith("torch.distributed.elastic")]
+    chosen = memory[:1] or refusals[-1:] or own[-1:] or errors[-1:] or lines[-1:] or [""]
     return " ".join(chosen[0].split())[:300]

@@ -55,6 +55,8 @@ class Ending:
     failures: list[dict[str, Any]] = field(default_factory=list)  # rank, exit_code, unix
     error: str | None = None
     launcher_died: bool = False
+    outside: tuple[str, str] | None = None  # outcome and reason, where a cluster told them
+    wall_s: float | None = None  # None: until now
 
 
 @dataclass(frozen=True)

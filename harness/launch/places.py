@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch.cold import Cold
-from harness.launch.launcher import Launcher, Node
+from harness.launch.launcher import ROOT, Launcher, Node
 from harness.launch.plan import Job
-from harness.launch.state import Options
+from harness.launch.state import SKIPPED, Options, State, place_facts
 from harness.launch.warm import Warm
 
 Devices = tuple[tuple[str, ...], ...]  # GPUs or cores, by node
 
 
 class Place(ABC):
-    """Some nodes, and the way to them."""
+    """Where runs can run."""
 
     name: str
-    here = True  # whether it is this machine that computes
+    in_turn = True  # one run after the other, in their order
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -30,11 +30,38 @@ class Place(ABC):
         """Why it cannot host a run; None if it can."""
 
     @abstractmethod
-    def plan(self, job: Job, scripts_in: str) -> list[str]:
-        """The commands that measure it, as a person would type them: pure text."""
+    def dry_run(self, states: list[State], folder: Path) -> list[str]:
+        """What would be run, to be pasted; what cannot run there as comments, with the reason."""
 
     def open(self, jobs: Sequence[Job]) -> None:
         """Make what these runs need, or say in one line why that cannot be."""
+
+    def facts(self, job: Job) -> dict[str, Any]:
+        """What the record of a run says of the place."""
+        return place_facts(self.name)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+class Hosts(Place):
+    """Nodes that this process starts runs on, one after the other."""
+
+    here = True  # whether it is this machine that computes
+
+    @abstractmethod
+    def plan(self, job: Job, scripts_in: str) -> list[str]:
+        """The commands that measure it, as a person would type them: pure text."""
+
+    def dry_run(self, states: list[State], folder: Path) -> list[str]:
+        scripts_in = "" if Path.cwd() == ROOT else f"{ROOT}/"
+        lines = []
+        for state in states:
+            found = self.plan(state.job, scripts_in)
+            if state.state == SKIPPED:
+                found = [f"# skipped: {state.reason}", *(f"# {command}" for command in found)]
+            lines += found
+        return lines
 
     @abstractmethod
     def nodes(self) -> list[Node]:
@@ -67,15 +94,3 @@ class Place(ABC):
     def variables(self, job: Job) -> dict[str, str]:
         """Of the ranks of one run, besides."""
         return {}
-
-    def facts(self, job: Job) -> dict[str, Any]:
-        """What the record of a run says of the place."""
-        return {
-            "launcher": self.name,
-            "emulator": None,
-            "link": None,
-            "processes_per_core": None,
-        }
-
-    def close(self) -> None:
-        """Leave nothing behind."""

@@ -13,7 +13,7 @@ from harness.launch import ending, machine
 from harness.launch.ending import written_since
 from harness.launch.launcher import Launcher, Start
 from harness.launch.machine import Machine
-from harness.launch.places import Devices, Place
+from harness.launch.places import Devices, Hosts
 from harness.launch.state import (
     ELSEWHERE,
     RUNNING,
@@ -61,7 +61,7 @@ class Watcher(Protocol):
 class Runner:
     states: list[State]
     options: Options
-    place: Place
+    place: Hosts
     machine: Machine
     folder: Path  # of the sweep
     screen: Watcher

@@ -24,8 +24,9 @@ EVERY_S = 0.25
 class Screen:
     """say() prints a line that stays; note() too, unless the table shows it; show() draws it."""
 
-    def __init__(self, title: str, states: list[State]) -> None:
-        self.title, self.states = title, states
+    def __init__(self, title: str, states: list[State], in_turn: bool = True) -> None:
+        """in_turn: what is left takes as long as its runs one after the other."""
+        self.title, self.states, self.in_turn = title, states, in_turn
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.live: Live | None = None
         self.drawn_s = 0.0
@@ -52,7 +53,7 @@ class Screen:
     def note(self, line: str, ended: bool = False) -> None:
         if self.live is not None:
             return
-        left_s = time_left_s(self.states) if ended else None
+        left_s = self._left_s() if ended else None
         self.say(line + (f"; about {short(left_s)} left" if left_s else ""))
 
     def show(self) -> None:
@@ -74,7 +75,7 @@ class Screen:
         for state in shown:
             style = STYLES.get(state.state, "red")
             run = Text(shared_out(state, self.states))
-            table.add_row(run, Text(state.state, style), *progress_of(state))
+            table.add_row(run, Text(standing(state), style), *progress_of(state))
         hidden = len(self.states) - len(shown)
         more = [Text(f"... and {hidden} more", "dim")] if hidden else []
         return Group(Text(self.title, "bold"), table, *more, Text(self._footer(), "dim"))
@@ -86,8 +87,17 @@ class Screen:
         parts += [f"{failed} failed"] if failed else []
         parts += [f"{count[SKIPPED]} skipped"] if count[SKIPPED] else []
         parts += [f"{count[WAITING]} to go"]
-        left_s = time_left_s(self.states)
+        left_s = self._left_s()
         return ", ".join(parts) + (f", about {short(left_s)} left" if left_s is not None else "")
+
+    def _left_s(self) -> float | None:
+        return time_left_s(self.states) if self.in_turn else None
+
+
+def standing(state: State) -> str:
+    """What becomes of a run now, and why it waits where somebody else decides that."""
+    why = state.reason if state.state == WAITING else None
+    return f"{state.state} ({why})" if why else state.state
 
 
 def window(states: list[State], rows: int) -> list[State]:

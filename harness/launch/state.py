@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.launch.plan import Elastic, Job
+from harness.launch.slurm_flags import Slurm
 from harness.records import FAILURES, FINISHED
 
 # What becomes of a run here, beside the outcomes of its record.
@@ -27,6 +29,7 @@ class Options:
     pack: bool = False
     cold: bool = False
     isolation: str = "warn"  # warn | error | off
+    slurm: Slurm = field(default_factory=Slurm)
 
 
 @dataclass
@@ -43,6 +46,16 @@ class State:
     @property
     def failed(self) -> bool:
         return self.state in FAILURES
+
+
+def place_facts(launcher: str) -> dict[str, Any]:
+    """What a record says of the place, before the place has its say."""
+    return {
+        "launcher": launcher,
+        "emulator": None,
+        "link": None,
+        "processes_per_core": None,
+    }
 
 
 def launched(

@@ -15,15 +15,17 @@ from typing import Any
 
 from harness.identity import number
 from harness.launch.arguments import Arguments, parse
-from harness.launch.launcher import ROOT, environment_with
+from harness.launch.batch import Cluster
+from harness.launch.launcher import environment_with
 from harness.launch.local import Local
 from harness.launch.machine import this_machine
 from harness.launch.netns import Netns
-from harness.launch.places import Place
+from harness.launch.places import Hosts, Place
 from harness.launch.plan import Job, axes_of, plan
+from harness.launch.queue import Queue
 from harness.launch.runner import Runner
 from harness.launch.screen import Screen
-from harness.launch.state import ELSEWHERE, SKIPPED, WAITING, State
+from harness.launch.state import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
 from harness.networks import link_of
 from harness.public import command_line, without_home
@@ -31,7 +33,7 @@ from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError
 from harness.values import field_of, typed
 
-PLACES: dict[str, type[Place]] = {"local": Local, "netns": Netns}
+PLACES: dict[str, type[Place]] = {"local": Local, "netns": Netns, "slurm": Cluster}
 
 
 def main(argv: list[str]) -> int:
@@ -47,10 +49,11 @@ def main(argv: list[str]) -> int:
             for state in states:
                 if reason := place.why_not(state.job):
                     state.state, state.reason = SKIPPED, reason
+            folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
             if asked.dry_run:
-                print("\n".join(dry_run(chosen, place)))
+                print("\n".join(place.dry_run(chosen, folder)))
                 return 0
-            return _run(sweep, states, chosen, place, asked, argv)
+            return _run(sweep, states, chosen, place, folder, asked, argv)
         finally:
             place.close()
     except UserError as error:
@@ -119,27 +122,15 @@ def _meets(job: Job, condition: dict[str, str]) -> bool:
     )
 
 
-def dry_run(states: list[State], place: Place) -> list[str]:
-    """The commands, to be pasted; those that cannot run there as comments, with the reason."""
-    scripts_in = "" if Path.cwd() == ROOT else f"{ROOT}/"
-    lines = []
-    for state in states:
-        found = place.plan(state.job, scripts_in)
-        if state.state == SKIPPED:
-            found = [f"# skipped: {state.reason}", *(f"# {command}" for command in found)]
-        lines += found
-    return lines
-
-
 def _run(
     sweep: Sweep,
     states: list[State],
     chosen: list[State],
     place: Place,
+    folder: Path,
     asked: Arguments,
     argv: list[str],
 ) -> int:
-    folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
     try:
         describe(sweep, states, folder, argv)
     except OSError as error:
@@ -147,21 +138,22 @@ def _run(
         raise UserError(f"--output_dir {where}: cannot be written: {error.strerror}") from None
     if sweep.columns:
         _check_columns(folder, sweep.file)
-    screen = Screen(sweep.header.get("question", sweep.name), chosen)
+    screen = Screen(sweep.header.get("question", sweep.name), chosen, place.in_turn)
     with screen:
         for line in skipped(chosen):
             screen.say(line)
-        runner = Runner(chosen, asked.options, place, this_machine(), folder, screen)
-        with _signals(runner) as came:
-            runner.work()
+        worker = _worker(place, chosen, folder, screen)
+        with _signals(worker) as came:
+            worker.work()
             screen.close()
             if done := sum(state.known for state in chosen):
                 screen.say(f"{done} of {len(chosen)} runs had been done before")
             # Still with the signals counted: a second Ctrl-C that comes late is no crash.
-            if runner.stops < 2:
+            if worker.stops < 2:
                 _table(folder, "--write", start_new_session=True)
     if came:
-        left = sum(state.state in (WAITING, ELSEWHERE, "interrupted") for state in chosen)
+        to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
+        left = sum(state.state in to_go for state in chosen)
         print(f"stopped, {left} runs to go: the same command goes on", file=sys.stderr)
         return 128 + came[0]
     return 1 if any(state.failed for state in chosen) else 0
@@ -181,14 +173,21 @@ def skipped(states: list[State]) -> list[str]:
     ]
 
 
+def _worker(place: Place, states: list[State], folder: Path, screen: Screen) -> Runner | Queue:
+    """Who works the runs off: a cluster does it in its own order."""
+    if isinstance(place, Hosts):
+        return Runner(states, place.options, place, this_machine(), folder, screen)
+    return Queue(states, place.options, folder, screen)
+
+
 @contextmanager
-def _signals(runner: Runner) -> Iterator[list[int]]:
+def _signals(worker: Runner | Queue) -> Iterator[list[int]]:
     """SIGINT and SIGTERM are counted, and obeyed by the runner's loop."""
     came: list[int] = []
 
     def count(signum: int, frame: Any) -> None:
         came.append(signum)
-        runner.stops += 1
+        worker.stops += 1
 
     before = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

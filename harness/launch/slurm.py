@@ -1,0 +1,203 @@
+"""Runs as jobs of a SLURM cluster: the scripts that sbatch is given, as text."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.launch.launcher import ROOT
+from harness.launch.plan import Job
+from harness.launch.slurm_flags import Slurm
+from harness.launch.state import SKIPPED, Options, State, launched, place_facts
+from harness.links import Link
+from harness.strategies import why_a_gpu
+
+# Before the time limit: for ranks that record, and for the job that goes back into the queue.
+LEAD_S = 60
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a script lies and runs."""
+
+    name: str  # of the job, unlike any other
+    folder: str  # of the sweep
+    cwd: str
+    scripts: str  # what stands before the name of a script
+    root: str  # of the project
+    python: str
+    environment: Mapping[str, str]
+
+
+def why_not(job: Job, slurm: Slurm) -> str | None:
+    """Why a cluster cannot host a run; None if it can, as far as can be told from here."""
+    if job.link != Link():
+        return f"link {job.link}: a cluster has no link that could be slowed down"
+    if slurm.gres == "none" and (reason := why_a_gpu(job.settings)):
+        return reason.removeprefix("--")
+    return None
+
+
+def alike(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Runs that want the same of the cluster make one array."""
+    groups: dict[tuple[int, int, int], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.nodes, job.devices, job.processes), []).append(job)
+    return list(groups.values())
+
+
+def script(
+    jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | None, rerun: bool
+) -> str:
+    """What sbatch is given: one run, or an array of runs that want the same."""
+    options = [f"#SBATCH {option}" for option in _options(jobs, slurm, site, timeout_s)]
+    parts = [
+        "\n".join(["#!/bin/bash", *options]),
+        NOTE.format(note=shlex.quote(f"{site.folder}/jobs/{site.name}")),
+        _surroundings(slurm, site),
+        "\n".join(_choice(jobs, site, rerun)),
+        _step(jobs[0], slurm, site),
+        END.format(again=slurm.requeue),
+    ]
+    return "\n\n".join(parts)
+
+
+def _options(jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | None) -> list[str]:
+    job = jobs[0]
+    number = "%a" if len(jobs) > 1 else "0"
+    log = f"{site.folder}/logs/{site.name}_".replace("%", "%%") + f"{number}.txt"
+    minutes = math.ceil(timeout_s / 60) if timeout_s is not None else None
+    lead_s = LEAD_S if minutes is None else min(LEAD_S, minutes * 60 // 4)
+    found = {
+        "job-name": site.name,
+        "chdir": site.cwd,
+        "output": log,
+        "open-mode": "append",
+        "array": f"0-{len(jobs) - 1}" if len(jobs) > 1 else None,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "gres": None if slurm.gres == "none" else f"{slurm.gres}:{job.devices}",
+        "cpus-per-task": job.devices * slurm.cores,
+        "time": minutes,
+        "signal": f"B:USR1@{lead_s}",
+    }
+    named = [f"--{k}={shlex.quote(str(v))}" for k, v in found.items() if v is not None]
+    return [*named, "--requeue" if slurm.requeue else "--no-requeue", *slurm.sbatch]
+
+
+# What the script leaves in a file is there also where the cluster keeps no accounts.
+NOTE = """note={note}_${{SLURM_ARRAY_TASK_ID:-0}}.json
+began=$(date +%s)
+signal=
+tell() {{
+    printf '{{"job": "%s", "began": %s, "ended": %s, "code": %s, "signal": "%s"}}\\n' \\
+        "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "$began" "$1" "$2" "$signal" >"$note.new"
+    mv "$note.new" "$note"
+}}
+# The ranks record and end. When a job is cancelled, SLURM itself sends TERM to them.
+trap 'signal=USR1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+trap 'signal=${{signal:-TERM}}' TERM
+tell null null"""
+
+
+def _surroundings(slurm: Slurm, site: Site) -> str:
+    setup = [f". {shlex.quote(slurm.setup_script)}"] if slurm.setup_script else []
+    exports = [f"export {k}={shlex.quote(v)}" for k, v in site.environment.items()]
+    paths = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(site.root)}'
+    return "\n".join([*setup, *exports, paths])
+
+
+def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
+    """The script of a run and its arguments become those of the shell."""
+    lines = []
+    for job in jobs:
+        words = [f"{site.scripts}{job.settings.script}.py", *job.argv]
+        lines.append(f"set -- {shlex.join(words)}")
+    if len(jobs) > 1:
+        cases = [f"{number}) {line} ;;" for number, line in enumerate(lines)]
+        lines = ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
+    if rerun:
+        # A job that comes back from the queue goes on with what it has begun.
+        lines.append('[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || set -- "$@" --rerun')
+    return lines
+
+
+def _step(job: Job, slurm: Slurm, site: Site) -> str:
+    """torchrun on every node; it starts the ranks of its node."""
+    srun = (
+        f"srun --nodes={job.nodes} --ntasks-per-node=1 "
+        f"--cpus-per-task={job.devices * slurm.cores} --kill-on-bad-exit=1"
+    )
+    torchrun = f"{shlex.quote(site.python)} -m torch.distributed.run"
+    if job.nodes == 1:
+        meeting = "--standalone"
+        where = ""
+    else:
+        meeting = (
+            f"--nnodes={job.nodes} --rdzv_backend=c10d \\\n"
+            '    --rdzv_endpoint="$first:$port" --rdzv_id="$SLURM_JOB_ID"'
+        )
+        where = (
+            'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+            "port=$((10000 + SLURM_JOB_ID % 20000))\n"
+        )
+    return f'{where}{srun} \\\n    {torchrun} {meeting} --nproc_per_node={job.processes} "$@" &'
+
+
+# A signal ends wait, not what is waited for.
+END = """while :; do
+    wait $!
+    code=$?
+    kill -0 $! 2>/dev/null || break
+done
+if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {again} ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+fi
+tell "$(date +%s)" "$code"
+exit "$code"
+"""
+
+
+def job_name(sweep: str, unlike: str) -> str:
+    """A name by which a job can be found when its number has been lost."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', sweep)}.{unlike}"
+
+
+def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> str:
+    """The script of these runs, which want the same of the cluster."""
+    at_hand = all(Path(f"{job.settings.script}.py").is_file() for job in jobs)
+    cores = str(options.slurm.cores)
+    launch = launched(folder.name, options, {}, place_facts("slurm")) | {"start": "slurm"}
+    site = Site(
+        name=name,
+        folder=str(folder.absolute()),
+        cwd=os.getcwd(),
+        scripts="" if at_hand else f"{ROOT}/",
+        root=str(ROOT),
+        python="python" if options.slurm.setup_script else sys.executable,
+        environment={
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores),
+            "HARNESS_LAUNCH": json.dumps(launch),
+        },
+    )
+    rerun = options.rerun == "all"
+    return script(jobs, options.slurm, site, options.timeout_s, rerun)
+
+
+def dry_run(states: Sequence[State], options: Options, folder: Path) -> list[str]:
+    """The scripts, one after the other; runs that no cluster can host as comments."""
+    lines = [f"# skipped: {s.job}: {s.reason}" for s in states if s.state == SKIPPED]
+    jobs = [state.job for state in states if state.state != SKIPPED]
+    for number, group in enumerate(alike(jobs), start=1):
+        name = job_name(folder.name, f"dry-run-{number}")
+        lines.append(text_of(group, options, folder, name))
+    return lines
