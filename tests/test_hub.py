@@ -140,7 +140,7 @@ def test_torchrun_hands_every_flag_on() -> None:
     assert swallowed == []
 
 
-@pytest.mark.parametrize("script", ["bert", "vit"])
+@pytest.mark.parametrize("script", [pytest.param("bert", marks=pytest.mark.slow), "vit"])
 def test_two_ranks_load_each_file_once(
     script: str, hub: Hub, published: Path, tmp_path: Path
 ) -> None:

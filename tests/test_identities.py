@@ -130,7 +130,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["bert", "vit"])
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "vit"])
 def test_every_strategy_takes_the_same_twenty_steps(name: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
     for arm, (count, more) in ARMS.items():

@@ -197,7 +197,10 @@ def epochs_of(out: Path) -> int:
     return sum(len(read_rows(folder.epochs)[0]) for folder in find_runs(out))
 
 
-@pytest.mark.parametrize("signals", [["SIGINT"], ["SIGTERM"], ["SIGINT", "SIGINT"]])
+@pytest.mark.parametrize(
+    "signals",
+    [["SIGINT"], *(pytest.param(s, marks=pytest.mark.slow) for s in (["SIGTERM"], ["SIGINT"] * 2))],
+)
 def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
     process = start(file, out, "--tiny")
@@ -226,6 +229,7 @@ def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
         assert {row["attempt"] for row in rows} == {1, 2}
 
 
+@pytest.mark.slow
 def test_two_runners_share_the_work(tmp_path: Path) -> None:
     text = f"script: vit\n{SMALL}\nseeds: [1, 2, 3, 4, 5, 6]\n"
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
@@ -252,6 +256,7 @@ def test_packed_side_by_side(tmp_path: Path) -> None:
     assert rows[0][0]["unix"] < rows[1][-1]["unix"] and rows[1][0]["unix"] < rows[0][-1]["unix"]
 
 
+@pytest.mark.slow
 def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
     text = f"script: vit\n{SMALL}\nbert: {{}}\ngrid: {{dataset: [nowhere.csv, embedded:digits]}}"
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
@@ -261,6 +266,7 @@ def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
     assert "nowhere.csv" in seeds_of(out)[0]["reason"]
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Also when a person starts by hand what a sweep is measuring."""
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
