@@ -12,6 +12,7 @@ matplotlib.use("Agg")  # files, no windows
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from harness.links import Link, plain_link
 from harness.read.groups import load_sweep
@@ -29,23 +30,28 @@ def propagation(runs: pd.DataFrame, groups: pd.DataFrame) -> Figure:
 
     Dashed: the baseline, where the sweep names one.
     """
+    runs, groups = _with_script(runs), _with_script(groups)
     runs = runs[runs["state"] == "finished"]
-    linked = runs[runs["label_link"].notna()]
+    linked = runs[runs["link"].notna()]
     if linked.empty:
         raise UserError("no finished run has a link: run the sweep with --launcher netns")
-    links = linked["label_link"].map(plain_link)
+    links = linked["link"].map(plain_link)
     linked = linked.assign(
         delay=[link.delay_ms for link in links], rate=[link.rate_mbit for link in links]
     )
-    panels = linked["label_script"] if "label_script" in linked else linked["script"]
-    names = list(dict.fromkeys(panels))
+    names = list(dict.fromkeys(linked["script"]))
     figure = Figure(figsize=(4.6 * len(names), 3.8), layout="constrained")
     for number, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), number + 1)
-        _lines(axes, linked[panels == name])
+        _lines(axes, linked[linked["script"] == name])
         _baseline(axes, groups, name)
         _dress(axes, name, sorted(linked["delay"].unique()), first=number == 0)
     return figure
+
+
+def _with_script(rows: pd.DataFrame) -> pd.DataFrame:
+    """Where there is one script for all it is no axis, and no column."""
+    return rows if "script" in rows else rows.assign(script="training")
 
 
 def _lines(axes: Axes, runs: pd.DataFrame) -> None:
@@ -60,24 +66,25 @@ def _lines(axes: Axes, runs: pd.DataFrame) -> None:
 
 
 def _baseline(axes: Axes, groups: pd.DataFrame, script: str) -> None:
-    chosen = groups[groups["baseline"] & groups[RATE].notna()]
-    if "label_script" in chosen:
-        chosen = chosen[chosen["label_script"] == script]
+    chosen = groups[groups["baseline"] & groups[RATE].notna() & (groups["script"] == script)]
     for _, row in chosen.iterrows():
         axes.axhline(row[RATE], color="#777777", linestyle="--", linewidth=1.2)
         axes.annotate(
-            f"{row['label_setup']}, no network",
+            f"{row['setup']}, no network",
             (1, row[RATE]), xycoords=("axes fraction", "data"), xytext=(-4, 3),
             textcoords="offset points", ha="right", fontsize=8, color="#555555",
         )  # fmt: skip
 
 
 def _dress(axes: Axes, name: str, delays: list[float], first: bool) -> None:
-    axes.set_title(f"{name}.py", fontsize=10)
+    axes.set_title(name, fontsize=10)
     axes.set_xscale("symlog", linthresh=1, linscale=0.5)
     axes.set_xticks(delays, [f"{delay:g}" for delay in delays])
-    axes.minorticks_off()
+    axes.set_xlim(-0.4, max(delays) * 1.3)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.minorticks_off()
     axes.set_xlabel("delay between the nodes, one way (ms)")
     axes.set_ylabel("training samples/s" if first else "")
     axes.grid(True, color="#dddddd", linewidth=0.6)
