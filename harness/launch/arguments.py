@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from harness.launch import hosts
+from harness.launch.hosts import remote_of
 from harness.launch.state import Options
 from harness.settings import UserError
 
@@ -62,6 +64,7 @@ def parse(argv: list[str]) -> Arguments:
             pack=given["pack"],
             cold=given["cold"],
             isolation=given["isolation"],
+            remote=remote_of(given),
         ),
     )
 
@@ -134,6 +137,7 @@ def _parser() -> _Parser:
         help="small runs side by side on disjoint devices; this disturbs what is measured",
     )
     add("--cold", action="store_true", help="torchrun anew for each run: seconds slower each")
+    hosts.add_flags(parser)
     return parser  # fmt: skip
 
 

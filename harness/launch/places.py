@@ -47,8 +47,9 @@ class Place(ABC):
     def prepare(self, job: Job) -> None:
         """Before a run: set its link."""
 
-    def collect(self, job: Job) -> None:
-        """After a run: fetch its record."""
+    def collect(self, job: Job) -> str | None:
+        """After a run: fetch its record; or why that cannot be."""
+        return None
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
         """Devices that no other run uses, by node; None: wait."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.launch.hosts import Remote
 from harness.launch.plan import Job
 from harness.records import FAILURES, FINISHED
 
@@ -26,6 +27,7 @@ class Options:
     pack: bool = False
     cold: bool = False
     isolation: str = "warn"  # warn | error | off
+    remote: Remote = field(default_factory=Remote)
 
 
 @dataclass

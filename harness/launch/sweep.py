@@ -23,6 +23,7 @@ from harness.launch.places import Place
 from harness.launch.plan import Job, axes_of, plan
 from harness.launch.runner import Runner
 from harness.launch.screen import Screen
+from harness.launch.ssh import Ssh
 from harness.launch.state import ELSEWHERE, SKIPPED, WAITING, State
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
 from harness.public import command_line, without_home
@@ -30,7 +31,7 @@ from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError
 from harness.values import field_of, typed
 
-PLACES: dict[str, type[Place]] = {"local": Local}
+PLACES: dict[str, type[Place]] = {"local": Local, "ssh": Ssh}
 
 
 def main(argv: list[str]) -> int:

@@ -177,7 +177,7 @@ class Run:
             self._let_leader_record()
             return
         # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
-        follows = isinstance(error, Stopped) or "peer" in str(error).lower()
+        follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
         first = self._first_failure(wait_s=2.0 if follows and self.world.size > 1 else 0.0)
         if first is not None:
             rank, outcome = first["rank"], first["outcome"]
