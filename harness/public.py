@@ -22,7 +22,7 @@ def without_home(text: str) -> str:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as typed, but for its secrets: --token X, --token=X and --set token=X; and hosts."""
+    """A command as typed, but for hosts and secrets: --token X, --token=X and --set token=X."""
     shown = []
     hide_next = False
     for word in words:

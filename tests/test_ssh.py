@@ -28,7 +28,7 @@ from harness.launch.ssh import Ssh
 from harness.launch.state import Options
 from harness.launch.sweep import PLACES
 from harness.launch.sweepfile import load
-from harness.public import without_home
+from harness.public import command_line, without_home
 from harness.records import RunFolder, read_json, write_json
 from harness.settings import UserError
 from harness.versions import ROOT
@@ -356,3 +356,8 @@ def test_the_rank_that_failed_wins_over_the_one_that_missed_it(tmp_path: Path) -
     for told in (follows, {"outcome": "interrupted", "reason": "SIGTERM"}):
         found = ended(told, {1: "boom"})
         assert (found["outcome"], found["reason"]) == ("oom", "boom (rank 1)")
+
+
+def test_no_host_stands_in_a_published_command() -> None:
+    shown = command_line(["sweep", "--hosts", "me@a", "--ssh=ssh -i k", "--master_addr", "1.2.3.4"])
+    assert shown == "sweep --hosts '***' '--ssh=***' --master_addr '***'"

@@ -110,8 +110,9 @@ def test_the_rank_on_the_other_host_is_the_reason(
     assert done.returncode == 1 and nothing_runs(two)
 
 
-def training(host: Host) -> bool:
-    return any(path.stat().st_size for path in host.checkout.glob("out/vit/2_1/*/epochs.jsonl"))
+def saved(host: Host) -> bool:
+    """Whether there is something to go on from."""
+    return any(host.checkout.glob("out/vit/2_1/*/checkpoint-*/complete.json"))
 
 
 def test_a_connection_that_is_lost_and_a_runner_that_is_killed(
@@ -121,7 +122,7 @@ def test_a_connection_that_is_lost_and_a_runner_that_is_killed(
         shutil.rmtree(host.checkout / "out", ignore_errors=True)
     file = sweep_file(tmp_path, LONG)
     runner = start(file, OUT, "--tiny", *two.flags, **here)
-    wait_for(lambda: training(two.a))
+    wait_for(lambda: saved(two.a))
     for session in two.b.sessions():
         session.kill()
     runner.communicate(timeout=60)
@@ -141,21 +142,13 @@ def test_a_connection_that_is_lost_and_a_runner_that_is_killed(
     assert len(starts) == 2 and starts[1]["from_update"] > 0
 
 
-def test_cold_over_ssh_and_stopped(two: Hosts, here: dict[str, Any], tmp_path: Path) -> None:
-    shutil.rmtree(two.a.checkout / "out", ignore_errors=True)
+def test_cold_over_ssh(two: Hosts, here: dict[str, Any], tmp_path: Path) -> None:
     text = LONG.replace("epochs: 300", "epochs: 1") + "grid: {seed: [3]}\n"
     done = sweep(sweep_file(tmp_path, text), OUT, "--tiny", "--cold", *two.flags, **here)
     assert done.returncode == 0, done.stderr
     assert list(outcomes(tmp_path / "out").values()) == ["finished"] and nothing_runs(two)
-    shutil.rmtree(tmp_path / "out")
-    shutil.rmtree(two.a.checkout / "out")
-    runner = start(sweep_file(tmp_path, LONG), OUT, "--tiny", "--cold", *two.flags, **here)
-    wait_for(lambda: training(two.a))
-    runner.send_signal(signal.SIGINT)
-    runner.communicate(timeout=60)
-    assert runner.returncode == 130 and nothing_runs(two)
-    run = only_run(tmp_path / "out")
-    assert run.outcome() == "interrupted" and len(read_rows(run.epochs)[0]) > 0
+    (log,) = (tmp_path / "out/sweeps/mine-tiny/logs").glob("vit_2_1*")
+    assert "[a]   epoch 1/1" in log.read_text()
 
 
 def refused(two: Hosts, here: dict[str, Any], *flags: str) -> str:
@@ -183,14 +176,12 @@ def test_hosts_that_cannot_measure(two: Hosts, here: dict[str, Any]) -> None:
     fast = [*two.way[:2], "--ssh", f"ssh -F {two.config} -o ConnectTimeout=1"]
     text = refused(two, here, "--hosts", f"a,{network}.77", *fast)
     assert f"{network}.77: ssh: connect to host" in text
-    stranger = ["--ssh", f"{two.way[3]} -o IdentityFile=/nowhere -o IdentitiesOnly=yes"]
     config = two.folder / "stranger"
     config.write_text(two.config.read_text().replace(f"{two.folder}/key", "/nowhere"))
     stranger = [*two.way[:2], "--ssh", f"ssh -F {config}"]
     text = refused(two, here, "--hosts", "a", *stranger)
-    assert "Permission denied (publickey): it must let you in without a password" in " ".join(
-        text.replace("publickey).", "publickey)").split()
-    )
+    assert "a: root@" in text and "Permission denied" in text
+    assert "it must let you in without a password (ssh-copy-id)" in text
     git = ["git", "-C", str(two.b.checkout), "-c", "user.name=x", "-c", "user.email=x@y"]
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "other"], check=True)
     try:

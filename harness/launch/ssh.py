@@ -223,7 +223,7 @@ class Ssh(Place):
         where = self.remote.checkout
         if done.returncode == SSH_FAILED:
             hint = next((hint for text, hint in HINTS.items() if text in said), None)
-            return f"{host}: {said}" + (f": {hint}" if hint else "")
+            return f"{host}: {said.rstrip('.')}" + (f": {hint}" if hint else "")
         if done.returncode == NO_CHECKOUT:
             return f"{host}: no folder {where}: clone this project there, or name --checkout"
         if done.returncode == NO_PROGRAM:
