@@ -54,6 +54,10 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
     follow_leader(run, world)  # it is there: nothing is set aside
     for _ in range(2):  # the second time all is there
         hand_out([checkpoint], "whole", world)
+    if world.rank == 1:
+        (checkpoint / "whole").write_text("else")  # as long, but of another run
+        os.utime(checkpoint / "whole", (1, 1))
+    hand_out([checkpoint], "whole", world)
     own.append(on_own_disk(checkpoint / "whole", world))
     found = {str(f.relative_to(checkpoint)): f.read_text() for f in checkpoint.rglob("*")
              if f.is_file()}  # fmt: skip

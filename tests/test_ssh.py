@@ -61,6 +61,8 @@ def test_hosts_as_they_are_typed(tmp_path: Path) -> None:
     assert found.hosts == (A, B, Host("fd00::1", None, 22))
     assert found.checkout == without_home(str(ROOT)) and found.python == ".venv/bin/python"
     assert [str(host) for host in found.hosts] == ["a", "b:2222", "fd00::1:22"]
+    typed = remote("--hosts", "a", "--checkout", str(Path.home() / "h"))
+    assert typed.folder == typed.checkout == "~/h"
     file = tmp_path / "hosts"
     file.write_text("# ours\n\na\nme@b:2222  # the far one\n")
     assert remote("--hosts-file", str(file)).hosts == (A, B)

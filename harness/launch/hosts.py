@@ -82,7 +82,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--hosts", metavar="A,B,...", help="[user@]host[:port], as ssh knows them")
     add("--hosts_file", metavar="FILE", help="the same, one a line; # begins a comment")
     add("--checkout", metavar="DIR", help="of this project on the hosts (where it lies here)")
-    add("--remote_python", metavar="FILE", help="on the hosts (.venv/bin/python of the checkout)")
+    add(
+        "--remote_python", metavar="FILE", help="on the hosts, from the checkout (.venv/bin/python)"
+    )
     add(
         "--master_addr",
         metavar="ADDRESS",
@@ -116,7 +118,8 @@ def remote_of(given: Mapping[str, Any]) -> Remote:
             raise UserError(f"host {host} is named twice: a node is a host of its own")
     return Remote(
         tuple(hosts),
-        checkout=given["checkout"] or without_home(str(ROOT)),
+        # A shell here has made this home folder of a ~ already; theirs may be another.
+        checkout=without_home(given["checkout"] or str(ROOT)),
         python=given["remote_python"] or ".venv/bin/python",
         master_addr=given["master_addr"],
         interface=given["interface"],

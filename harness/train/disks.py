@@ -6,7 +6,8 @@ is sent.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,41 +53,49 @@ def give_to_leader(file: Path, world: World) -> None:
 
 
 def hand_out(folders: list[Path], last: str, world: World) -> None:
-    """Rank 0's folders onto the disk of every node that does not see them.
+    """Rank 0's folders onto the disk of every node that does not have them as they are.
 
     last: the file that says that a folder is whole; it is written after all others.
     """
     if world.nodes == 1:
         return
-    box: list[Any] = [sorted(_files(folders), key=lambda file: file.name == last)]
-    seen: list[Any] = [None] * world.size
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    files.sort(key=lambda file: file.name == last)
+    box: list[Any] = [[(file, _known_by(file)) for file in files]]
+    missing: list[Any] = [None] * world.size
     dist.broadcast_object_list(box, src=0)
-    dist.all_gather_object(seen, all(file.is_file() for file in box[0]))
-    if all(seen):
-        return
-    takes = world.local_rank == 0 and not seen[world.rank]
-    for file in box[0]:
-        _hand(file, takes, world.rank == 0)
+    mine = [file for file, known in box[0] if _known_by(file) != known]
+    dist.all_gather_object(missing, mine if world.local_rank == 0 else [])
+    for file, known in box[0]:
+        if any(file in of_rank for of_rank in missing):
+            _hand(file, known, takes=file in missing[world.rank], gives=world.rank == 0)
     dist.barrier()  # the other ranks of a node read what its first has written
 
 
-def _files(folders: list[Path]) -> list[Path]:
-    return [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+def _known_by(file: Path) -> tuple[int, int] | None:
+    """Size and time: another run's may have the same name."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, int(found.st_mtime)
 
 
-def _hand(file: Path, takes: bool, gives: bool) -> None:
+def _hand(file: Path, known: tuple[int, int], takes: bool, gives: bool) -> None:
     """Piece by piece: weights may be larger than what is free in memory."""
-    if takes:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"")
-    source = file.open("rb") if gives else None
-    while True:
-        piece = [source.read(PIECE) if source is not None else b""]
-        dist.broadcast_object_list(piece, src=0)
-        if not piece[0]:
-            break
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    with ExitStack() as stack:
         if takes:
-            with file.open("ab") as copy:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        source = stack.enter_context(file.open("rb")) if gives else None
+        copy = stack.enter_context(draft.open("wb")) if takes else None
+        while True:
+            piece = [source.read(PIECE) if source is not None else b""]
+            dist.broadcast_object_list(piece, src=0)
+            if not piece[0]:
+                break
+            if copy is not None:
                 copy.write(piece[0])
-    if source is not None:
-        source.close()
+    if takes:
+        os.utime(draft, (known[1], known[1]))
+        draft.replace(file)
