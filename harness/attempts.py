@@ -57,12 +57,20 @@ def _close_killed(folder: RunFolder, start: dict[str, Any]) -> None:
     )
 
 
+def only_follows(reason: str) -> bool:
+    """Whether a rank failed because another was gone."""
+    return "peer" in reason.lower()
+
+
 def first_failure(folder: RunFolder, since: float) -> dict[str, Any] | None:
-    """What the rank told that failed first; ranks that follow it fail a moment later."""
+    """What the rank told that failed first; ranks that follow it fail a moment later.
+
+    By their words rather than by their clocks, which on several machines differ.
+    """
     files = sorted((folder.path / "ranks").glob("failure_*.json"))
     told = [failure for file in files if (failure := read_json(file)) is not None]
     fresh = [failure for failure in told if failure["unix"] >= since]
-    return min(fresh, key=lambda failure: failure["unix"]) if fresh else None
+    return min(fresh, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
 
 
 def end(

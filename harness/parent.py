@@ -1,6 +1,7 @@
 """A process that ends when the one that started it ends, even by kill -9.
 
     python -m harness.parent PID COMMAND...    becomes COMMAND, and ends with process PID
+    python -m harness.parent - COMMAND...      runs COMMAND; asks it to end at the end of its input
 
 Without it the ranks of a killed launcher train on, hold the GPUs and disturb the next measurement.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
+GRACE_S = 20.0  # to record and end when asked to
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
@@ -36,8 +39,30 @@ def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def run_while_connected(command: list[str]) -> int:
+    """Its exit code. Where signals do not reach, as over ssh, closing the input says it."""
+    end_with_parent()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "harness.parent", str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+    )
+
+    def listen() -> None:
+        os.read(0, 1)
+        child.terminate()
+        try:
+            child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+
+    threading.Thread(target=listen, daemon=True).start()
+    return code if (code := child.wait()) >= 0 else 128 - code
+
+
 def main(argv: list[str]) -> None:
     parent, *command = argv
+    if parent == "-":
+        sys.exit(run_while_connected(command))
     if sys.platform == "linux":
         end_with_parent(int(parent))  # stays through exec
     os.execvp(command[0], command)  # noqa: S606 - a list of words, no shell

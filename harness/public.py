@@ -12,6 +12,8 @@ from harness.flags import as_mapping
 from harness.settings import Settings
 
 SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
+# Flags that name machines and people on them.
+PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh)$")
 
 
 def without_home(text: str) -> str:
@@ -20,12 +22,13 @@ def without_home(text: str) -> str:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as typed, but for its secrets: --token X, --token=X and --set token=X."""
+    """A command as typed, but for hosts and secrets: --token X, --token=X and --set token=X."""
     shown = []
     hide_next = False
     for word in words:
         name, equals, _ = word.partition("=")
-        secret = SECRET.search(name) is not None and (equals or word.startswith("-"))
+        named = SECRET.search(name) is not None and (equals or word.startswith("-"))
+        secret = named or PLACES.match(name)
         if hide_next and not word.startswith("-"):
             word = "***"
         elif secret and equals:

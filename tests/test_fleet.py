@@ -238,6 +238,7 @@ class Quiet:
 
     def __init__(self) -> None:
         self.code: int | None = None
+        self.stdin = None
         self.signals: list[str] = []
 
     def poll(self) -> int | None:

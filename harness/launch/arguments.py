@@ -8,8 +8,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from harness.launch import hosts, slurm_flags
+from harness.launch.hosts import remote_of
 from harness.launch.plan import Elastic
-from harness.launch.slurm_flags import add_flags, slurm_of
+from harness.launch.slurm_flags import slurm_of
 from harness.launch.state import Options
 from harness.settings import UserError
 
@@ -66,6 +68,7 @@ def parse(argv: list[str]) -> Arguments:
             cold=given["cold"],
             isolation=given["isolation"] or "warn",
             slurm=slurm_of(given),
+            remote=remote_of(given),
         ),
     )
 
@@ -145,7 +148,8 @@ def _parser() -> Parser:
         help="small runs side by side on disjoint devices; this disturbs what is measured",
     )
     add("--cold", action="store_true", help="torchrun anew for each run: seconds slower each")
-    add_flags(parser)
+    hosts.add_flags(parser)
+    slurm_flags.add_flags(parser)
     return parser  # fmt: skip
 
 

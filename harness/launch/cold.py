@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from harness.launch.hosts import SSH_FAILED
 from harness.launch.launcher import ROOT, Ending, Launcher, Node, Start
 from harness.launch.plan import PORT, torchrun
 
@@ -21,47 +24,84 @@ class Cold(Launcher):
     def __init__(self, nodes: Sequence[Node], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(nodes, environment, log)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.printers: list[threading.Thread] = []
         self.port = PORT
         self.failed_s: float | None = None
-        self.code = 0  # of the node that failed first
+        self.first = 0  # node that failed first
 
     def begin(self, start: Start) -> None:
-        self.failed_s, self.code = None, 0
+        self.failed_s = None
         self.port = PORT + (self.port + 1 - PORT) % PORTS
-        script = f"{start.job.settings.script}.py"
-        path = script if Path(script).is_file() else str(ROOT / script)
         start.log.parent.mkdir(parents=True, exist_ok=True)
         for number in range(start.job.nodes):
-            node = self.nodes[number]
-            words = torchrun(start.job, number, self.nodes[0].address, self.port, start.elastic)
-            command = [node.python, "-m", "torch.distributed.run", *words, path, *start.argv]
-            with start.log.open("ab") as log:
-                process = node.start(
-                    [node.python, "-m", "harness.parent", str(node.parent or 0), *command],
-                    {**self.environment, **start.environment_of(number)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+            process = self._start(start, number)
             if start.cores and hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(process.pid, start.cores)
             self.processes.append(process)
 
+    def _start(self, start: Start, number: int) -> subprocess.Popen[bytes]:
+        node = self.nodes[number]
+        script = f"{start.job.settings.script}.py"
+        here = node.remote or Path(script).is_file()
+        words = torchrun(start.job, number, self.nodes[0].address, self.port, start.elastic)
+        command = [
+            node.python,
+            "-m",
+            "harness.parent",
+            "-" if node.remote else str(node.parent),
+            node.python,
+            "-m",
+            "torch.distributed.run",
+            *words,
+            script if here else str(ROOT / script),
+            *start.argv,
+        ]
+        environment = {**self.environment, **start.environment_of(number)}
+        if not node.remote:
+            with start.log.open("ab") as log:
+                pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                return node.start(command, environment, **pipes)
+        process = node.start(
+            command,
+            environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        printer = threading.Thread(target=_print, args=(node, process, start.log), daemon=True)
+        printer.start()
+        self.printers.append(printer)
+        return process
+
     def poll(self) -> Ending | None:
         codes = [process.poll() for process in self.processes]
         if any(codes) and self.failed_s is None:
-            self.failed_s, self.code = time.monotonic(), next(code for code in codes if code)
+            self.failed_s = time.monotonic()
+            self.first = next(node for node, code in enumerate(codes) if code)
             self.stop()
         if None in codes:
             if self.failed_s is not None and time.monotonic() - self.failed_s > GRACE_S:
                 self.kill()
             return None
-        self.processes = []
-        return Ending(self.code, launcher_died=self.code < 0)
+        for printer in self.printers:
+            printer.join(timeout=1)
+        self.processes, self.printers = [], []
+        return self._ending(codes[self.first] or 0) if self.failed_s is not None else Ending(0)
+
+    def _ending(self, code: int) -> Ending:
+        """Of the node that failed first."""
+        node = self.nodes[self.first]
+        if node.remote and code == SSH_FAILED:
+            return Ending(code, error=f"{node.name} is lost", launcher_died=True)
+        return Ending(code, launcher_died=code < 0)
 
     def stop(self) -> None:
         for process in self.processes:
-            process.terminate()
+            if process.stdin is None:
+                process.terminate()
+            else:
+                with suppress(OSError):
+                    process.stdin.close()  # signals do not pass through ssh
 
     def kill(self) -> None:
         for process in self.processes:
@@ -72,3 +112,9 @@ class Cold(Launcher):
         for process in self.processes:
             process.wait()
         self.processes = []
+
+
+def _print(node: Node, process: subprocess.Popen[bytes], log: Path) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        node.print_line(line, log)

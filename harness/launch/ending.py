@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from harness import attempts
 from harness.launch.launcher import Ending
@@ -28,6 +29,7 @@ from harness.summary import write_summary
 # How running out of memory looks where no Python exception could tell.
 NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)
 
+NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
 REFUSED = 2  # by a script, for a mistake in what it was asked; its own line says which
 
 
@@ -43,6 +45,7 @@ def settle(
     outside = _from_outside(ending, asked, oom_kills) or _silent(folder, ending, began_unix, log)
     # What a run says of itself counts, unless it only felt the blow that came from outside.
     if told is not None and (outside is None or told["outcome"] not in ("interrupted", "failed")):
+        told = _with_cause(job, told, began_unix)
         return str(told["outcome"])
     outcome, reason = outside or _from_inside(folder, ending, began_unix, log)
     if told is None and folder.outcome() == FINISHED:
@@ -57,6 +60,20 @@ def settle(
             write_json(folder.settings, {"schema": SCHEMA, **settings_of(job.settings)})
     write_summary(folder, outcome, reason, job.settings.best_metric)
     return outcome
+
+
+def _with_cause(job: Job, told: dict[str, Any], began: float) -> dict[str, Any]:
+    """What rank 0 told, unless it only followed a rank that told why on a disk of its own."""
+    reason = str(told.get("reason"))
+    if told["outcome"] != "interrupted" and not attempts.only_follows(reason):
+        return told
+    first = attempts.first_failure(job.folder, since=began)
+    if first is None or not first["rank"] or attempts.only_follows(first["reason"]):
+        return told
+    if first["reason"] not in reason:
+        cause = f"{first['reason']} (rank {first['rank']})"
+        write_summary(job.folder, first["outcome"], cause, job.settings.best_metric)
+    return read_json(job.folder.summary) or told
 
 
 def is_measured(folder: RunFolder, wait_s: float = 0.0) -> bool:
@@ -103,7 +120,8 @@ def _silent(folder: RunFolder, ending: Ending, began: float, log: Path) -> tuple
             continue
         if failure["exit_code"] == REFUSED:
             return None
-        last = _last_line(log_of(log, failure["rank"]))
+        own = log_of(log, failure["rank"])
+        last = _last_line(own if own.is_file() else log)  # of nodes with a disk of their own: one
         if NO_MEMORY.search(last):
             return "oom", f"{last} (rank {failure['rank']})"
         code = failure["exit_code"]
@@ -145,9 +163,10 @@ def written_since(path: Path, unix: float) -> bool:
 def _last_line(log: Path) -> str:
     """Of what the run printed last: the error, where there is one."""
     try:
-        lines = log.read_text("utf-8", errors="replace").strip().splitlines()[-200:]
+        text = log.read_text("utf-8", errors="replace")
     except OSError:
         return ""
+    lines = [NODE.sub("", line) for line in text.strip().splitlines()[-200:]]
     memory = [line for line in lines if NO_MEMORY.search(line)]
     refusals = [line for line in lines if re.match(r"\w+\.py: error: ", line)]
     errors = [line for line in lines if re.search(r"^\S*error", line, re.IGNORECASE)]

@@ -35,6 +35,15 @@ class Node:
         """The process that one started there ends with, where the kernel can see to it."""
         return os.getpid()
 
+    @property
+    def mark(self) -> str:
+        """In front of every line that comes from there."""
+        return f"[{self.name}] "
+
+    def print_line(self, line: bytes, log: Path) -> None:
+        with log.open("ab") as file:
+            file.write(self.mark.encode() + line.rstrip(b"\r\n") + b"\n")
+
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> subprocess.Popen[bytes]:

@@ -8,13 +8,13 @@ from typing import Any
 from harness.launch import machine
 from harness.launch.launcher import Node
 from harness.launch.machine import Machine, this_machine
-from harness.launch.places import Devices, Hosts
+from harness.launch.places import Devices, Machines
 from harness.launch.plan import Job, commands
 from harness.launch.state import Options
 from harness.links import Link
 
 
-class Local(Hosts):
+class Local(Machines):
     name = "local"
 
     def __init__(self, options: Options, found: Machine | None = None) -> None:

@@ -44,7 +44,7 @@ class Place(ABC):
         """Leave nothing behind."""
 
 
-class Hosts(Place):
+class Machines(Place):
     """Nodes that this process starts runs on, one after the other."""
 
     here = True  # whether it is this machine that computes
@@ -74,8 +74,9 @@ class Hosts(Place):
     def prepare(self, job: Job) -> None:
         """Before a run: set its link."""
 
-    def collect(self, job: Job) -> None:
-        """After a run: fetch its record."""
+    def collect(self, job: Job) -> str | None:
+        """After a run: fetch its record; or why that cannot be."""
+        return None
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
         """Devices that no other run uses, by node; None: wait."""

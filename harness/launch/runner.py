@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import select
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from harness.launch import ending, machine
 from harness.launch.ending import written_since
 from harness.launch.launcher import Launcher, Start
 from harness.launch.machine import Machine
-from harness.launch.places import Devices, Hosts
+from harness.launch.places import Devices, Machines
 from harness.launch.state import (
     ELSEWHERE,
     RUNNING,
@@ -61,7 +61,7 @@ class Watcher(Protocol):
 class Runner:
     states: list[State]
     options: Options
-    place: Hosts
+    place: Machines
     machine: Machine
     folder: Path  # of the sweep
     screen: Watcher
@@ -230,7 +230,9 @@ class Runner:
     def _settle(self, running: Running, found: ending.Ending) -> None:
         state, job = running.state, running.state.job
         kills = ending.oom_kills() - running.oom_kills
-        self.place.collect(job)
+        if (lost := self.place.collect(job)) is not None:
+            # Whatever it is, it lies where it was written: the next start brings it.
+            found = replace(found, error=f"no record came back: {lost}", launcher_died=True)
         state.state = ending.settle(
             job, found, running.began_unix, running.log, running.asked, kills
         )

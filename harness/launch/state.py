@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.launch.hosts import Remote
 from harness.launch.plan import Elastic, Job
 from harness.launch.slurm_flags import Slurm
 from harness.records import FAILURES, FINISHED
@@ -29,6 +30,7 @@ class Options:
     pack: bool = False
     cold: bool = False
     isolation: str = "warn"  # warn | error | off
+    remote: Remote = field(default_factory=Remote)
     slurm: Slurm = field(default_factory=Slurm)
 
 

@@ -7,7 +7,7 @@ import fnmatch
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +20,13 @@ from harness.launch.launcher import environment_with
 from harness.launch.local import Local
 from harness.launch.machine import this_machine
 from harness.launch.netns import Netns
-from harness.launch.places import Hosts, Place
+from harness.launch.places import Machines, Place
 from harness.launch.plan import Job, axes_of, plan
 from harness.launch.queue import Queue
 from harness.launch.runner import Runner
 from harness.launch.screen import Screen
-from harness.launch.state import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
+from harness.launch.ssh import Ssh
+from harness.launch.state import ELSEWHERE, RUNNING, SKIPPED, WAITING, Options, State
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
 from harness.networks import link_of
 from harness.public import command_line, without_home
@@ -33,7 +34,12 @@ from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError
 from harness.values import field_of, typed
 
-PLACES: dict[str, type[Place]] = {"local": Local, "netns": Netns, "slurm": Cluster}
+PLACES: dict[str, Callable[[Options], Place]] = {
+    "local": Local,
+    "netns": Netns,
+    "ssh": Ssh,
+    "slurm": Cluster,
+}
 
 
 def main(argv: list[str]) -> int:
@@ -175,7 +181,7 @@ def skipped(states: list[State]) -> list[str]:
 
 def _worker(place: Place, states: list[State], folder: Path, screen: Screen) -> Runner | Queue:
     """Who works the runs off: a cluster does it in its own order."""
-    if isinstance(place, Hosts):
+    if isinstance(place, Machines):
         return Runner(states, place.options, place, this_machine(), folder, screen)
     return Queue(states, place.options, folder, screen)
 

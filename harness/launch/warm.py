@@ -94,18 +94,15 @@ class Agent:
         if self.printer is not None:
             self.printer.join(timeout=1)
         lines = self.log.read_text("utf-8", errors="replace").strip().splitlines()
-        mark = f"[{self.node.name}] "
         if self.node.remote:
+            mark = self.node.mark
             lines = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
         return " ".join(lines[-1].split())[:300] if lines else ""
 
     def _print(self) -> None:
-        """What comes from there, each line with the name of its node."""
         assert self.process.stderr is not None
-        mark = f"[{self.node.name}] ".encode()
         for line in self.process.stderr:
-            with self.printed_to.open("ab") as file:
-                file.write(mark + line.rstrip(b"\r\n") + b"\n")
+            self.node.print_line(line, self.printed_to)
 
 
 class Warm(Launcher):

@@ -6,9 +6,7 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,8 @@ import torch
 
 from harness.public import command_line, settings_of, without_home
 from harness.settings import Settings
+from harness.versions import commit, versions
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "evaluate",
-    "tokenizers",
-    "numpy",
-)
 # Variables that change what is measured; nothing else of the environment is recorded.
 VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
@@ -37,7 +27,6 @@ VARIABLES = (
 )  # fmt: skip
 # Words in the names of Trainer arguments that are paths, secrets or names of projects.
 HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment() -> dict[str, Any]:
@@ -54,7 +43,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": versions(),
         **commit(),
         "command": command_line([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "launch": launch(),
@@ -99,35 +88,6 @@ def recorded_settings(settings: Settings | None, args: Any) -> dict[str, Any]:
     """All settings, and every resolved argument of the Trainer."""
     named = settings_of(settings) if settings is not None else {}
     return {**named, "training_arguments": resolved_arguments(args)}
-
-
-def commit() -> dict[str, Any]:
-    """Commit of this checkout and whether files differ from it; null where it is no checkout."""
-    try:
-        head = _git("rev-parse", "HEAD")
-        changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.SubprocessError):
-        return {"commit": None, "dirty": None}
-    return {"commit": head, "dirty": changed}
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(
-        ["git", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    )
-    return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu_name() -> str:

@@ -33,6 +33,7 @@ from harness.summary import write_summary
 from harness.train import parallel
 from harness.train.arguments import training_arguments
 from harness.train.cpu import CpuTime
+from harness.train.disks import follow_leader, hand_out
 from harness.train.outcome import Stopped, outcome_of
 from harness.train.process import quiet
 
@@ -91,16 +92,13 @@ class Run:
     def use(self, data_facts: dict[str, Any]) -> None:
         """The data are ready: find the checkpoint to go on from, and see that it fits."""
         self.data_facts = data_facts
-        found = whole_checkpoints(self.folder.path)
+        found = whole_checkpoints(self.folder.path) if self.leader else []
         self.checkpoint = _from_leader(found[-1] if found else None)
         if self.checkpoint is None:
             return
+        hand_out(found, COMPLETE, self.world)
         mark = read_json(self.checkpoint / COMPLETE)
-        if mark is None:
-            raise UserError(
-                f"{self.checkpoint} is not visible to rank {self.world.rank}: "
-                "put --output_dir on storage that all nodes share, or --rerun"
-            )
+        assert mark is not None
         differing = [k for k, v in self.fingerprint.items() if mark["fingerprint"].get(k) != v]
         if differing:
             raise UserError(
@@ -178,7 +176,7 @@ class Run:
             self._let_leader_record()
             return
         # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
-        follows = isinstance(error, Stopped) or "peer" in str(error).lower()
+        follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
         first = self._first_failure(wait_s=2.0 if follows and self.world.size > 1 else 0.0)
         if first is not None:
             rank, outcome = first["rank"], first["outcome"]
@@ -245,6 +243,7 @@ def start(settings: Settings) -> Run | None:
         if dist.is_initialized():
             dist.destroy_process_group()
         return None
+    follow_leader(folder, world)
     _barrier()
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)

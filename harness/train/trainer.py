@@ -32,6 +32,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from harness.records import write_json
 from harness.train import parallel
+from harness.train.disks import give_to_leader, on_own_disk
 from harness.train.epoch import EpochOrder, Sums, untouched_random_state
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
@@ -232,9 +233,12 @@ class ExactTrainer(Trainer):
         if edge and self.run.partial_epoch():
             return  # a run resumed from here would never write this epoch's row: save after it
         parallel.average_buffers(self.model)
-        super()._save_checkpoint(model, trial)
         folder = self._checkpoint(self.state.global_step)
+        # A rank that does not see it, on a disk of its own, would forget which one is the best.
+        folder.mkdir(parents=True, exist_ok=True)
+        super()._save_checkpoint(model, trial)
         sums = self.sums.total()
+        give_to_leader(folder / f"rng_state_{self.run.world.rank}.pth", self.run.world)
         if self.args.world_size > 1:
             dist.barrier()  # every rank has written its part
         if self.args.should_save:
@@ -243,6 +247,8 @@ class ExactTrainer(Trainer):
                 folder / COMPLETE,
                 {"fingerprint": self.run.fingerprint, "epoch": so_far},
             )
+        own_disk = on_own_disk(folder / COMPLETE, self.run.world)
+        if self.args.should_save or own_disk:
             best = self.state.best_model_checkpoint
             for other in folder.parent.glob("checkpoint-*"):
                 if other != folder and (best is None or other.resolve() != Path(best).resolve()):
@@ -276,8 +282,9 @@ class ExactTrainer(Trainer):
             safetensors.torch.load_model(self.model, file, strict=True)
 
     def _load_best_model(self) -> None:
-        if self.test_dataset is None:  # otherwise test() does it, on all ranks alike
-            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        if self.test_dataset is None:  # otherwise test() does it
+            file = self._checkpoint(self.state.best_global_step) / WEIGHTS
+            parallel.load_from_leader(self.model, file, self.settings)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.settings.strategy != "fsdp":

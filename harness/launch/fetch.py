@@ -1,0 +1,134 @@
+"""A run's record from the host that measured it: both ends of the pipe between.
+
+    python -m harness.launch.fetch FOLDER     writes the folder's records to standard output, as tar
+
+Checkpoints stay where they are: they are large, and the run goes on there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from harness.records import RunFolder
+
+OF_RANK = re.compile(r"_(\d+)\.\w+$")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A file as it came."""
+
+    content: bytes
+    unix: float  # when it was last written, by the clock of its host
+
+
+def send(folder: Path, to: IO[bytes]) -> None:
+    """Every record of a run; a folder that is not there is an empty tar."""
+    with tarfile.open(fileobj=to, mode="w|") as tar:
+        for file in _files(folder):
+            try:
+                content, written_s = file.read_bytes(), file.stat().st_mtime
+            except FileNotFoundError:
+                continue  # a draft that became its file in this moment
+            entry = tarfile.TarInfo(str(PurePosixPath(file.relative_to(folder))))
+            entry.size, entry.mtime = len(content), written_s
+            tar.addfile(entry, io.BytesIO(content))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path, inner, names in os.walk(folder):
+        inner[:] = sorted(d for d in inner if not d.startswith((".", "checkpoint-")))
+        yield from (Path(path, name) for name in sorted(names) if not name.startswith("."))
+
+
+def received(tar: bytes) -> dict[str, Sent]:
+    """Files by their place in the run's folder; whatever would lie outside is left out."""
+    found: dict[str, Sent] = {}
+    with tarfile.open(fileobj=io.BytesIO(tar), mode="r|") as archive:
+        for entry in archive:
+            place = PurePosixPath(entry.name)
+            if not entry.isfile() or place.is_absolute() or ".." in place.parts:
+                continue
+            file = archive.extractfile(entry)
+            assert file is not None
+            found[str(place)] = Sent(file.read(), float(entry.mtime))
+    return found
+
+
+def merged(by_node: Mapping[int, Mapping[str, Sent]], processes: int) -> dict[str, Sent]:
+    """One record of those of all nodes: rank 0's, and of each other node what its ranks wrote.
+
+    What lies there besides may be of an earlier run, in which the host was another node.
+    """
+    whole: dict[str, Sent] = {}
+    for node, files in sorted(by_node.items()):
+        for name, sent in files.items():
+            inside = "/" in name
+            match = OF_RANK.search(name) if inside else None
+            owner = int(match[1]) // processes if match else None
+            if owner == node or (owner is None and (node == 0 or (inside and name not in whole))):
+                whole[name] = sent
+    return whole
+
+
+def put(files: Mapping[str, Sent], folder: RunFolder, clock_s: float) -> None:
+    """Into the caller's folder, where what is there is not newer; another run's is set aside.
+
+    clock_s: how far the host's clock is ahead of ours. What is the same already stays as it is.
+    """
+    here = _rows(folder.attempts.read_bytes() if folder.attempts.is_file() else b"")
+    there = _rows(files["attempts.jsonl"].content if "attempts.jsonl" in files else b"")
+    if _latest(here) > _latest(there):
+        # Why a rank failed is news all the same: rank 0 had no time to note anything.
+        files = {name: sent for name, sent in files.items() if name.startswith("ranks/failure_")}
+    elif files and "summary.json" not in files:
+        folder.summary.unlink(missing_ok=True)  # of the attempt before: this one has none yet
+    if None not in (_began(here), _began(there)) and _began(here) != _began(there) and files:
+        folder.set_aside()
+    # The summary last: whoever sees it may rely on the rest.
+    for name in sorted(files, key=lambda name: (name == "summary.json", name)):
+        _write(folder.path / name, files[name], clock_s)
+
+
+def _write(path: Path, sent: Sent, clock_s: float) -> None:
+    if path.is_file() and path.read_bytes() == sent.content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(sent.content)
+    written_unix = sent.unix - clock_s
+    os.utime(draft, (written_unix, written_unix))
+    draft.replace(path)
+
+
+def _rows(lines: bytes) -> list[dict[str, Any]]:
+    """Those that are whole: a killed process may have left half a line."""
+    found = []
+    for line in lines.splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def _latest(rows: list[dict[str, Any]]) -> float:
+    """When an attempt was last started or ended; 0 of none."""
+    return max((row["unix"] or 0.0 for row in rows), default=0.0)
+
+
+def _began(rows: list[dict[str, Any]]) -> float | None:
+    """When the run was started first, by which it is known; None if it never was."""
+    return next((row["unix"] for row in rows if row["event"] == "start"), None)
+
+
+if __name__ == "__main__":
+    send(Path(sys.argv[1]), sys.stdout.buffer)
