@@ -189,8 +189,8 @@ class Settings:
     )
     elastic_batch: str = flag(
         "hold", "text", "Distribution",
-        "the effective batch when torchrun --nnodes=1:4 --max_restarts=3 goes on with other nodes: "
-        "hold that of the set-up, by accumulation, or scale it with the processes",
+        "effective batch on other nodes than those of the set-up (torchrun --nnodes=1:4 "
+        "--max_restarts=3): hold it, by accumulation, or scale it with the processes",
         choices=("hold", "scale"),
     )  # fmt: skip
     # Running
@@ -281,11 +281,6 @@ def check(settings: Settings) -> Settings:
         )
     if dict(settings.trainer).get("max_steps", 1) in (0, None):
         raise UserError("--max_steps 0: must be at least 1; leave it out to train whole epochs")
-    if settings.elastic_batch == "scale" and "max_steps" in dict(settings.trainer):
-        raise UserError(
-            "--max_steps counts updates, and --elastic_batch scale changes what one is: "
-            "use --epochs, or --elastic_batch hold"
-        )
     if settings.fsdp_shard != "full" and settings.strategy != "fsdp":
         raise UserError("--fsdp_shard grads needs --strategy fsdp")
     if settings.fsdp_offload and settings.strategy != "fsdp":

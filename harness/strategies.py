@@ -85,8 +85,7 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 
     gpus is the number of visible GPUs, once known: DataParallel uses that many in one process.
     """
-    if world.elastic:
-        _check_elastic(settings, world)
+    _check_elastic(settings, world)
     most = asked_processes(settings) if world.elastic else world.size
     strategy = settings.strategy or ("ddp" if most > 1 else "single")
     if STRATEGIES[strategy].processes == "one" and world.size > 1:
@@ -119,12 +118,17 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 
 def _check_elastic(settings: Settings, world: World) -> None:
     """What a run needs that is to be the same one when nodes come and go."""
-    if settings.setup is None:
+    if settings.elastic_batch == "scale" and "max_steps" in dict(settings.trainer):
+        raise UserError(
+            "--max_steps counts updates, and --elastic_batch scale changes what one is: "
+            "use --epochs, or --elastic_batch hold"
+        )
+    if world.elastic and settings.setup is None:
         raise UserError(
             "torchrun --max_restarts needs --setup, the set-up that was asked for: what runs may "
             f"change; for example --setup {world.nodes}_{world.per_node}"
         )
-    if settings.tail == "pad":
+    if world.elastic and settings.tail == "pad":
         raise UserError(
             "--tail pad does not go with torchrun --max_restarts: which samples are fed twice "
             "depends on the number of processes; use --tail cut"
