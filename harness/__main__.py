@@ -10,6 +10,10 @@ import sys
 VERBS = {
     "sweep": ("harness.launch.sweep", "many runs from one file: experiments/*.yaml"),
     "table": ("harness.read.table", "what was measured: a row a run, or the table of a sweep"),
+    "store": (
+        "harness.train.store",
+        "where nodes of an elastic run meet, so that each may be lost",
+    ),
     "env": ("harness.train.environment", "machine and versions, to paste into a question"),
 }
 
