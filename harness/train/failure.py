@@ -36,6 +36,7 @@ def record_failure(run: Any, error: BaseException) -> None:
     attempts.end(
         run.folder, outcome, reason, run.wall_s, run.cpu.per_rank(), run.update, bool(run.attempt)
     )
+    run.folder.progress.unlink(missing_ok=True)
     if begins_again:
         # What becomes of the run is not known yet.
         print(f"{outcome}: {reason}; torchrun may start it again", file=sys.stderr)
