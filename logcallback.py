@@ -79,7 +79,12 @@ class LogCallback(TrainerCallback):
         if self.run is None and self.first_update == 0 and self.folder.settings.is_file():
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         self.row.begin()
-        self.attempt = attempts.begin(self.folder, self.first_update, self.world.size)
+        opened = self.run.opened if self.run is not None else None
+        self.attempt = attempts.begin(
+            self.folder, self.first_update, self.world.size, self.batch, opened
+        )
+        if self.run is not None:
+            self.run.attempt, self.run.update = self.attempt, self.first_update
         self.earlier_wall_s = attempts.wall_s(self.folder)
         # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
         self.folder.summary.unlink(missing_ok=True)
@@ -95,6 +100,7 @@ class LogCallback(TrainerCallback):
                 for name, seen in before.get("observed", {}).items():
                     self.run.observed.setdefault(name, seen)
         self._write_environment(state)
+        self._tell(state)
 
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""
@@ -138,6 +144,9 @@ class LogCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.clock.step(self.batch)
+        if self.run is not None:
+            self.run.update = state.global_step
+        self._tell(state, every_s=1)
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
@@ -149,19 +158,25 @@ class LogCallback(TrainerCallback):
         for name, value in logs.items():
             if name.startswith("epoch_"):
                 self.exact[name.removeprefix("epoch_")] = value
+        if "train_runtime" not in logs:
+            self._tell(state, every_s=1)
+
+    def _tell(self, state: TrainerState, every_s: float = 0.0) -> None:
+        """Where the attempt is: so that it is known what is lost, should it be killed."""
         now_s = time.perf_counter()
-        if self.attempt and "train_runtime" not in logs and now_s - self.told_s >= 1:
-            self.told_s = now_s
-            progress = {
-                "attempt": self.attempt,
-                "epoch": state.epoch,
-                "update": state.global_step,
-                "updates": state.max_steps,
-                "loss": self.losses[-1][1] if self.losses else None,
-                "wall_s": now_s - self.began_s,
-                **self.cpu.per_rank(),
-            }
-            attempts.tell_progress(self.folder, progress)
+        if not self.attempt or now_s - self.told_s < every_s:
+            return
+        self.told_s = now_s
+        progress = {
+            "attempt": self.attempt,
+            "epoch": state.epoch,
+            "update": state.global_step,
+            "updates": state.max_steps,
+            "loss": self.losses[-1][1] if self.losses else None,
+            "wall_s": now_s - self.began_s,
+            **self.cpu.per_rank(),
+        }
+        attempts.tell_progress(self.folder, progress)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s = self.clock.stop()
@@ -297,4 +312,5 @@ class LogCallback(TrainerCallback):
             ),
         }
         wall_s = time.perf_counter() - self.began_s
-        summary.finish(self.folder, best, wall_s, self.cpu.per_rank(), facts)
+        cpu_time, update = self.cpu.per_rank(), state.global_step
+        summary.finish(self.folder, best, wall_s, cpu_time, update, facts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from harness.records import RunFolder, append_row, read_json, read_rows, write_json
@@ -16,14 +17,29 @@ from harness.records import RunFolder, append_row, read_json, read_rows, write_j
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
 
 
-def begin(folder: RunFolder, update: int, processes: int) -> int:
+@dataclass(frozen=True)
+class Opened:
+    """What a process that goes on with a run knows of its own start."""
+
+    unix: float  # when it opened the run
+    # When the checkpoint that it goes on from was whole; None without one.
+    counted_unix: float | None = None
+    # Since when the launcher runs that starts lost processes again; None where there is none.
+    launcher_unix: float | None = None
+
+
+def begin(
+    folder: RunFolder,
+    update: int,
+    processes: int,
+    effective_batch: int | None = None,
+    opened: Opened | None = None,
+) -> int:
     """Note the start of an attempt; returns its number. Closes one that was killed before."""
+    if (killed := unended(folder)) is not None:
+        _close_killed(folder, killed)
     rows, _ = read_rows(folder.attempts)
-    starts = [row for row in rows if row["event"] == "start"]
-    ends = [row for row in rows if row["event"] == "end"]
-    if len(starts) > len(ends):
-        _close_killed(folder, starts[-1])
-    attempt = len(starts) + 1
+    attempt = sum(row["event"] == "start" for row in rows) + 1
     append_row(
         folder.attempts,
         {
@@ -32,10 +48,70 @@ def begin(folder: RunFolder, update: int, processes: int) -> int:
             "unix": time.time(),
             "from_update": update,
             "processes": processes,
+            "effective_batch": effective_batch,
             "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            **lost(rows, update, opened or Opened(time.time()), time.time()),
         },
     )
     return attempt
+
+
+def unended(folder: RunFolder) -> dict[str, Any] | None:
+    """The start of the attempt that has no end yet: it goes on, or was killed."""
+    rows, _ = read_rows(folder.attempts)
+    starts = [row for row in rows if row["event"] == "start"]
+    ended = sum(row["event"] == "end" and row["attempt"] is not None for row in rows)
+    return starts[-1] if len(starts) > ended else None
+
+
+def lost(
+    rows: list[dict[str, Any]], update: int, opened: Opened, now_unix: float
+) -> dict[str, float | int | None]:
+    """What it has cost that the attempt before broke off; all null for the first attempt."""
+    begun = [row for row in rows if row["event"] == "start"]
+    if not begun:
+        return {"gap_s": None, "lost_s": None, "redone_updates": None}
+    start = begun[-1]
+    end, *unbegun = rows[rows.index(start) + 1 :]
+    ended_unix = end["unix"] or start["unix"]
+    in_vain_s = sum(row["wall_s"] or 0.0 for row in unbegun)
+    gap_s = None
+    if opened.launcher_unix is not None and opened.launcher_unix <= ended_unix:
+        gap_s = max(opened.unix - ended_unix - in_vain_s, 0.0)
+    counted_unix = max(opened.counted_unix or 0.0, start["unix"])
+    thrown_away_s = max(ended_unix - counted_unix, 0.0)
+    reached = end.get("update")
+    return {
+        "gap_s": gap_s,
+        "lost_s": thrown_away_s + in_vain_s + (gap_s or 0.0) + now_unix - opened.unix,
+        "redone_updates": None if reached is None else max(reached - update, 0),
+    }
+
+
+def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
+    """Whether the same launcher has been at this run before: it starts lost processes again."""
+    rows, _ = read_rows(folder.attempts)
+    heard = [row["unix"] for row in rows if row["unix"] is not None]
+    return launcher_unix is not None and bool(heard) and max(heard) >= launcher_unix
+
+
+def totals(folder: RunFolder) -> dict[str, Any]:
+    """Of all attempts: what breaking off has cost, and how often the launcher has started again."""
+    rows, _ = read_rows(folder.attempts)
+    starts = [row for row in rows if row["event"] == "start"]
+    return {
+        "restarts": sum(row.get("gap_s") is not None for row in starts),
+        "lost_s": sum(row.get("lost_s") or 0.0 for row in starts),
+        "redone_updates": sum(row.get("redone_updates") or 0 for row in starts),
+    }
+
+
+def elapsed_s(folder: RunFolder) -> float | None:
+    """All attempts, and the time between those that one launcher has started; None if unknown."""
+    rows, _ = read_rows(folder.attempts)
+    if any(row["event"] == "end" and row["wall_s"] is None for row in rows):
+        return None
+    return wall_s(folder) + sum(row.get("gap_s") or 0.0 for row in rows)
 
 
 def _close_killed(folder: RunFolder, start: dict[str, Any]) -> None:
@@ -51,6 +127,7 @@ def _close_killed(folder: RunFolder, start: dict[str, Any]) -> None:
             "outcome": failure.get("outcome", "interrupted"),
             "reason": failure.get("reason", "the process was killed"),
             "unix": last.get("unix") if heard else None,
+            "update": last.get("update") if heard else None,
             "wall_s": last.get("wall_s") if heard else None,
             **{name: last.get(name) if heard else None for name in CPU_TIME},
         },
@@ -79,19 +156,23 @@ def end(
     reason: str | None,
     wall_s: float,
     cpu_time: Mapping[str, list[float] | None] | None = None,
+    update: int | None = None,
+    begun: bool = True,
 ) -> None:
     """Note how the attempt ended that was begun last; one that never began is noted as such."""
-    rows, _ = read_rows(folder.attempts)
-    starts = sum(row["event"] == "start" for row in rows)
-    ends = sum(row["event"] == "end" for row in rows)
+    open_start = unended(folder)
+    if open_start is not None and not begun:
+        _close_killed(folder, open_start)  # not this one: it died before
+        open_start = None
     append_row(
         folder.attempts,
         {
             "event": "end",
-            "attempt": starts if starts > ends else None,
+            "attempt": open_start["attempt"] if open_start is not None else None,
             "outcome": outcome,
             "reason": reason,
             "unix": time.time(),
+            "update": update,
             "wall_s": wall_s,
             **{name: (cpu_time or {}).get(name) for name in CPU_TIME},
         },

@@ -9,12 +9,12 @@ from typing import Any
 
 from harness.settings import Settings, flag_fields
 
-# Trainer flags that say how a run is shown or published, not what it measures.
+# Trainer flags that say how a run is shown, published or given up, not what it measures.
 SHOWN_ONLY = (
     "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "report_to", "run_name",
     "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "push_to_hub",
     "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
-    "save_steps", "save_on_each_node",
+    "save_steps", "save_on_each_node", "ddp_timeout",
 )  # fmt: skip
 
 
@@ -41,6 +41,8 @@ def identity(settings: Settings) -> dict[str, Any]:
     else:
         # What is tested at the end depends on the weights that are kept until then.
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
+    if settings.elastic_batch == "hold":
+        del named["elastic_batch"]  # likewise
     passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
     return {"script": settings.script, **named, "trainer": passed}
 

@@ -187,6 +187,12 @@ class Settings:
     fsdp_offload: bool = flag(
         False, "bool", "Distribution", "fsdp keeps its shards in CPU memory (GPU)"
     )
+    elastic_batch: str = flag(
+        "hold", "text", "Distribution",
+        "effective batch on other nodes than those of the set-up (torchrun --nnodes=1:4 "
+        "--max_restarts=3): hold it, by accumulation, or scale it with the processes",
+        choices=("hold", "scale"),
+    )  # fmt: skip
     # Running
     repeat: int = flag(
         1, "count", "Running",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from harness.elastic import asked_processes, is_elastic
 from harness.settings import Settings, UserError, parse_setup
 
 
@@ -52,6 +53,7 @@ class World:
     rank: int = 0
     local_rank: int = 0
     launched: bool = False  # by torchrun or something that sets the same variables
+    elastic: bool = False  # torchrun may go on with other nodes
 
     @property
     def size(self) -> int:
@@ -74,6 +76,7 @@ def world_of(environ: Mapping[str, str]) -> World:
         rank=int(environ["RANK"]),
         local_rank=int(environ.get("LOCAL_RANK", 0)),
         launched=True,
+        elastic=is_elastic(environ),
     )
 
 
@@ -82,7 +85,9 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 
     gpus is the number of visible GPUs, once known: DataParallel uses that many in one process.
     """
-    strategy = settings.strategy or ("ddp" if world.size > 1 else "single")
+    _check_elastic(settings, world)
+    most = asked_processes(settings) if world.elastic else world.size
+    strategy = settings.strategy or ("ddp" if most > 1 else "single")
     if STRATEGIES[strategy].processes == "one" and world.size > 1:
         raise UserError(
             f"--strategy {strategy} runs in one process, but {world.size} were started: "
@@ -104,9 +109,30 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
     if settings.setup is None:
         return replace(settings, strategy=strategy, setup=f"{nodes}_{per_node}")
     asked_nodes, asked_per_node, tag = parse_setup(settings.setup)
-    if (asked_nodes, asked_per_node) != (nodes, per_node):
+    comes_and_goes = world.elastic and STRATEGIES[strategy].processes == "many"
+    fewer = comes_and_goes and nodes < asked_nodes
+    if asked_per_node != per_node or (asked_nodes != nodes and not fewer):
         raise UserError(_mismatch(settings, world, strategy, nodes, per_node, tag))
     return replace(settings, strategy=strategy)
+
+
+def _check_elastic(settings: Settings, world: World) -> None:
+    """What a run needs that is to be the same one when nodes come and go."""
+    if settings.elastic_batch == "scale" and "max_steps" in dict(settings.trainer):
+        raise UserError(
+            "--max_steps counts updates, and --elastic_batch scale changes what one is: "
+            "use --epochs, or --elastic_batch hold"
+        )
+    if world.elastic and settings.setup is None:
+        raise UserError(
+            "torchrun --max_restarts needs --setup, the set-up that was asked for: what runs may "
+            f"change; for example --setup {world.nodes}_{world.per_node}"
+        )
+    if world.elastic and settings.tail == "pad":
+        raise UserError(
+            "--tail pad does not go with torchrun --max_restarts: which samples are fed twice "
+            "depends on the number of processes; use --tail cut"
+        )
 
 
 def why_a_gpu(settings: Settings) -> str | None:

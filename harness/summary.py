@@ -28,6 +28,8 @@ def write_summary(
     rate = sum(row["timed_samples"] for row in rows) / timed_s if timed_s else None
     per_gpu = last.get("train_samples_per_s_per_gpu")
     share = per_gpu / last["train_samples_per_s"] if per_gpu else None
+    train_time_s = sum(row["epoch_time_s"] for row in rows)
+    elapsed_s = attempts.elapsed_s(folder)
     write_json(
         folder.summary,
         {
@@ -41,9 +43,11 @@ def write_summary(
             **best_of(rows, best_metric),
             "train_samples_per_s": rate,
             "train_samples_per_s_per_gpu": rate * share if rate and share else None,
-            "train_time_s": sum(row["epoch_time_s"] for row in rows),
+            "train_time_s": train_time_s,
             "eval_time_s": sum(row.get("eval_time_s") or 0.0 for row in rows),
             "wall_s": attempts.wall_s(folder),
+            **attempts.totals(folder),
+            "goodput_share": train_time_s / elapsed_s if elapsed_s else None,
             **attempts.cpu_time(folder),
             "peak_memory_gib": max(
                 (m for row in rows for m in row["peak_memory_gib_per_rank"]), default=None
@@ -58,10 +62,11 @@ def finish(
     best_metric: str | None,
     wall_s: float,
     cpu_time: dict[str, list[float] | None],
+    update: int,
     facts: dict[str, Any],
 ) -> None:
     """The run has been trained to its end."""
-    attempts.end(folder, FINISHED, None, wall_s, cpu_time)
+    attempts.end(folder, FINISHED, None, wall_s, cpu_time, update)
     write_summary(folder, FINISHED, None, best_metric, facts)
     folder.progress.unlink(missing_ok=True)
 

@@ -34,7 +34,7 @@ image_column | label_column | train_size max_train_samples | test_size max_eval_
 validation_split | data_seed | tail | tiny | per_gpu_batch b per_device_train_batch_size
 grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rate | seed | precision
 rank_dropout | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard | fsdp_offload
-repeat run | num_workers dataloader_num_workers | log_every logging_steps | save
+elastic_batch | repeat run | num_workers dataloader_num_workers | log_every logging_steps | save
 best_metric metric_for_best_model | output_dir o | rerun
 """
 # The same for the flags that reach the Trainer: an upgrade that brings one more fails here.

@@ -335,3 +335,25 @@ def test_trap_25_threads_depend_on_the_number_of_processes(tmp_path: Path) -> No
     )  # fmt: skip
     named = [re.findall(r"OMP_NUM_THREADS=(\d+) ", line) for line in done.stdout.splitlines()]
     assert len(named) == 2 and named[0] == named[1] and named[0]
+
+
+# ---- 26: a restart ----
+
+
+def stock_starts_again(folder: str) -> list[list[int]]:
+    net = Net()
+    stock(net, Points(32), output_dir=folder, save_strategy="epoch", num_train_epochs=4).train()
+    return net.fed
+
+
+def test_trap_26_a_restart_is_not_a_resume(tmp_path: Path) -> None:
+    """What torchrun does when a process is lost: the same command once more."""
+    for _ in range(2):
+        (fed,) = ranks(1, stock_starts_again, str(tmp_path / "stock"), env=CPU)
+        assert sum(map(len, fed)) == 128
+        assert (tmp_path / "stock" / "checkpoint-32").is_dir()
+
+    folder = str(tmp_path / "ours")
+    ranks(1, our_broken_off, folder, 4, env=CPU)
+    (again,) = ranks(1, our_goes_on, folder, 4, env=CPU)
+    assert again["from"] == "checkpoint-8" and sum(map(len, again["fed"])) == 32

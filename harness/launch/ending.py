@@ -21,7 +21,6 @@ from harness.records import (
     RunFolder,
     log_of,
     read_json,
-    read_rows,
     write_json,
 )
 from harness.summary import write_summary
@@ -143,13 +142,11 @@ def _from_inside(folder: RunFolder, ending: Ending, began: float, log: Path) -> 
 
 
 def _close_attempt(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
-    rows, _ = read_rows(folder.attempts)
-    starts = sum(row["event"] == "start" for row in rows)
-    if starts > sum(row["event"] == "end" for row in rows):
+    begun, last, update = attempts.unended(folder), read_json(folder.progress) or {}, None
+    if begun is not None and last.get("attempt") == begun["attempt"]:
         # It had begun: its own clock says how long, as far as it told.
-        last = read_json(folder.progress) or {}
-        wall_s = last["wall_s"] if last.get("attempt") == starts else wall_s
-    attempts.end(folder, outcome, reason, wall_s)
+        wall_s, update = last["wall_s"], last["update"]
+    attempts.end(folder, outcome, reason, wall_s, update=update)
     folder.progress.unlink(missing_ok=True)
 
 

@@ -49,8 +49,9 @@ class Console(TrainerCallback):
 
     def _say_what_runs(self, args: Any, state: Any) -> None:
         settings, data, seen = self.run.settings, self.run.data_facts, self.run.observed
-        world = self.run.batches
-        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        acc, gpus = args.gradient_accumulation_steps, max(1, args.n_gpu)
+        batch = args.train_batch_size * acc * args.world_size
+        schedule = args.lr_scheduler_type.value
         held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
         say = self.screen.print
         say(
@@ -66,9 +67,9 @@ class Console(TrainerCallback):
             f"{settings.precision}, seed {settings.seed}"
         )
         say(
-            f"  effective batch {batch} = {settings.per_gpu_batch} x {settings.grad_acc} "
-            f"accumulation x {world}; {state.max_steps:,} updates at a learning rate of "
-            f"{number(settings.lr)} ({args.lr_scheduler_type.value}, not scaled with the batch)"
+            f"  effective batch {batch} = {args.per_device_train_batch_size} x {acc} "
+            f"accumulation x {args.world_size * gpus}; {state.max_steps:,} updates at a learning "
+            f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
         )
         if state.global_step:
             say(f"  goes on from update {state.global_step} of an earlier attempt")

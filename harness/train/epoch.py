@@ -1,14 +1,44 @@
-"""What belongs to one epoch: its order, its sums, and random numbers it must not lose."""
+"""What belongs to one epoch: edges, order, sums, and random numbers it must not lose."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
+from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
+
+
+class EpochEdges(TrainerCallback):
+    """Tells the trainer when an epoch and its updates begin and end."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.begin_training()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.test()  # before the run is recorded as finished
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # accelerate does not reach the sampler of several ranks that resume inside an epoch.
+        self.trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.batches_fetched()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.count_samples()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.log_epoch()
+        control.should_save |= args.save_strategy == SaveStrategy.STEPS
 
 
 class EpochOrder(Sampler[int]):
@@ -18,17 +48,21 @@ class EpochOrder(Sampler[int]):
     with neighbouring seeds are not independent.
     """
 
-    def __init__(self, size: int, seed: int) -> None:
+    def __init__(self, size: int, seed: int, whole: int = 1) -> None:
         self.size, self.seed, self.epoch = size, seed, 0
+        self.whole = whole  # what is left over of so many samples is left out
+        self.trained: dict[int, int] = {}  # epoch -> its first samples that have had their turn
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.size
+        return self.size - self.size % self.whole
 
     def __iter__(self) -> Iterator[int]:
-        yield from (np.random.default_rng([self.seed, self.epoch]).permutation(self.size).tolist())
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size)
+        left = order[self.trained.get(self.epoch, 0) :]
+        yield from left[: len(left) - len(left) % self.whole].tolist()
 
 
 class Sums:
@@ -93,6 +127,11 @@ class Sums:
         self.clipped += total[3]
         self.updates = int(total[4])
         self.overflowed += total[5]
+
+
+def draw_from(*numbers: int) -> None:
+    """Random numbers of torch that follow from these numbers."""
+    torch.manual_seed(int(np.random.SeedSequence(list(numbers)).generate_state(1)[0]))
 
 
 @contextmanager

@@ -22,20 +22,22 @@ from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import enable_full_determinism
 
 from harness import attempts
+from harness.elastic import asked_processes, for_world
 from harness.flags import refuse
 from harness.identity import identity, run_id
 from harness.locks import Lock
-from harness.public import settings_of
-from harness.records import FINISHED, SCHEMA, RunFolder, read_json, write_json
+from harness.records import FINISHED, RunFolder, read_json
 from harness.settings import Settings, UserError
 from harness.strategies import World, place, world_of
-from harness.summary import write_summary
 from harness.train import parallel
 from harness.train.arguments import training_arguments
+from harness.train.by_samples import Plan, Position
 from harness.train.cpu import CpuTime
 from harness.train.disks import follow_leader, hand_out
-from harness.train.outcome import Stopped, outcome_of
+from harness.train.failure import record_failure
+from harness.train.outcome import Stopped
 from harness.train.process import quiet
+from harness.train.restarts import Launch, launch_of, wait_for_peers, warn
 
 # In a checkpoint's folder, written last: without it the checkpoint is not whole.
 COMPLETE = "complete.json"
@@ -65,6 +67,11 @@ class Run:
     previous_handlers: dict[int, Any] = field(default_factory=dict)
     stop_showing: Callable[[], None] = lambda: None  # gives the terminal back
     lock: Lock | None = None  # of the run's folder, held by rank 0 as long as it lives
+    launch: Launch | None = None  # of a run that torchrun goes on with when processes are lost
+    attempt: int = 0  # of a training that has begun
+    update: int | None = None  # the last that was made in it
+    position: Position = field(default_factory=Position)  # where the checkpoint was made
+    other_processes: bool = False  # the checkpoint was made by more or fewer of them
 
     def __post_init__(self) -> None:
         self.cpu = CpuTime(self.world.size)
@@ -74,9 +81,22 @@ class Run:
         return self.world.rank == 0
 
     @property
+    def processes(self) -> int:
+        """Those of the set-up; in an elastic run not all of them may be there."""
+        return asked_processes(self.settings) if self.world.elastic else self.world.size
+
+    @property
     def batches(self) -> int:
-        """How many batches of per_gpu_batch make one forward pass: processes, or GPUs for dp."""
-        return self.args.world_size * max(1, self.args.n_gpu)
+        """How many batches of per_gpu_batch the set-up has at a time: processes, GPUs for dp."""
+        gpus = 1 if self.world.elastic else max(1, self.args.n_gpu)
+        return self.processes * gpus
+
+    def plan(self, train_samples: int) -> Plan:
+        """What is left to be done by as many processes as there are now."""
+        args = self.args
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        asked = (self.settings.per_gpu_batch or 1) * self.settings.grad_acc * self.batches
+        return Plan(self.position, train_samples, self.settings.epochs or 1, batch, asked)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -84,7 +104,7 @@ class Run:
         canonical = json.dumps(identity(self.settings), sort_keys=True, default=str)
         return {
             "settings": hashlib.sha256(canonical.encode()).hexdigest(),
-            "world": self.world.size,
+            "world": self.processes,
             "data": self.data_facts.get("data_checksum"),
             "train_samples": self.data_facts.get("train_samples"),
         }
@@ -106,6 +126,18 @@ class Run:
                 "use --rerun to start afresh; the old record is kept aside"
             )
         self.epoch_so_far = mark["epoch"]
+        self.position = Position(**mark.get("position", {}))
+        self.other_processes = mark.get("processes", self.world.size) != self.world.size
+
+    @property
+    def opened(self) -> attempts.Opened:
+        """What the record is to know of how this process came to go on with the run."""
+        mark = self.checkpoint and (self.checkpoint / COMPLETE).stat()
+        return attempts.Opened(
+            unix=time.time() - self.wall_s,
+            counted_unix=mark.st_mtime if mark else None,
+            launcher_unix=self.launch.unix if self.launch is not None else None,
+        )
 
     def train(self, trainer: Any) -> None:
         """Train, from the last whole checkpoint where there is one."""
@@ -114,6 +146,8 @@ class Run:
             for broken in self.folder.path.glob("checkpoint-*"):
                 if not (broken / COMPLETE).is_file():
                     shutil.rmtree(broken, ignore_errors=True)
+        if self.launch is not None and dist.is_initialized():
+            wait_for_peers(self.settings)
         trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
 
     def __enter__(self) -> Self:
@@ -140,7 +174,7 @@ class Run:
                 signal.signal(number, signal.SIG_IGN)
         try:
             if error is not None and not isinstance(error, (UserError, SystemExit)):
-                self._record_failure(error)
+                record_failure(self, error)
         finally:
             self.unlock()
             for number, handler in self.previous_handlers.items():
@@ -161,49 +195,6 @@ class Run:
         """The record is whole: who comes next may read or continue it."""
         if self.lock is not None:
             self.lock.release()
-
-    def _record_failure(self, error: BaseException) -> None:
-        outcome, reason = outcome_of(error)
-        row = {
-            "rank": self.world.rank,
-            "outcome": outcome,
-            "reason": reason,
-            "unix": time.time(),
-        }
-        if outcome != "interrupted":
-            write_json(self.folder.failure(self.world.rank), row)
-        if not self.leader:
-            self._let_leader_record()
-            return
-        # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
-        follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
-        first = self._first_failure(wait_s=2.0 if follows and self.world.size > 1 else 0.0)
-        if first is not None:
-            rank, outcome = first["rank"], first["outcome"]
-            reason = first["reason"] + (f" (rank {rank})" if self.world.size > 1 else "")
-        attempts.end(self.folder, outcome, reason, self.wall_s, self.cpu.per_rank())
-        if not self.folder.settings.is_file():
-            write_json(self.folder.settings, {"schema": SCHEMA, **settings_of(self.settings)})
-        write_summary(self.folder, outcome, reason, self.settings.best_metric)
-        print(f"{outcome}: {reason}; the record is in {self.folder.path}", file=sys.stderr)
-
-    def _let_leader_record(self) -> None:
-        """Rank 0 may be waiting for this one: let it see that it is gone, and write the record."""
-        if dist.is_initialized() and dist.get_backend() == "gloo":
-            dist.destroy_process_group()
-        until = time.monotonic() + 5
-        while time.monotonic() < until and not self.folder.summary.is_file():
-            time.sleep(0.05)
-
-    def _first_failure(self, wait_s: float) -> dict[str, Any] | None:
-        """The failure of another rank that came first, if one comes within this time."""
-        until = time.monotonic() + wait_s
-        while True:
-            first = attempts.first_failure(self.folder, since=time.time() - self.wall_s)
-            others = first is not None and first["rank"] != self.world.rank
-            if others or time.monotonic() >= until:
-                return first
-            time.sleep(0.05)
 
     @property
     def wall_s(self) -> float:
@@ -227,13 +218,17 @@ def start(settings: Settings) -> Run | None:
             _check_writable(Path(settings.output_dir))
         if settings.strategy in ("single", "dp"):
             _forget_launcher()
-        args = training_arguments(settings, folder.path, world.size)
-        lock = _locked(folder) if world.rank == 0 else None
+        args = training_arguments(for_world(settings, world.size), folder.path, world.size)
+        lock = _locked(folder, wait_s=30 if world.elastic else 5) if world.rank == 0 else None
     except UserError as error:
         refuse(settings.script, error, world.rank == 0)
-    run = Run(settings, world, args, folder, lock=lock)
+    run = Run(settings, world, args, folder, lock=lock, launch=launch_of(world))
+    launched_unix = run.launch.unix if run.launch else None
     before = _from_leader(folder.outcome() if run.leader else None)
-    if settings.rerun:
+    goes_on = run.leader and attempts.went_on(folder, launched_unix)
+    if run.launch is not None and run.leader:
+        warn(settings)
+    if settings.rerun and not _from_leader(goes_on):
         if run.leader and folder.path.exists():
             print(f"the earlier record is kept in {folder.set_aside()}")
     elif before == FINISHED:
@@ -262,14 +257,14 @@ def _forget_launcher() -> None:
         os.environ.pop(name, None)
 
 
-def _locked(folder: RunFolder) -> Lock:
+def _locked(folder: RunFolder, wait_s: float) -> Lock:
     """Two processes that write one record would spoil it. One that has just been killed may
-    take a moment to be gone.
+    take a moment to be gone; one that is cut off the network, until it gives its peers up.
     """
     lock = Lock(folder.lock("run"))
     # This process itself may hold it, from a run that it has given up.
     mine = lock.holder() == f"process {os.getpid()}"
-    if not lock.take(wait_s=0 if mine else 5) and not mine:
+    if not lock.take(0 if mine else wait_s) and not mine:
         raise UserError(f"{folder.path} is being measured by {lock.holder()}: wait until it ends")
     return lock
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 import torch.distributed as dist
@@ -24,16 +23,14 @@ from transformers import (
     PreTrainedModel,
     PrinterCallback,
     ProgressCallback,
-    Trainer,
-    TrainerCallback,
 )
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
-from transformers.trainer_utils import SaveStrategy
 
 from harness.records import write_json
 from harness.train import parallel
+from harness.train.by_samples import BySamples
 from harness.train.disks import give_to_leader, on_own_disk
-from harness.train.epoch import EpochOrder, Sums, untouched_random_state
+from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
 from harness.train.outcome import Diverged
@@ -42,28 +39,7 @@ from harness.train.run import COMPLETE, Run
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 
 
-class EpochEdges(TrainerCallback):
-    """Tells the trainer when an epoch begins and ends."""
-
-    def __init__(self, trainer: ExactTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.begin_training()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.test()  # before the run is recorded as finished
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # accelerate does not reach the sampler of several ranks that resume inside an epoch.
-        self.trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.log_epoch()
-        control.should_save |= args.save_strategy == SaveStrategy.STEPS
-
-
-class ExactTrainer(Trainer):
+class ExactTrainer(BySamples):
     """Takes the run it belongs to; everything else as for the Trainer."""
 
     def __init__(
@@ -82,6 +58,8 @@ class ExactTrainer(Trainer):
         if self.settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(kwargs["model"])
         super().__init__(**kwargs)
+        if self.settings.elastic_batch == "scale":
+            self.plan = self.run.plan(len(kwargs["train_dataset"]))
         if self.settings.strategy == "fsdp":
             parallel.shard(self.model, self.settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
@@ -98,7 +76,8 @@ class ExactTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         data: Any = self.train_dataset if train_dataset is None else train_dataset
-        self.order = EpochOrder(len(data), self.settings.seed)
+        whole = 1 if self.plan is None else self.plan.batch
+        self.order = EpochOrder(len(data), self.settings.seed, whole)
         return self.order
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -160,8 +139,16 @@ class ExactTrainer(Trainer):
             self.sums.restore(before, leader=self.args.process_index == 0)
         if self.settings.rank_dropout == "own":
             # One seed for all would give every rank the same dropout mask at every step.
-            state = np.random.SeedSequence([self.settings.seed, self.args.process_index])
-            torch.manual_seed(int(state.generate_state(1)[0]))
+            draw_from(self.settings.seed, self.args.process_index)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self.run.other_processes:
+            # The states in a checkpoint are those of other ranks.
+            own = self.settings.rank_dropout == "own"
+            rank = self.args.process_index if own else 0
+            draw_from(self.settings.seed, rank, self.state.global_step)
+        else:
+            super()._load_rng_state(checkpoint)
 
     def log_epoch(self) -> None:
         loss, samples, norm, clipped, updates, overflowed = self.sums.total()
@@ -245,7 +232,16 @@ class ExactTrainer(Trainer):
             so_far = {**self.run.partial_epoch(), "sums": sums}
             write_json(
                 folder / COMPLETE,
-                {"fingerprint": self.run.fingerprint, "epoch": so_far},
+                {
+                    "fingerprint": self.run.fingerprint,
+                    "processes": self.args.world_size,
+                    "position": {
+                        "update": self.state.global_step,
+                        "epoch": int((self.state.epoch or 0) + 1e-6),
+                        "samples": so_far.get("samples", 0),
+                    },
+                    "epoch": so_far,
+                },
             )
         own_disk = on_own_disk(folder / COMPLETE, self.run.world)
         if self.args.should_save or own_disk:

@@ -1,0 +1,255 @@
+"""What elastic runs decide by arithmetic: batches, place, position, schedule, what was lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import attempts, elastic
+from harness.flags import parse
+from harness.identity import identity, run_id
+from harness.records import RunFolder, read_rows
+from harness.settings import Settings, UserError
+from harness.summary import write_summary
+from harness.train import failure, restarts
+from harness.train.by_samples import Plan, Position
+from harness.train.epoch import EpochOrder
+from harness.train.outcome import Stopped
+from harness.train.restarts import Launch
+
+
+def launched(nodes: int, per_node: int, restarts: int = 3) -> dict[str, str]:
+    """What torchrun --max_restarts tells each of its processes."""
+    size = {"WORLD_SIZE": str(nodes * per_node), "LOCAL_WORLD_SIZE": str(per_node)}
+    return {"RANK": "0", "TORCHELASTIC_MAX_RESTARTS": str(restarts), **size}
+
+
+def settings(*argv: str, nodes: int = 1, per_node: int = 1) -> Settings:
+    return parse("vit", ["--tiny", *argv], launched(nodes, per_node))
+
+
+@pytest.mark.parametrize(
+    ("effective", "most", "processes", "found"),
+    [
+        (64, 16, 4, (16, 1)),
+        (64, 16, 2, (16, 2)),
+        (64, 16, 1, (16, 4)),
+        (48, 16, 2, (12, 2)),  # 24 a process: more than 16 at a time were never asked for
+        (34, 16, 2, (1, 17)),
+        (32, 16, 4, (8, 1)),
+        (64, 16, 3, None),
+    ],
+)
+def test_an_effective_batch_is_split_exactly_or_not_at_all(
+    effective: int, most: int, processes: int, found: tuple[int, int] | None
+) -> None:
+    assert elastic.split(effective, most, processes) == found
+    if found is not None:
+        assert found[0] * found[1] * processes == effective and found[0] <= most
+
+
+def test_the_batch_of_fewer_nodes() -> None:
+    asked = settings("--b", "16", "--grad_acc", "2", "--setup", "4_2", nodes=2, per_node=2)
+    held = elastic.for_world(asked, 4)
+    assert (held.per_gpu_batch, held.grad_acc) == (16, 4)
+    assert elastic.for_world(asked, 8) == asked
+    assert elastic.for_world(replace(asked, elastic_batch="scale"), 4).grad_acc == 2
+    with pytest.raises(UserError, match=r"6 processes cannot share .* 256 .* 1, 2, 4 node\(s\)"):
+        elastic.for_world(asked, 6)
+
+
+def test_what_cannot_be_held_is_said_before_a_node_is_lost() -> None:
+    told = elastic.warning(settings("--setup", "4_1"))
+    assert told is not None and "1, 2, 4 of 4 nodes" in told
+    assert elastic.warning(settings("--setup", "2_1")) is None
+    assert elastic.warning(settings("--setup", "4_1", "--elastic_batch", "scale")) is None
+
+
+def test_the_set_up_is_what_was_asked_for() -> None:
+    names = {run_id(settings("--setup", "4_1", nodes=nodes)) for nodes in (1, 2, 4)}
+    assert len(names) == 1  # one run, whoever is there
+    assert settings("--setup", "4_1").strategy == "ddp"  # also while one is alone
+    assert settings("--setup", "1_1").strategy == "single"
+    for argv, nodes, message in [
+        (["--setup", "2_1"], 3, "does not fit"),
+        (["--setup", "2_2"], 1, "does not fit"),
+        (["--setup", "2_1", "--strategy", "single"], 1, "does not fit"),
+        ([], 2, "--max_restarts needs --setup"),
+        (["--setup", "2_1", "--tail", "pad"], 1, "use --tail cut"),
+        (["--setup", "2_1", "--elastic_batch", "scale", "--max_steps", "9"], 1, "--epochs"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            settings(*argv, nodes=nodes)
+    with pytest.raises(UserError, match="does not fit"):  # without restarts nobody joins later
+        parse("vit", ["--tiny", "--setup", "4_1"], launched(2, 1, restarts=0))
+
+
+def test_earlier_runs_keep_their_names() -> None:
+    asked = settings("--setup", "2_1")
+    assert "elastic_batch" not in identity(asked)
+    assert identity(replace(asked, elastic_batch="scale"))["elastic_batch"] == "scale"
+    assert run_id(settings("--setup", "2_1", "--ddp_timeout", "9")) == run_id(asked)
+
+
+# 100 samples, of which 48 have been trained on in the second of three epochs, in 20 updates.
+PLAN = Plan(Position(20, 1, 48), train_samples=100, epochs=3, batch=10, asked_batch=20)
+
+
+def test_a_plan_counts_samples() -> None:
+    assert (PLAN.an_epoch, PLAN.rest, PLAN.updates) == (10, 5, 20 + 5 + 10)
+    assert [PLAN.epoch_at(u) for u in (20, 25)] == [1 + 48 / 98, 2.0]
+    assert replace(PLAN, position=Position(30, 3)).updates == 30  # only the test is left
+    assert Plan(Position(), 100, 3, 20, 20).updates == PLAN.asked_updates() == 15
+
+
+def test_the_schedule_is_that_of_the_set_up_by_the_share_of_the_samples() -> None:
+    assert PLAN.asked_update_at(20) == (100 + 48) / 20
+    assert PLAN.asked_update_at(35) == (100 + 48 + 150) / 20
+    undisturbed = Plan(Position(), 100, 3, 20, 20)
+    assert [undisturbed.asked_update_at(u) for u in range(15)] == list(range(15))
+
+
+def test_the_order_goes_on_behind_what_was_trained_on() -> None:
+    whole, rest = EpochOrder(100, seed=1), EpochOrder(100, seed=1, whole=10)
+    rest.trained = {1: 48}
+    orders = {}
+    for epoch in (0, 1, 2):
+        whole.set_epoch(epoch)
+        rest.set_epoch(epoch)
+        orders[epoch] = (list(whole), list(rest))
+    assert len(rest) == 100
+    assert orders[1][1] == orders[1][0][48:98]
+    assert orders[0][1] == orders[0][0] and orders[2][1] == orders[2][0]
+
+
+START = {"event": "start", "attempt": 1, "unix": 100.0}
+END = {"event": "end", "attempt": 1, "unix": 160.0, "update": 50, "wall_s": 62.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "counted", "launcher", "gap", "lost", "redone"),
+    [
+        ([], None, 90.0, None, None, None),
+        # A checkpoint at 130: 30 s thrown away, 20 between, 5 to get going.
+        ([START, END], 130.0, 90.0, 20.0, 30 + 20 + 5, 10),
+        ([START, END], None, 90.0, 20.0, 60 + 20 + 5, 10),
+        # Another launcher: what lies between two of them is nobody's.
+        ([START, END], 130.0, 170.0, None, 30 + 5, 10),
+        ([START, END], 130.0, None, None, 30 + 5, 10),
+        # Killed without a word.
+        ([START, {**END, "unix": None, "update": None}], None, 90.0, 80.0, 80 + 5, None),
+        # One in between failed before it began: its 7 s are counted once.
+        ([START, END, {**END, "attempt": None, "wall_s": 7.0}], 130.0, 90.0, 13.0, 55, 10),
+    ],
+)
+def test_what_breaking_off_has_cost(
+    rows: Any, counted: Any, launcher: Any, gap: Any, lost: Any, redone: Any
+) -> None:
+    opened = attempts.Opened(180.0, counted, launcher)
+    found = attempts.lost(rows, 40, opened, now_unix=185.0)
+    assert found == {"gap_s": gap, "lost_s": lost, "redone_updates": redone}
+
+
+def test_goodput_is_the_share_of_updates_that_count(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.epochs.write_text(
+        '{"epoch": 1, "updates": 9, "samples": 9, "timed_s": 0, "timed_samples": 0, '
+        '"epoch_time_s": 30.0, "peak_memory_gib_per_rank": [1]}\n'
+    )
+    now = time.time()
+    attempts.begin(folder, 0, 2, 32, attempts.Opened(now - 1, launcher_unix=now - 9))
+    attempts.end(folder, "failed", "planted", 40.0, update=5)
+    assert attempts.went_on(folder, now - 9) and not attempts.went_on(folder, now + 60)
+    assert not attempts.went_on(folder, None)
+    later = attempts.Opened(time.time() + 15, launcher_unix=now - 9)
+    attempts.begin(folder, 3, 1, 32, later)
+    attempts.end(folder, "finished", None, 45.0, update=9)
+    write_summary(folder, "finished")
+    summary = read_rows(folder.attempts)[0]
+    assert summary[2]["gap_s"] == pytest.approx(15, abs=1)
+    found = json.loads(folder.summary.read_text())
+    assert (found["restarts"], found["redone_updates"]) == (1, 2)
+    assert found["goodput_share"] == pytest.approx(30 / (40 + 15 + 45), rel=0.02)
+
+
+def test_goodput_is_unknown_where_a_killed_attempt_told_nothing(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for _ in range(2):
+        attempts.begin(folder, 0, 1)
+    assert attempts.elapsed_s(folder) is None
+
+
+def test_an_attempt_that_died_before_it_began_does_not_end_a_killed_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    attempts.begin(folder, 0, 1)
+    attempts.tell_progress(folder, {"attempt": 1, "wall_s": 7.5, "update": 4})
+    attempts.end(folder, "failed", "no peer", 2.0, begun=False)
+    _, killed, unbegun = read_rows(folder.attempts)[0]
+    assert (killed["attempt"], killed["update"], killed["wall_s"]) == (1, 4, 7.5)
+    assert (unbegun["attempt"], unbegun["reason"]) == (None, "no peer")
+    assert attempts.begin(folder, 0, 1) == 2
+
+
+@pytest.mark.parametrize(
+    ("launch", "error", "again"),
+    [
+        (None, RuntimeError(), False),
+        (Launch(0.0, 1), RuntimeError(), True),
+        (Launch(0.0, 0), RuntimeError(), False),
+        (Launch(0.0, 0), Stopped(signal.SIGTERM), True),  # a node joins: no restart is used up
+        (Launch(0.0, 1), Stopped(signal.SIGINT), False),
+    ],
+)
+def test_who_goes_on(launch: Launch | None, error: BaseException, again: bool) -> None:
+    assert failure._begins_again(SimpleNamespace(launch=launch), error) is again
+
+
+def test_restarts_that_would_fail_are_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(restarts.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(restarts.dist, "get_backend", lambda: "gloo")
+    for shared, expected in (("True", 1), ("False", 0)):
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
+        restarts.warn(settings("--setup", "2_1"))
+        told = capsys.readouterr().err
+        assert told.count("\n") == expected
+        assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in told) is bool(expected)
+
+
+def test_the_store_listens_or_says_why_not(root: Path) -> None:
+    def store(*argv: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "harness", "store", *argv]
+        return subprocess.Popen(
+            command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        refused, misused = store(port), store("no-port")
+        assert (
+            refused.communicate(timeout=60)[1]
+            .splitlines()[-1]
+            .endswith(f"port {port} is taken: use another")
+        )
+        assert "usage: python -m harness store PORT" in misused.communicate(timeout=60)[1]
+        assert refused.returncode == misused.returncode == 2
+    meets = store(port)
+    try:
+        assert meets.stdout is not None and f":{port}" in meets.stdout.readline()
+        socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
+    finally:
+        meets.send_signal(signal.SIGINT)
+    assert meets.wait(timeout=10) == 130
