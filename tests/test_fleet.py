@@ -228,7 +228,8 @@ def test_torchrun_of_an_elastic_run(job: Job) -> None:
     assert torchrun(job, 1, "a", 29500, Elastic(3, 1)) == [
         "--nnodes=1:3", "--nproc_per_node=1", "--max_restarts=3", "--rdzv_backend=c10d",
         "--rdzv_endpoint=a:29500",
-        "--rdzv_conf=is_host=0,keep_alive_interval=3,keep_alive_max_attempt=3,last_call_timeout=3",
+        "--rdzv_conf=is_host=0,last_call_timeout=5,keep_alive_interval=1,"
+        "keep_alive_max_attempt=5,read_timeout=20",
     ]  # fmt: skip
     assert torchrun(job, 0, "a", 29500, Elastic(3))[0] == "--nnodes=3:3"
 

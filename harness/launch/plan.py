@@ -21,8 +21,13 @@ from harness.strategies import STRATEGIES, World, place
 
 # Repetitions of one measurement: never an axis of the table.
 REPLICATES = ("seed", "repeat")
-# A node that is gone is missed after 3 x 3 s; those that are left wait 3 s for it to come back.
-KEEP_ALIVE = {"keep_alive_interval": 3, "keep_alive_max_attempt": 3, "last_call_timeout": 3}
+# A node that is gone is missed after 5 s; those that are left wait 5 s for others to come.
+KEEP_ALIVE = {
+    "last_call_timeout": 5,
+    "keep_alive_interval": 1,
+    "keep_alive_max_attempt": 5,
+    "read_timeout": 20,
+}
 PORT = 29500  # on which the first node is met, where nothing better is known
 
 
