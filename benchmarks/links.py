@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from harness.launch.emulation import EmulatedNodes
+from harness.launch.netns.emulation import EmulatedNodes
 from harness.networks import link_of
 from harness.records import write_json
 

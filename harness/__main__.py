@@ -10,7 +10,7 @@ import sys
 VERBS = {
     "sweep": ("harness.launch.sweep", "many runs from one file: experiments/*.yaml"),
     "table": ("harness.read.table", "what was measured: a row a run, or the table of a sweep"),
-    "nodes": ("harness.launch.inside", "a command on each of several emulated nodes"),
+    "nodes": ("harness.launch.netns.inside", "a command on each of several emulated nodes"),
     "link": ("harness.train.link_table", "links between nodes: round trip, bandwidth, all-reduce"),
     "figures": ("harness.read.figures", "a picture of what a sweep measured"),
     "store": ("harness.train.store", "where nodes of an elastic run meet: each may be lost"),

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.launch import emulation
-from harness.launch.emulation import EmulatedNodes
+from harness.launch.netns import emulation
+from harness.launch.netns.emulation import EmulatedNodes
 from harness.links import Link
 from harness.networks import link_of
 from harness.settings import UserError
@@ -142,7 +142,7 @@ def namespaces_alive() -> set[str]:
 
 OWNER = """
 import sys, time
-from harness.launch.emulation import EmulatedNodes
+from harness.launch.netns.emulation import EmulatedNodes
 from harness.networks import link_of
 nodes = EmulatedNodes.open(4, link_of("1ms"))
 print(nodes.holder.pid, flush=True)
@@ -189,12 +189,12 @@ def test_a_network_that_has_ended_is_one_line() -> None:
 # Everything but the discipline itself is real: bridge, veth, classes, filters, counters.
 STAND_IN = """
 import subprocess, sys
-from harness.launch import netem, nodes
+from harness.launch.netns import holder, netem
 def run(words, real=netem.run):
     at = words.index("netem") if "netem" in words else None
     return real(words if at is None else [*words[:at], "pfifo", "limit", "1000"])
 netem.run, netem.has_netem = run, lambda: True
-sys.exit(nodes.main(sys.argv[1:]))
+sys.exit(holder.main(sys.argv[1:]))
 """
 
 
@@ -218,7 +218,7 @@ def test_the_switch_wires_every_node_to_every_other(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.root
 def test_netem_is_tried_and_not_believed() -> None:
-    code = "from harness.launch import namespaces, netem; namespaces.become_owner(); " \
+    code = "from harness.launch.netns import namespaces, netem; namespaces.become_owner(); " \
            "print(netem.has_netem())"  # fmt: skip
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     command = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem"]

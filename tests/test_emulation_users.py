@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch import namespaces, tun
-from harness.launch import nodes as nodes_process
-from harness.launch.emulation import EmulatedNodes
+from harness.launch.netns import holder, namespaces, tun
+from harness.launch.netns.emulation import EmulatedNodes
 from harness.links import Link
 from harness.networks import link_of
 from harness.settings import UserError
@@ -39,7 +38,7 @@ exec setpriv --reuid=12345 --regid=12345 --clear-groups "$@"
 """
 USER = """
 import json, os, subprocess, sys
-from harness.launch.emulation import EmulatedNodes
+from harness.launch.netns.emulation import EmulatedNodes
 from harness.networks import link_of
 from harness.settings import UserError
 from tests.test_emulation import echoing, pings
@@ -86,7 +85,7 @@ def test_no_permission_for_namespaces_is_one_line() -> None:
         'exec setpriv --inh-caps=-sys_admin --bounding-set=-sys_admin "$@"'
     )
     code = (
-        "from harness.launch import namespaces\nfrom harness.settings import UserError\n"
+        "from harness.launch.netns import namespaces\nfrom harness.settings import UserError\n"
         "try:\n    namespaces.become_owner()\nexcept UserError as error:\n    print(error)"
     )
     command = ["unshare", "--user", "--map-root-user", "bash", "-c", inside, "bash"]
@@ -120,9 +119,9 @@ def test_what_the_system_refuses_is_one_line(
     def refused() -> bool:
         raise OSError(30, "Read-only file system", "/proc/sys/net/ipv4/tcp_rmem")
 
-    monkeypatch.setattr(nodes_process, "_read", lambda: {"count": 2})
+    monkeypatch.setattr(holder, "_read", lambda: {"count": 2})
     monkeypatch.setattr(namespaces, "become_owner", refused)
-    assert nodes_process.main([str(os.getppid())]) == 2
+    assert holder.main([str(os.getppid())]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error.startswith("no emulated nodes here: [Errno 30] Read-only file system: '/proc")
 

@@ -27,8 +27,9 @@ def commands(root: Path) -> list[str]:
     found = []
     for path in texts(root):
         text = path.read_text()
-        for line in re.findall(r"`([^`\n]+)`", text) + text.splitlines():
-            line = line.split(" #")[0].strip()
+        whole_lines = re.sub(r"\\\n\s*", "", text).splitlines()
+        for line in re.findall(r"`([^`\n]+)`", text) + whole_lines:
+            line = re.sub(r"^([A-Z_]+=\S+ )+", "", line.split(" #")[0].strip())
             if re.match(r"^(python|torchrun|accelerate launch) .*(\.py|-m harness)", line):
                 found.append(line)
     return sorted(set(found))
@@ -37,8 +38,13 @@ def commands(root: Path) -> list[str]:
 def world_of(words: list[str]) -> dict[str, str]:
     """The variables that this torchrun would set for rank 0."""
     flags = dict(word[2:].split("=", 1) for word in words if "=" in word and word.startswith("--"))
-    nodes, per_node = int(flags.get("nnodes", 1)), int(flags.get("nproc_per_node", 1))
-    return {"RANK": "0", "WORLD_SIZE": str(nodes * per_node), "LOCAL_WORLD_SIZE": str(per_node)}
+    nodes, per_node = int(flags.get("nnodes", "1").split(":")[-1]), int(flags["nproc_per_node"])
+    return {
+        "RANK": "0",
+        "WORLD_SIZE": str(nodes * per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "TORCHELASTIC_MAX_RESTARTS": flags.get("max_restarts", "0"),
+    }
 
 
 def settings_of(command: str, folder: Path) -> Settings | None:
@@ -79,7 +85,7 @@ def test_every_sweep_is_planned(root: Path, capsys: pytest.CaptureFixture[str]) 
     for command in [*found, f"python -m harness {demo[0]}"]:
         words = shlex.split(command.replace("$(DEMO)", "outputs/demo"))
         assert sweep([*words[words.index("sweep") + 1 :], "--dry_run"]) == 0, command
-        assert "torchrun" in capsys.readouterr().out
+        assert re.search(r"torchrun|torch\.distributed\.run", capsys.readouterr().out)
 
 
 def test_the_example_of_a_sweep_file_is_one(root: Path, tmp_path: Path) -> None:

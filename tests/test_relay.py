@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.launch import netem, relay, tun
-from harness.launch.relay import Relay, Wire, wire_of
-from harness.launch.shape import LARGEST_HANDOVER, ONE_PACKET, address, queue_s
+from harness.launch.netns import netem, relay, tun
+from harness.launch.netns.relay import Relay, Wire, wire_of
+from harness.launch.netns.shape import LARGEST_HANDOVER, ONE_PACKET, address, queue_s
 from harness.links import Link
 from harness.networks import link_of
 from harness.settings import UserError

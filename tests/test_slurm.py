@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from harness.launch import queue
 from harness.launch.arguments import parse
-from harness.launch.job_endings import ending_of
 from harness.launch.plan import Job, plan
-from harness.launch.queue import Queue, Watched
 from harness.launch.screen import Screen, standing
-from harness.launch.slurm import Site, alike, job_name, script, why_not
-from harness.launch.slurm_flags import Slurm
+from harness.launch.slurm import queue
+from harness.launch.slurm.endings import ending_of
+from harness.launch.slurm.flags import Slurm
+from harness.launch.slurm.queue import Queue, Watched
+from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
+from harness.launch.slurm.submitted import Note, Submitted
 from harness.launch.state import ELSEWHERE, WAITING, Options, State
-from harness.launch.submitted import Note, Submitted
 from harness.launch.sweep import main
 from harness.launch.sweepfile import load
 from harness.locks import Lock

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from harness.launch import ssh as ssh_module
-from harness.launch.agreement import address_of, problems, warnings
 from harness.launch.arguments import parse
 from harness.launch.ending import settle
-from harness.launch.fetch import Sent, merged, put, received, send
-from harness.launch.host import Facts, facts, facts_of
-from harness.launch.hosts import Host, Remote
 from harness.launch.launcher import Ending
 from harness.launch.plan import Job, plan
-from harness.launch.ssh import Ssh
+from harness.launch.ssh import place as ssh_module
+from harness.launch.ssh.agreement import address_of, problems, warnings
+from harness.launch.ssh.fetch import Sent, merged, put, received, send
+from harness.launch.ssh.host import Facts, facts, facts_of
+from harness.launch.ssh.hosts import Host, Remote
+from harness.launch.ssh.place import Ssh
 from harness.launch.state import Options
 from harness.launch.sweep import PLACES
 from harness.launch.sweepfile import load
@@ -203,7 +203,7 @@ def test_addresses_and_interfaces_of_nodes() -> None:
 def test_a_host_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 50000 127.0.0.1 22")
     line = subprocess.run(
-        [sys.executable, "-m", "harness.launch.host"], cwd=ROOT, capture_output=True, check=True
+        [sys.executable, "-m", "harness.launch.ssh.host"], cwd=ROOT, capture_output=True, check=True
     ).stdout
     told = facts_of(json.loads(line))
     assert told.address == "127.0.0.1" and told.interface == "lo" and told.cores >= 1

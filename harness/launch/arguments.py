@@ -8,10 +8,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from harness.launch import hosts, slurm_flags
-from harness.launch.hosts import remote_of
 from harness.launch.plan import Elastic
-from harness.launch.slurm_flags import slurm_of
+from harness.launch.slurm import flags as slurm_flags
+from harness.launch.slurm.flags import slurm_of
+from harness.launch.ssh import hosts
+from harness.launch.ssh.hosts import remote_of
 from harness.launch.state import Options
 from harness.settings import UserError
 

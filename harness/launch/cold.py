@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.launch.hosts import SSH_FAILED
 from harness.launch.launcher import ROOT, Ending, Launcher, Node, Start
 from harness.launch.plan import PORT, torchrun
+from harness.launch.ssh.hosts import SSH_FAILED
 
 PORTS = 1000  # from PORT on; each run takes the next
 GRACE_S = 20.0  # for the other nodes to record and end when one has failed

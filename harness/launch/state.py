@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.launch.hosts import Remote
 from harness.launch.plan import Elastic, Job
-from harness.launch.slurm_flags import Slurm
+from harness.launch.slurm.flags import Slurm
+from harness.launch.ssh.hosts import Remote
 from harness.records import FAILURES, FINISHED
 
 # What becomes of a run here, beside the outcomes of its record.

@@ -15,17 +15,17 @@ from typing import Any
 
 from harness.identity import number
 from harness.launch.arguments import Arguments, parse
-from harness.launch.batch import Cluster
 from harness.launch.launcher import environment_with
 from harness.launch.local import Local
 from harness.launch.machine import this_machine
-from harness.launch.netns import Netns
+from harness.launch.netns.place import Netns
 from harness.launch.places import Machines, Place
 from harness.launch.plan import Job, axes_of, plan
-from harness.launch.queue import Queue
 from harness.launch.runner import Runner
 from harness.launch.screen import Screen
-from harness.launch.ssh import Ssh
+from harness.launch.slurm.place import Cluster
+from harness.launch.slurm.queue import Queue
+from harness.launch.ssh.place import Ssh
 from harness.launch.state import ELSEWHERE, RUNNING, SKIPPED, WAITING, Options, State
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
 from harness.networks import link_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any
 
-from harness.launch.host import Facts
-from harness.launch.hosts import Remote
+from harness.launch.ssh.host import Facts
+from harness.launch.ssh.hosts import Remote
 
 CLOCKS_S = 2.0  # apart, before it is worth a word
 

@@ -1,10 +1,10 @@
 """The process that holds emulated nodes and carries their packets.
 
-    python -m harness.launch.nodes OWNER < requests > answers      a line of JSON each
+    python -m harness.launch.netns.holder OWNER < requests > answers      a line of JSON each
 
 It ends with its owner, kill -9 included, and with it everything that it holds: namespaces and
 devices have no names outside it, so nothing is ever left to be cleaned up. EmulatedNodes
-(harness/launch/emulation.py) is the one that talks to it.
+(emulation.py) is the one that talks to it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.launch import namespaces, netem, relay, tun
-from harness.launch.shape import INTERFACE, Matrix, address
+from harness.launch.netns import namespaces, netem, relay, tun
+from harness.launch.netns.shape import INTERFACE, Matrix, address
 from harness.links import Link
 from harness.parent import end_with_parent
 from harness.settings import UserError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.launch.launcher import ROOT
 from harness.launch.plan import Job
-from harness.launch.slurm_flags import Slurm
+from harness.launch.slurm.flags import Slurm
 from harness.launch.state import SKIPPED, Options, State, launched, place_facts
 from harness.links import Link
 from harness.strategies import why_a_gpu

@@ -10,8 +10,8 @@ before, and nothing outside reaches a node but by enter(). The host's name leads
 say addresses or interfaces (GLOO_SOCKET_IFNAME=link0, NCCL_SOCKET_IFNAME=link0, --master_addr).
 
 A link's packets are carried by the kernel's netem where there is one, for root; else by a relay in
-user space (harness/launch/relay.py). TCP is the machine's own, congestion control included, with
-buffers of up to 64 MiB, so that it can fill 2 Gbit/s over 100 ms.
+user space (relay.py). TCP is the machine's own, congestion control included, with buffers of up
+to 64 MiB, so that it can fill 2 Gbit/s over 100 ms.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ import shutil
 import subprocess
 import sys
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness.launch.shape import INTERFACE, MOST_NODES, address
+from harness.launch.launcher import ROOT
+from harness.launch.netns.shape import INTERFACE, MOST_NODES, address
 from harness.links import Link
 from harness.networks import Network
 from harness.settings import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
-HOLDER = ["-m", "harness.launch.nodes"]
+HOLDER = ["-m", "harness.launch.netns.holder"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 
-from harness.launch.shape import (
+from harness.launch.netns.shape import (
     INTERFACE,
     LARGEST_HANDOVER,
     ONE_PACKET,

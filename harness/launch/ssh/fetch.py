@@ -1,6 +1,6 @@
 """A run's record from the host that measured it: both ends of the pipe between.
 
-    python -m harness.launch.fetch FOLDER     writes the folder's records to standard output, as tar
+    python -m harness.launch.ssh.fetch FOLDER     writes its records to standard output, as tar
 
 Checkpoints stay where they are: they are large, and the run goes on there.
 """

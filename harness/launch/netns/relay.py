@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from harness.launch.shape import LARGEST_HANDOVER, ONE_PACKET, PACKET, Matrix, queue_s
-from harness.launch.tun import HEADER, LARGEST, LAST_OF_DESTINATION, size_and_packets
+from harness.launch.netns.shape import LARGEST_HANDOVER, ONE_PACKET, PACKET, Matrix, queue_s
+from harness.launch.netns.tun import HEADER, LARGEST, LAST_OF_DESTINATION, size_and_packets
 from harness.links import Link
 
 BATCH = 32  # packets of one node before others are looked at

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.launch import slurm
 from harness.launch.places import Place
 from harness.launch.plan import Job
+from harness.launch.slurm import scripts
 from harness.launch.state import State
 
 
@@ -15,7 +15,7 @@ class Cluster(Place):
     in_turn = False
 
     def why_not(self, job: Job) -> str | None:
-        return slurm.why_not(job, self.options.slurm)
+        return scripts.why_not(job, self.options.slurm)
 
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
-        return slurm.dry_run(states, self.options, folder)
+        return scripts.dry_run(states, self.options, folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch.launcher import Ending
-from harness.launch.submitted import Note
+from harness.launch.slurm.submitted import Note
 
 # States of a job that has ended, and what they say that the run itself could not.
 ENDED: dict[str, tuple[str, str] | None] = {

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.launch.arguments import Parser, whole
-from harness.launch.emulation import EmulatedNodes
 from harness.launch.launcher import Node
-from harness.launch.netns import nodes_of
+from harness.launch.netns.emulation import EmulatedNodes
+from harness.launch.netns.place import nodes_of
 from harness.launch.plan import PORT
 from harness.networks import link_of
 from harness.settings import UserError
@@ -24,7 +24,7 @@ GRACE_S = 20.0  # for the other nodes to end when one has failed
 
 
 def main(argv: list[str]) -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     words, command = argv, []
     if "--" in argv:
         at = argv.index("--")
@@ -38,7 +38,9 @@ def main(argv: list[str]) -> int:
         print(f"harness nodes: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(nodes: list[Node], command: list[str]) -> int:
@@ -99,8 +101,8 @@ def _start(nodes: list[Node], number: int, command: list[str]) -> subprocess.Pop
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
     """Until all have ended; the exit code of the one that failed first."""
     code, until = 0, float("inf")
-    while any(process.poll() is None for process in processes):
-        failed = [process.returncode for process in processes if process.returncode]
+    while None in (codes := [process.poll() for process in processes]):
+        failed = [found for found in codes if found]
         if failed and not code:
             code, until = failed[0], time.monotonic() + GRACE_S
             for process in processes:

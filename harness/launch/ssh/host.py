@@ -1,4 +1,4 @@
-"""What a host is asked over ssh, in its checkout: python -m harness.launch.host
+"""What a host is asked over ssh, in its checkout: python -m harness.launch.ssh.host
 
 What it has and runs, as a line of JSON; no torch is loaded for it.
 """

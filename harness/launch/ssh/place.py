@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from harness.launch.agreement import address_of, problems, warnings
-from harness.launch.fetch import Sent, merged, put, received
-from harness.launch.host import Facts, facts_of
-from harness.launch.hosts import NO_CHECKOUT, SSH_FAILED, Host, Remote
 from harness.launch.launcher import Node
 from harness.launch.places import Devices, Machines
 from harness.launch.plan import PORT, Job, script_of, torchrun
+from harness.launch.ssh.agreement import address_of, problems, warnings
+from harness.launch.ssh.fetch import Sent, merged, put, received
+from harness.launch.ssh.host import Facts, facts_of
+from harness.launch.ssh.hosts import NO_CHECKOUT, SSH_FAILED, Host, Remote
 from harness.launch.state import Options
 from harness.links import Link
 from harness.settings import UserError
@@ -188,7 +188,7 @@ class Ssh(Machines):
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
 
     def _ask(self, host: Host) -> Facts | str:
-        answer = self._run(host, ["-m", "harness.launch.host"], ANSWER_S)
+        answer = self._run(host, ["-m", "harness.launch.ssh.host"], ANSWER_S)
         if isinstance(answer, str):
             return answer
         facts = facts_of(json.loads(answer.splitlines()[-1]))
@@ -196,7 +196,7 @@ class Ssh(Machines):
         return facts
 
     def _fetch(self, host: Host, job: Job) -> dict[str, Sent] | str:
-        words = ["-m", "harness.launch.fetch", str(job.folder.path)]
+        words = ["-m", "harness.launch.ssh.fetch", str(job.folder.path)]
         answer = self._run(host, words, FETCH_S)
         return answer if isinstance(answer, str) else received(answer)
 

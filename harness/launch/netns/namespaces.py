@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from harness.launch.shape import INTERFACE, QUEUE
+from harness.launch.netns.shape import INTERFACE, QUEUE
 from harness.settings import UserError
 
 NEW_USER = 0x10000000  # CLONE_NEWUSER of linux/sched.h

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from harness.launch import emulation, machine
-from harness.launch.emulation import EmulatedNodes
+from harness.launch import machine
 from harness.launch.launcher import Node
 from harness.launch.local import Local
 from harness.launch.machine import Machine
+from harness.launch.netns import emulation
+from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.plan import Job, script_of
 from harness.launch.state import Options
 from harness.links import Link

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.launch import cluster, ending, slurm
-from harness.launch.cluster import Queued
-from harness.launch.job_endings import ENDED, code_of, ending_of
+from harness.launch import ending
 from harness.launch.plan import Job
 from harness.launch.runner import Watcher
+from harness.launch.slurm import cluster, scripts
+from harness.launch.slurm.cluster import Queued
+from harness.launch.slurm.endings import ENDED, code_of, ending_of
+from harness.launch.slurm.submitted import Entry, Note, Submitted
 from harness.launch.state import (
     ELSEWHERE,
     RUNNING,
@@ -29,7 +31,6 @@ from harness.launch.state import (
     in_short,
     settled,
 )
-from harness.launch.submitted import Entry, Note, Submitted
 from harness.locks import Lock
 from harness.records import FINISHED, read_json
 from harness.settings import UserError
@@ -169,14 +170,14 @@ class Queue:
         taken = {watched.entry.path for watched in self.watched}
         new = [s for s in self.states if s.state == WAITING and s.job.path not in taken]
         wanted = {s.job.path: s for s in new if self._wanted(s)}
-        for jobs in slurm.alike([state.job for state in wanted.values()]):
+        for jobs in scripts.alike([state.job for state in wanted.values()]):
             if self.stops:
                 return
-            name = slurm.job_name(self.folder.name, secrets.token_hex(3))
+            name = scripts.job_name(self.folder.name, secrets.token_hex(3))
             path = self.submitted.script(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             (self.folder / "logs").mkdir(exist_ok=True)
-            path.write_text(slurm.text_of(jobs, self.options, self.folder, name), "utf-8")
+            path.write_text(scripts.text_of(jobs, self.options, self.folder, name), "utf-8")
             self.submitted.intend(name, [job.path for job in jobs])
             self.submitted.tell(name, cluster.submit(path, lock))
             entries = self.submitted.open()

@@ -1,0 +1,1 @@
+"""Emulated nodes: one machine stands in for several."""
