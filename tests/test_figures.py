@@ -1,0 +1,62 @@
+"""Figures show what the records hold: looked at from the inside, drawn from published records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.read import load_sweep, load_sweep_runs
+from harness.read.figures import main, propagation
+
+PUBLISHED = "outputs/published/sweeps/propagation-tiny"
+
+
+def test_every_run_is_a_point_and_every_mean_on_a_line(root: Path) -> None:
+    runs, groups = load_sweep_runs(root / PUBLISHED), load_sweep(root / PUBLISHED)
+    assert len(runs) == 66 and set(runs["state"]) == {"finished"}
+    figure = propagation(runs, groups)
+    assert [axes.get_title() for axes in figure.axes] == ["bert", "vit"]
+    for axes in figure.axes:
+        linked = runs[runs["link"].notna() & (runs["script"] == axes.get_title())]
+        points = [y for drawn in axes.collections for _, y in drawn.get_offsets().tolist()]
+        assert sorted(points) == sorted(linked["train_samples_per_s"])
+        slow, fast = (line for line in axes.lines if len(line.get_xdata()) == 5)
+        if "Mbit" not in str(slow.get_label()):
+            slow, fast = fast, slow
+        assert (slow.get_label(), fast.get_label()) == ("100 Mbit/s", "rate not limited")
+        assert list(slow.get_xdata()) == [0, 1, 5, 20, 80] == list(fast.get_xdata())
+        mean = linked[linked["link"] == "20ms/100mbit"]["train_samples_per_s"].mean()
+        assert slow.get_ydata()[3] == pytest.approx(mean)
+        base = groups[groups["baseline"] & (groups["script"] == axes.get_title())]
+        assert axes.lines[-1].get_ydata()[0] == pytest.approx(base["train_samples_per_s"].item())
+
+
+def test_the_published_table_is_that_of_the_records(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "outputs" / "published", tmp_path / "copy")
+    sweep = tmp_path / "copy" / "sweeps" / "propagation-tiny"
+    before = (sweep / "table.csv").read_text()
+    from harness.read.table import main as table
+
+    assert table([str(sweep), "--write"]) == 0
+    assert (sweep / "table.csv").read_text() == before
+    assert main([str(sweep)]) == 0
+    assert (sweep / "propagation.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_mistakes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2 and main(["--help"]) == 0
+    assert main([str(tmp_path)]) == 2
+    assert "there is no sweep.json" in capsys.readouterr().err
+    shutil.copytree(root / PUBLISHED, tmp_path / "sweeps" / "mine")
+    file = tmp_path / "sweeps" / "mine" / "sweep.json"
+    assert main([str(file.parent)]) == 2  # its runs are not here
+    assert "no finished run has a link" in capsys.readouterr().err
+    plan = json.loads(file.read_text())
+    for run in plan["runs"]:
+        run["label"].pop("link", None)
+    file.write_text(json.dumps(plan | {"axes": ["script", "setup"]}))
+    assert main([str(file.parent)]) == 2
+    assert capsys.readouterr().err.startswith("harness figures: error: ")
