@@ -1,18 +1,18 @@
-"""Real torchrun agents, one a node, that are killed, cut off the network, late and back again."""
+"""Real torchrun agents on emulated nodes: killed, cut off the network, late and back again."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from harness.launch.netns.emulation import EmulatedNodes
+from harness.links import Link
 from harness.records import read_json, read_rows
 from tests.ranks import script
 from tests.sweeps import wait_for
@@ -24,19 +24,21 @@ ARGV = [
     "--tiny", "--train_size", "640", "--test_size", "65", "--epochs", "3", "--b", "16",
     "--dropout", "0", "--save_steps", "5", "--setup", "2_1",
 ]  # fmt: skip
+PORT = 29400
 RENDEZVOUS = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=4,read_timeout=20"
 
 
 class Nodes:
-    """A store and the agents that meet there, each where `inside` puts it."""
+    """A store and the agents that meet there, each on a node of its own."""
 
-    def __init__(self, folder: Path, addresses: dict[str, str], inside: Any) -> None:
-        self.folder, self.addresses, self.inside = folder, addresses, inside
+    numbers = {"store": 0, "A": 1, "B": 2}  # noqa: RUF012
+
+    def __init__(self, folder: Path, emulated: EmulatedNodes) -> None:
+        self.folder, self.emulated = folder, emulated
         self.planted = folder / "planted"
         self.planted.mkdir()
-        self.port = free_port()
         self.started: list[subprocess.Popen[bytes]] = []
-        store = self._start("store", ["-m", "harness", "store", str(self.port)])
+        store = self._start("store", ["-m", "harness", "store", str(PORT)])
         wait_for(lambda: "meets here" in self.log("store"))
         assert store.poll() is None
 
@@ -46,8 +48,9 @@ class Nodes:
     def _start(self, node: str, words: list[str], **env: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{node}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*self.inside(node), sys.executable, *words],
-                cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=log,
+                [*self.emulated.enter(self.numbers[node]), sys.executable, *words],
+                cwd=ROOT, env={**os.environ, **env, "GLOO_SOCKET_IFNAME": "link0"},
+                stdout=log, stderr=log,
             )  # fmt: skip
         self.started.append(process)
         return process
@@ -57,12 +60,15 @@ class Nodes:
             node,
             ["-m", "torch.distributed.run", "--nnodes=1:2", "--nproc_per_node=1",
              "--max_restarts=3", "--rdzv_backend=c10d",
-             f"--rdzv_endpoint={self.addresses['store']}:{self.port}",
-             f"--rdzv_conf=is_host=0,{RENDEZVOUS}", f"--local_addr={self.addresses[node]}",
+             f"--rdzv_endpoint={self.address('store')}:{PORT}",
+             f"--rdzv_conf=is_host=0,{RENDEZVOUS}", f"--local_addr={self.address(node)}",
              "--monitor_interval=0.1", "tests/planted.py", *ARGV, *argv,
              "--o", str(self.folder / "out")],
             NODE=node, PLANTED=str(self.planted), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", **env,
         )  # fmt: skip
+
+    def address(self, node: str) -> str:
+        return self.emulated.nodes[self.numbers[node]].address
 
     def plant(self, *faults: str) -> None:
         for fault in faults:
@@ -78,12 +84,6 @@ class Nodes:
             process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def same_training(folder: Path, other: Path) -> None:
     """What the undisturbed run of the whole set-up gives, to rounding."""
     argv = [*ARGV, "--o", str(other)]
@@ -97,10 +97,17 @@ def same_training(folder: Path, other: Path) -> None:
         torch.testing.assert_close(weight, expected_weights[key], rtol=1e-3, atol=1e-5)
 
 
+@pytest.fixture
+def emulated() -> Iterator[EmulatedNodes]:
+    with EmulatedNodes.open(3, Link(delay_ms=1)) as nodes:
+        yield nodes
+
+
 @pytest.mark.slow
-def test_nodes_that_are_late_killed_and_back(tmp_path: Path) -> None:
+@pytest.mark.root
+def test_nodes_that_are_late_killed_and_back(emulated: EmulatedNodes, tmp_path: Path) -> None:
     """B comes late, its process is killed, then the whole node; at last it is back."""
-    nodes = Nodes(tmp_path, dict.fromkeys(("store", "A", "B"), "127.0.0.1"), lambda node: [])
+    nodes = Nodes(tmp_path, emulated)
     try:
         nodes.plant("8.A.wait", "17.B.rank", "28.B.agent", "38.A.wait")
         # Every attempt is told to run again: only the first must set a record aside.
@@ -133,46 +140,16 @@ def test_nodes_that_are_late_killed_and_back(tmp_path: Path) -> None:
     same_training(tmp_path / "out", tmp_path / "whole")
 
 
-@pytest.fixture
-def namespaces() -> Iterator[str]:
-    """Three network namespaces on one bridge, as nodes on a switch: store, A and B."""
-    name = f"el{os.getpid()}"
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    try:
-        for node in ("store", "A", "B"):
-            ip("netns", "add", f"{name}{node}")
-            ip("-n", f"{name}{node}", "link", "set", "lo", "up")
-        switch = f"{name}store"
-        ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
-        ip("-n", switch, "addr", "add", "10.213.7.1/24", "dev", "bridge0")
-        ip("-n", switch, "link", "set", "bridge0", "up")
-        for number, node in enumerate(("A", "B"), start=2):
-            ip("-n", f"{name}{node}", "link", "add", "net0", "type", "veth",
-               "peer", "name", f"to{node}", "netns", switch)  # fmt: skip
-            ip("-n", f"{name}{node}", "addr", "add", f"10.213.7.{number}/24", "dev", "net0")
-            ip("-n", f"{name}{node}", "link", "set", "net0", "up")
-            ip("-n", switch, "link", "set", f"to{node}", "master", "bridge0", "up")
-        yield name
-    finally:
-        for node in ("store", "A", "B"):
-            subprocess.run(["ip", "netns", "del", f"{name}{node}"], capture_output=True)
-
-
 @pytest.mark.slow
 @pytest.mark.root
-def test_a_node_that_is_cut_off_the_network(namespaces: str, tmp_path: Path) -> None:
+def test_a_node_that_is_cut_off_the_network(emulated: EmulatedNodes, tmp_path: Path) -> None:
     """Nothing arrives any more, not even an end. It is the node of rank 0, if it can be."""
-    addresses = {"store": "10.213.7.1", "A": "10.213.7.2", "B": "10.213.7.3"}
-    nodes = Nodes(tmp_path, addresses, lambda node: ["ip", "netns", "exec", f"{namespaces}{node}"])
+    nodes = Nodes(tmp_path, emulated)
     try:
         nodes.plant("8.A.pause")
-        agents = {n: nodes.agent(n, "--ddp_timeout", "8", GLOO_SOCKET_IFNAME="net0") for n in "AB"}
+        agents = {n: nodes.agent(n, "--ddp_timeout", "8") for n in "AB"}
         wait_for(lambda: nodes.reached("8.A.pause"))
-        cut = ["ip", "-n", f"{namespaces}A", "link", "set", "net0", "down"]
-        subprocess.run(cut, check=True)
+        emulated.cut(nodes.numbers["A"])
         nodes.plant("go")
         assert agents["B"].wait(timeout=80) == 0, nodes.log("B")
         assert agents["A"].poll() is None  # it waits for the network

@@ -153,11 +153,23 @@ def test_a_node_that_is_lost_is_the_reason(begin: Begin) -> None:
     first.ends(1, failures=[{"rank": 0, "exit_code": 1, "unix": 1.0}], error="connection reset")
     second.ends(143)
     ending = launcher.poll()
-    assert ending is not None and ending.launcher_died and ending.error == "node2 is lost"
+    assert ending is not None and ending.launcher_died and ending.error == "node 2 is lost"
     # The next run gets a new agent there.
     assert launcher.start is not None
     launcher.begin(launcher.start)
     assert len(Puppet.made) == 4 and Puppet.made[3].node.name == "node2"
+
+
+def test_a_node_that_does_not_reach_the_first_is_named(begin: Begin) -> None:
+    launcher, (first, second, third) = begin()
+    third.ends(1, error="the first node cannot be reached from here (timed out)")
+    launcher.poll()
+    first.ends(143)
+    second.ends(143)
+    ending = launcher.poll()
+    assert ending is not None and ending.error == (
+        "node 2: the first node cannot be reached from here (timed out)"
+    )
 
 
 def test_a_node_that_does_not_even_start(begin: Begin) -> None:
@@ -221,7 +233,7 @@ def test_an_elastic_run_cannot_lose_everything(begin: Begin, lost: tuple[int, ..
             puppet.ends(143)
     ending = launcher.poll()
     assert ending is not None and ending.launcher_died
-    assert ending.error == f"the launcher on node{lost[-1]} was killed"
+    assert ending.error == f"the launcher on node {lost[-1]} was killed"
 
 
 def test_torchrun_of_an_elastic_run(job: Job) -> None:

@@ -54,6 +54,10 @@ def test_what_emulated_nodes_can_host(tmp_path: Path) -> None:
     gpus = Netns(Options(), Machine(("0", "1", "2", "3"), tuple(range(8))))
     assert gpus.why_not(wide) is None
     assert gpus.visible(gpus.free(wide, set()) or ()) == (("0",), ("1",), ("2",), ("3",))
+    assert gpus.variables(wide) == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    for setup in ("1_2", "2_2"):
+        near = job(tmp_path, f"script: vit\nsettings: {{setup: {setup}}}")
+        assert gpus.variables(near) == {}
     with pytest.raises(UserError, match="--pack: runs side by side would share the links"):
         Netns(Options(pack=True), TWO)
 

@@ -61,8 +61,15 @@ tell() {
         "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" "$began" "$1" "$2" "$signal" >"$note.new"
     mv "$note.new" "$note"
 }
-# The ranks record and end. When a job is cancelled, SLURM itself sends TERM to them.
-trap 'signal=USR1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+# The ranks save, record and end, or just record. When a job is cancelled, SLURM sends them TERM.
+export HARNESS_LAST_CALL="${note%.json}.last_call"
+rm -f "$HARNESS_LAST_CALL"
+last_call() {
+    signal=USR1
+    touch "$HARNESS_LAST_CALL"
+    sleep 40 && scancel --signal=TERM "$SLURM_JOB_ID" &
+}
+trap last_call USR1
 trap 'signal=${signal:-TERM}' TERM
 tell null null
 
@@ -74,11 +81,12 @@ set -- vit.py --tiny --setup 1_2 --output_dir OUT
 
 srun --nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 \
     /opt/venv/bin/python -m torch.distributed.run --standalone --nproc_per_node=2 "$@" &
+step=$!
 
 while :; do
-    wait $!
+    wait "$step"
     code=$?
-    kill -0 $! 2>/dev/null || break
+    kill -0 "$step" 2>/dev/null || break
 done
 if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 0 ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
@@ -121,6 +129,7 @@ port=$((10000 + SLURM_JOB_ID % 20000))
 srun --nodes=4 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 \
     /opt/venv/bin/python -m torch.distributed.run --nnodes=4 --rdzv_backend=c10d \
     --rdzv_endpoint="$first:$port" --rdzv_id="$SLURM_JOB_ID" --nproc_per_node=2 "$@" &
+step=$!
 """
 
 

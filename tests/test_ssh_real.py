@@ -128,7 +128,7 @@ def test_a_connection_that_is_lost_and_a_runner_that_is_killed(
     runner.communicate(timeout=60)
     run = only_run(tmp_path / "out")
     summary = read_json(run.summary) or {}
-    assert (summary["outcome"], summary["reason"]) == ("interrupted", "b is lost")
+    assert (summary["outcome"], summary["reason"]) == ("interrupted", "node 1 is lost")
     assert runner.returncode == 1 and nothing_runs(two)
     done_before = len(read_rows(run.epochs)[0])
     # The same command goes on, and this time nobody is left to record anything.

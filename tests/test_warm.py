@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,16 @@ def test_a_port_that_was_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told = warm.run(REQUEST)
     assert told["code"] == 1
     assert told["error"] == "DistNetworkError: The server socket has failed to listen"
+
+
+def test_a_first_node_that_cannot_be_reached() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        told = warm.out_of_reach(address, within_s=0.1)
+        assert told is not None and "cannot be reached from here (Connection refused)" in told
+        probe.listen()
+        assert warm.out_of_reach(address, within_s=0.1) is None
 
 
 def test_a_killed_fork_server_is_told_as_a_killed_rank(monkeypatch: pytest.MonkeyPatch) -> None:

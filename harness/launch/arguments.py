@@ -92,7 +92,8 @@ def _parser() -> Parser:
         "--launcher",
         choices=("local", "netns", "ssh", "slurm"),
         default="local",
-        help="where: this machine, emulated nodes on it, machines over ssh, a cluster (local)",
+        help="where: this machine, emulated nodes on it (with the links that the file asks for), "
+        "machines over ssh, a cluster (local)",
     )
     add(
         "--oversubscribe",

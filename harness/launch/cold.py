@@ -92,7 +92,7 @@ class Cold(Launcher):
         """Of the node that failed first."""
         node = self.nodes[self.first]
         if node.remote and code == SSH_FAILED:
-            return Ending(code, error=f"{node.name} is lost", launcher_died=True)
+            return Ending(code, error=f"node {self.first} is lost", launcher_died=True)
         return Ending(code, launcher_died=code < 0)
 
     def stop(self) -> None:

@@ -190,8 +190,10 @@ class Warm(Launcher):
                     for other in range(len(self._used())):
                         self._send(other)
             case "ended":
-                ending = Ending(message["code"], message["failures"], message.get("error"))
-                self._ended(number, ending)
+                error = message.get("error")
+                if error and len(self._used()) > 1:
+                    error = f"node {number}: {error}"
+                self._ended(number, Ending(message["code"], message["failures"], error))
             case "died":
                 self._died(number, agent, message["code"])
 
@@ -263,8 +265,9 @@ class Warm(Launcher):
             where = f" on {agent.node.name}" if len(self.nodes) > 1 or agent.node.remote else ""
             said = f": {words}" if agent.node.remote and words else f": see {self.log}"
             raise UserError(f"what training needs does not start{where or ' here'}{said}")
-        name = f"on {agent.node.name} " if len(self.nodes) > 1 else ""
-        lost = f"the launcher {name}was killed" if code < 0 else f"{agent.node.name} is lost"
+        # By its number: the record is no place for the name of a host.
+        name = f"on node {number} " if len(self.nodes) > 1 else ""
+        lost = f"the launcher {name}was killed" if code < 0 else f"node {number} is lost"
         self._ended(number, Ending(code or 1, error=lost, launcher_died=True))
 
     def _look_for_lost(self) -> None:

@@ -13,10 +13,10 @@ class Diverged(RuntimeError):
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGINT has come."""
+    """A signal has come, by itself or through whoever runs the machines."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
+    def __init__(self, signum: int, why: str | None = None) -> None:
+        super().__init__(why or signal.Signals(signum).name)
         self.signum = signum
 
 

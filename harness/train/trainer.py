@@ -31,6 +31,7 @@ from harness.train import parallel
 from harness.train.by_samples import BySamples
 from harness.train.disks import give_to_leader, on_own_disk
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
+from harness.train.last_call import last_call
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
 from harness.train.outcome import Diverged
@@ -70,6 +71,8 @@ class ExactTrainer(BySamples):
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
         self.callback_handler.callbacks.insert(0, EpochEdges(self))
+        if self.settings.save != "none" and (call := last_call()):
+            self.add_callback(call)
         self.sums = Sums(self.args.device, reused=self.args.torch_compile)
 
     # ---- batches, loss and gradient ----

@@ -28,6 +28,7 @@ from harness.records import SERVER_KILLED, log_of
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 TRIES = 5  # to start the fork server
+REACH_S = 60.0  # for the first node to listen
 running = threading.Event()  # a run goes on
 
 
@@ -86,6 +87,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     running.set()
     try:
+        if request["node"] and (reason := out_of_reach(request["rendezvous"])):
+            return {"code": 1, "failures": [], "error": reason}
         elastic_launch(config, rank_main)(request)
     except ChildFailedError as error:
         failures = [
@@ -111,6 +114,23 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return {"code": 0, "failures": []}
+
+
+def out_of_reach(address: str, within_s: float = REACH_S) -> str | None:
+    """Why the first node cannot be reached from here; torch would wait for 15 minutes."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return None
+        except OSError as error:
+            if time.monotonic() > until:
+                return (
+                    f"the first node cannot be reached from here ({error.strerror or error}): "
+                    "see firewalls between the nodes, and --master_addr"
+                )
+        time.sleep(0.1)
 
 
 def free_port() -> int:

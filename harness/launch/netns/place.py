@@ -50,6 +50,12 @@ class Netns(Local):
         assert self.emulated is not None
         self.emulated.change(job.link, job.nodes)
 
+    def variables(self, job: Job) -> dict[str, str]:
+        """NCCL must not go past the link; devices of one node may reach each other directly."""
+        if job.nodes == 1 or job.devices > 1:
+            return {}
+        return {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+
     def facts(self, job: Job) -> dict[str, Any]:
         assert self.emulated is not None
         link = None if job.link == Link() else job.link.facts(job.nodes)

@@ -73,8 +73,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--requeue",
         metavar="N",
-        help="a run that reaches the time limit goes back into the queue, and on from its last "
-        "checkpoint, at most so often (0: it is recorded as timeout)",
+        help="a run that nears the time limit saves, goes back into the queue and on from there, "
+        "at most so often (0: it saves and is recorded as timeout)",
     )
     add(
         "--setup_script",

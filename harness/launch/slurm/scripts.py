@@ -60,7 +60,10 @@ def script(
     options = [f"#SBATCH {option}" for option in _options(jobs, slurm, site, timeout_s)]
     parts = [
         "\n".join(["#!/bin/bash", *options]),
-        NOTE.format(note=shlex.quote(f"{site.folder}/jobs/{site.name}")),
+        NOTE.format(
+            note=shlex.quote(f"{site.folder}/jobs/{site.name}"),
+            patience=_lead_s(timeout_s) * 2 // 3,
+        ),
         _surroundings(slurm, site),
         "\n".join(_choice(jobs, site, rerun)),
         _step(jobs[0], slurm, site),
@@ -74,7 +77,6 @@ def _options(jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | N
     number = "%a" if len(jobs) > 1 else "0"
     log = f"{site.folder}/logs/{site.name}_".replace("%", "%%") + f"{number}.txt"
     minutes = math.ceil(timeout_s / 60) if timeout_s is not None else None
-    lead_s = LEAD_S if minutes is None else min(LEAD_S, minutes * 60 // 4)
     found = {
         "job-name": site.name,
         "chdir": site.cwd,
@@ -88,10 +90,15 @@ def _options(jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | N
         "gres": None if slurm.gres == "none" else f"{slurm.gres}:{job.devices}",
         "cpus-per-task": job.devices * slurm.cores,
         "time": minutes,
-        "signal": f"B:USR1@{lead_s}",
+        "signal": f"B:USR1@{_lead_s(timeout_s)}",
     }
     named = [f"--{k}={shlex.quote(str(v))}" for k, v in found.items() if v is not None]
     return [*named, "--requeue" if slurm.requeue else "--no-requeue", *slurm.sbatch]
+
+
+def _lead_s(timeout_s: float | None) -> int:
+    """How long before the time limit the signal comes."""
+    return LEAD_S if timeout_s is None else min(LEAD_S, math.ceil(timeout_s / 60) * 60 // 4)
 
 
 # What the script leaves in a file is there also where the cluster keeps no accounts.
@@ -103,8 +110,15 @@ tell() {{
         "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "$began" "$1" "$2" "$signal" >"$note.new"
     mv "$note.new" "$note"
 }}
-# The ranks record and end. When a job is cancelled, SLURM itself sends TERM to them.
-trap 'signal=USR1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+# The ranks save, record and end, or just record. When a job is cancelled, SLURM sends them TERM.
+export HARNESS_LAST_CALL="${{note%.json}}.last_call"
+rm -f "$HARNESS_LAST_CALL"
+last_call() {{
+    signal=USR1
+    touch "$HARNESS_LAST_CALL"
+    sleep {patience} && scancel --signal=TERM "$SLURM_JOB_ID" &
+}}
+trap last_call USR1
 trap 'signal=${{signal:-TERM}}' TERM
 tell null null"""
 
@@ -150,14 +164,15 @@ def _step(job: Job, slurm: Slurm, site: Site) -> str:
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
             "port=$((10000 + SLURM_JOB_ID % 20000))\n"
         )
-    return f'{where}{srun} \\\n    {torchrun} {meeting} --nproc_per_node={job.processes} "$@" &'
+    started = f'{srun} \\\n    {torchrun} {meeting} --nproc_per_node={job.processes} "$@" &'
+    return f"{where}{started}\nstep=$!"
 
 
 # A signal ends wait, not what is waited for.
 END = """while :; do
-    wait $!
+    wait "$step"
     code=$?
-    kill -0 $! 2>/dev/null || break
+    kill -0 "$step" 2>/dev/null || break
 done
 if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {again} ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
