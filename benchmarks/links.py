@@ -1,6 +1,6 @@
 """How exact the emulated links are: what was asked for against what programs in the nodes get.
 
-    python -m benchmarks.links                    about two minutes
+    python -m benchmarks.links                    two to four minutes
     python -m benchmarks.links --rounds 5         each throughput and round trip so many times
     python -m benchmarks.links --out found.json   and found.md beside it
 
@@ -220,19 +220,24 @@ def table(about: dict[str, Any], rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def digits(value: float) -> str:
+    """Four of them, and never a power of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def _line(found: Row) -> str:
     middle = statistics.median(found["found"])
     low, high = found["found"][0], found["found"][-1]
     asked, unit = found["asked"], found["unit"]
-    wanted = "as fast as it goes" if asked is None else f"{asked:,.4g} {unit}"
+    wanted = "as fast as it goes" if asked is None else f"{digits(asked)} {unit}"
     off = "" if asked is None else f"{middle - asked:+.3g} {unit}"
     if asked:
         off += f", {middle / asked - 1:+.1%}"
     if "error" in found:
         off += f" (expected ±{found['error']:.2g})"
     share = f"{found['share']:.2f}" if "share" in found else ""
-    spread = f"{low:,.4g} to {high:,.4g}" if low != high else ""
-    return (f"| {found['what']} | {found['link']} | {wanted} | {middle:,.4g} {unit} | {spread} "
+    spread = f"{digits(low)} to {digits(high)}" if low != high else ""
+    return (f"| {found['what']} | {found['link']} | {wanted} | {digits(middle)} {unit} | {spread} "
             f"| {off} | {share} |")  # fmt: skip
 
 
