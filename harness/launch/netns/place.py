@@ -31,6 +31,8 @@ class Netns(Local):
         return machine.why_not(job, self.machine, self.options.oversubscribe)
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
+        if self.options.elastic is not None:
+            return super().plan(job, scripts_in)  # node by node: the first one has the store
         words = [f"{k}={v}" for k, v in self.environment.items()]
         link = [] if job.link == Link() else [f"--link={job.link}"]
         nodes = shlex.join(["python", "-m", "harness", "nodes", str(job.nodes), *link])
