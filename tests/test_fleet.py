@@ -244,6 +244,7 @@ def test_torchrun_of_an_elastic_run(job: Job) -> None:
         "keep_alive_max_attempt=5,read_timeout=20",
     ]  # fmt: skip
     assert torchrun(job, 0, "a", 29500, Elastic(3))[0] == "--nnodes=3:3"
+    assert torchrun(job, 0, "a", 29500, Elastic(3), "10.0.0.1")[-1] == "--local_addr=10.0.0.1"
 
 
 class Quiet:

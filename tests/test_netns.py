@@ -225,3 +225,14 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
     assert starts[0]["processes"] == starts[-1]["processes"] == 2
     assert {row["effective_batch"] for row in starts} == {64}
     assert [row["epoch"] for row in untimed(folder)] == list(range(1, 13))
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_torchrun_itself_meets_where_hosts_have_no_names(tmp_path: Path) -> None:
+    text = f"script: vit\nsettings: {SMALL}\nruns: [{{setup: 2_1, link: 2ms}}]"
+    flags = ("--tiny", "--launcher", "netns", "--cold", "--max_restarts", "2", "--timeout", "90")
+    done = sweep(sweep_file(tmp_path, text), tmp_path / "out", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = find_runs(tmp_path / "out")
+    assert (read_json(folder.environment) or {})["launch"]["start"] == "cold"

@@ -43,7 +43,8 @@ class Cold(Launcher):
         node = self.nodes[number]
         script = f"{start.job.settings.script}.py"
         here = node.remote or Path(script).is_file()
-        words = torchrun(start.job, number, self.nodes[0].address, self.port, start.elastic)
+        first = self.nodes[0].address
+        words = torchrun(start.job, number, first, self.port, start.elastic, node.address)
         command = [
             node.python,
             "-m",

@@ -203,9 +203,17 @@ def _text(point: Point) -> str:
 
 
 def torchrun(
-    job: Job, node: int | str, master: str, port: int, elastic: Elastic | None = None
+    job: Job,
+    node: int | str,
+    master: str,
+    port: int,
+    elastic: Elastic | None = None,
+    address: str | None = None,
 ) -> list[str]:
-    """What torchrun is told on one node, before the script."""
+    """What torchrun is told on one node, before the script.
+
+    address: of the node; an elastic run takes its host's name otherwise, which may lead nowhere.
+    """
     if elastic is not None:
         config = elastic.rendezvous_config(node).items()
         return [
@@ -215,6 +223,7 @@ def torchrun(
             "--rdzv_backend=c10d",
             f"--rdzv_endpoint={master}:{port}",
             f"--rdzv_conf={','.join(f'{name}={value}' for name, value in config)}",
+            *([f"--local_addr={address}"] if address else []),
         ]
     if job.nodes == 1:
         return ["--standalone", f"--nproc_per_node={job.processes}"]
