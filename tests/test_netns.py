@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,12 @@ def nodes(*words: str) -> subprocess.Popen[str]:
     )
 
 
+def asleep(process: subprocess.Popen[str]) -> bool:
+    """Whether the command has begun on both nodes."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return sum("61" in p.cmdline() for p in family) == 2
+
+
 @pytest.mark.root
 def test_a_command_on_every_node() -> None:
     said = 'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"; ip -4 -br address show link0'
@@ -118,9 +125,8 @@ def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
     codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
     for ended, code in codes.items():
         process = nodes("2", "--", "sleep", "61")
-        below = lambda: psutil.Process(process.pid).children(recursive=True)  # noqa: B023, E731
-        assert wait_for(lambda: sum("61" in p.cmdline() for p in below()) == 2)  # noqa: B023
-        family = below()
+        assert wait_for(partial(asleep, process))
+        family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(ended)
         process.communicate(timeout=30)
         assert process.returncode == code
