@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from harness.settings import Settings, flag_fields
+from harness.strategies import OF_ONE_STRATEGY
 
 # Trainer flags that say how a run is shown, published or given up, not what it measures.
 SHOWN_ONLY = (
@@ -43,8 +44,24 @@ def identity(settings: Settings) -> dict[str, Any]:
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
     if settings.elastic_batch == "hold":
         del named["elastic_batch"]  # likewise
+    # Flags of one strategy are no part of the others; and so those keep their names, too.
+    for name in OF_ONE_STRATEGY:
+        if named.get(name) in (None, False, "none"):
+            named.pop(name, None)
     passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
     return {"script": settings.script, **named, "trainer": passed}
+
+
+def _how(settings: Settings) -> str:
+    """The strategy with what it is mostly told apart by."""
+    parts = [str(settings.strategy)]
+    if settings.compress != "none":
+        parts.append(settings.compress.replace(":", ""))
+    if settings.sync_every is not None:
+        parts.append(f"h{settings.sync_every}")
+    if settings.target_batch is not None:
+        parts.append(f"t{settings.target_batch}")
+    return "-".join(parts)
 
 
 def run_id(settings: Settings) -> str:
@@ -52,7 +69,7 @@ def run_id(settings: Settings) -> str:
     canonical = json.dumps(identity(settings), sort_keys=True, default=str, separators=(",", ":"))
     digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
     model = re.sub(r"[^A-Za-z0-9.]+", "-", str(settings.model).rstrip("/").rsplit("/", 1)[-1])
-    parts = [model, str(settings.strategy), f"b{settings.per_gpu_batch}"]
+    parts = [model, _how(settings), f"b{settings.per_gpu_batch}"]
     if settings.grad_acc > 1:
         parts.append(f"acc{settings.grad_acc}")
     parts += [f"lr{number(settings.lr)}", f"e{settings.epochs}", f"s{settings.seed}"]

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from harness.defaults import DEFAULTS, TINY
+
 
 class UserError(ValueError):
     """A mistake that the person at the keyboard can mend: shown as one line, exit code 2."""
@@ -27,18 +29,10 @@ def flag(
     identity: bool = True,
 ) -> Any:
     """A field with what its flag needs: kind of value, group in --help, other names."""
-    return field(
-        default=default,
-        metadata={
-            "kind": kind,
-            "group": group,
-            "help": help,
-            "names": names,
-            "choices": choices,
-            "script": script,
-            "identity": identity,
-        },
-    )
+    return field(default=default, metadata={
+        "kind": kind, "group": group, "help": help, "names": names, "choices": choices,
+        "script": script, "identity": identity,
+    })  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,21 +50,16 @@ class Settings:
         False, "bool", "Model", "random weights for any model; only its configuration is loaded"
     )
     dropout: float | None = flag(
-        None,
-        "share",
-        "Model",
+        None, "share", "Model",
         "set every dropout rate of the model, 0 to below 1 (the model's own)",
-    )
+    )  # fmt: skip
     max_length: int | None = flag(
         None, "count", "Model", "longest text, in tokens; longer ones are cut (512)", script="bert"
     )
     image_size: int | None = flag(
-        None,
-        "count",
-        "Model",
-        "side of the square images, in pixels (the model's own)",
-        script="vit",
-    )
+        None, "count", "Model",
+        "side of the square images, in pixels (the model's own)", script="vit",
+    )  # fmt: skip
     batchnorm: str = flag(
         "local", "text", "Model",
         "BatchNorm over several processes: statistics of each process's batch, averaged before "
@@ -78,11 +67,9 @@ class Settings:
         choices=("local", "sync"),
     )  # fmt: skip
     trust_remote_code: bool = flag(
-        False,
-        "bool",
-        "Model",
+        False, "bool", "Model",
         "run the code that a Hub repository brings; off unless you turn it on",
-    )
+    )  # fmt: skip
     # Data
     dataset: str | None = flag(
         None, "text", "Data",
@@ -95,12 +82,9 @@ class Settings:
         names=("dataset_config_name",),
     )  # fmt: skip
     text_column: str | None = flag(
-        None,
-        "text",
-        "Data",
-        "column of the text, or two for a pair: premise,hypothesis",
-        script="bert",
-    )
+        None, "text", "Data",
+        "column of the text, or two for a pair: premise,hypothesis", script="bert",
+    )  # fmt: skip
     image_column: str | None = flag(None, "text", "Data", "column of the image", script="vit")
     label_column: str | None = flag(None, "text", "Data", "column of the class")
     train_size: int | str | None = flag(
@@ -135,11 +119,9 @@ class Settings:
         choices=("cut", "pad"),
     )  # fmt: skip
     tiny: bool = flag(
-        False,
-        "bool",
-        "Data",
+        False, "bool", "Data",
         "laptop size: small model, embedded data, no network; other flags still win",
-    )
+    )  # fmt: skip
     # Training
     per_gpu_batch: int | None = flag(
         None, "count", "Training", "samples per process and forward pass (16)",
@@ -172,7 +154,7 @@ class Settings:
     strategy: str | None = flag(
         None, "text", "Distribution",
         "how the training is spread (ddp for more than one process, else single)",
-        choices=("single", "dp", "ddp", "fsdp"),
+        choices=("single", "dp", "ddp", "fsdp", "local_sgd", "diloco", "hivemind"),
     )  # fmt: skip
     setup: str | None = flag(
         None, "text", "Distribution",
@@ -193,6 +175,49 @@ class Settings:
         "--max_restarts=3): hold it, by accumulation, or scale it with the processes",
         choices=("hold", "scale"),
     )  # fmt: skip
+    compress: str = flag(
+        "none", "text", "Slow links",
+        "make what is sent smaller: bf16, fp16 or powersgd[:rank] for ddp, bf16 or int8 for "
+        "diloco, fp16 or int8 for hivemind",
+    )  # fmt: skip
+    sync_every: int | None = flag(
+        None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"
+    )
+    sync_scope: str | None = flag(
+        None, "text", "Slow links",
+        "who trains apart between two exchanges: every node, whose processes share gradients at "
+        "each update, or every rank (node)",
+        choices=("node", "rank"),
+    )  # fmt: skip
+    outer_lr: float | None = flag(
+        None, "positive", "Slow links", "diloco's learning rate for the averaged deltas (0.7)"
+    )
+    outer_momentum: float | None = flag(
+        None, "share", "Slow links", "diloco's Nesterov momentum, 0 for none (0.9)"
+    )
+    fragments: int | None = flag(
+        None, "count", "Slow links",
+        "parts of the model that diloco exchanges one after the other, evenly over sync_every "
+        "updates (1)",
+    )  # fmt: skip
+    overlap: int | None = flag(
+        None, "natural", "Slow links",
+        "updates that diloco makes while an exchange is on its way (0: it waits)",
+    )  # fmt: skip
+    target_batch: int | None = flag(
+        None, "count", "Slow links",
+        "samples of all hivemind peers together that make an update (the set-up's effective batch)",
+    )  # fmt: skip
+    local_updates: bool = flag(
+        False, "bool", "Slow links",
+        "hivemind peers update by themselves and average their weights every target_batch samples",
+    )  # fmt: skip
+    initial_peers: str | None = flag(
+        None, "text", "Slow links",
+        "addresses of a hivemind run to join, with commas; a run prints them when it starts "
+        "(the variable INITIAL_PEERS)",
+        identity=False,
+    )  # fmt: skip
     # Running
     repeat: int = flag(
         1, "count", "Running",
@@ -201,12 +226,9 @@ class Settings:
         names=("run",),
     )  # fmt: skip
     num_workers: int = flag(
-        0,
-        "natural",
-        "Running",
-        "processes that load data, per process",
-        names=("dataloader_num_workers",),
-    )
+        0, "natural", "Running",
+        "processes that load data, per process", names=("dataloader_num_workers",),
+    )  # fmt: skip
     log_every: int = flag(
         50, "count", "Running", "updates between log entries", names=("logging_steps",)
     )
@@ -231,30 +253,6 @@ class Settings:
     # Flags of transformers' TrainingArguments, passed through: ((name, value), ...), sorted.
     trainer: tuple[tuple[str, Any], ...] = ()
 
-
-# What a script takes where no flag says otherwise. The data and sizes are those of the published
-# experiments that the sweeps in experiments/ repeat; --tiny replaces them by laptop sizes.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "bert": {
-        "model": "google-bert/bert-base-uncased", "dataset": "fancyzhx/ag_news",
-        "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
-        "max_length": 512,
-    },
-    "vit": {
-        "model": "google/vit-base-patch16-224-in21k", "dataset": "ethz/food101",
-        "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
-    },
-}  # fmt: skip
-TINY: dict[str, dict[str, Any]] = {
-    "bert": {
-        "model": "bert-nano", "dataset": "embedded:english", "train_size": "all",
-        "test_size": "all", "per_gpu_batch": 32, "epochs": 4, "lr": 3e-3, "max_length": 48,
-    },
-    "vit": {
-        "model": "vit-nano", "dataset": "embedded:digits", "train_size": "all",
-        "test_size": "all", "per_gpu_batch": 32, "epochs": 12, "lr": 1.5e-3,
-    },
-}  # fmt: skip
 
 SETUP = re.compile(r"^(\d+)_(\d+)(?:_([A-Za-z0-9.-]+))?$")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from harness.elastic import asked_processes, is_elastic
 from harness.settings import Settings, UserError, parse_setup
@@ -16,8 +18,12 @@ class Strategy:
     name: str
     what: str
     exchanges: str  # what goes over the wire, and when
-    processes: str  # one | many
+    processes: str  # one | many | peers (many that need no launcher: they find each other)
     needs_gpu: bool = False
+    compress: tuple[str, ...] = ()  # ways to make what it sends smaller, beside none
+    # Its own flags, with their defaults; None: see place().
+    own: Mapping[str, Any] = field(default_factory=dict)
+    apart: bool = False  # weights differ between processes from one exchange to the next
 
 
 STRATEGIES = {
@@ -34,6 +40,7 @@ STRATEGIES = {
         "DistributedDataParallel: a whole model per process",
         "gradients, every step, while the backward pass runs",
         "many",
+        compress=("bf16", "fp16", "powersgd"),
     ),
     "fsdp": Strategy(
         "fsdp",
@@ -41,7 +48,38 @@ STRATEGIES = {
         "weights before, gradients after use, every step",
         "many",
     ),
-}
+    "local_sgd": Strategy(
+        "local_sgd",
+        "nodes (or ranks) train apart, and their weights are averaged every sync_every updates",
+        "weights, every sync_every updates",
+        "many",
+        own={"sync_every": 10, "sync_scope": "node"},
+        apart=True,
+    ),
+    "diloco": Strategy(
+        "diloco",
+        "nodes (or ranks) train apart; every sync_every updates an outer Nesterov step is made "
+        "with the average of what they changed",
+        "what changed, every sync_every updates",
+        "many",
+        compress=("bf16", "int8"),
+        own={
+            "sync_every": 10, "sync_scope": "node", "outer_lr": 0.7, "outer_momentum": 0.9,
+            "fragments": 1, "overlap": 0,
+        },
+        apart=True,
+    ),
+    "hivemind": Strategy(
+        "hivemind",
+        "peers that come and go, over the internet; together they fill one batch",
+        "gradients, every target_batch samples of all peers",
+        "peers",
+        compress=("fp16", "int8"),
+        own={"target_batch": None, "local_updates": False, "initial_peers": None},
+    ),
+}  # fmt: skip
+# Flags that mean something with some strategies only.
+OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
 
 
 @dataclass(frozen=True)
@@ -88,6 +126,7 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
     _check_elastic(settings, world)
     most = asked_processes(settings) if world.elastic else world.size
     strategy = settings.strategy or ("ddp" if most > 1 else "single")
+    settings = _own_flags(replace(settings, strategy=strategy), STRATEGIES[strategy])
     if STRATEGIES[strategy].processes == "one" and world.size > 1:
         raise UserError(
             f"--strategy {strategy} runs in one process, but {world.size} were started: "
@@ -99,6 +138,8 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
             f"torchrun --standalone --nproc_per_node=2 {settings.script}.py ..."
         )
     nodes, per_node = world.nodes, world.per_node
+    if STRATEGIES[strategy].processes == "peers":
+        return _with_peers(settings, world)
     if STRATEGIES[strategy].needs_gpu:
         if gpus is None:
             # Not counted yet: whoever can see the GPUs calls again.
@@ -116,12 +157,90 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
     return replace(settings, strategy=strategy)
 
 
+def _own_flags(settings: Settings, strategy: Strategy) -> Settings:
+    """The strategy's own flags with their defaults; those of others would do nothing."""
+    given = [n for n in OF_ONE_STRATEGY if getattr(settings, n) not in (None, False, "none")]
+    for name in given:
+        of = [s.name for s in STRATEGIES.values() if name in s.own]
+        if name != "compress" and strategy.name not in of:
+            raise UserError(
+                f"--{name} does nothing with --strategy {strategy.name}: it belongs to "
+                f"{', '.join(of)}"
+            )
+    _check_compress(settings, strategy)
+    missing = {n: v for n, v in strategy.own.items() if n not in given}
+    settings = replace(settings, **missing)
+    every, parts, overlap = settings.sync_every, settings.fragments, settings.overlap
+    if every and parts and every % parts:
+        raise UserError(
+            f"--fragments {parts}: --sync_every {every} cannot be divided by it; each fragment "
+            "has its own update to be exchanged after"
+        )
+    if every and overlap is not None and overlap >= every:
+        raise UserError(
+            f"--overlap {overlap}: must be below --sync_every {every}, when the next one begins"
+        )
+    if settings.elastic_batch == "scale" and strategy.apart:
+        raise UserError(
+            f"--elastic_batch scale does not go with --strategy {strategy.name}: no process can "
+            "take over what another trained apart"
+        )
+    return settings
+
+
+def _check_compress(settings: Settings, strategy: Strategy) -> None:
+    kind, colon, rank = settings.compress.partition(":")
+    if kind == "none" and not colon:
+        return
+    if not strategy.compress:
+        able = [f"{s.name} ({', '.join(s.compress)})" for s in STRATEGIES.values() if s.compress]
+        raise UserError(
+            f"--compress {settings.compress} does not go with --strategy {strategy.name}, but with "
+            f"{', '.join(able)}"
+        )
+    wrong_rank = colon and (kind != "powersgd" or not re.fullmatch("[1-9][0-9]*", rank))
+    if kind not in strategy.compress or wrong_rank:
+        ways = [f"{way}[:rank]" if way == "powersgd" else way for way in strategy.compress]
+        raise UserError(
+            f"--compress {settings.compress}: --strategy {strategy.name} has none, "
+            f"{', '.join(ways)}"
+        )
+
+
+def _with_peers(settings: Settings, world: World) -> Settings:
+    """Without a launcher the set-up says how many peers are expected; they find each other."""
+    if world.elastic:
+        raise UserError(
+            "--strategy hivemind does not need torchrun --max_restarts: peers come and go by "
+            "themselves; start each with python"
+        )
+    if settings.setup is None:
+        settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
+    nodes, per_node, tag = parse_setup(str(settings.setup))
+    if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
+        raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
+    own = (settings.per_gpu_batch or 1) * settings.grad_acc
+    target = settings.target_batch or own * nodes * per_node
+    if target < own:
+        raise UserError(
+            f"--target_batch {target}: one peer alone brings {own} samples at a time "
+            f"(--per_gpu_batch {settings.per_gpu_batch} x --grad_acc {settings.grad_acc}); "
+            "choose a larger target or a smaller batch"
+        )
+    return replace(settings, target_batch=target)
+
+
 def _check_elastic(settings: Settings, world: World) -> None:
     """What a run needs that is to be the same one when nodes come and go."""
     if settings.elastic_batch == "scale" and "max_steps" in dict(settings.trainer):
         raise UserError(
             "--max_steps counts updates, and --elastic_batch scale changes what one is: "
             "use --epochs, or --elastic_batch hold"
+        )
+    if world.elastic and settings.strategy and STRATEGIES[settings.strategy].apart:
+        raise UserError(
+            f"--strategy {settings.strategy} does not go with torchrun --max_restarts: no process "
+            "can take over what another trained apart"
         )
     if world.elastic and settings.setup is None:
         raise UserError(

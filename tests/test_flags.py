@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from harness.defaults import DEFAULTS, TINY
 from harness.flags import command_line, parse
-from harness.settings import DEFAULTS, TINY, UserError
+from harness.settings import UserError
 from harness.strategies import World, place
 from tests.test_settings import ALONE, launched, refusal
 

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
+from harness.defaults import DEFAULTS
 from harness.flags import as_mapping, command_line, help_text, parse, to_argv
 from harness.identity import SHOWN_ONLY, number, run_id
-from harness.settings import DEFAULTS, Settings, UserError, flag_fields
+from harness.settings import Settings, UserError, flag_fields
+from harness.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.trainer_flags import REFUSED, trainer_flags
 
 
@@ -34,8 +36,9 @@ image_column | label_column | train_size max_train_samples | test_size max_eval_
 validation_split | data_seed | tail | tiny | per_gpu_batch b per_device_train_batch_size
 grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rate | seed | precision
 rank_dropout | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard | fsdp_offload
-elastic_batch | repeat run | num_workers dataloader_num_workers | log_every logging_steps | save
-best_metric metric_for_best_model | output_dir o | rerun
+elastic_batch | compress | sync_every | sync_scope | outer_lr | outer_momentum | fragments | overlap
+target_batch | local_updates | initial_peers | repeat run | num_workers dataloader_num_workers
+log_every logging_steps | save | best_metric metric_for_best_model | output_dir o | rerun
 """
 # The same for the flags that reach the Trainer: an upgrade that brings one more fails here.
 PASSED = """
@@ -58,12 +61,15 @@ OF_THE_EXAMPLES = {
     *("max_train_samples", "max_eval_samples", "b", "o"),
 }
 KINDS: dict[str, Any] = {
-    **{"text": "some thing", "count": 7, "natural": 3, "seed": 11, "size": 123},
+    **{"text": "some thing", "count": 160, "natural": 3, "seed": 11, "size": 123},
     **{"positive": 1.23456789e-07, "share": 0.25, "bool": True},
 }
 # Fields whose other value must fit the world of two nodes with two processes.
 FITTING = {
     "strategy": "fsdp",
+    "compress": "powersgd:2",
+    "fragments": 5,
+    "overlap": 3,
     "setup": "2_2_P100far",
     "test_split": "0.25",
     "validation_split": "0.1",
@@ -88,7 +94,9 @@ def test_every_flag_survives_the_command_line(name: str) -> None:
     field, value = flag_fields()[name], another(name)
     assert value != field.default
     script = field.metadata["script"] or "bert"
+    owners = [s.name for s in STRATEGIES.values() if name in s.own]
     needs = {"strategy": "fsdp"} if name.startswith("fsdp") else {}
+    needs |= {"strategy": owners[-1]} if owners else {}
     settings = Settings(script=script, **{**needs, name: value})
     parsed = parse(script, to_argv(settings), launched(2, 2))
     assert getattr(parsed, name) == value
@@ -150,7 +158,8 @@ def test_every_field_is_used(root: Path) -> None:
                 if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("settings"):
                     read.add(node.attr)
     # --tiny does its whole work in resolve(), which chooses the defaults.
-    assert set(flag_fields()) - read == {"tiny"}
+    # What belongs to one strategy is asked for by its own name there.
+    assert set(flag_fields()) - read - set(OF_ONE_STRATEGY) == {"tiny"}
 
 
 PINNED = Settings(
@@ -171,7 +180,7 @@ def test_run_id_is_stable() -> None:
 
 def test_run_id_tells_apart_what_changes_the_result() -> None:
     seen = {run_id(PINNED)}
-    shown = {"output_dir", "rerun", "save", "best_metric", "tiny"}
+    shown = {"initial_peers", "output_dir", "rerun", "save", "best_metric", "tiny"}
     for name in flag_fields():
         other = run_id(replace(PINNED, **{name: another(name)}))
         assert (other in seen) == (name in shown), name

@@ -33,6 +33,10 @@ class EpochEdges(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.batches_fetched()
 
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        done = state.global_step + 1
+        self.trainer.exchange.after_update(done, last=done >= state.max_steps)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.count_samples()
 
