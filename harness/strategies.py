@@ -209,11 +209,6 @@ def _check_compress(settings: Settings, strategy: Strategy) -> None:
 
 def _with_peers(settings: Settings, world: World) -> Settings:
     """Without a launcher the set-up says how many peers are expected; they find each other."""
-    if world.elastic:
-        raise UserError(
-            "--strategy hivemind does not need torchrun --max_restarts: peers come and go by "
-            "themselves; start each with python"
-        )
     if settings.setup is None:
         settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
     nodes, per_node, tag = parse_setup(str(settings.setup))
@@ -237,11 +232,8 @@ def _check_elastic(settings: Settings, world: World) -> None:
             "--max_steps counts updates, and --elastic_batch scale changes what one is: "
             "use --epochs, or --elastic_batch hold"
         )
-    if world.elastic and settings.strategy and STRATEGIES[settings.strategy].apart:
-        raise UserError(
-            f"--strategy {settings.strategy} does not go with torchrun --max_restarts: no process "
-            "can take over what another trained apart"
-        )
+    if world.elastic and (reason := why_not_elastic(settings)):
+        raise UserError(reason)
     if world.elastic and settings.setup is None:
         raise UserError(
             "torchrun --max_restarts needs --setup, the set-up that was asked for: what runs may "
@@ -252,6 +244,23 @@ def _check_elastic(settings: Settings, world: World) -> None:
             "--tail pad does not go with torchrun --max_restarts: which samples are fed twice "
             "depends on the number of processes; use --tail cut"
         )
+
+
+def why_not_elastic(settings: Settings) -> str | None:
+    """Why the processes of a run cannot be started again in another number; None if they can."""
+    strategy = STRATEGIES.get(settings.strategy or "ddp")
+    assert strategy is not None
+    if strategy.apart:
+        return (
+            f"--strategy {strategy.name} does not go with --max_restarts: no process can take over "
+            "what another trained apart"
+        )
+    if strategy.processes == "peers":
+        return (
+            f"--strategy {strategy.name} does not need --max_restarts: its peers come and go by "
+            "themselves"
+        )
+    return None
 
 
 def why_a_gpu(settings: Settings) -> str | None:

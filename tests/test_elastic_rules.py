@@ -87,6 +87,8 @@ def test_the_set_up_is_what_was_asked_for() -> None:
         ([], 2, "--max_restarts needs --setup"),
         (["--setup", "2_1", "--tail", "pad"], 1, "use --tail cut"),
         (["--setup", "2_1", "--elastic_batch", "scale", "--max_steps", "9"], 1, "--epochs"),
+        (["--setup", "2_1", "--strategy", "diloco"], 2, "diloco does not go .* another trained"),
+        (["--setup", "2_1", "--strategy", "hivemind"], 2, "peers come and go by themselves"),
     ]:
         with pytest.raises(UserError, match=message):
             settings(*argv, nodes=nodes)

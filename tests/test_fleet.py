@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -218,6 +219,61 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back(
     assert back.asked("run") == [request]
     for puppet in (first, second, back):
         puppet.ends()
+    assert launcher.poll() == Ending(0)
+
+
+@pytest.fixture
+def peers(begin: Begin, job: Job) -> tuple[Warm, list[Puppet]]:
+    """A run whose nodes need no launcher to go on without each other."""
+    launcher, puppets = begin()
+    assert launcher.start is not None and puppets[0].asked("run")[0]["peers"] is False
+    settings = replace(job.settings, strategy="hivemind")
+    launcher.start = replace(launcher.start, job=replace(job, settings=settings))
+    return launcher, puppets
+
+
+def test_peers_go_on_without_each_other(peers: tuple[Warm, list[Puppet]]) -> None:
+    launcher, (first, second, third) = peers
+    second.ends(1, failures=[{"rank": 1, "exit_code": -9, "unix": 5.0}])
+    third.dies()
+    assert launcher.poll() is None and not first.asked("stop")
+    first.ends()
+    assert launcher.poll() == Ending(0)  # it has the record
+    # The next run gets a new agent where one was lost.
+    assert launcher.start is not None
+    launcher.begin(launcher.start)
+    assert len(Puppet.made) == 4 and Puppet.made[3].node.name == "node2"
+
+
+def test_peers_that_do_not_end_with_the_first_are_ended(
+    peers: tuple[Warm, list[Puppet]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, (first, second, third) = peers
+    first.ends(3, failures=[{"rank": 0, "exit_code": 3, "unix": 5.0}])
+    third.ends(1)
+    assert launcher.poll() is None and not second.asked("stop") and not second.killed
+    monkeypatch.setattr(warm, "GRACE_S", -1.0)
+    assert launcher.poll() is None and second.killed
+    second.dies()
+    ending = launcher.poll()
+    assert ending is not None and (ending.code, ending.launcher_died) == (3, False)
+    assert [failure["rank"] for failure in ending.failures] == [0]
+
+
+def test_torchrun_of_peers_goes_on_without_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Cold(NODES, {}, tmp_path / "launcher.txt")
+    launcher.peers = True
+    one, other, third = quiet = [Quiet(), Quiet(), Quiet()]
+    launcher.processes = quiet  # type: ignore[assignment]
+    other.code = 1
+    assert launcher.poll() is None and not one.signals
+    one.code = 0
+    assert launcher.poll() is None and not third.signals
+    monkeypatch.setattr(cold, "GRACE_S", -1.0)
+    assert launcher.poll() is None and third.signals == ["kill"]
+    third.code = -9
     assert launcher.poll() == Ending(0)
 
 

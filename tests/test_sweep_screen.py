@@ -432,3 +432,18 @@ def test_a_cuda_context_in_the_server_is_refused(
 def test_mistakes_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="baseline lr=9"):
         plan(load(sweep_file(tmp_path, GRID.replace("{setup: 1_1}", "{lr: 9}"))))
+
+
+def test_runs_that_cannot_lose_nodes_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "script: vit\nsettings: {setup: 1_2}\ngrid: {strategy: [ddp, local_sgd, hivemind]}"
+    file = sweep_file(tmp_path, text)
+    assert main([str(file), "--tiny", "--dry_run", "--max_restarts", "2"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "skipped" in line]
+    assert told == [
+        "# skipped: --strategy local_sgd does not go with --max_restarts: no process can take over "
+        "what another trained apart",
+        "# skipped: --strategy hivemind does not need --max_restarts: its peers come and go by "
+        "themselves",
+    ]

@@ -19,18 +19,19 @@ GRACE_S = 20.0  # for the other nodes to record and end when one has failed
 
 
 class Cold(Launcher):
-    """One torchrun a node; the first failure ends the run on all of them."""
+    """One torchrun a node; the first failure ends the run on all of them, unless they are peers."""
 
     def __init__(self, nodes: Sequence[Node], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(nodes, environment, log)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.printers: list[threading.Thread] = []
         self.port = PORT
-        self.failed_s: float | None = None
+        self.failed_s: float | None = None  # since when the nodes that are left are to end
         self.first = 0  # node that failed first
+        self.peers = False
 
     def begin(self, start: Start) -> None:
-        self.failed_s = None
+        self.failed_s, self.peers = None, start.job.peers
         self.port = PORT + (self.port + 1 - PORT) % PORTS
         start.log.parent.mkdir(parents=True, exist_ok=True)
         for number in range(start.job.nodes):
@@ -76,7 +77,11 @@ class Cold(Launcher):
 
     def poll(self) -> Ending | None:
         codes = [process.poll() for process in self.processes]
-        if any(codes) and self.failed_s is None:
+        if self.peers:
+            if codes[0] is not None and self.failed_s is None:
+                # It has the record. The others see by themselves that the run is over.
+                self.failed_s, self.first = time.monotonic(), 0
+        elif any(codes) and self.failed_s is None:
             self.failed_s = time.monotonic()
             self.first = next(node for node, code in enumerate(codes) if code)
             self.stop()

@@ -64,6 +64,11 @@ class Job:
         return f"{self.settings.script}/{self.settings.setup}/{run_id(self.settings)}"
 
     @property
+    def peers(self) -> bool:
+        """Whether the first node can go on when another is lost."""
+        return STRATEGIES[str(self.settings.strategy)].processes == "peers"
+
+    @property
     def folder(self) -> RunFolder:
         return RunFolder(Path(self.settings.output_dir) / self.path)
 

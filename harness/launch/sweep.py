@@ -32,6 +32,7 @@ from harness.networks import link_of
 from harness.public import command_line, without_home
 from harness.records import SCHEMA, read_json, write_json
 from harness.settings import UserError
+from harness.strategies import why_not_elastic
 from harness.values import field_of, typed
 
 PLACES: dict[str, Callable[[Options], Place]] = {
@@ -53,7 +54,10 @@ def main(argv: list[str]) -> int:
             if not asked.dry_run:
                 place.open([state.job for state in chosen])
             for state in states:
-                if reason := place.why_not(state.job):
+                reason = place.why_not(state.job)
+                if reason is None and place.options.elastic is not None:
+                    reason = why_not_elastic(state.job.settings)
+                if reason is not None:
                     state.state, state.reason = SKIPPED, reason
             folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
             if asked.dry_run:

@@ -106,7 +106,7 @@ class Agent:
 
 
 class Warm(Launcher):
-    """One agent a node; the first failure ends the run on all of them."""
+    """One agent a node; the first failure ends the run on all of them, unless they are peers."""
 
     def __init__(self, nodes: Sequence[Node], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(nodes, environment, log)
@@ -117,7 +117,7 @@ class Warm(Launcher):
         self.sent: set[int] = set()  # the nodes that have got the run
         self.lost: dict[int, float] = {}  # when the run went on without them
         self.endings: dict[int, Ending] = {}
-        self.failed_s: float | None = None
+        self.failed_s: float | None = None  # since when the nodes that are left are to end
 
     @property
     def ready(self) -> bool:  # type: ignore[override]
@@ -213,6 +213,7 @@ class Warm(Launcher):
             "rendezvous": f"{self.nodes[0].address}:{self.port}",
             "rendezvous_config": elastic.rendezvous_config(number) if elastic else {"rank": number},
             "processes": job.processes,
+            "peers": job.peers,
             "min_nodes": elastic.least(job) if elastic else job.nodes,
             "max_restarts": elastic.max_restarts if elastic else 0,
             "environment": self.start.environment_of(number),
@@ -246,7 +247,12 @@ class Warm(Launcher):
         if number not in self.sent or number in self.endings:
             return
         self.endings[number] = ending
-        if ending.code and self.failed_s is None:
+        assert self.start is not None
+        if self.start.job.peers:
+            if number == 0:
+                # It has the record. The others see by themselves that the run is over.
+                self.failed_s = time.monotonic()
+        elif ending.code and self.failed_s is None:
             self.failed_s = time.monotonic()
             for other, agent in self.agents.items():
                 if other not in self.endings:
@@ -291,6 +297,9 @@ class Warm(Launcher):
             self.tries -= 1
             self._begin()  # somebody else was quicker to take the port
             return None
+        assert self.start is not None
+        if self.start.job.peers:
+            return first  # its record tells what became of the others
         failures = sorted((f for e in endings for f in e.failures), key=lambda f: f["unix"])
         told = [e for e in endings if e.error is not None]
         died = [e for e in endings if e.launcher_died]

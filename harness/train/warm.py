@@ -7,6 +7,7 @@ as lines of JSON on standard input, answers go out as lines of JSON on standard 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import multiprocessing
@@ -29,6 +30,7 @@ from harness.records import SERVER_KILLED, log_of
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 TRIES = 5  # to start the fork server
 REACH_S = 60.0  # for the first node to listen
+PEERS_END_S = 3.0  # for peers to end together
 running = threading.Event()  # a run goes on
 
 
@@ -63,6 +65,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher import api
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     def stop(signum: int, frame: Any) -> NoReturn:
@@ -86,6 +89,10 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     # Until elastic sets its own, and once it has.
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     running.set()
+    agent = api.LocalElasticAgent
+    if request["peers"]:
+        # Who has lost a peer is not to wait for it when the run is over.
+        api.LocalElasticAgent = functools.partial(agent, exit_barrier_timeout=PEERS_END_S)
     try:
         if request["node"] and (reason := out_of_reach(request["rendezvous"])):
             return {"code": 1, "failures": [], "error": reason}
@@ -110,6 +117,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     finally:
+        api.LocalElasticAgent = agent
         running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -149,7 +149,7 @@ def _step(job: Job, slurm: Slurm, site: Site) -> str:
     """torchrun on every node; it starts the ranks of its node."""
     srun = (
         f"srun --nodes={job.nodes} --ntasks-per-node=1 "
-        f"--cpus-per-task={job.devices * slurm.cores} --kill-on-bad-exit=1"
+        f"--cpus-per-task={job.devices * slurm.cores} --kill-on-bad-exit={int(not job.peers)}"
     )
     torchrun = f"{shlex.quote(site.python)} -m torch.distributed.run"
     if job.nodes == 1:
