@@ -165,7 +165,7 @@ def _texts(name: str, reached: bool, with_spread: bool) -> Callable[[Row], str]:
     if name == POINTS:
         return _against_base(POINTS, "{:+.2f}", with_spread)
     if name in RATIOS:
-        return _against_base(name, "{:.3g}", with_spread)
+        return _against_base(name, "{:.2f}", with_spread)
     if name == "reached":
         return lambda row: f"{row['reached']}/{row['finished']}" if "reached" in row else UNKNOWN
     if name in TO_TARGET:
@@ -184,11 +184,13 @@ def _against_base(name: str, form: str, with_interval: bool) -> Callable[[Row], 
         value, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
         if row["baseline"]:
             return "base"
-        if value is not None and math.isinf(value):
-            return "not reached"
+        if value is None or math.isinf(value):
+            return UNKNOWN if value is None else "infinite"
+        # A tenth of the baseline's time still has two digits that count.
+        written = "{:.3f}" if name in RATIOS and value < 0.1 else form
         if not with_interval or low is None or high is None:
-            return _number(value, form)
-        return f"{form.format(value)} ({form.format(low)} to {form.format(high)})"
+            return written.format(value)
+        return f"{written.format(value)} ({written.format(low)} to {written.format(high)})"
 
     return text
 
