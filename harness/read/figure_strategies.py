@@ -224,13 +224,14 @@ def _dress(
 
 def _quality(axes: Axes, cells: list[Cell], styles: dict[str, Style], first: bool) -> None:
     """Final accuracy less the baseline's, each run a point, mean and standard deviation."""
-    bases = _distinct(c.strategy for c in cells if c.base is c.group)
-    names = [name for name in styles if name not in bases]
+    compared = [cell for cell in cells if cell.base is not cell.group]
+    bases = _distinct(strategy_text(c.base.label) for c in cells if c.base is not None)
+    names = [name for name in styles if any(c.strategy == name for c in compared)]
     axes.axvspan(-1, 1, color="#eeeeee", zorder=0)
     axes.axvline(0, color="#777777", linestyle="--", linewidth=1.2)
     for height, name in enumerate(names):
         style = styles[name]
-        losses = [loss for c in cells if c.strategy == name for loss in c.losses]
+        losses = [loss for c in compared if c.strategy == name for loss in c.losses]
         if not losses:
             continue
         mean = statistics.mean(losses)
@@ -247,6 +248,7 @@ def _quality(axes: Axes, cells: list[Cell], styles: dict[str, Style], first: boo
     axes.set_yticks(range(len(names)), names if first else [""] * len(names), fontsize=9)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(labelsize=9)
-    said = f"final accuracy less that of {' and '.join(bases)}, points (grey: within one)"
+    base = bases[0] if len(bases) == 1 and bases[0] else "the baseline"
+    said = f"final accuracy less that of {base}, points (grey: within one)"
     axes.set_xlabel(said, fontsize=9)
     calm(axes)

@@ -189,8 +189,6 @@ def _share(group: Group, base: Group | None, name: str) -> Estimate:
         return Estimate()
     if base is group:
         return Estimate(1.0)
-    if not all(map(math.isfinite, ours.values())):
-        return Estimate(math.inf if theirs else None)
     return ratio_of_means(ours, theirs)
 
 

@@ -250,8 +250,7 @@ def _not_finished(
     sweep: Sweep, runs: list[SweepRun], shown: set[str]
 ) -> list[tuple[str, str, str | None]]:
     """Each failed run with its reason; equal reasons to skip, and waiting runs, are counted."""
-    flags = set(sweep.axes) - set(shown_axes(sweep.axes)) if STRATEGY in shown else set()
-    axes = tuple(axis for axis in sweep.axes if column_of(axis) in shown or axis in flags)
+    axes = tuple(axis for axis in sweep.axes if column_of(axis) in shown)
     lines: list[tuple[str, str, str | None]] = []
     for run in runs:
         if run.state not in (FINISHED, WAITING, SKIPPED):
