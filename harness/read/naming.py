@@ -33,6 +33,6 @@ def _flag(name: str, value: Any) -> str:
     if name == "compress":
         return str(value)
     if name == "sync_every":
-        return f"h{value}"
+        return f"h{number(value)}"
     said = name.replace("_", " ")
     return said if value is True else f"{said} {number(value)}"
