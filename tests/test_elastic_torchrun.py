@@ -13,7 +13,7 @@ import torch
 
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.links import Link
-from harness.records import read_json, read_rows
+from harness.records import RunFolder, read_json, read_rows
 from tests.ranks import script
 from tests.sweeps import wait_for
 from tests.test_elastic import attempts_of
@@ -84,12 +84,18 @@ class Nodes:
             process.wait()
 
 
-def same_training(folder: Path, other: Path) -> None:
-    """What the undisturbed run of the whole set-up gives, to rounding."""
-    argv = [*ARGV, "--o", str(other)]
-    done = script("vit", *argv, count=2, env={"LOCAL_WORLD_SIZE": "1"})
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of the whole set-up, from which no node is lost."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = script("vit", *ARGV, "--o", str(folder), count=2, env={"LOCAL_WORLD_SIZE": "1"})
     assert done.code == 0, done.err
-    elastic, undisturbed = only_run(folder), only_run(other)
+    return only_run(folder)
+
+
+def same_training(folder: Path, undisturbed: RunFolder) -> None:
+    """What the undisturbed run gives, to rounding."""
+    elastic = only_run(folder)
     for row, expected in zip(rows_of(elastic), rows_of(undisturbed), strict=True):
         assert row == pytest.approx(expected, rel=1e-4)
     expected_weights = weights_of(undisturbed)
@@ -105,7 +111,9 @@ def emulated() -> Iterator[EmulatedNodes]:
 
 @pytest.mark.slow
 @pytest.mark.root
-def test_nodes_that_are_late_killed_and_back(emulated: EmulatedNodes, tmp_path: Path) -> None:
+def test_nodes_that_are_late_killed_and_back(
+    emulated: EmulatedNodes, undisturbed: RunFolder, tmp_path: Path
+) -> None:
     """B comes late, its process is killed, then the whole node; at last it is back."""
     nodes = Nodes(tmp_path, emulated)
     try:
@@ -137,12 +145,14 @@ def test_nodes_that_are_late_killed_and_back(emulated: EmulatedNodes, tmp_path: 
         "finished", 4, 11,
     )  # fmt: skip
     assert 0 < summary["goodput_share"] < summary["train_time_s"] / summary["wall_s"]
-    same_training(tmp_path / "out", tmp_path / "whole")
+    same_training(tmp_path / "out", undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.root
-def test_a_node_that_is_cut_off_the_network(emulated: EmulatedNodes, tmp_path: Path) -> None:
+def test_a_node_that_is_cut_off_the_network(
+    emulated: EmulatedNodes, undisturbed: RunFolder, tmp_path: Path
+) -> None:
     """Nothing arrives any more, not even an end. It is the node of rank 0, if it can be."""
     nodes = Nodes(tmp_path, emulated)
     try:
@@ -163,4 +173,4 @@ def test_a_node_that_is_cut_off_the_network(emulated: EmulatedNodes, tmp_path: P
     assert starts[1]["lost_s"] > 8
     assert folder.outcome() == "finished"
     assert read_rows(folder.epochs)[0][-1]["effective_batch"] == 32
-    same_training(tmp_path / "out", tmp_path / "whole")
+    same_training(tmp_path / "out", undisturbed)

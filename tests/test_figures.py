@@ -43,6 +43,7 @@ def test_the_published_table_is_that_of_the_records(root: Path, tmp_path: Path) 
     assert table([str(sweep), "--write"]) == 0
     assert (sweep / "table.csv").read_text() == before
     assert main([str(sweep)]) == 0
+    assert not (sweep / "strategies.png").exists()
     assert (sweep / "propagation.png").read_bytes()[:4] == b"\x89PNG"
 
 

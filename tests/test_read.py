@@ -255,6 +255,20 @@ def test_table_is_readable_on_a_common_terminal(
         assert word in said, word
 
 
+def test_table_tells_strategies_from_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, flags in {
+        "plain": (),
+        "small": ("--compress", "powersgd:2"),
+        "apart": ("--strategy", "diloco", "--sync_every", "50"),
+    }.items():
+        record(tmp_path / name, *flags)
+    said = [" ".join(line.split()) for line in table(tmp_path, capsys).splitlines()]
+    for name in ("1_2 ddp 60", "1_2 ddp powersgd:2 60", "1_2 diloco h50 60"):
+        assert sum(line.startswith(name) for line in said) == 1, said
+
+
 def test_table_of_records_of_other_scripts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,8 +77,10 @@ def test_one_node_and_two_measure_what_they_measure_elsewhere(
     text = f"script: vit\n{SMALL}\ngrid: {{setup: [1_1, 1_2]}}\n"
     one, two = sweep_file(tmp_path, text), sweep_file(tmp_path, text.replace("1_2", "2_1"), "two")
     here, there = tmp_path / "here", tmp_path / "there"
-    assert sweep(one, here, "--tiny").returncode == 0
+    local = start(one, here, "--tiny")
     done = on(cluster, two, there)
+    local.communicate(timeout=120)
+    assert local.returncode == 0
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert "[2/2] setup=2_1: finished after" in done.stdout
     assert rows_of(there, "1_1") == rows_of(here, "1_1")

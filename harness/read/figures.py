@@ -3,94 +3,51 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")  # files, no windows
 
-import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-from harness.links import Link, plain_link
+from harness.read.figure_propagation import propagation
+from harness.read.figure_strategies import strategies
 from harness.read.groups import load_sweep
-from harness.read.sweep_runs import load_sweep_runs
-from harness.read.sweeps import read_sweep
+from harness.read.sweep_runs import load_sweep_runs, read_runs
+from harness.read.sweeps import Sweep, read_sweep
+from harness.records import FINISHED
 from harness.settings import UserError
+from harness.strategies import OF_ONE_STRATEGY
 
-# Told apart by colour-blind people as well (Okabe and Ito), and by their markers.
-LINES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"))
-RATE = "train_samples_per_s"
-
-
-def propagation(runs: pd.DataFrame, groups: pd.DataFrame) -> Figure:
-    """Samples/s over the delay between nodes, a line a rate, each run a point.
-
-    Dashed: the baseline, where the sweep names one.
-    """
-    runs, groups = _with_script(runs), _with_script(groups)
-    runs = runs[runs["state"] == "finished"]
-    linked = runs[runs["link"].notna()]
-    if linked.empty:
-        raise UserError("no finished run has a link: run the sweep with --launcher netns")
-    links = linked["link"].map(plain_link)
-    linked = linked.assign(
-        delay=[link.delay_ms for link in links], rate=[link.rate_mbit for link in links]
-    )
-    names = list(dict.fromkeys(linked["script"]))
-    figure = Figure(figsize=(4.6 * len(names), 3.8), layout="constrained")
-    for number, name in enumerate(names):
-        axes = figure.add_subplot(1, len(names), number + 1)
-        _lines(axes, linked[linked["script"] == name])
-        _baseline(axes, groups, name)
-        _dress(axes, name, sorted(linked["delay"].unique()), first=number == 0)
-    return figure
+FIGURES = {
+    "strategies": lambda sweep: strategies(sweep),
+    "propagation": lambda sweep: propagation(load_sweep_runs(sweep.file), load_sweep(sweep.file)),
+}
 
 
-def _with_script(rows: pd.DataFrame) -> pd.DataFrame:
-    """Where there is one script for all it is no axis, and no column."""
-    return rows if "script" in rows else rows.assign(script="training")
+def figure_for(sweep: Sweep) -> str:
+    """The figure that answers a sweep's question, by what varies in it."""
+    if "link" not in sweep.axes:
+        raise UserError(f"{sweep.file}: link does not vary: there is no figure for it yet")
+    ways = {"strategy", *OF_ONE_STRATEGY} & set(sweep.axes)
+    return "strategies" if ways else "propagation"
 
 
-def _lines(axes: Axes, runs: pd.DataFrame) -> None:
-    rates = sorted(runs["rate"].unique(), key=lambda rate: -(rate or float("inf")))
-    for (colour, marker), rate in zip(LINES, rates, strict=False):
-        chosen = runs[runs["rate"].isna()] if pd.isna(rate) else runs[runs["rate"] == rate]
-        axes.scatter(chosen["delay"], chosen[RATE], s=14, color=colour, marker=marker, alpha=0.45)
-        means = chosen.groupby("delay")[RATE].mean()
-        label = str(Link(rate_mbit=None if pd.isna(rate) else rate)).replace("mbit", " Mbit/s")
-        label = label.replace("none", "rate not limited")
-        axes.plot(means.index, means, color=colour, marker=marker, markersize=5, label=label)
+def draw(sweep: Sweep) -> tuple[str, Figure]:
+    name = figure_for(sweep)
+    return name, FIGURES[name](sweep)
 
 
-def _baseline(axes: Axes, groups: pd.DataFrame, script: str) -> None:
-    chosen = groups[groups["baseline"] & groups[RATE].notna() & (groups["script"] == script)]
-    for _, row in chosen.iterrows():
-        axes.axhline(row[RATE], color="#777777", linestyle="--", linewidth=1.2)
-        axes.annotate(
-            f"{row['setup']}, no network",
-            (1, row[RATE]), xycoords=("axes fraction", "data"), xytext=(-4, 3),
-            textcoords="offset points", ha="right", fontsize=8, color="#555555",
-        )  # fmt: skip
-
-
-def _dress(axes: Axes, name: str, delays: list[float], first: bool) -> None:
-    axes.set_title(name, fontsize=10)
-    axes.set_xscale("symlog", linthresh=1, linscale=0.5)
-    axes.set_xticks(delays, [f"{delay:g}" for delay in delays])
-    axes.set_xlim(-0.4, max(delays) * 1.3)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.minorticks_off()
-    axes.set_xlabel("delay between the nodes, one way (ms)")
-    axes.set_ylabel("training samples/s" if first else "")
-    axes.grid(True, color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
+def missing(sweep: Sweep) -> str | None:
+    """In one line what the figure does not show."""
+    states = Counter(run.state for run in read_runs(sweep))
+    total, finished = states.total(), states.pop(FINISHED, 0)
+    if finished == total:
+        return None
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return f"missing: {total - finished} of {total} runs ({counts})"
 
 
 def main(argv: list[str]) -> int:
@@ -100,13 +57,13 @@ def main(argv: list[str]) -> int:
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
     try:
         sweep = read_sweep(argv[0])
-        if "link" not in sweep.axes:
-            raise UserError(f"{sweep.file}: link does not vary: there is no figure for it yet")
-        figure = propagation(load_sweep_runs(argv[0]), load_sweep(argv[0]))
+        name, figure = draw(sweep)
     except UserError as error:
         print(f"harness figures: error: {error}", file=sys.stderr)
         return 2
-    path = Path(sweep.file).parent / "propagation.png"
+    path = Path(sweep.file).parent / f"{name}.png"
     figure.savefig(path, dpi=200)
+    if (said := missing(sweep)) is not None:
+        print(said)
     print(f"written: {path}")
     return 0

@@ -15,10 +15,12 @@ from typing import Any
 import pandas as pd
 
 from harness.read.links import link_warning
+from harness.read.naming import STRATEGY, is_off
 from harness.read.statistics import Estimate, difference_of_means, ratio_of_means, spread
 from harness.read.sweep_runs import STATES, TO_TARGET, SweepRun, column_of, read_runs
 from harness.read.sweeps import Sweep, group_key, is_number, read_sweep
 from harness.records import FINISHED
+from harness.strategies import OF_ONE_STRATEGY
 
 RATE, TIME = "train_samples_per_s", "train_time_s"
 WEAK, STRONG = "weak", "strong"
@@ -114,6 +116,8 @@ def baseline_of(sweep: Sweep, group: Group, groups: list[Group]) -> Group | None
         if all(_fits(sweep.baseline, axis, other, group) for axis in sweep.axes)
         and kind_of_machine(other) == kind_of_machine(group)
     ]
+    plain = [other for other in like if _is_plain(sweep.baseline, other)]
+    like = plain or like
     nearest = [
         (other.machine != group.machine, sum(other.label[a] != group.label[a] for a in sweep.axes))
         for other in like
@@ -128,7 +132,16 @@ def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bo
     """
     if axis in baseline:
         return bool(other.label[axis] == baseline[axis])
-    return other.label[axis] is None or bool(other.label[axis] == group.label[axis])
+    if other.label[axis] is None or bool(other.label[axis] == group.label[axis]):
+        return True
+    return STRATEGY in baseline and axis in OF_ONE_STRATEGY and is_off(other.label[axis])
+
+
+def _is_plain(baseline: dict[str, Any], other: Group) -> bool:
+    """A baseline that names a strategy alone means it without its flags: ddp, not ddp powersgd."""
+    return STRATEGY not in baseline or all(
+        is_off(other.label.get(flag)) for flag in OF_ONE_STRATEGY if flag not in baseline
+    )
 
 
 def kind_of_machine(group: Group) -> str | None:
@@ -159,6 +172,24 @@ def compare(group: Group, base: Group | None) -> dict[str, Any]:
         **_named("scaling_efficiency", share),
         "scaling_kind": kind,
     }
+
+
+def against_target(group: Group, base: Group | None) -> dict[str, Any]:
+    """Times to the target as shares of the baseline's."""
+    names = ("tta_train_s", "tta_wall_s")
+    return {k: v for n in names for k, v in _named(f"{n}_ratio", _share(group, base, n)).items()}
+
+
+def _share(group: Group, base: Group | None, name: str) -> Estimate:
+    """A miss takes for ever; how much longer than for ever, nobody knows."""
+    if base is None:
+        return Estimate()
+    ours, theirs = group.by_repetition(name), base.by_repetition(name)
+    if not ours or not all(map(math.isfinite, theirs.values())):
+        return Estimate()
+    if base is group:
+        return Estimate(1.0)
+    return ratio_of_means(ours, theirs)
 
 
 def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
@@ -219,6 +250,7 @@ def _row(sweep: Sweep, group: Group, base: Group | None, names: list[str]) -> di
     }
     if sweep.target:
         row["reached"] = sum(map(math.isfinite, group.values("tta_epochs")))
+        row |= against_target(group, base)
     for name in names:
         row |= _statistics(name, [run.measures.get(name) for run in group.finished])
     if sweep.per_node:

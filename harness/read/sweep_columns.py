@@ -10,7 +10,15 @@ from typing import Any
 
 from harness.identity import number
 from harness.read.links import BANDWIDTH, FIELDS, RTT
-from harness.read.sweep_runs import MEMORY_FIRST, MEMORY_OTHERS, SUMMED, TO_TARGET, column_of
+from harness.read.naming import STRATEGY, shown_axes, strategy_text
+from harness.read.sweep_runs import (
+    MEMORY_FIRST,
+    MEMORY_OTHERS,
+    PER_UPDATE,
+    SUMMED,
+    TO_TARGET,
+    column_of,
+)
 from harness.read.sweeps import Sweep
 from harness.settings import UserError
 from harness.summary import QUALITY
@@ -23,6 +31,7 @@ OTHER_LINK = "‡"
 GAIN, POINTS, EFFICIENCY = (
     "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
 )  # fmt: skip
+RATIOS = ("tta_train_s_ratio", "tta_wall_s_ratio")
 HEADINGS = {
     "per_gpu_batch": "batch per GPU",
     "number_format": "precision",
@@ -42,6 +51,10 @@ HEADINGS = {
     "tta_wall_s": "target wall s",
     "tta_epochs": "target epochs",
     "tta_samples": "target samples",
+    "tta_train_s_ratio": "target train vs base",
+    "tta_wall_s_ratio": "target wall vs base",
+    "payload_mb_per_update": "payload MB/update",
+    "network_mb_per_update": "sent MB/update",
 }
 # What a list of columns may name besides the numbers that the records hold.
 OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
@@ -52,7 +65,7 @@ OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_
             "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
             "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
             "peak_memory_gib", MEMORY_FIRST, MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
-            EFFICIENCY, *FIELDS)  # fmt: skip
+            EFFICIENCY, *FIELDS, *RATIOS, *PER_UPDATE, *PER_UPDATE.values())  # fmt: skip
 COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
 
 
@@ -74,7 +87,7 @@ def columns_of(sweep: Sweep, rows: list[Row], measures: list[str]) -> list[Colum
     else:
         shown = [_checked(name, known) for name in _asked(sweep)]
     with_spread = shown if sweep.columns is not None else ["accuracy", "train_samples_per_s"]
-    first = [_axis(column_of(axis), rows) for axis in sweep.axes]
+    first = [_axis(column_of(axis), rows) for axis in shown_axes(sweep.axes)]
     if len({row["machine"] for row in rows if row["machine"]}) > 1:
         first.append(_axis("machine", rows))
     dagger_at = "updates" if "updates" in shown else "planned"
@@ -123,6 +136,9 @@ def _checked(name: str, known: list[str]) -> str:
 
 
 def _axis(name: str, rows: list[Row]) -> Column:
+    if name == STRATEGY:
+        return Column(heading_of(name), name, lambda row: strategy_text(row) or UNKNOWN, False,
+                      axis=True, setting=True)  # fmt: skip
     numbers = all(isinstance(row[name], (int, float)) for row in rows if row[name] is not None)
     return Column(heading_of(name), name, lambda row: plain_text(row[name]), numbers, axis=True,
                   setting=True)  # fmt: skip
@@ -147,7 +163,9 @@ def _texts(name: str, reached: bool, with_spread: bool) -> Callable[[Row], str]:
     if name == GAIN:
         return lambda row: "base" if row["baseline"] else _number(row.get(GAIN), "{:+.1f}%")
     if name == POINTS:
-        return lambda row: "base" if row["baseline"] else _number(row.get(POINTS), "{:+.2f}")
+        return _against_base(POINTS, "{:+.2f}", with_spread)
+    if name in RATIOS:
+        return _against_base(name, "{:.2f}", with_spread)
     if name == "reached":
         return lambda row: f"{row['reached']}/{row['finished']}" if "reached" in row else UNKNOWN
     if name in TO_TARGET:
@@ -157,6 +175,24 @@ def _texts(name: str, reached: bool, with_spread: bool) -> Callable[[Row], str]:
     if with_spread and name not in COUNTS:
         return lambda row: spread_text(name, row)
     return lambda row: number_text(name, row.get(name))
+
+
+def _against_base(name: str, form: str, with_interval: bool) -> Callable[[Row], str]:
+    """With its 95 % interval where it was asked for by name."""
+
+    def text(row: Row) -> str:
+        value, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
+        if row["baseline"]:
+            return "base"
+        if value is None or math.isinf(value):
+            return UNKNOWN if value is None else "infinite"
+        # A tenth of the baseline's time still has two digits that count.
+        written = "{:.3f}" if name in RATIOS and value < 0.1 else form
+        if not with_interval or low is None or high is None:
+            return written.format(value)
+        return f"{written.format(value)} ({written.format(low)} to {written.format(high)})"
+
+    return text
 
 
 def _with_dagger(text: Callable[[Row], str], here: bool) -> Callable[[Row], str]:
@@ -221,6 +257,8 @@ def decimals(name: str, value: float) -> int:
         return 0 if value == round(value) else 1
     if name.endswith("_gib"):
         return 2
+    if name in PER_UPDATE:
+        return 1 if size >= 10 else 3 if size >= 0.01 else 5
     if name.endswith("_mbit"):
         return 0 if size >= 100 else 1
     if name.endswith(("_s", "_ms")) or "_per_s" in name:

@@ -20,6 +20,11 @@ WAITING, SKIPPED = "waiting", "skipped"
 STATES = (FINISHED, *FAILURES, UNFINISHED, WAITING, SKIPPED)
 # Numbers of summary.json that measure nothing.
 NO_MEASURES = ("schema", "best_value", "best_epoch")
+# Millions of bytes: payload is what a strategy hands over, sent is what left the nodes.
+PER_UPDATE = {
+    "payload_mb_per_update": "payload_bytes",
+    "network_mb_per_update": "network_sent_bytes",
+}
 TO_TARGET = ("tta_train_s", "tta_wall_s", "tta_epochs", "tta_samples")
 MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
 # Of one node: what the rows of its ranks add up to, and what they are averaged to.
@@ -146,6 +151,9 @@ def _derived(folder: RunFolder, summary: dict[str, Any], target: Target | None) 
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     if epochs and is_number(train_s):
         found["epoch_time_s"] = train_s / epochs
+    for name, total in PER_UPDATE.items():
+        if is_number(summary.get(total)) and summary.get("updates"):
+            found[name] = summary[total] / summary["updates"] / 1e6
     rows, _ = read_rows(folder.epochs)
     found |= memory_of_devices(rows)
     if target is not None:

@@ -15,12 +15,14 @@ from harness.read.groups import (
     measures_of,
 )
 from harness.read.links import BANDWIDTH, RTT, link_warning
+from harness.read.naming import STRATEGY, shown_axes, strategy_text
 from harness.read.sweep_columns import (
     EFFICIENCY,
     GAIN,
     OTHER_LINK,
     OTHER_TRAINING,
     POINTS,
+    RATIOS,
     UNKNOWN,
     Column,
     Row,
@@ -141,6 +143,8 @@ DEFINITIONS = {
     "train_time_s": "train s: without evaluation and saving",
     "wall_s": "wall s: everything",
     POINTS: "acc. points: percentage points of accuracy",
+    "payload_mb_per_update": "payload: what the strategy hands over to be sent",
+    "network_mb_per_update": "sent: what left the nodes' interfaces",
     RTT: "round trip ms: measured between nodes before training, of the slowest pair",
     BANDWIDTH: "link Mbit/s: likewise, one way between two nodes",
 }
@@ -180,11 +184,19 @@ def _definitions(sweep: Sweep, names: set[str]) -> list[str]:
 def _comparison(sweep: Sweep, rows: list[Row], names: set[str]) -> list[str]:
     parts = []
     if sweep.baseline is not None:
-        others = [heading_of(column_of(axis)) for axis in sweep.axes if axis not in sweep.baseline]
+        axes = [axis for axis in shown_axes(sweep.axes) if axis not in sweep.baseline]
+        others = [heading_of(column_of(axis)) for axis in axes]
         same = f" with the same {', '.join(others)}" if others else ""
         parts.append(f"base: {label_text(sweep.baseline, sweep.axes)}{same}")
     if GAIN in names:
         parts.append("vs base: samples/s, ratio of means")
+    if names & set(RATIOS):
+        parts.append("target vs base: ratio of means, unknown where the baseline misses")
+    bracketed = names & {POINTS, *RATIOS} if sweep.columns is not None else set()
+    if any(
+        row.get(f"{n}_low") is not None and not row["baseline"] for n in bracketed for row in rows
+    ):
+        parts.append("in brackets: 95 % bootstrap interval over the seeds")
     kinds = {row["scaling_kind"] for row in rows} if EFFICIENCY in names else set()
     if kinds & {WEAK, STRONG}:
         forms = [SCALING[kind] for kind in (WEAK, STRONG) if kind in kinds]
@@ -228,7 +240,10 @@ def _notes(sweep: Sweep, rows: list[Row], none_alike: bool) -> list[str]:
 def label_text(label: dict[str, Any], axes: tuple[str, ...]) -> str:
     """A label in the order of the axes, and then what repeats it."""
     names = [name for name in (*axes, "seed", "repeat") if label.get(name) is not None]
-    return ", ".join(f"{heading_of(column_of(n))} {plain_text(label[n])}" for n in names)
+    texts = label | ({STRATEGY: strategy_text(label)} if STRATEGY in names else {})
+    return ", ".join(
+        f"{heading_of(column_of(n))} {plain_text(texts[n])}" for n in shown_axes(names)
+    )
 
 
 def _not_finished(

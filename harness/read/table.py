@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.read.loading import load_runs
+from harness.read.naming import strategy_text
 from harness.read.sweep_files import show_sweep
 from harness.read.sweeps import FILE, sweep_file
 from harness.settings import UserError
@@ -92,6 +93,8 @@ def _show_runs(root: Path) -> int:
     runs = load_runs(root)
     if runs.empty:
         raise UserError(f"no records below {root}: python vit.py --tiny makes one")
+    if "strategy" in runs:
+        runs["strategy"] = _ways(runs)
     # Markup off: reasons and names hold brackets.
     screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     for machine, group in runs.groupby("machine", dropna=False):
@@ -107,6 +110,13 @@ def _show_runs(root: Path) -> int:
     screen.print(LEGEND, style="dim")
     screen.print(f"records: {root}")
     return 0
+
+
+def _ways(runs: pd.DataFrame) -> list[str | None]:
+    """The strategies, and by what runs of one strategy are mostly told apart."""
+    told = [name for name in ("strategy", "compress", "sync_every") if name in runs]
+    found = runs[told].astype(object).where(runs[told].notna(), None)
+    return [strategy_text(dict(zip(told, row, strict=True))) for row in found.to_numpy()]
 
 
 def _table(runs: pd.DataFrame, machine: str) -> Table:
