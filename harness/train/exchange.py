@@ -17,8 +17,17 @@ class Exchange:
     nothing more.
     """
 
+    # To be said beside a loss or a gradient that is not finite.
+    caution = ""
+
     def __init__(self, run: Run) -> None:
         self.run = run
+        # What this rank has handed over for sending, since it attached; None: not known.
+        self.payload_bytes: int | None = 0 if run.settings.strategy == "single" else None
+
+    def sends(self, count: int) -> None:
+        """So many bytes more have been handed over, whatever else a backend makes of them."""
+        self.payload_bytes = (self.payload_bytes or 0) + count
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         """The model as training uses it, wrapped in DDP, before its first step; with the weights
@@ -42,4 +51,9 @@ class Exchange:
 
 def exchange_of(run: Run) -> Exchange:
     """What goes with the strategy of a run."""
+    # Here, because they import what stands above.
+    from harness.train.compress import Gradients
+
+    if run.settings.strategy == "ddp":
+        return Gradients(run)
     return Exchange(run)
