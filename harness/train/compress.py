@@ -57,7 +57,8 @@ class Gradients(Exchange):
         return 2 if self.kind in ("bf16", "fp16") else parameter.element_size()
 
     def after_update(self, update: int, last: bool) -> None:
-        self.sends(self.update_bytes if self.powersgd is None else self.powersgd.take_sent())
+        sent = self.update_bytes if self.powersgd is None else self.powersgd.take_sent()
+        self.sends(sent if self.run.world.size > 1 else 0)  # nobody is there to have it
 
     def save(self, folder: Path) -> None:
         """Each rank its own file, and on its own disk where it has one: what a rank still owes is
