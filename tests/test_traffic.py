@@ -12,7 +12,7 @@ from harness.records import RunFolder, append_row, find_runs, read_json, read_ro
 from harness.strategies import World
 from harness.summary import write_summary
 from harness.train.clock import StepClock
-from harness.train.exchange import exchange_of
+from harness.train.exchanges import exchange_of
 from harness.train.traffic import Traffic, interfaces_sent, over_ranks, traffic_of
 from tests.sweeps import sweep, sweep_file
 

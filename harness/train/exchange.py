@@ -47,13 +47,3 @@ class Exchange:
 
     def load(self, folder: Path) -> None:
         """Go on exactly from what was saved; after attach."""
-
-
-def exchange_of(run: Run) -> Exchange:
-    """What goes with the strategy of a run."""
-    # Here, because they import what stands above.
-    from harness.train.compress import Gradients
-
-    if run.settings.strategy == "ddp":
-        return Gradients(run)
-    return Exchange(run)
