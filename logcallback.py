@@ -27,6 +27,7 @@ from harness.train.environment import environment, recorded_settings
 from harness.train.memory import forget_peak_memory, peak_memory_gib
 from harness.train.rows import Pending, mean_of_log, peaks_of, quality_of, rank_row, rates, size_of
 from harness.train.run import Run
+from harness.train.traffic import over_ranks, traffic_of
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
 WARMUP_STEPS = 10
@@ -65,7 +66,7 @@ class LogCallback(TrainerCallback):
         if self.clock.marks:  # train() once more
             self.began_s = time.perf_counter()
             self.cpu.restart()
-        self.clock = StepClock(args.device.type == "cuda")
+        self.clock = StepClock(args.device.type == "cuda", traffic_of(self.run))
         self.devices = max(args.n_gpu, 1)  # of this process
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.train_samples = size_of(kwargs.get("train_dataloader"))
@@ -179,7 +180,7 @@ class LogCallback(TrainerCallback):
         attempts.tell_progress(self.folder, progress)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        train_s = self.clock.stop()
+        train_s, sent = self.clock.stop(), self.clock.traffic.stop()
         steps = self.clock.steps()
         if steps and (short := self._fed(state) - (self.train_samples or math.inf)) > 0:
             # The last batch was not full, or was filled up with samples that had been fed before.
@@ -189,7 +190,7 @@ class LogCallback(TrainerCallback):
         peaks = peak_memory_gib(self.clock.cuda, self.devices)
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
         mine = rank_row(epoch, self.world.rank, train_s, timed, waited_s)
-        self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own()}
+        self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own(), **sent}
         everyone = self._of_all_ranks(self.mine.row)
         self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
@@ -235,6 +236,7 @@ class LogCallback(TrainerCallback):
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
             "peak_memory_gib_per_rank": peaks_of(everyone, peaks),
+            **over_ranks(everyone, self.world.per_node),
         }
 
     def _fed(self, state: TrainerState) -> int:
@@ -250,6 +252,7 @@ class LogCallback(TrainerCallback):
         return {
             "epoch_time_s": self.clock.so_far() + self.before.get("epoch_time_s", 0.0),
             "samples": samples + self.before.get("samples", 0),
+            "sent": self.clock.traffic.so_far(),  # what follows until it is saved does not count
         }
 
     # ---- evaluation and saving ----

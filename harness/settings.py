@@ -177,8 +177,8 @@ class Settings:
     )  # fmt: skip
     compress: str = flag(
         "none", "text", "Slow links",
-        "make what is sent smaller: bf16, fp16 or powersgd[:rank] for ddp, bf16 or int8 for "
-        "diloco, fp16 or int8 for hivemind",
+        "make what is sent smaller: bf16, fp16 or powersgd[:rank] (rank 1) for ddp, "
+        "bf16 or int8 for diloco, fp16 or int8 for hivemind",
     )  # fmt: skip
     sync_every: int | None = flag(
         None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"

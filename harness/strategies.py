@@ -205,6 +205,11 @@ def _check_compress(settings: Settings, strategy: Strategy) -> None:
             f"--compress {settings.compress}: --strategy {strategy.name} has none, "
             f"{', '.join(ways)}"
         )
+    if kind == "powersgd" and settings.precision == "fp16":
+        raise UserError(
+            "--compress powersgd does not go with --precision fp16: what it still owes of the "
+            "gradients would be of another scale in the next update; use --precision bf16"
+        )
 
 
 def _with_peers(settings: Settings, world: World) -> Settings:

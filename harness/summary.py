@@ -52,9 +52,16 @@ def write_summary(
             "peak_memory_gib": max(
                 (m for row in rows for m in row["peak_memory_gib_per_rank"]), default=None
             ),
+            **{name: _sum_of(rows, name) for name in ("payload_bytes", "network_sent_bytes")},
             **(facts or {}),
         },
     )
+
+
+def _sum_of(rows: list[dict[str, Any]], name: str) -> int | None:
+    """Unknown where one row does not know it, or there is none."""
+    known = [row[name] for row in rows if row.get(name) is not None]
+    return sum(known) if known and len(known) == len(rows) else None
 
 
 def finish(

@@ -130,6 +130,7 @@ def test_five_lines_record_a_run(tmp_path: Path) -> None:
         assert row["eval_loss"] > 0 and row["eval_samples"] == 16
         assert row["samples"] == 16 and row["updates"] == 2 * row["epoch"]
         assert row["effective_batch"] == 8 and row["attempt"] == 1
+        assert row["payload_bytes"] is row["network_sent_bytes"] is None
     # Strict JSON: NaN is not a word of it.
     for line in Path(folder, "epochs.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(word))

@@ -231,6 +231,32 @@ def test_settings_file_and_command_line(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+WAYS = "--strategy ddp has none, bf16, fp16, powersgd[:rank]"
+UNFIT = {
+    "--strategy fsdp --compress bf16": "does not go with --strategy fsdp, but with ddp (bf16, fp16",
+    "--strategy local_sgd --compress none:1": "does not go with --strategy local_sgd",
+    "--strategy diloco --compress powersgd": "--strategy diloco has none, bf16, int8",
+    "--compress int8": f"--compress int8: {WAYS}",
+    "--compress zip": f"--compress zip: {WAYS}",
+    "--compress none:1": f"--compress none:1: {WAYS}",
+    "--compress bf16:2": f"--compress bf16:2: {WAYS}",
+    "--compress powersgd:": f"--compress powersgd:: {WAYS}",
+    "--compress powersgd:0": f"--compress powersgd:0: {WAYS}",
+    "--compress powersgd:two": f"--compress powersgd:two: {WAYS}",
+    "--compress powersgd:4 --precision fp16": "does not go with --precision fp16",
+}
+
+
+@pytest.mark.parametrize("words", UNFIT)
+def test_a_compression_that_does_not_fit_is_refused(words: str) -> None:
+    assert UNFIT[words] in refusal(words.split(), launched(2, 1))
+
+
+def test_a_compression_that_fits_is_taken() -> None:
+    for words in ("none", "bf16", "fp16", "powersgd", "powersgd:1", "powersgd:32"):
+        assert parse("bert", ["--compress", words], launched(2, 1)).compress == words
+
+
 BAD_FILES = {
     "lr: 1e-3\nlearning_rate: 2e-3": ["contradicts"],
     "lr: [1e-3, 2e-3]": ["lr takes one value"],

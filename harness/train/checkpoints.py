@@ -37,7 +37,8 @@ class Checkpoints(BySamples):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         edge = abs((self.state.epoch or 0) - round(self.state.epoch or 0)) < 1e-6
-        if edge and self.run.partial_epoch():
+        so_far = self.run.partial_epoch()
+        if edge and so_far:
             return  # a run resumed from here would never write this epoch's row: save after it
         parallel.average_buffers(self.model)
         folder = self._checkpoint(self.state.global_step)
@@ -46,12 +47,11 @@ class Checkpoints(BySamples):
         with self.exchange.shared():
             super()._save_checkpoint(model, trial)
         self.exchange.save(folder)
-        sums = self.sums.total()
+        so_far |= {"sums": self.sums.total(), "sent": self._of_all_ranks(so_far.get("sent"))}
         give_to_leader(folder / f"rng_state_{self.run.world.rank}.pth", self.run.world)
         if self.args.world_size > 1:
             dist.barrier()  # every rank has written its part
         if self.args.should_save:
-            so_far = {**self.run.partial_epoch(), "sums": sums}
             write_json(
                 folder / COMPLETE,
                 {
@@ -71,6 +71,12 @@ class Checkpoints(BySamples):
             for other in folder.parent.glob("checkpoint-*"):
                 if other != folder and (best is None or other.resolve() != Path(best).resolve()):
                     shutil.rmtree(other, ignore_errors=True)
+
+    def _of_all_ranks(self, value: Any) -> list[Any]:
+        everyone = [value] * self.args.world_size
+        if self.args.world_size > 1:
+            dist.all_gather_object(everyone, value)
+        return everyone
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         weights = parallel.whole_weights(self.model) if self.settings.strategy == "fsdp" else None

@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
+from harness.train.traffic import Traffic
+
 
 class StepClock:
     """Marks of one epoch. mark() costs microseconds and never waits for the GPU."""
 
-    def __init__(self, cuda: bool) -> None:
+    def __init__(self, cuda: bool, traffic: Traffic | None = None) -> None:
         self.cuda = cuda
+        self.traffic = traffic or Traffic()  # between the same edges
         self.marks: list[tuple[int | None, Any]] = []  # (samples of the step, stamp); None: restart
         self.began_s = 0.0
         self.data_wait_s = 0.0
@@ -37,6 +40,7 @@ class StepClock:
         self.marks = [(None, self._stamp())]
         self.data_wait_s = self.paused_s = 0.0
         self.began_s = self.last_s = time.perf_counter()
+        self.traffic.start()
 
     def data_ready(self) -> None:
         """The batches of the next step have been fetched."""
@@ -49,6 +53,7 @@ class StepClock:
 
     def resume(self) -> None:
         """Something that is not training (evaluation, saving) has ended inside the epoch."""
+        self.traffic.resume()
         self.marks.append((None, self._stamp()))
         now = time.perf_counter()
         self.paused_s += now - self.last_s

@@ -17,8 +17,17 @@ class Exchange:
     nothing more.
     """
 
+    # To be said beside a loss or a gradient that is not finite.
+    caution = ""
+
     def __init__(self, run: Run) -> None:
         self.run = run
+        # What this rank has handed over for sending, since it attached; None: not known.
+        self.payload_bytes: int | None = 0 if run.settings.strategy == "single" else None
+
+    def sends(self, count: int) -> None:
+        """So many bytes more have been handed over, whatever else a backend makes of them."""
+        self.payload_bytes = (self.payload_bytes or 0) + count
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         """The model as training uses it, wrapped in DDP, before its first step; with the weights
@@ -38,8 +47,3 @@ class Exchange:
 
     def load(self, folder: Path) -> None:
         """Go on exactly from what was saved; after attach."""
-
-
-def exchange_of(run: Run) -> Exchange:
-    """What goes with the strategy of a run."""
-    return Exchange(run)

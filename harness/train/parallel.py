@@ -203,6 +203,31 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
     return seen
 
 
+# What DDP says is registered where gradients are to be compressed so.
+HOOKS = {"bf16": "bf16_hook", "fp16": "fp16_compress_hook", "powersgd": "PowerSGD.hook"}
+
+
+def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
+    """What DDP calls in place of its own exchange of gradients; raises if it was not asked for."""
+    ddp: Any = getattr(model, "_orig_mod", model)
+    if not isinstance(ddp, DistributedDataParallel):
+        return {"gradient_hook": None}
+    seen = ddp._get_ddp_logging_data().get("comm_hook") or None
+    for _, state in ddp._comm_hooks:
+        if rank := getattr(state, "matrix_approximation_rank", None):
+            seen = f"{seen} of rank {rank}"
+    kind, _, rank = settings.compress.partition(":")
+    expected = HOOKS.get(kind)
+    if kind == "powersgd":
+        expected = f"{expected} of rank {rank or 1}"
+    if settings.strategy == "ddp" and seen != expected:
+        raise RuntimeError(
+            f"asked for --compress {settings.compress}, but DDP exchanges gradients by {seen}: "
+            "refusing to record one as the other"
+        )
+    return {"gradient_hook": seen}
+
+
 def observe_decay(optimizer: Any) -> dict[str, int]:
     """What weight decay is applied to: vectors too, such as the weights of a norm."""
     decayed = [p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]]

@@ -58,6 +58,8 @@ class Run:
     # What the checkpoint says of the epoch in which it was made.
     epoch_so_far: dict[str, Any] = field(default_factory=dict)
     partial_epoch: Callable[[], dict[str, Any]] = dict
+    # Bytes that this rank has handed over for sending; the trainer knows.
+    payload: Callable[[], int | None] = lambda: None
     last_row: dict[str, Any] | None = None  # of the epoch that has just been recorded
     # Of the last evaluation, what this rank had a part in; the trainer knows.
     own_quality: Callable[[], dict[str, Any]] = dict

@@ -23,7 +23,7 @@ from transformers import (
 from harness.train import parallel
 from harness.train.checkpoints import WEIGHTS, Checkpoints
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
-from harness.train.exchange import exchange_of
+from harness.train.exchanges import exchange_of
 from harness.train.last_call import last_call
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
@@ -123,6 +123,8 @@ class ExactTrainer(Checkpoints):
         self.run.observed = parallel.observe(model, self.settings, self.run.world)
         self.run.observed |= parallel.observe_decay(self.optimizer)
         self.exchange.attach(model, self.optimizer)
+        self.run.observed |= parallel.observe_hook(model, self.settings)
+        self.run.payload = lambda: self.exchange.payload_bytes
         if self.run.checkpoint is not None:
             self.exchange.load(self.run.checkpoint)
         parallel.observe_dtype(self.model, self.settings, self.run.observed)
@@ -153,7 +155,8 @@ class ExactTrainer(Checkpoints):
         self.sums = Sums(self.args.device, reused=self.args.torch_compile)
         # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
         if not math.isfinite(loss) or (overflowed and not self.args.fp16):
-            raise Diverged(f"loss or gradient is not finite in epoch {self.state.epoch:.0f}")
+            where = f"in epoch {self.state.epoch:.0f}{self.exchange.caution}"
+            raise Diverged(f"loss or gradient is not finite {where}")
         entry = {
             "epoch_train_loss": loss / max(samples, 1),
             "epoch_train_samples": samples,
@@ -170,7 +173,8 @@ class ExactTrainer(Checkpoints):
         super().log(logs, start_time)
         for name in ("loss", "eval_loss") if self.args.fp16 else ("loss", "grad_norm", "eval_loss"):
             if name in logs and not math.isfinite(logs[name]):
-                raise Diverged(f"{name} is {logs[name]} at update {self.state.global_step}")
+                where = f"at update {self.state.global_step}{self.exchange.caution}"
+                raise Diverged(f"{name} is {logs[name]} {where}")
 
     # ---- evaluation ----
 
