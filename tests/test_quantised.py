@@ -31,7 +31,7 @@ def means(size: int, code: str, spoilt: float) -> tuple[np.ndarray, int, dict[st
     if spoilt and dist.get_rank() == 1:
         row[5000] = spoilt
     handed: dict[str, int] = {}
-    for name in ("all_to_all_single", "all_gather_into_tensor"):
+    for name in ("all_to_all_single", "all_gather_single"):
 
         def counted(output: Any, given: Any, name: str = name, **more: Any) -> Any:
             handed[name] = given.nbytes
@@ -70,7 +70,7 @@ def test_the_mean_is_the_same_on_all_ranks_and_within_its_rounding(code: str, co
     a_number = {"bf16": 2, "int8": 1 + 4 / 1024}[code]
     whole = -(-size // (count * 1024)) * count * 1024
     assert sent == whole * a_number == handed["all_to_all_single"]
-    assert handed["all_gather_into_tensor"] == sent / count
+    assert handed["all_gather_single"] == sent / count
 
 
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf")])

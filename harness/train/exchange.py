@@ -19,14 +19,22 @@ class Exchange:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        # What a checkpoint must hold of every process that trains apart: optimizer, schedule ...
+        self.states: dict[str, Any] = {}
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         """The model as training uses it, wrapped in DDP, before its first step; with the weights
         and the optimizer of a checkpoint, if there is one.
         """
 
+    def begin(self, updates: int) -> None:
+        """The training is about to begin or to go on, and ends with this update."""
+
     def after_update(self, update: int, last: bool) -> None:
         """So many updates have been made; called inside the time of the step, on every rank."""
+
+    def end(self) -> None:
+        """The training has come to its end: was there everything that was asked for?"""
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -42,4 +50,9 @@ class Exchange:
 
 def exchange_of(run: Run) -> Exchange:
     """What goes with the strategy of a run."""
-    return Exchange(run)
+    # Here, because they are made of what stands above.
+    from harness.train.apart import LocalSgd
+    from harness.train.diloco import Diloco
+
+    kinds = {"local_sgd": LocalSgd, "diloco": Diloco}
+    return kinds.get(str(run.settings.strategy), Exchange)(run)

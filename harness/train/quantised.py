@@ -1,4 +1,4 @@
-"""The mean of a row of numbers over ranks, with less sent: in bf16, or in int8 with a scale a block.
+"""The mean of a row of numbers over ranks, sent in bf16, or in int8 with a scale a block.
 
 As in a ring, each rank adds up one part of the row and hands the result to all: 2(n-1)/n of the
 row is sent, in two collectives. A plain all-reduce could not do it: it would add in what is sent.
@@ -70,6 +70,6 @@ def mean(row: torch.Tensor, code: Code, group: Any = None) -> int:
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     own = code.encode(code.decode(received).mean(0, keepdim=True))
-    dist.all_gather_into_tensor(sent, own, group=group)
+    dist.all_gather_single(sent, own, group=group)
     row.copy_(code.decode(sent).flatten()[: row.numel()])
     return sent.numel()
