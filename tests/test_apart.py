@@ -18,6 +18,8 @@ BATCH, UPDATES = 4, 20
 SGD = ["--optim", "sgd", "--lr", "0.1", "--max_grad_norm", "0", "--lr_scheduler_type", "constant"]
 # Evaluated in the middle of a run, between two exchanges.
 TWO_EPOCHS = ["--epochs", "2"]
+# On one node: no link is measured between ranks, and a test takes half the time.
+BY_RANK = ["--sync_scope", "rank"]
 
 
 class Diary(TrainerCallback):
@@ -141,16 +143,15 @@ def follows(found: list[dict[str, Any]], each: int, tolerance: float = 2e-6, **m
         assert toys.apart(found[0]["evaluated"][0], shared[half - 1]) < tolerance
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_exchanged_at_every_update_it_is_ddp(nodes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_exchanged_at_every_update_it_is_ddp(count: int, tmp_path: Path) -> None:
     outer = ["--strategy", "diloco", "--outer_lr", "1", "--outer_momentum", "0"]
     asked = [
         SGD,
-        [*SGD, "--strategy", "local_sgd", "--sync_every", "1"],
-        [*SGD, *outer, "--sync_every", "1"],
+        [*SGD, "--strategy", "local_sgd", "--sync_every", "1", *BY_RANK],
+        [*SGD, *outer, "--sync_every", "1", *BY_RANK],
     ]
-    env = {"LOCAL_WORLD_SIZE": "1"}
-    for ddp, *others in ranks(nodes, arms, str(tmp_path), asked, env=env):
+    for ddp, *others in ranks(count, arms, str(tmp_path), asked):
         assert ddp["weights"].shape[0] == UPDATES
         assert toys.apart(ddp["weights"][0], ddp["weights"][-1]) > 0.01
         for other in others:
@@ -173,7 +174,7 @@ def test_on_one_node_local_sgd_is_ddp_bit_for_bit(optim: str, tmp_path: Path) ->
 
 def test_two_nodes_of_two_ranks_share_gradients_inside_only(tmp_path: Path) -> None:
     local = [*SGD, "--strategy", "local_sgd", "--sync_every", "7"]
-    asked = [[*local, *TWO_EPOCHS], [*local, "--sync_scope", "rank", *TWO_EPOCHS]]
+    asked = [[*local, *TWO_EPOCHS], [*local, *BY_RANK, *TWO_EPOCHS]]
     found = ranks(4, arms, str(tmp_path), asked, env={"LOCAL_WORLD_SIZE": "2"})
     by_node, by_rank = ([rank[arm] for rank in found] for arm in range(2))
     follows(by_node, each=2, every=7)
@@ -211,12 +212,9 @@ def one_weight(folder: str, argv: list[str]) -> list[float]:
     return [float(weights[0]) for weights in diary.weights]
 
 
-NODES = {"LOCAL_WORLD_SIZE": "1"}
-
-
 def test_one_weight_follows_the_closed_form_of_local_sgd(tmp_path: Path) -> None:
-    argv = ["--strategy", "local_sgd", "--sync_every", "4"]
-    for rank, seen in enumerate(ranks(2, one_weight, str(tmp_path), argv, env=NODES)):
+    argv = ["--strategy", "local_sgd", "--sync_every", "4", *BY_RANK]
+    for rank, seen in enumerate(ranks(2, one_weight, str(tmp_path), argv)):
         # 10 updates of 0.1 times 1 on rank 0 and 3 on rank 1: 2 on average, where all is shared.
         for update, weight in enumerate(seen, 1):
             alone = 0 if update == 10 else update % 4

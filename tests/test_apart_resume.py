@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from harness.records import RunFolder, read_json, read_rows
+from harness.settings import UserError
 from tests import toys
 from tests.ranks import ran, ranks, run_script, script
 from tests.sweeps import untimed_rows
-from tests.test_apart import NODES, Diary
+from tests.test_apart import Diary
 from tests.test_disks import trained
 from tests.test_resume import broken_off, only_run, rows_of, weights_of
 
@@ -22,7 +23,6 @@ DILOCO = ["--strategy", "diloco", "--sync_every", "6"]
 STREAMED = [*DILOCO, "--fragments", "3", "--overlap", "5"]
 WAYS = [
     LOCAL,
-    [*LOCAL, "--sync_scope", "rank"],
     [*DILOCO, "--compress", "bf16"],
     STREAMED,
     [*STREAMED, "--compress", "int8"],
@@ -51,30 +51,79 @@ def train_once(folder: str, argv: list[str], stop: int | None) -> tuple[Any, Any
     return state, (rows, diary.weights[-3:], run.observed)
 
 
-def twice(folder: str, ways: list[list[str]]) -> list[Any]:
+def twice(folder: str, ways: list[list[str]], stops: list[int]) -> list[Any]:
     """Each way undisturbed, and broken off after a checkpoint."""
     found = []
     for number, way in enumerate(ways):
         whole = train_once(f"{folder}/{number}/whole", [*way, *SAVED], None)
-        for stop in (7, 14):
+        for stop in stops:
             broken = f"{folder}/{number}/{stop}"
             assert train_once(broken, [*way, *SAVED], stop) == (None, None)
             found.append((whole, train_once(broken, [*way, *SAVED], None)))
     return found
 
 
-@pytest.mark.parametrize("per_node", [1, 2])
-def test_every_way_goes_on_to_the_bit(per_node: int, tmp_path: Path) -> None:
-    count, ways = (2, WAYS) if per_node == 1 else (4, WAYS[:1] + WAYS[-1:])
-    env = {"LOCAL_WORLD_SIZE": str(per_node)}
-    for rank in ranks(count, twice, str(tmp_path), ways, env=env):
-        assert len(rank) == 2 * len(ways)
+@pytest.mark.parametrize(
+    ("count", "ways", "stops"),
+    [
+        (2, WAYS[-1:], [14]),
+        pytest.param(2, WAYS, [7, 14], marks=pytest.mark.slow),
+        pytest.param(4, WAYS, [7, 14], marks=pytest.mark.slow),
+    ],
+    ids=["streamed", "every way", "every way, two nodes of two"],
+)
+def test_broken_off_it_goes_on_to_the_bit(
+    count: int, ways: list[list[str]], stops: list[int], tmp_path: Path
+) -> None:
+    env = {"LOCAL_WORLD_SIZE": "2"}
+    if count == 2:
+        ways = [[*way, "--sync_scope", "rank"] for way in ways]
+    for rank in ranks(count, twice, str(tmp_path), ways, stops, env=env):
+        assert len(rank) == len(stops) * len(ways)
         for (whole, more), (resumed, other) in rank:
             assert whole.keys() == resumed.keys()
             for name, value in whole.items():
                 assert value.tobytes() == resumed[name].tobytes(), name
             assert [w.tobytes() for w in more[1]] == [w.tobytes() for w in other[1]]
             assert more[0] == other[0] and more[2] == other[2]
+
+
+def spoil_and_go_on(folder: str) -> list[str]:
+    """What a rank is told that goes on with what another than its own checkpoint holds."""
+    import os
+
+    import torch.distributed as dist
+
+    argv = [*LOCAL, "--sync_scope", "rank", *SAVED]
+    assert train_once(folder, argv, 7) == (None, None)
+    file = next(Path(folder).glob("bert/*/*/checkpoint-7")) / "apart_1.pt"
+    content = file.read_bytes()
+    said = []
+    for way in ("missing", "torn", "foreign"):
+        dist.barrier()
+        if os.environ["RANK"] == "0":
+            file.unlink(missing_ok=True)
+            if way == "torn":
+                file.write_bytes(content[:999])
+            elif way == "foreign":
+                file.write_bytes(content)
+                saved = torch.load(file, weights_only=True)
+                saved["marks"]["shared"] += 1
+                torch.save(saved, file)
+        dist.barrier()
+        try:
+            train_once(folder, argv, None)
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def test_what_does_not_belong_to_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """On all ranks, in one line, whichever of them misses it."""
+    for said in ranks(2, spoil_and_go_on, str(tmp_path)):
+        for line, words in zip(said, ("is missing", "cannot be read", "not belong"), strict=True):
+            assert "apart_1.pt, with which node 0 goes on" in line and words in line
+            assert line.endswith("use --rerun to start afresh; the old record is kept")
 
 
 ARGV = [
@@ -113,28 +162,14 @@ DISKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_on_disks_of_their_own_each_node_finds_what_it_has_written(tmp_path: Path) -> None:
-    """And one whose disk is not the one of before is told so, in one line."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir(), broken.mkdir()
     assert ran(2, trained, str(whole), DISKS, 0, "").code == 0
     assert ran(2, trained, str(broken), DISKS, 13, "kill").code
-    own = broken / "1" / next((broken / "1").glob("out/vit/2_1/*/checkpoint-12/apart_1.pt"))
+    own = next((broken / "1").glob("out/vit/2_1/*/checkpoint-12/apart_1.pt"))
     assert not (own.parent / "apart_0.pt").exists()
-    content = own.read_bytes()
-    marked = torch.load(own, weights_only=True)
-    marked["marks"]["shared"] += 1
-    for spoil, words in (
-        (own.unlink, "is missing: it lies on the disk of the machine that wrote it"),
-        (lambda: own.write_bytes(content[:999]), "cannot be read"),
-        (lambda: torch.save(marked, own), "does not belong to the weights beside it"),
-    ):
-        spoil()
-        done = ran(2, trained, str(broken), DISKS, 0, "")
-        assert done.code == 2 and done.err.count("\n") == 1, done.err
-        assert "apart_1.pt, with which node 1 goes on" in done.err and words in done.err
-        assert "use --rerun to start afresh" in done.err
-    own.write_bytes(content)
     assert ran(2, trained, str(broken), DISKS, 0, "").code == 0
     runs = [next(RunFolder(p) for p in f.glob("0/out/vit/2_1/*")) for f in (whole, broken)]
     assert untimed_rows(runs[0]) == untimed_rows(runs[1])
@@ -166,7 +201,7 @@ def test_the_best_weights_are_those_of_all_ranks(tmp_path: Path) -> None:
     argv = ["--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16"]
     argv += [*STREAMED, "--validation_split", "0.2", "--save", "best", "--lr", "0.03"]
     argv += ["--lr_scheduler_type", "constant"]
-    found = ranks(2, best_of, str(tmp_path), argv, env=NODES)
+    found = ranks(2, best_of, str(tmp_path), [*argv, "--sync_scope", "rank"])
     folder = only_run(tmp_path)
     rows, _ = read_rows(folder.epochs)
     best = max(rows, key=lambda row: row["accuracy"])
@@ -178,8 +213,17 @@ def test_the_best_weights_are_those_of_all_ranks(tmp_path: Path) -> None:
 
 def test_one_unit_that_diverges_ends_the_run_for_all(tmp_path: Path) -> None:
     for number, way in enumerate((LOCAL, [*STREAMED, "--compress", "int8"])):
-        argv = [*ARGV[:10], "--log_every", "2", *way, "--o", str(tmp_path / str(number))]
-        done = ran(2, spoilt, argv, env=NODES)
+        argv = [
+            *ARGV[:10],
+            "--log_every",
+            "2",
+            "--sync_scope",
+            "rank",
+            *way,
+            "--o",
+            str(tmp_path / str(number)),
+        ]
+        done = ran(2, spoilt, argv)
         assert done.code == 1
         summary = read_json(only_run(tmp_path / str(number)).summary) or {}
         assert summary["outcome"] == "diverged", (summary, done.err)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from tests.ranks import ranks
-from tests.test_apart import NODES, SGD, TWO_EPOCHS, UPDATES, arms, follows, one_weight
+from tests.test_apart import BY_RANK, SGD, TWO_EPOCHS, UPDATES, arms, follows, one_weight
 
+AVERAGED = [*SGD, "--strategy", "diloco", "--outer_lr", "1", "--outer_momentum", "0"]
 DILOCO = [*SGD, "--strategy", "diloco", "--outer_lr", "0.7", "--outer_momentum", "0.9"]
 OUTER = {"outer_lr": 0.7, "momentum": 0.9}
 
 
 def test_one_weight_follows_the_closed_form_of_the_outer_loop(tmp_path: Path) -> None:
-    argv = [*DILOCO, "--sync_every", "2"]
-    found = ranks(2, one_weight, str(tmp_path), argv, env=NODES)
+    found = ranks(2, one_weight, str(tmp_path), [*DILOCO, "--sync_every", "2", *BY_RANK])
     delta = 0.1 * 2 * 2  # of two steps with gradients 1 and 3
     outer = 0.0
     for round_ in range(1, 6):
@@ -33,8 +33,8 @@ def test_one_weight_follows_the_closed_form_of_the_outer_loop(tmp_path: Path) ->
 
 
 def test_one_weight_with_overlap_counts_every_inner_step_once(tmp_path: Path) -> None:
-    more = ["--outer_lr", "1", "--outer_momentum", "0", "--sync_every", "4", "--overlap", "2"]
-    found = ranks(2, one_weight, str(tmp_path), [*SGD, "--strategy", "diloco", *more], env=NODES)
+    more = ["--sync_every", "4", "--overlap", "2", *BY_RANK]
+    found = ranks(2, one_weight, str(tmp_path), [*AVERAGED, *more])
     for rank, seen in enumerate(found):
         own = 1 + 2 * rank
         # Sent after 4 and 8, in force after 6 and 10; the last update averages what is left.
@@ -65,8 +65,10 @@ ROUGH = [
 def test_every_way_weighs_what_was_calculated(count: int, per_node: int, tmp_path: Path) -> None:
     asked = [[*DILOCO, *flags, *TWO_EPOCHS] for flags, _ in WAYS.values()]
     asked += ROUGH if per_node == 1 else ROUGH[2:]
-    env = {"LOCAL_WORLD_SIZE": str(per_node)}
-    found = ranks(count, arms, str(tmp_path), asked, env=env)
+    if per_node == 1:
+        found = ranks(count, arms, str(tmp_path), [[*argv, *BY_RANK] for argv in asked])
+    else:
+        found = ranks(count, arms, str(tmp_path), asked, env={"LOCAL_WORLD_SIZE": "2"})
     exchanges: dict[str, Any] = {}
     for number, (way, (_, means)) in enumerate(WAYS.items()):
         arm = [rank[number] for rank in found]
@@ -88,8 +90,8 @@ def test_every_way_weighs_what_was_calculated(count: int, per_node: int, tmp_pat
 
 
 def test_at_every_h_updates_it_hands_over_one_hth_of_the_bytes_of_ddp(tmp_path: Path) -> None:
-    asked = [[*DILOCO, "--sync_every", str(every)] for every in (1, 5, 10)]
-    found = ranks(2, counted, str(tmp_path), [SGD, *asked], env=NODES)
+    asked = [[*DILOCO, "--sync_every", str(every), *BY_RANK] for every in (1, 5, 10)]
+    found = ranks(2, counted, str(tmp_path), [SGD, *asked])
     for ddp, *others in found:
         assert [ddp / other for other in others] == [1, 5, 10]
 
