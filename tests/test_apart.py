@@ -15,7 +15,8 @@ from tests import toys
 from tests.ranks import ranks
 
 BATCH, UPDATES = 4, 20
-SGD = ["--optim", "sgd", "--lr", "0.1", "--max_grad_norm", "0", "--lr_scheduler_type", "constant"]
+CLIPPED = ["--optim", "sgd", "--lr", "0.1", "--lr_scheduler_type", "constant", "--max_grad_norm"]
+SGD = [*CLIPPED, "0"]
 # Evaluated in the middle of a run, between two exchanges.
 TWO_EPOCHS = ["--epochs", "2"]
 # On one node: no link is measured between ranks, and a test takes half the time.
@@ -220,3 +221,18 @@ def test_one_weight_follows_the_closed_form_of_local_sgd(tmp_path: Path) -> None
             alone = 0 if update == 10 else update % 4
             expected = -0.1 * (2 * (update - alone) + (1 + 2 * rank) * alone)
             assert weight == pytest.approx(expected, abs=1e-6)
+
+
+def norms(folder: str, argv: list[str]) -> Any:
+    import os
+
+    model = Slope(int(os.environ["RANK"]))
+    _, run, _ = run_arm(folder, argv, model, samples=80)
+    return toys.rows(run)[0] if run.leader else None
+
+
+def test_the_gradient_of_a_row_is_that_of_all_ranks(tmp_path: Path) -> None:
+    argv = [*CLIPPED, "2", "--strategy", "local_sgd", *BY_RANK]
+    row, _ = ranks(2, norms, str(tmp_path), argv)
+    assert row["grad_norm"] == pytest.approx(2)  # 1 on rank 0 and 3 on rank 1
+    assert (row["clipped_share"], row["skipped_updates"]) == (0.5, 0)

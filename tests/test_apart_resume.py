@@ -190,7 +190,8 @@ def best_of(folder: str, argv: list[str]) -> Any:
     class Keeps(bert.ExactTrainer):  # type: ignore[name-defined,misc]
         def test(self) -> None:
             super().test()
-            kept.append({n: v.numpy().copy() for n, v in self.model.state_dict().items()})
+            with self.exchange.shared():  # nothing is apart any more
+                kept.append({n: v.numpy().copy() for n, v in self.model.state_dict().items()})
 
     bert.ExactTrainer = Keeps
     assert bert.main(parse("bert", [*argv, "--o", folder])) == 0

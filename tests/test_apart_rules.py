@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from harness.settings import UserError
 from harness.strategies import STRATEGIES, World
 from harness.train.apart import LocalSgd
 from harness.train.diloco import Diloco
-from harness.train.exchange import exchange_of
+from harness.train.exchanges import exchange_of
 from harness.train.weights import Weights, checksum
 from tests.test_settings import launched
 
@@ -64,12 +65,13 @@ def test_a_momentum_of_nothing_is_not_the_default() -> None:
     assert parse("bert", DILOCO.split(), launched(2, 1)).outer_momentum == 0.9
 
 
-def exchange(*argv: str, size: int = 7) -> Any:
+def exchange(*argv: str, size: int = 7, dtype: torch.dtype = torch.float32) -> Any:
     """Of one process, with a model of so many weights."""
     settings = parse("bert", list(argv), launched(1, 1))
     run: Any = SimpleNamespace(settings=settings, world=World(), observed={}, leader=True)
     found = exchange_of(run)
-    found.attach(torch.nn.Linear(size, 1, bias=False), None)
+    found.model = torch.nn.Linear(size, 1, bias=False, dtype=dtype)
+    found.attach(found.model, None)
     return found
 
 
@@ -129,3 +131,28 @@ def test_weights_are_read_and_written_piece_by_piece() -> None:
     assert checksum(row) == checksum(row.clone()) != checksum(changed)
     row[3] = -row[3]
     assert checksum(row) != checksum(weights.row())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outer_weights_stay_exact_where_the_model_is_coarse(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Resumed from weights that are rounded, the next outer step must be the same."""
+    argv = [*DILOCO.split(), "--sync_every", "4", "--fragments", "2"]
+    found = exchange(*argv, size=50, dtype=dtype)
+
+    def go_on(one: Any, first: int, last: int) -> list[float]:
+        for update in range(first, last + 1):
+            with torch.no_grad():
+                one.model.weight += 0.01 * update
+            one.after_update(update, last=False)
+        return [*one.anchor.tolist(), *one.weights.row().tolist()]
+
+    go_on(found, 1, 5)
+    found.save(tmp_path)
+    other = exchange(*argv, size=50, dtype=dtype)
+    with found.shared(), torch.no_grad():
+        other.model.weight.copy_(found.model.weight)  # what a checkpoint holds of the model
+    other.attach(other.model, None)
+    other.load(tmp_path)
+    assert go_on(other, 6, 11) == go_on(found, 6, 11)

@@ -21,7 +21,7 @@ def rows_of(count: int, size: int) -> torch.Tensor:
 
 
 def means(size: int, code: str, spoilt: float) -> tuple[np.ndarray, int, dict[str, int]]:
-    """The mean as this rank sees it, its bytes, and what was handed to the collectives."""
+    """The mean as this rank sees it, its bytes, and those handed to the collectives."""
     import torch.distributed as dist
 
     from harness.train import quantised
@@ -39,7 +39,8 @@ def means(size: int, code: str, spoilt: float) -> tuple[np.ndarray, int, dict[st
 
         called[name] = getattr(dist, name)
         setattr(dist, name, counted)
-    sent = quantised.mean(row, quantised.CODES[code])
+    quantised.mean(row, quantised.CODES[code])
+    sent = quantised.coded_bytes(size, dist.get_world_size(), quantised.CODES[code])
     dist.destroy_process_group()
     return row.numpy(), sent, handed
 

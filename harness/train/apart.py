@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import nn
 
 from harness.settings import UserError
 from harness.train.exchange import Exchange
-from harness.train.quantised import CODES, mean
+from harness.train.quantised import CODES, coded_bytes, mean
 from harness.train.units import Aside, Sending, Units
 from harness.train.weights import Weights, checksum
 
@@ -64,7 +65,7 @@ class Apart(Exchange):
             done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             done.set_result(gradients)
             return done
-        self.payload_bytes += gradients.nbytes
+        self.sends(gradients.nbytes)
         gradients.mul_(1 / self.units.each)
         work = dist.all_reduce(gradients, group=self.units.inside, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
@@ -77,7 +78,7 @@ class Apart(Exchange):
         if units.count == 1 or not units.leads:
             return Sending(row)
         if code is None:
-            self.payload_bytes += row.nbytes
+            self.sends(row.nbytes)
             work = dist.all_reduce(row, group=units.between, async_op=True)
 
             def divided() -> None:
@@ -86,9 +87,8 @@ class Apart(Exchange):
 
             return Sending(row, divided)
 
-        def coded() -> None:
-            self.payload_bytes += mean(row, code, units.between)
-
+        self.sends(coded_bytes(row.numel(), units.count, code))
+        coded = partial(mean, row, code, units.between)
         if wait:
             return Sending(row, coded)
         self.aside = Aside(coded, self.aside, row.device)
@@ -150,9 +150,11 @@ class Apart(Exchange):
 
     def _coded_bytes(self) -> int:
         """Of all weights, as one unit hands them over when all have been exchanged once."""
-        code = CODES.get(self.run.settings.compress)
-        bits = code.bits if code is not None else 32
-        return round(self.weights.size * bits / 8) if self.units.count > 1 else 0
+        code, count = CODES.get(self.run.settings.compress), self.units.count
+        if count == 1 or code is None:
+            return self.anchor.nbytes if count > 1 else 0
+        rows = (piece.stop - piece.start for piece in self.weights.pieces)
+        return sum(coded_bytes(numbers, count, code) for numbers in rows)
 
     def _kept_bytes(self) -> int:
         """What a rank keeps in memory for it at most, besides what DDP does."""
@@ -181,12 +183,14 @@ class Apart(Exchange):
             "unit": self.units.own,
             "units": self.units.count,
             "size": self.weights.size,
-            "shared": checksum(self.anchor),
+            "shared": checksum(self.weights.rounded(self.anchor)),
         }
 
     def _own_state(self) -> dict[str, Any]:
         return {
             "own": self.weights.row().cpu(),
+            # The weights beside the file are the same, unless they are coarser.
+            "anchor": None if self.weights.exact else self.anchor.cpu(),
             "states": {n: s.state_dict() for n, s in self.states.items() if s is not None},
             "update": self.update,
             "exchanges": self.exchanges,
@@ -228,6 +232,8 @@ class Apart(Exchange):
 
     def _restore(self, saved: dict[str, Any]) -> None:
         self.weights.put(saved["own"].to(self.anchor.device))
+        if saved["anchor"] is not None:
+            self.anchor.copy_(saved["anchor"])
         for name, state in saved["states"].items():
             self.states[name].load_state_dict(state)
         self.update, self.exchanges = saved["update"], saved["exchanges"]

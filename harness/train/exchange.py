@@ -19,8 +19,14 @@ class Exchange:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        # What this rank has handed over for sending, since it attached; None: not known.
+        self.payload_bytes: int | None = 0 if run.settings.strategy == "single" else None
         # What a checkpoint must hold of every process that trains apart: optimizer, schedule ...
         self.states: dict[str, Any] = {}
+
+    def sends(self, count: int) -> None:
+        """So many bytes more have been handed over, whatever else a backend makes of them."""
+        self.payload_bytes = (self.payload_bytes or 0) + count
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         """The model as training uses it, wrapped in DDP, before its first step; with the weights
@@ -46,13 +52,3 @@ class Exchange:
 
     def load(self, folder: Path) -> None:
         """Go on exactly from what was saved; after attach."""
-
-
-def exchange_of(run: Run) -> Exchange:
-    """What goes with the strategy of a run."""
-    # Here, because they are made of what stands above.
-    from harness.train.apart import LocalSgd
-    from harness.train.diloco import Diloco
-
-    kinds = {"local_sgd": LocalSgd, "diloco": Diloco}
-    return kinds.get(str(run.settings.strategy), Exchange)(run)

@@ -57,13 +57,22 @@ CODES = {
 }
 
 
-def mean(row: torch.Tensor, code: Code, group: Any = None) -> int:
+def coded_bytes(numbers: int, ranks: int, code: Code) -> int:
+    """Of a row as it is sent: whole blocks, equally many for each rank."""
+    return round(ranks * _part(numbers, ranks) * code.bits / 8)
+
+
+def _part(numbers: int, ranks: int) -> int:
+    return -(-numbers // (ranks * BLOCK)) * BLOCK
+
+
+def mean(row: torch.Tensor, code: Code, group: Any = None) -> None:
     """The row becomes the mean of the rows of all ranks of the group, bit for bit the same on each.
 
-    Returns how many bytes the row is as it is sent.
+    What of it is not finite stays so, with the whole block in int8.
     """
     ranks = dist.get_world_size(group)
-    part = -(-row.numel() // (ranks * BLOCK)) * BLOCK
+    part = _part(row.numel(), ranks)
     parts = row.new_zeros(ranks * part)
     parts[: row.numel()] = row
     sent = code.encode(parts.view(ranks, part))
@@ -72,4 +81,3 @@ def mean(row: torch.Tensor, code: Code, group: Any = None) -> int:
     own = code.encode(code.decode(received).mean(0, keepdim=True))
     dist.all_gather_single(sent, own, group=group)
     row.copy_(code.decode(sent).flatten()[: row.numel()])
-    return sent.numel()

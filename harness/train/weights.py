@@ -17,6 +17,16 @@ class Weights:
             slice(i * self.size // pieces, (i + 1) * self.size // pieces) for i in range(pieces)
         ]
 
+    @property
+    def exact(self) -> bool:
+        return all(parameter.dtype == torch.float32 for parameter in self.parameters)
+
+    def rounded(self, row: torch.Tensor) -> torch.Tensor:
+        """As it would be read again, had it been written to all parameters."""
+        parts = row.split([parameter.numel() for parameter in self.parameters])
+        kept = zip(parts, self.parameters, strict=True)
+        return torch.cat([part.to(parameter.dtype).float() for part, parameter in kept])
+
     def _parts(self, piece: slice) -> list[torch.Tensor]:
         """The weights themselves that lie in a piece, tensor by tensor."""
         found, begin = [], 0
