@@ -302,6 +302,7 @@ class LogCallback(TrainerCallback):
         self.cpu.heard(self._of_all_ranks(self.cpu.own()))
         if not state.is_world_process_zero:
             return
+        self._write_environment(state)  # what was exchanged is known now
         best = self.run.settings.best_metric if self.run is not None else args.metric_for_best_model
         stock = [log for log in state.log_history if "train_runtime" in log]
         trained = state.global_step > self.first_update  # not: only the test was still to be done

@@ -279,10 +279,12 @@ def check(settings: Settings) -> Settings:
         )
     if dict(settings.trainer).get("max_steps", 1) in (0, None):
         raise UserError("--max_steps 0: must be at least 1; leave it out to train whole epochs")
-    if settings.fsdp_shard != "full" and settings.strategy != "fsdp":
-        raise UserError("--fsdp_shard grads needs --strategy fsdp")
-    if settings.fsdp_offload and settings.strategy != "fsdp":
-        raise UserError("--fsdp_offload needs --strategy fsdp")
+    if settings.strategy != "fsdp" and (settings.fsdp_shard != "full" or settings.fsdp_offload):
+        asked = "fsdp_offload" if settings.fsdp_offload else "fsdp_shard grads"
+        why = "" if settings.strategy in (None, "single", "dp", "ddp") else (
+            f", which {settings.strategy} cannot be: each process needs all weights to go on alone"
+        )  # fmt: skip
+        raise UserError(f"--{asked} needs --strategy fsdp{why}")
     for name in ("test_split", "validation_split"):
         split = getattr(settings, name)
         if split is not None and share_of(split) is None and re.match(r"^-?[0-9.]", split):

@@ -159,7 +159,9 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 
 def _own_flags(settings: Settings, strategy: Strategy) -> Settings:
     """The strategy's own flags with their defaults; those of others would do nothing."""
-    given = [n for n in OF_ONE_STRATEGY if getattr(settings, n) not in (None, False, "none")]
+    # Not by ==, by which a momentum of 0 would be False.
+    values = {n: getattr(settings, n) for n in OF_ONE_STRATEGY}
+    given = [n for n, v in values.items() if v is not None and v is not False and v != "none"]
     for name in given:
         of = [s.name for s in STRATEGIES.values() if name in s.own]
         if name != "compress" and strategy.name not in of:
@@ -180,12 +182,22 @@ def _own_flags(settings: Settings, strategy: Strategy) -> Settings:
         raise UserError(
             f"--overlap {overlap}: must be below --sync_every {every}, when the next one begins"
         )
+    if settings.batchnorm == "sync" and strategy.apart:
+        raise UserError(
+            f"--batchnorm sync does not go with --strategy {strategy.name}: its statistics would "
+            "be exchanged at every forward pass; use --batchnorm local"
+        )
     if settings.elastic_batch == "scale" and strategy.apart:
         raise UserError(
             f"--elastic_batch scale does not go with --strategy {strategy.name}: no process can "
             "take over what another trained apart"
         )
     return settings
+
+
+def is_apart(settings: Settings) -> bool:
+    """Whether weights differ between processes from one exchange to the next."""
+    return STRATEGIES[settings.strategy or "single"].apart
 
 
 def _check_compress(settings: Settings, strategy: Strategy) -> None:

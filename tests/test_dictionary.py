@@ -66,7 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     facts = launched("mine", Options(), {}, Local(Options()).facts(job))
     launch = {"HARNESS_LAUNCH": json.dumps(facts)}
     assert script("bert", *SMALL, "--o", str(root), env=launch).code == 0
-    held_out = ["--validation_split", "0.2"]
+    held_out = ["--validation_split", "0.2", "--strategy", "diloco", "--sync_every", "2"]
     two_nodes = {"LOCAL_WORLD_SIZE": "1"}
     done = script("vit", *SMALL, *held_out, "--o", str(root), count=2, env=two_nodes)
     assert done.code == 0, done.err

@@ -14,6 +14,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from harness.records import write_json
 from harness.settings import Settings
+from harness.strategies import is_apart
 from harness.train import parallel
 from harness.train.by_samples import BySamples
 from harness.train.disks import give_to_leader, on_own_disk
@@ -111,6 +112,8 @@ class Checkpoints(BySamples):
             parallel.load_from_leader(self.model, file, self.settings)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if is_apart(self.settings):
+            return  # each has its own: exchange.save()
         if self.settings.strategy != "fsdp":
             return super()._save_optimizer_and_scheduler(output_dir)
         state = parallel.whole_optimizer(self.model, _bare(self.optimizer))
@@ -119,6 +122,8 @@ class Checkpoints(BySamples):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if is_apart(self.settings):
+            return
         if self.settings.strategy != "fsdp":
             return super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:

@@ -22,9 +22,12 @@ class EpochEdges(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.begin_training()
+        self.trainer.exchange.begin(state.max_steps)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.test()  # before the run is recorded as finished
+        # Before the run is recorded as finished.
+        self.trainer.exchange.end()
+        self.trainer.test()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # accelerate does not reach the sampler of several ranks that resume inside an epoch.
@@ -74,7 +77,7 @@ class Sums:
 
     FOLD = 64  # values kept before they are added: one small operation then, instead of one each
 
-    def __init__(self, device: torch.device, reused: bool = False) -> None:
+    def __init__(self, device: torch.device, reused: bool = False, apart: bool = False) -> None:
         zeros = torch.zeros(4, dtype=torch.float64, device=device)
         self.loss, self.norm, self.clipped, self.overflowed = zeros
         self.samples = self.updates = 0
@@ -82,6 +85,7 @@ class Sums:
         self.weights: list[int] = []
         self.norms: list[torch.Tensor] = []
         self.bound = float("inf")
+        self.apart = apart  # ranks have gradients of their own
         # A compiled step may write its next result into the same memory.
         self.keep = torch.clone if reused else torch.Tensor.detach
 
@@ -112,21 +116,27 @@ class Sums:
         self.losses, self.weights, self.norms = [], [], []
 
     def total(self) -> list[float]:
-        """Loss x samples and samples over all ranks; then, equal on all, the sum of the norms, the
-        updates that were clipped, all updates, and those whose gradient was not finite.
+        """Loss x samples and samples over all ranks; then the sum of the norms, the updates that
+        were clipped, all updates, and those whose gradient was not finite: equal on all ranks, or
+        where they train apart, added up over them, so that each rank's updates count.
         """
         self.fold()
-        shared = torch.stack([self.loss, torch.full_like(self.loss, self.samples)])
+        updates = torch.full_like(self.loss, self.updates)
+        numbers = torch.stack([
+            self.loss, torch.full_like(self.loss, self.samples),
+            self.norm, self.clipped, updates, self.overflowed,
+        ])  # fmt: skip
         if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(shared)
-        norm, clipped, overflowed = torch.stack([self.norm, self.clipped, self.overflowed]).tolist()
-        return [*shared.tolist(), norm, clipped, self.updates, overflowed]
+            dist.all_reduce(numbers if self.apart else numbers[:2])
+        return list(numbers.tolist())
 
     def restore(self, total: list[float], leader: bool) -> None:
         """Go on from a checkpoint inside the epoch; what belongs to all ranks is counted once."""
         if leader:
             self.loss += total[0]
             self.samples = int(total[1])
+        if self.apart and not leader:
+            return
         self.norm += total[2]
         self.clipped += total[3]
         self.updates = int(total[4])

@@ -24,6 +24,8 @@ class Exchange:
         self.run = run
         # What this rank has handed over for sending, since it attached; None: not known.
         self.payload_bytes: int | None = 0 if run.settings.strategy == "single" else None
+        # What a checkpoint must hold of every process that trains apart: optimizer, schedule ...
+        self.states: dict[str, Any] = {}
 
     def sends(self, count: int) -> None:
         """So many bytes more have been handed over, whatever else a backend makes of them."""
@@ -34,8 +36,14 @@ class Exchange:
         and the optimizer of a checkpoint, if there is one.
         """
 
+    def begin(self, updates: int) -> None:
+        """The training is about to begin or to go on, and ends with this update."""
+
     def after_update(self, update: int, last: bool) -> None:
         """So many updates have been made; called inside the time of the step, on every rank."""
+
+    def end(self) -> None:
+        """The training has come to its end: was there everything that was asked for?"""
 
     @contextmanager
     def shared(self) -> Iterator[None]:

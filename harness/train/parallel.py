@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from harness.settings import Settings, UserError
-from harness.strategies import World, why_a_gpu
+from harness.strategies import World, is_apart, why_a_gpu
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -170,7 +170,8 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
     parameters = list(model.parameters())
     sharded = [p for p in parameters if isinstance(p, DTensor)]
     if isinstance(model, DistributedDataParallel):
-        ran = "ddp"
+        # What is left of its exchange, the strategy counts until the end.
+        ran = str(settings.strategy) if is_apart(settings) else "ddp"
     elif isinstance(model, DataParallel):
         ran = "dp"
     elif sharded:

@@ -20,6 +20,7 @@ from transformers import (
     ProgressCallback,
 )
 
+from harness.strategies import is_apart
 from harness.train import parallel
 from harness.train.checkpoints import WEIGHTS, Checkpoints
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
@@ -64,7 +65,7 @@ class ExactTrainer(Checkpoints):
         self.callback_handler.callbacks.insert(0, EpochEdges(self))
         if self.settings.save != "none" and (call := last_call()):
             self.add_callback(call)
-        self.sums = Sums(self.args.device, reused=self.args.torch_compile)
+        self.sums = self._no_sums()
         self.exchange = exchange_of(self.run)
 
     # ---- batches, loss and gradient ----
@@ -122,6 +123,11 @@ class ExactTrainer(Checkpoints):
         model, loader = super()._prepare_for_training(*args, **kwargs)
         self.run.observed = parallel.observe(model, self.settings, self.run.world)
         self.run.observed |= parallel.observe_decay(self.optimizer)
+        self.exchange.states = {
+            "optimizer": self.optimizer,
+            "schedule": self.lr_scheduler,
+            "scaler": self.accelerator.scaler,
+        }
         self.exchange.attach(model, self.optimizer)
         self.run.observed |= parallel.observe_hook(model, self.settings)
         self.run.payload = lambda: self.exchange.payload_bytes
@@ -133,8 +139,12 @@ class ExactTrainer(Checkpoints):
 
     # ---- the epoch's sums ----
 
+    def _no_sums(self) -> Sums:
+        apart = is_apart(self.settings)
+        return Sums(self.args.device, reused=self.args.torch_compile, apart=apart)
+
     def begin_training(self) -> None:
-        self.sums = Sums(self.args.device, reused=self.args.torch_compile)
+        self.sums = self._no_sums()
         if before := self.run.epoch_so_far.get("sums"):
             self.sums.restore(before, leader=self.args.process_index == 0)
         if self.settings.rank_dropout == "own":
@@ -152,7 +162,7 @@ class ExactTrainer(Checkpoints):
 
     def log_epoch(self) -> None:
         loss, samples, norm, clipped, updates, overflowed = self.sums.total()
-        self.sums = Sums(self.args.device, reused=self.args.torch_compile)
+        self.sums = self._no_sums()
         # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
         if not math.isfinite(loss) or (overflowed and not self.args.fp16):
             where = f"in epoch {self.state.epoch:.0f}{self.exchange.caution}"
@@ -171,7 +181,9 @@ class ExactTrainer(Checkpoints):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
-        for name in ("loss", "eval_loss") if self.args.fp16 else ("loss", "grad_norm", "eval_loss"):
+        # A loss is that of all ranks; a norm that only this rank knows would end it alone.
+        own = self.args.fp16 or is_apart(self.settings)
+        for name in ("loss", "eval_loss") if own else ("loss", "grad_norm", "eval_loss"):
             if name in logs and not math.isfinite(logs[name]):
                 where = f"at update {self.state.global_step}{self.exchange.caution}"
                 raise Diverged(f"{name} is {logs[name]} {where}")
