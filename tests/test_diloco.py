@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
 
+from tests import toys
 from tests.ranks import ranks
-from tests.test_apart import BY_RANK, SGD, TWO_EPOCHS, UPDATES, arms, follows, one_weight
+from tests.test_apart import BATCH, BY_RANK, SGD, TWO_EPOCHS, UPDATES, arms, follows, one_weight
 
 AVERAGED = [*SGD, "--strategy", "diloco", "--outer_lr", "1", "--outer_momentum", "0"]
 DILOCO = [*SGD, "--strategy", "diloco", "--outer_lr", "0.7", "--outer_momentum", "0.9"]
@@ -129,3 +132,39 @@ def counted(folder: str, asked: list[list[str]]) -> list[int]:
         assert arm["bytes"] == handed[0]
         found.append(handed[0])
     return found
+
+
+class Waits(TrainerCallback):
+    """Rank 1 makes its eighth update only when rank 0 has made its tenth."""
+
+    def __init__(self, sign: Path) -> None:
+        self.sign, self.came = sign, False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.process_index == 1 and state.global_step == 7:
+            until = time.monotonic() + 20
+            while not self.sign.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            self.came = self.sign.exists()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.process_index == 0 and state.global_step == 10:
+            self.sign.touch()
+
+
+def ahead(folder: str, ways: list[list[str]]) -> list[bool]:
+    found = []
+    for number, argv in enumerate(ways):
+        waits = Waits(Path(folder, f"sign-{number}"))
+        data, test = toys.Points(BATCH * UPDATES * 2), toys.Points(9, 1)
+        trainer, _ = toys.ours(folder, toys.Net(), data, test, *argv, callbacks=[waits])
+        trainer.train()
+        found.append(waits.came)
+    return found
+
+
+def test_with_overlap_nobody_waits_for_what_is_on_its_way(tmp_path: Path) -> None:
+    """What is sent after update 8 is awaited after update 11, and not before."""
+    streamed = [*DILOCO, "--sync_every", "4", "--overlap", "3", *BY_RANK]
+    _, second = ranks(2, ahead, str(tmp_path), [streamed, [*streamed, "--compress", "int8"]])
+    assert second == [True, True]

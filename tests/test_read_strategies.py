@@ -344,9 +344,12 @@ def test_without_a_link_there_is_nothing_to_draw(plan: Links) -> None:
         strategies(read_sweep(plan.write(baseline=None)))
 
 
-def test_one_strategy_alone_and_no_baseline(plan: Links) -> None:
+@pytest.mark.parametrize("baseline", [None, FAR])
+def test_one_strategy_alone_is_compared_with_nothing(
+    plan: Links, baseline: dict[str, Any] | None
+) -> None:
     plan.measured(FAR, 8)
-    figure = strategies(read_sweep(plan.write(baseline=None)))
+    figure = strategies(read_sweep(plan.write(baseline=baseline)))
     assert [axes.get_title() for axes in figure.axes] == ["set-up 2_1, 50 Mbit/s"]
 
 

@@ -66,7 +66,7 @@ def strategies(sweep: Sweep) -> Figure:
     cells = _cells(sweep)
     columns, rows = _distinct(c.column for c in cells), _by_rate(c.row for c in cells)
     styles = _styles(cells)
-    has_base = any(cell.losses for cell in cells)
+    has_base = any(cell.losses and cell.base is not cell.group for cell in cells)
     heights = [2.5] * len(rows) + ([0.65 + 0.24 * len(styles)] if has_base else [])
     figure = Figure(figsize=(4.6 * len(columns), sum(heights) + 0.7), layout="constrained")
     grid = figure.add_gridspec(len(heights), len(columns), height_ratios=heights)
