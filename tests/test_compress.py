@@ -117,7 +117,7 @@ def test_half_precision_rounds_and_does_nothing_else(kind: str, unit: float, cou
         steps = roundings * 2.0**-25 if kind == "fp16" else 0.0
         bound = size * ((1 + unit) ** roundings - 1) + steps
         assert (np.abs(came - true) <= bound * (1 + 1e-6)).all()
-        assert np.abs(came - true).max() > bound.max() / 20  # it was rounded
+        assert np.abs(came - true).max() > bound.max() / 6  # it was rounded, and so coarsely
         assert np.array_equal(came, everyone[0][0])
 
 

@@ -23,11 +23,13 @@ from tests.toys import Net, Points, apart, ours
 
 
 def low_rank(step: int, rank: int) -> list[torch.Tensor]:
-    """Matrices whose mean over the ranks has rank 1: all have the same columns but for a factor."""
+    """Matrices whose mean over the ranks has rank 1: all have the same columns but for a factor,
+    which is positive, so that the factors of one step are a good start for the next.
+    """
     one = torch.Generator().manual_seed(step)
     mine = torch.Generator().manual_seed(1000 * step + rank)
     return [
-        torch.outer(torch.randn(s[0], generator=one), torch.randn(s[1], generator=mine))
+        torch.outer(torch.randn(s[0], generator=one), torch.rand(s[1], generator=mine))
         if len(s) == 2
         else torch.randn(s, generator=mine)
         for s in SHAPES
@@ -35,12 +37,12 @@ def low_rank(step: int, rank: int) -> list[torch.Tensor]:
 
 
 def of_low_rank() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Two whole updates, three compressed ones, one of zeros, three more."""
-    rank, arm, found = group(), Arm("powersgd", small=True), []
+    """Two whole updates, a gradient of zero, and five compressed ones that are not."""
     before = torch.get_rng_state()
-    for step in range(9):
+    rank, arm, found = group(), Arm("powersgd", small=True), []
+    for step in range(8):
         of = [low_rank(step, r) for r in range(dist.get_world_size())]
-        if step == 5:
+        if step == 2:
             of = [[torch.zeros_like(g) for g in gradients] for gradients in of]
         true = [torch.stack(g).mean(0) for g in zip(*of, strict=True)]
         found.append((flat(arm.step(of[rank])), flat(true)))
@@ -53,8 +55,7 @@ def test_rank_one_loses_nothing_of_rank_one_gradients() -> None:
     for of_rank in ranks(2, of_low_rank):
         largest = max(np.abs(true).max() for _, true in of_rank)
         for came, true in of_rank:
-            # Rounding errors, more where the last factor has little to do with the next gradient.
-            assert apart(came, true) < 2e-4 * largest
+            assert apart(came, true) < 1e-5 * largest
 
 
 def of_full_rank() -> float:
