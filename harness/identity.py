@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from harness.settings import Settings, flag_fields
-from harness.strategies import OF_ONE_STRATEGY
+from harness.strategies import OF_ONE_STRATEGY, is_off
 
 # Trainer flags that say how a run is shown, published or given up, not what it measures.
 SHOWN_ONLY = (
@@ -46,7 +46,7 @@ def identity(settings: Settings) -> dict[str, Any]:
         del named["elastic_batch"]  # likewise
     # Flags of one strategy are no part of the others; and so those keep their names, too.
     for name in OF_ONE_STRATEGY:
-        if named.get(name) in (None, False, "none"):
+        if is_off(named.get(name)):
             named.pop(name, None)
     passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
     return {"script": settings.script, **named, "trainer": passed}

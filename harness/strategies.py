@@ -82,6 +82,11 @@ STRATEGIES = {
 OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
 
 
+def is_off(value: Any) -> bool:
+    """What a flag of a strategy says where it is not used; a momentum of 0 is used."""
+    return value is None or value is False or value == "none"
+
+
 @dataclass(frozen=True)
 class World:
     """The processes that a launcher started; one process where none did."""
@@ -159,9 +164,7 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 
 def _own_flags(settings: Settings, strategy: Strategy) -> Settings:
     """The strategy's own flags with their defaults; those of others would do nothing."""
-    # Not by ==, by which a momentum of 0 would be False.
-    values = {n: getattr(settings, n) for n in OF_ONE_STRATEGY}
-    given = [n for n, v in values.items() if v is not None and v is not False and v != "none"]
+    given = [n for n in OF_ONE_STRATEGY if not is_off(getattr(settings, n))]
     for name in given:
         of = [s.name for s in STRATEGIES.values() if name in s.own]
         if name != "compress" and strategy.name not in of:

@@ -15,12 +15,12 @@ from typing import Any
 import pandas as pd
 
 from harness.read.links import link_warning
-from harness.read.naming import STRATEGY, is_off
+from harness.read.naming import STRATEGY
 from harness.read.statistics import Estimate, difference_of_means, ratio_of_means, spread
 from harness.read.sweep_runs import STATES, TO_TARGET, SweepRun, column_of, read_runs
 from harness.read.sweeps import Sweep, group_key, is_number, read_sweep
 from harness.records import FINISHED
-from harness.strategies import OF_ONE_STRATEGY
+from harness.strategies import OF_ONE_STRATEGY, is_off
 
 RATE, TIME = "train_samples_per_s", "train_time_s"
 WEAK, STRONG = "weak", "strong"

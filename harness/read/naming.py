@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.identity import number
-from harness.strategies import OF_ONE_STRATEGY
+from harness.strategies import OF_ONE_STRATEGY, is_off
 
 STRATEGY = "strategy"
+# One letter, where the field has one.
+SHORT = {"sync_every": "h", "outer_lr": "lr", "outer_momentum": "m", "target_batch": "t"}
 
 
 def shown_axes(axes: Iterable[str]) -> tuple[str, ...]:
@@ -24,15 +26,10 @@ def strategy_text(label: Mapping[str, Any]) -> str | None:
     return " ".join([*([str(named)] if named is not None else []), *flags]) or None
 
 
-def is_off(value: Any) -> bool:
-    """What a flag of a strategy says where it is not used."""
-    return value is None or value is False or value == "none"
-
-
 def _flag(name: str, value: Any) -> str:
     if name == "compress":
         return str(value)
-    if name == "sync_every":
-        return f"h{number(value)}"
+    if name in SHORT:
+        return f"{SHORT[name]}{number(value)}"
     said = name.replace("_", " ")
     return said if value is True else f"{said} {number(value)}"
