@@ -96,6 +96,15 @@ vit_run fsdp_grads_fp32 --model vit-base-patch32 "${LARGE[@]}" --strategy fsdp -
 vit_run resnet_ddp_sync --model resnet-18-cifar "${SMALL[@]}" --strategy ddp --batchnorm sync
 vit_run fsdp_fp16 --model vit-base-patch32 "${LARGE[@]}" --strategy fsdp --precision fp16
 vit_run ddp_fp16 --model vit-base-patch32 "${LARGE[@]}" --strategy ddp --precision fp16
+# Those for slow links, on NCCL: one process, so that their hooks and exchanges run as they are.
+bert_run ddp_hook_bf16 --model distilbert-base --strategy ddp --compress bf16
+bert_run ddp_powersgd --model distilbert-base --strategy ddp --compress powersgd:4
+vit_run local_sgd --model vit-base-patch32 "${LARGE[@]}" --strategy local_sgd --sync_every 10
+vit_run diloco --model vit-base-patch32 "${LARGE[@]}" --strategy diloco --sync_every 10 \
+  --compress int8 --fragments 2 --overlap 2 --precision bf16
+if $DRY || "$PYTHON" -c 'import hivemind' 2>/dev/null; then
+  vit hivemind --model vit-base-patch32 "${LARGE[@]}" --strategy hivemind --target_batch 128
+fi
 bert dp_fp32 --model distilbert-base --strategy dp
 bert dp_bf16 --model distilbert-base --strategy dp --precision bf16
 

@@ -180,7 +180,7 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     assert (out / "table.txt").read_text() == "the table\n"
     failures = (out / "failures.txt").read_text()
     assert failures.count(": 3  ") == 2 and failures.count("out of order") == 2
-    assert done.stdout.splitlines()[-1].startswith("2 of 2")
+    assert done.stdout.splitlines()[-1].startswith("2 of 30 failed")
     assert (out / "logs" / "overhead.txt").exists()
 
 
