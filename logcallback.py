@@ -39,6 +39,7 @@ class LogCallback(TrainerCallback):
         self.run = run if isinstance(run, Run) else None
         self.folder = run.folder if isinstance(run, Run) else RunFolder(Path(run))
         self.world: World = run.world if isinstance(run, Run) else world_of(os.environ)
+        self.shape: World = run.shape if isinstance(run, Run) else self.world
         self.began_s = run.began_s if isinstance(run, Run) else time.perf_counter()
         self.cpu = run.cpu if isinstance(run, Run) else CpuTime(self.world.size)
         self.clock = StepClock(cuda=False)
@@ -68,11 +69,15 @@ class LogCallback(TrainerCallback):
         self.clock = StepClock(args.device.type == "cuda")
         self.devices = max(args.n_gpu, 1)  # of this process
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        if self.run is not None and self.run.settings.target_batch:
+            self.batch = self.run.settings.target_batch  # of all peers
         self.train_samples = size_of(kwargs.get("train_dataloader"))
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         self.steps_left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         self.first_update = state.global_step
         self.before = self.run.epoch_so_far if self.run is not None else {}
+        if self.run is not None:
+            self.run.update = self.first_update
         self.mine.begin(goes_on=self.run is not None or self.first_update > 0)
         if not state.is_world_process_zero:
             return
@@ -80,11 +85,10 @@ class LogCallback(TrainerCallback):
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         self.row.begin()
         opened = self.run.opened if self.run is not None else None
-        self.attempt = attempts.begin(
-            self.folder, self.first_update, self.world.size, self.batch, opened
-        )
+        processes = self.shape.size
+        self.attempt = attempts.begin(self.folder, self.first_update, processes, self.batch, opened)
         if self.run is not None:
-            self.run.attempt, self.run.update = self.attempt, self.first_update
+            self.run.attempt = self.attempt
         self.earlier_wall_s = attempts.wall_s(self.folder)
         # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
         self.folder.summary.unlink(missing_ok=True)
@@ -105,8 +109,8 @@ class LogCallback(TrainerCallback):
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""
         facts: dict[str, Any] = {
-            "nodes": self.world.nodes,
-            "processes_per_node": self.world.per_node,
+            "nodes": self.shape.nodes,
+            "processes_per_node": self.shape.per_node,
             "effective_batch": self.batch,
             "updates": state.max_steps,
             "first_learning_rate": self.first_learning_rate,
@@ -143,6 +147,8 @@ class LogCallback(TrainerCallback):
                 self.first_learning_rate = self.learning_rate
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.run is not None and self.run.update == state.global_step:
+            return  # a batch of one peer, that does not yet make an update of all
         self.clock.step(self.batch)
         if self.run is not None:
             self.run.update = state.global_step
@@ -181,6 +187,8 @@ class LogCallback(TrainerCallback):
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s = self.clock.stop()
         steps = self.clock.steps()
+        if "samples" in self._of_peers():  # of all, whose updates take what they bring
+            steps = [(self._of_peers()["samples"] / len(steps), s) for _, s in steps]
         if steps and (short := self._fed(state) - (self.train_samples or math.inf)) > 0:
             # The last batch was not full, or was filled up with samples that had been fed before.
             steps[-1] = (steps[-1][0] - int(short), steps[-1][1])
@@ -201,7 +209,8 @@ class LogCallback(TrainerCallback):
         self.before = {}
 
     def _of_all_ranks(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        return gather_object([mine]) if self.world.size > 1 else [mine]
+        others = self.run.other_peers if self.run is not None else []
+        return gather_object([mine]) if self.world.size > 1 else [mine, *others]
 
     def _row(
         self,
@@ -217,7 +226,7 @@ class LogCallback(TrainerCallback):
             fed = samples  # one process is fed no sample twice
         logged_loss = mean_of_log(self.losses, self.updates_before)
         observed = self.run.observed if self.run is not None else {}
-        devices = observed.get("devices", self.world.size)
+        devices = observed.get("devices", self._of_peers().get("peers", self.world.size))
         return {
             "epoch": everyone[0]["epoch"],
             "updates": state.global_step,
@@ -235,7 +244,11 @@ class LogCallback(TrainerCallback):
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
             "peak_memory_gib_per_rank": peaks_of(everyone, peaks),
+            **self._of_peers(),
         }
+
+    def _of_peers(self) -> dict[str, Any]:
+        return self.run.of_peers if self.run is not None else {}
 
     def _fed(self, state: TrainerState) -> int:
         """Samples of this epoch's updates, had every batch been full."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.elastic import asked_processes, is_elastic
+from harness.peers import check_peers
 from harness.settings import Settings, UserError, parse_setup
 
 
@@ -214,6 +215,7 @@ def _with_peers(settings: Settings, world: World) -> Settings:
             "--strategy hivemind does not need torchrun --max_restarts: peers come and go by "
             "themselves; start each with python"
         )
+    check_peers(settings)
     if settings.setup is None:
         settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
     nodes, per_node, tag = parse_setup(str(settings.setup))

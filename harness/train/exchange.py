@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from harness.train import parallel
 from harness.train.run import Run
 
 
@@ -19,6 +20,10 @@ class Exchange:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+
+    def observe(self, model: nn.Module) -> dict[str, Any]:
+        """What the model that training uses really is; raises if it is not what was asked for."""
+        return parallel.observe(model, self.run.settings, self.run.world)
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         """The model as training uses it, wrapped in DDP, before its first step; with the weights
@@ -42,4 +47,8 @@ class Exchange:
 
 def exchange_of(run: Run) -> Exchange:
     """What goes with the strategy of a run."""
+    if run.peers is not None:
+        from harness.train.peers.exchange import PeersExchange  # needs a package of its own
+
+        return PeersExchange(run)
     return Exchange(run)
