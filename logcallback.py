@@ -148,6 +148,7 @@ class LogCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.run is not None and self.run.update == state.global_step:
+            self.clock.last_s = time.perf_counter()
             return  # a batch of one peer, that does not yet make an update of all
         self.clock.step(self.batch)
         if self.run is not None:

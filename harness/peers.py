@@ -1,4 +1,4 @@
-"""--strategy hivemind in words: what goes with it, and where a run that is to be joined is found."""
+"""--strategy hivemind in words: what goes with it, and where a run is found that is joined."""
 
 from __future__ import annotations
 

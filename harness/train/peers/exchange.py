@@ -87,6 +87,7 @@ class PeersExchange(Exchange):
                 updates_an_epoch=an_epoch,
                 compress=self.settings.compress,
                 local_updates=self.settings.local_updates,
+                count_peers=self.peers.count,
             )
         self.peers.optimizer = self.optimizer
         signal.signal(signal.SIGINT, on_ctrl_c)  # hivemind has turned it off

@@ -20,8 +20,6 @@ from harness.flags import to_argv
 from harness.peers import INSTALL
 from harness.settings import Settings, UserError
 
-# Its own messages would bury the one line that matters; its daemon reads the same variable.
-os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 try:
     import hivemind
     from hivemind.p2p import P2P

@@ -8,6 +8,7 @@ has fallen behind takes weights and optimizer over from another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from hivemind.compression import CompressionBase, Float16Compression, NoCompression
 from hivemind.compression import Uniform8BitQuantization as Int8
 from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.utils import get_dht_time
 from torch import nn
 
 from harness.train.peers.network import end_with_peer
@@ -43,7 +46,7 @@ class _Grouped:
 
     def run(self: Any) -> None:
         end_with_peer(self._parent_pid)
-        super().run()
+        super().run()  # type: ignore[misc]
 
     def expect(self: Any, peers: int) -> None:
         self._outer_pipe.send(("_expect", [peers], {}))
@@ -60,10 +63,45 @@ class Weights(_Grouped, TrainingStateAverager):
     pass
 
 
+class Progress(ProgressTracker):
+    """Decides when the peers have enough samples together.
+
+    hivemind looks at the others' progress now and then, and a peer that has not looked yet would
+    go on to fill the batch by itself. Here one that has done its share looks, and begins another
+    batch only where the target is further away than half of it.
+    """
+
+    count_peers: Callable[[], int] = staticmethod(lambda: 1)
+    own_batch = 1
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        own = self.local_progress
+        if self.global_epoch > own.epoch:
+            return True
+        share = self.target_batch_size / self.count_peers()
+        if own.samples_accumulated >= share:
+            self.fetched_global_progress_this_epoch.wait(LOOK_S[1])
+        progress = self.global_progress
+        half_s = self.own_batch / 2 / self.performance_ema.samples_per_second
+        near = get_dht_time() + half_s >= progress.eta_next_epoch
+        enough: bool = progress.samples_accumulated >= self.target_batch_size
+        return enough or (own.samples_accumulated >= share and near)
+
+
 class PeerOptimizer(hivemind.Optimizer):
     """Counts what it averages."""
 
     averaged_rounds = lone_rounds = dropped_samples = payload_bytes = 0
+    count_peers: Callable[[], int] = staticmethod(lambda: 1)
+
+    def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> Any:
+        tracker = Progress(
+            self.dht, self.run_id, target_batch_size, client_mode=self.client_mode, start=True,
+            **kwargs,
+        )  # fmt: skip
+        tracker.count_peers, tracker.own_batch = self.count_peers, self.batch_size_per_step
+        return tracker
 
     def _make_state_averager(self, **kwargs: Any) -> Any:
         return Weights(
@@ -87,7 +125,8 @@ class PeerOptimizer(hivemind.Optimizer):
         pass
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
-        peers = self.tracker.global_progress.num_peers
+        # hivemind learns of a peer when it has brought samples: too late for the first update.
+        peers = self.tracker.global_progress.num_peers = self.count_peers()
         for averager in filter(None, (self.grad_averager, self.state_averager)):
             averager.expect(peers)
         super()._update_global_epoch(grad_scaler)
@@ -187,7 +226,9 @@ def peer_optimizer(
     updates_an_epoch: int,
     compress: str,
     local_updates: bool,
+    count_peers: Callable[[], int],
 ) -> PeerOptimizer:
+    """count_peers: how many there are now, this one included."""
     gradients, weights = compression_of(compress)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     size = sum(p.numel() * p.element_size() for p in parameters)
@@ -197,7 +238,8 @@ def peer_optimizer(
     most: dict[str, Any] = {}
     if not local_updates:
         most["grad_averager_factory"] = partial(Gradients, request_timeout=ASK_S)
-    return PeerOptimizer(
+    made = type("Made", (PeerOptimizer,), {"count_peers": staticmethod(count_peers)})
+    return made(
         dht=table,
         run_id=name,
         optimizer=optimizer,

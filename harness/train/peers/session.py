@@ -121,10 +121,13 @@ class Peers:
         return True
 
     def _meet(self) -> Any:
+        """The store in which a launcher's processes find each other, and nothing else."""
         if self.store is None:
-            self.store = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=START_S))))[
-                0
-            ]
+            world = self.launched_world
+            found = dist.rendezvous(
+                "env://", world.rank, world.size, timeout=timedelta(seconds=START_S)
+            )
+            self.store = next(iter(found))[0]
         return self.store
 
     def _connect(self, host: str | None, join: list[str]) -> None:
@@ -186,6 +189,11 @@ class Peers:
 
     def _recorder_lives(self) -> bool:
         return self._board.recorder is not None
+
+    def count(self) -> int:
+        """Peers that train now, this one included."""
+        there = [p for p in self._board.living.values() if p.get("ready") and not p.get("ended")]
+        return max(len(there), 1)
 
     def wait_for_all(self) -> None:
         """What a launcher starts, starts together; others come when they come."""
