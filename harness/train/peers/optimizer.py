@@ -129,7 +129,12 @@ class PeerOptimizer(hivemind.Optimizer):
         peers = self.tracker.global_progress.num_peers = self.count_peers()
         for averager in filter(None, (self.grad_averager, self.state_averager)):
             averager.expect(peers)
+        # One that has been used would be taken for one that is arranged, and no average made.
+        self.scheduled_grads = self.scheduled_state = None
+        before = self.averaged_rounds
         super()._update_global_epoch(grad_scaler)
+        if peers > 1 and self.use_gradient_averaging and self.averaged_rounds == before:
+            self.lone_rounds += 1
         if peers > 1 and self.local_epoch % self.average_state_every == 0:
             self.payload_bytes += sent_bytes(self.state_averager)
         self.look_again()
@@ -141,10 +146,8 @@ class PeerOptimizer(hivemind.Optimizer):
         if control.done() and not control.cancelled() and control.exception() is None:
             self.averaged_rounds += 1
             self.payload_bytes += sent_bytes(self.grad_averager)
-        else:
-            self.lone_rounds += 1
-            if not control.done():
-                control.cancel()
+        elif not control.done():
+            control.cancel()
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         self.dropped_samples += self.tracker.local_progress.samples_accumulated
