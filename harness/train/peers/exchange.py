@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from harness.strategies import World
 from harness.train import parallel
 from harness.train.exchange import Exchange
 from harness.train.memory import peak_memory_gib
-from harness.train.peers.optimizer import PeerOptimizer, peer_optimizer
+from harness.train.peers.network import forking
+from harness.train.peers.optimizer import PeerOptimizer, Progress, peer_optimizer
 
 TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
 COUNTS = ("samples", "fed", "loss")
@@ -75,8 +75,8 @@ class PeersExchange(Exchange):
         run = self.run
         bare = optimizer.optimizer
         an_epoch = run.data_facts["train_samples"] // self.settings.target_batch
-        on_ctrl_c = signal.getsignal(signal.SIGINT)
-        with self.peers.board.quiet:
+        self.peers.let_go = Progress.let_go
+        with self.peers.board.quiet, forking():
             self.optimizer = peer_optimizer(
                 self.peers.board.table,
                 run_id(self.settings).replace(".", "-"),
@@ -88,9 +88,9 @@ class PeersExchange(Exchange):
                 compress=self.settings.compress,
                 local_updates=self.settings.local_updates,
                 count_peers=self.peers.count,
+                newest_update=self.peers.newest_update,
             )
         self.peers.optimizer = self.optimizer
-        signal.signal(signal.SIGINT, on_ctrl_c)  # hivemind has turned it off
         bound = run.args.max_grad_norm
         if bound > 0:
             parameters = [p for group in bare.param_groups for p in group["params"]]

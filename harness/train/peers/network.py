@@ -6,11 +6,15 @@ Two peers that cannot reach one another do not find a way around it.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shlex
 import signal
 import socket
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,8 @@ from harness.flags import to_argv
 from harness.peers import INSTALL
 from harness.settings import Settings, UserError
 
+# Of torch, about what hivemind packs with.
+warnings.filterwarnings("ignore", message=".*quantize_per_tensor.*")
 try:
     import hivemind
     from hivemind.p2p import P2P
@@ -56,6 +62,22 @@ class Table(hivemind.DHT):
         me = [sys.executable, str(Path(parent.__file__)), str(os.getpid())]
         P2P._make_process_args = staticmethod(lambda *a, **k: [*me, *words(*a, **k)])
         super().run()
+
+
+@contextmanager
+def forking() -> Iterator[None]:
+    """hivemind's processes share the memory of this one, whatever it was started by itself.
+
+    It also turns Ctrl-C off, and not only in them.
+    """
+    method = multiprocessing.get_start_method(allow_none=True)
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(method, force=True)
+        signal.signal(signal.SIGINT, on_ctrl_c)
 
 
 def open_table(host: str | None, initial_peers: list[str]) -> Table:

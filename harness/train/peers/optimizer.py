@@ -8,12 +8,15 @@ has fallen behind takes weights and optimizer over from another.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import hivemind
 import torch
+from hivemind.averaging.control import AveragingStage
 from hivemind.compression import CompressionBase, Float16Compression, NoCompression
 from hivemind.compression import Uniform8BitQuantization as Int8
 from hivemind.optim.grad_averager import GradientAverager
@@ -30,7 +33,8 @@ MATCH_S = 5.0
 ASK_S = 2.0  # for one answer in it
 CHUNK_S = 5.0  # without a word of 512 KiB: less than 1 Mbit/s, or gone
 PROGRESS_S = 10.0  # how long a peer that has gone is counted on
-AVERAGE_S = 30.0  # for one average, and as long as the model takes at SLOWEST
+RETRY_S = 0.5
+AVERAGE_S = 60.0  # for one average, and as long as the model takes at SLOWEST
 SLOWEST_BYTES_S = 10e6 / 8
 LOOK_S = (0.05, 1.0)  # how often a peer looks what the others have done, at most and at least
 STATE_EVERY = 16  # updates after which weights are averaged, which rounding has moved apart
@@ -48,19 +52,44 @@ class _Grouped:
         end_with_peer(self._parent_pid)
         super().run()  # type: ignore[misc]
 
-    def expect(self: Any, peers: int) -> None:
-        self._outer_pipe.send(("_expect", [peers], {}))
+    def expect(self: Any, peers: int, update: int) -> None:
+        self._outer_pipe.send(("_expect", [peers, update], {}))
 
-    async def _expect(self: Any, peers: int) -> None:
+    async def _expect(self: Any, peers: int, update: int) -> None:
         self._matchmaking.target_group_size = max(peers, 2)
+        # A group is of one update: what belongs to another is never averaged with it.
+        self._matchmaking.group_key_manager.group_bits = f"{update:b}"
 
 
 class Gradients(_Grouped, GradientAverager):
-    pass
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        """Of a gradient nothing is to be taken over."""
 
 
 class Weights(_Grouped, TrainingStateAverager):
-    pass
+    count_peers: Callable[[], int] = staticmethod(lambda: 1)
+    at_most_s = 0.0  # for an average
+
+    def step(self, **kwargs: Any) -> Any:
+        if kwargs.get("averaging_opts"):
+            kwargs["averaging_opts"] = {"timeout": self.at_most_s}
+        return super().step(**kwargs)
+
+    def get_current_state(self) -> Any:
+        with self.lock_optimizer:  # not in the middle of a step
+            return super().get_current_state()
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        """hivemind would go on with its old weights where nobody answers, and call them new."""
+        before = self.local_epoch
+        super().load_state_from_peers(**kwargs)
+        if self.local_epoch <= before and self.count_peers() > 1:
+            time.sleep(RETRY_S)
+            raise RuntimeError("no peer has given its state")  # and is asked again
+
+
+class MissedError(Exception):
+    """The others have made the update without this peer."""
 
 
 class Progress(ProgressTracker):
@@ -73,6 +102,18 @@ class Progress(ProgressTracker):
 
     count_peers: Callable[[], int] = staticmethod(lambda: 1)
     own_batch = 1
+    made: ClassVar[list[Progress]] = []  # whose threads keep a process from ending
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.made.append(self)
+        super().__init__(*args, **kwargs)
+
+    @classmethod
+    def let_go(cls) -> None:
+        for tracker in cls.made:
+            for event in ("shutdown_triggered", "should_report_progress", "global_state_updated"):
+                if hasattr(tracker, event):
+                    getattr(tracker, event).set()
 
     @property
     def ready_to_update_epoch(self) -> bool:
@@ -85,7 +126,9 @@ class Progress(ProgressTracker):
         progress = self.global_progress
         half_s = self.own_batch / 2 / self.performance_ema.samples_per_second
         near = get_dht_time() + half_s >= progress.eta_next_epoch
-        enough: bool = progress.samples_accumulated >= self.target_batch_size
+        # What was fetched may be older than what this peer has done since.
+        known = max(progress.samples_accumulated, own.samples_accumulated)
+        enough: bool = known >= self.target_batch_size
         return enough or (own.samples_accumulated >= share and near)
 
 
@@ -93,6 +136,7 @@ class PeerOptimizer(hivemind.Optimizer):
     """Counts what it averages."""
 
     averaged_rounds = lone_rounds = dropped_samples = payload_bytes = 0
+    newest_update: Callable[[], int] = staticmethod(lambda: 0)
     count_peers: Callable[[], int] = staticmethod(lambda: 1)
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> Any:
@@ -118,6 +162,19 @@ class PeerOptimizer(hivemind.Optimizer):
             **kwargs,
         )
 
+    @property
+    def state_averager(self) -> Any:
+        return self._weights
+
+    @state_averager.setter
+    def state_averager(self, weights: Any) -> None:
+        weights.count_peers = self.count_peers
+        weights.at_most_s = self.averaging_timeout - AVERAGE_S + 2 * MATCH_S
+        self._weights = weights
+
+    def _should_load_state_from_peers(self) -> bool:
+        return self.local_epoch < self.tracker.global_epoch
+
     def _maybe_schedule_gradient_averaging(self) -> None:
         """Not ahead of time: a group that is arranged with a peer waits for it when it is gone."""
 
@@ -125,14 +182,21 @@ class PeerOptimizer(hivemind.Optimizer):
         pass
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
+        if self._should_load_state_from_peers():
+            self.load_state_from_peers()
+            return
         # hivemind learns of a peer when it has brought samples: too late for the first update.
         peers = self.tracker.global_progress.num_peers = self.count_peers()
         for averager in filter(None, (self.grad_averager, self.state_averager)):
-            averager.expect(peers)
+            averager.expect(peers, self.local_epoch)
         # One that has been used would be taken for one that is arranged, and no average made.
         self.scheduled_grads = self.scheduled_state = None
         before = self.averaged_rounds
-        super()._update_global_epoch(grad_scaler)
+        try:
+            super()._update_global_epoch(grad_scaler)
+        except MissedError:
+            self.load_state_from_peers()
+            return
         if peers > 1 and self.use_gradient_averaging and self.averaged_rounds == before:
             self.lone_rounds += 1
         if peers > 1 and self.local_epoch % self.average_state_every == 0:
@@ -140,14 +204,22 @@ class PeerOptimizer(hivemind.Optimizer):
         self.look_again()
 
     def _average_gradients_and_load_into_optimizer(self, control: Any) -> None:
+        until = time.monotonic() + self.averaging_timeout
+        while control is not None and not control.done() and time.monotonic() < until:
+            if control.stage == AveragingStage.LOOKING_FOR_GROUP:
+                if self.newest_update() > self.local_epoch:
+                    control.cancel()
+                    raise MissedError
+                if self.count_peers() == 1:
+                    control.cancel()
+                    break
+            with suppress(TimeoutError):
+                control.result(LOOK_S[0])
         super()._average_gradients_and_load_into_optimizer(control)
-        if control is None:
-            return
-        if control.done() and not control.cancelled() and control.exception() is None:
+        whole = control is not None and control.done() and not control.cancelled()
+        if whole and control.exception() is None:
             self.averaged_rounds += 1
             self.payload_bytes += sent_bytes(self.grad_averager)
-        elif not control.done():
-            control.cancel()
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         self.dropped_samples += self.tracker.local_progress.samples_accumulated
@@ -230,8 +302,9 @@ def peer_optimizer(
     compress: str,
     local_updates: bool,
     count_peers: Callable[[], int],
+    newest_update: Callable[[], int],
 ) -> PeerOptimizer:
-    """count_peers: how many there are now, this one included."""
+    """How many peers there are now, this one included; the last update that one of them made."""
     gradients, weights = compression_of(compress)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     size = sum(p.numel() * p.element_size() for p in parameters)
@@ -241,7 +314,11 @@ def peer_optimizer(
     most: dict[str, Any] = {}
     if not local_updates:
         most["grad_averager_factory"] = partial(Gradients, request_timeout=ASK_S)
-    made = type("Made", (PeerOptimizer,), {"count_peers": staticmethod(count_peers)})
+    made = type(
+        "Made",
+        (PeerOptimizer,),
+        {"count_peers": staticmethod(count_peers), "newest_update": staticmethod(newest_update)},
+    )
     return made(
         dht=table,
         run_id=name,

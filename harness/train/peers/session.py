@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -43,6 +44,7 @@ class Peers:
         self.board: Board | None = None
         self.told: dict[str, Any] = {}
         self.optimizer: Any = None  # hivemind's, once training begins
+        self.let_go: Callable[[], None] = lambda: None  # of threads that would wait for ever
         self.store: Any = None  # where a launcher's ranks meet
         join = addresses_to_join(settings, os.environ)
         if world.launched:
@@ -195,6 +197,9 @@ class Peers:
         there = [p for p in self._board.living.values() if p.get("ready") and not p.get("ended")]
         return max(len(there), 1)
 
+    def newest_update(self) -> int:
+        return max((int(p["update"]) for p in self._board.living.values()), default=0)
+
     def wait_for_all(self) -> None:
         """What a launcher starts, starts together; others come when they come."""
         expected = self.launched_world.size
@@ -227,6 +232,7 @@ class Peers:
 
         while not board.wait(may_begin, GONE_S):
             pass
+        board.look()  # who else begins
 
     @property
     def over(self) -> bool:
@@ -278,6 +284,7 @@ class Peers:
         with suppress(Exception):
             if self.optimizer is not None:
                 self.optimizer.shutdown()
+            self.let_go()
             if self.board is not None:
                 self.board.close()
                 self.board.table.shutdown()
