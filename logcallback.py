@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from harness import attempts, summary
@@ -25,7 +24,9 @@ from harness.train.clock import StepClock
 from harness.train.cpu import CpuTime
 from harness.train.environment import environment, recorded_settings
 from harness.train.memory import forget_peak_memory, peak_memory_gib
-from harness.train.rows import Pending, mean_of_log, peaks_of, quality_of, rank_row, rates, size_of
+from harness.train.rows import (
+    Pending, mean_of_log, of_all_ranks, peaks_of, quality_of, rank_row, rates, size_of,
+)  # fmt: skip
 from harness.train.run import Run
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
@@ -85,8 +86,8 @@ class LogCallback(TrainerCallback):
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         self.row.begin()
         opened = self.run.opened if self.run is not None else None
-        processes = self.shape.size
-        self.attempt = attempts.begin(self.folder, self.first_update, processes, self.batch, opened)
+        size = self.shape.size
+        self.attempt = attempts.begin(self.folder, self.first_update, size, self.batch, opened)
         if self.run is not None:
             self.run.attempt = self.attempt
         self.earlier_wall_s = attempts.wall_s(self.folder)
@@ -188,8 +189,8 @@ class LogCallback(TrainerCallback):
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s = self.clock.stop()
         steps = self.clock.steps()
-        if "samples" in self._of_peers():  # of all, whose updates take what they bring
-            steps = [(self._of_peers()["samples"] / len(steps), s) for _, s in steps]
+        if of_peers := self._of_peers().get("samples"):  # an update takes what they bring
+            steps = [(of_peers / len(steps), s) for _, s in steps]
         if steps and (short := self._fed(state) - (self.train_samples or math.inf)) > 0:
             # The last batch was not full, or was filled up with samples that had been fed before.
             steps[-1] = (steps[-1][0] - int(short), steps[-1][1])
@@ -210,8 +211,7 @@ class LogCallback(TrainerCallback):
         self.before = {}
 
     def _of_all_ranks(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        others = self.run.other_peers if self.run is not None else []
-        return gather_object([mine]) if self.world.size > 1 else [mine, *others]
+        return of_all_ranks(mine, self.world.size, self.run)
 
     def _row(
         self,

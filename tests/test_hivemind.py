@@ -164,13 +164,14 @@ def test_the_loss_of_an_epoch_is_that_of_all_peers(tmp_path: Path) -> None:
     assert both[0]["rows"][0]["train_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", ["fp16", "int8"])
 def test_compression_sends_less_and_stays_near(tmp_path: Path, compress: str) -> None:
     # Adam would make a large step of a rounding error where the gradient is small.
     flags = [*FLAGS, "--optim=sgd", f"--compress={compress}"]
     leader, other = ranks(2, trained, str(tmp_path), *flags, env=ENV)
-    together = {u: leader["batches"].get(u, []) + other["batches"].get(u, []) for u in range(1, 9)}
-    exact = replayed(together)
+    both = leader["batches"], other["batches"]
+    exact = replayed({u: both[0].get(u, []) + both[1].get(u, []) for u in range(1, 17)}, sgd=True)
     far = apart(leader["weights"], exact)
     moved = apart(weights(Net()), exact)
     assert 0 < far < {"fp16": 0.01, "int8": 0.1}[compress] * moved
@@ -178,6 +179,7 @@ def test_compression_sends_less_and_stays_near(tmp_path: Path, compress: str) ->
     assert leader["payload_bytes"] == (16 * packed + 2 * 2) * len(exact)
 
 
+@pytest.mark.slow
 def test_local_updates_average_weights(tmp_path: Path) -> None:
     both = ranks(2, trained, str(tmp_path), *FLAGS, "--local_updates", env=ENV)
     assert apart(both[0]["weights"], both[1]["weights"]) < 1e-6

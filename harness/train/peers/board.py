@@ -66,10 +66,13 @@ class Board:
         return None if found is None else _bare(found.value)
 
     def look(self) -> None:
+        # First: who has heard that an epoch is open sees all peers that it was opened for.
+        self.recorder = self.get(RECORDER)
         told = self.get(PEERS) or {}
         self.living = {str(k): v for k, v in told.items() if isinstance(v, dict)}
+        if (own := self.said.get((PEERS, self.id))) is not None:
+            self.living[self.id] = own  # what is said now may not be in the table yet
         self.seen = {**self.seen, **self.living}
-        self.recorder = self.get(RECORDER)
         self.outcome = self.outcome or self.get(OUTCOME)
 
     def wait(self, what: Callable[[], Any], within_s: float, every_s: float = 0.02) -> Any:
