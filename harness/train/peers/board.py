@@ -50,6 +50,7 @@ class Board:
 
     def tell(self, own: dict[str, Any]) -> None:
         """What this peer has done so far."""
+        self.seen[self.id] = self.living[self.id] = own
         self.say(PEERS, own, self.id)
 
     def end(self, outcome: dict[str, Any]) -> None:
