@@ -15,6 +15,8 @@ from typing import Any
 
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
+from harness.train.peers.network import connect
+
 BEAT_S = 1.0
 FORGET_S = 10.0  # who has said nothing for so long is gone
 ANSWER_S = 10.0  # for the table to answer; far apart it takes some round trips
@@ -34,6 +36,7 @@ class Board:
         self.living: dict[str, dict[str, Any]] = {}  # of these, who tells still
         self.recorder: dict[str, Any] | None = None
         self.outcome: dict[str, Any] | None = None
+        self.connected: set[str] = set()
         self.closed = threading.Event()
         # Held while processes are forked: a child must not inherit a pipe in the middle of a word.
         self.quiet = threading.Lock()
@@ -73,6 +76,9 @@ class Board:
         self.living = {str(k): v for k, v in told.items() if isinstance(v, dict)}
         if (own := self.said.get((PEERS, self.id))) is not None:
             self.living[self.id] = own  # what is said now may not be in the table yet
+        for peer in self.living.keys() - self.connected - {self.id}:
+            self.connected.add(peer)
+            connect(self.table, peer, self.living[peer].get("at", []))
         self.seen = {**self.seen, **self.living}
         self.outcome = self.outcome or self.get(OUTCOME)
 

@@ -14,8 +14,9 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from harness.settings import Settings, UserError
 warnings.filterwarnings("ignore", message=".*quantize_per_tensor.*")
 try:
     import hivemind
-    from hivemind.p2p import P2P
+    from hivemind.p2p import P2P, PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+    from hivemind.utils.multiaddr import Multiaddr
 except ImportError:
     raise UserError(
         f"--strategy hivemind needs a package that is not installed: {INSTALL}"
@@ -93,6 +95,17 @@ def open_table(host: str | None, initial_peers: list[str]) -> Table:
             f"--initial_peers {','.join(initial_peers)}: none of them answers. Is the run still "
             "there, and is its port open to this machine?"
         ) from None
+
+
+async def _connect(table: Any, node: Any, peer: str, at: list[str]) -> None:
+    with suppress(Exception):  # one that is behind a wall is reached by others, or by nobody
+        await node.p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(a) for a in at])
+
+
+def connect(table: Table, peer: str, at: list[str]) -> Any:
+    """Make another peer known to this one; libp2p would find it by and by, or not."""
+    bare = [address.partition("/p2p/")[0] for address in at]
+    return table.run_coroutine(partial(_connect, peer=peer, at=bare), return_future=True)
 
 
 def addresses(table: Table) -> list[str]:

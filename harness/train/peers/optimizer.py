@@ -45,6 +45,10 @@ def divisor(updates: int, most: int = STATE_EVERY) -> int:
     return max(d for d in range(1, most + 1) if updates % d == 0)
 
 
+async def _keep(group: Any) -> None:
+    """The key of a group stays as it is."""
+
+
 class _Grouped:
     """An averager that does not wait any longer when all who are there have come."""
 
@@ -57,8 +61,10 @@ class _Grouped:
 
     async def _expect(self: Any, peers: int, update: int) -> None:
         self._matchmaking.target_group_size = max(peers, 2)
-        # A group is of one update: what belongs to another is never averaged with it.
-        self._matchmaking.group_key_manager.group_bits = f"{update:b}"
+        # A group is of one update: what belongs to another is never averaged with it. hivemind
+        # would draw another key once it has met, and who tries again would meet nobody.
+        keys = self._matchmaking.group_key_manager
+        keys.group_bits, keys.update_key_on_group_assembled = f"{update:b}", _keep
 
 
 class Gradients(_Grouped, GradientAverager):

@@ -113,7 +113,8 @@ class Peers:
             if world.launched and self.records:
                 self.store.set(ADDRESS, json.dumps(addresses(self._board.table)))
         board = self._board
-        self.tell(number=self.number, update=0, samples=0, fed=0, loss=0.0, edges=[])
+        at = addresses(board.table)
+        self.tell(number=self.number, at=at, update=0, samples=0, fed=0, loss=0.0, edges=[])
         board.say(SETTINGS, likeness.of(self.settings))
         if self.records:
             board.say(RECORDER, {"open": -1})
