@@ -21,12 +21,10 @@ from harness import attempts, summary
 from harness.records import SCHEMA, RunFolder, read_json, write_json
 from harness.strategies import World, world_of
 from harness.train.clock import StepClock
-from harness.train.cpu import CpuTime
+from harness.train.cpu import CpuTime, of_all_ranks
 from harness.train.environment import environment, recorded_settings
 from harness.train.memory import forget_peak_memory, peak_memory_gib
-from harness.train.rows import (
-    Pending, mean_of_log, of_all_ranks, peaks_of, quality_of, rank_row, rates, size_of,
-)  # fmt: skip
+from harness.train.rows import Pending, mean_of_log, peaks_of, quality_of, rank_row, rates, size_of
 from harness.train.run import Run
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
@@ -39,8 +37,7 @@ class LogCallback(TrainerCallback):
     def __init__(self, run: Run | str | os.PathLike[str]) -> None:
         self.run = run if isinstance(run, Run) else None
         self.folder = run.folder if isinstance(run, Run) else RunFolder(Path(run))
-        self.world: World = run.world if isinstance(run, Run) else world_of(os.environ)
-        self.shape: World = run.shape if isinstance(run, Run) else self.world
+        self.world: World = run.shape if isinstance(run, Run) else world_of(os.environ)
         self.began_s = run.began_s if isinstance(run, Run) else time.perf_counter()
         self.cpu = run.cpu if isinstance(run, Run) else CpuTime(self.world.size)
         self.clock = StepClock(cuda=False)
@@ -70,15 +67,13 @@ class LogCallback(TrainerCallback):
         self.clock = StepClock(args.device.type == "cuda")
         self.devices = max(args.n_gpu, 1)  # of this process
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        if self.run is not None and self.run.settings.target_batch:
-            self.batch = self.run.settings.target_batch  # of all peers
+        if self.run is not None:
+            self.batch = self.run.settings.target_batch or self.batch  # of all peers
         self.train_samples = size_of(kwargs.get("train_dataloader"))
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         self.steps_left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         self.first_update = state.global_step
         self.before = self.run.epoch_so_far if self.run is not None else {}
-        if self.run is not None:
-            self.run.update = self.first_update
         self.mine.begin(goes_on=self.run is not None or self.first_update > 0)
         if not state.is_world_process_zero:
             return
@@ -86,10 +81,11 @@ class LogCallback(TrainerCallback):
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         self.row.begin()
         opened = self.run.opened if self.run is not None else None
-        size = self.shape.size
-        self.attempt = attempts.begin(self.folder, self.first_update, size, self.batch, opened)
+        self.attempt = attempts.begin(
+            self.folder, self.first_update, self.world.size, self.batch, opened
+        )
         if self.run is not None:
-            self.run.attempt = self.attempt
+            self.run.attempt, self.run.update = self.attempt, self.first_update
         self.earlier_wall_s = attempts.wall_s(self.folder)
         # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
         self.folder.summary.unlink(missing_ok=True)
@@ -110,8 +106,8 @@ class LogCallback(TrainerCallback):
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""
         facts: dict[str, Any] = {
-            "nodes": self.shape.nodes,
-            "processes_per_node": self.shape.per_node,
+            "nodes": self.world.nodes,
+            "processes_per_node": self.world.per_node,
             "effective_batch": self.batch,
             "updates": state.max_steps,
             "first_learning_rate": self.first_learning_rate,
@@ -149,8 +145,7 @@ class LogCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.run is not None and self.run.update == state.global_step:
-            self.clock.last_s = time.perf_counter()
-            return  # a batch of one peer, that does not yet make an update of all
+            return self.clock.waited()  # a batch of one peer, not yet an update of all
         self.clock.step(self.batch)
         if self.run is not None:
             self.run.update = state.global_step
@@ -189,8 +184,9 @@ class LogCallback(TrainerCallback):
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s = self.clock.stop()
         steps = self.clock.steps()
-        if of_peers := self._of_peers().get("samples"):  # an update takes what they bring
-            steps = [(of_peers / len(steps), s) for _, s in steps]
+        self.of_peers = self.run.of_peers if self.run is not None else {}
+        if samples := self.of_peers.get("samples"):
+            steps = [(samples / len(steps), s) for _, s in steps]
         if steps and (short := self._fed(state) - (self.train_samples or math.inf)) > 0:
             # The last batch was not full, or was filled up with samples that had been fed before.
             steps[-1] = (steps[-1][0] - int(short), steps[-1][1])
@@ -200,7 +196,7 @@ class LogCallback(TrainerCallback):
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
         mine = rank_row(epoch, self.world.rank, train_s, timed, waited_s)
         self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own()}
-        everyone = self._of_all_ranks(self.mine.row)
+        everyone = of_all_ranks(self.mine.row, self.world.size, self.run)
         self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
@@ -209,9 +205,6 @@ class LogCallback(TrainerCallback):
                 # What was seen in the first step is known now.
                 self._write_environment(state)
         self.before = {}
-
-    def _of_all_ranks(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        return of_all_ranks(mine, self.world.size, self.run)
 
     def _row(
         self,
@@ -227,7 +220,7 @@ class LogCallback(TrainerCallback):
             fed = samples  # one process is fed no sample twice
         logged_loss = mean_of_log(self.losses, self.updates_before)
         observed = self.run.observed if self.run is not None else {}
-        devices = observed.get("devices", self._of_peers().get("peers", self.world.size))
+        devices = observed.get("devices", self.of_peers.get("peers", self.world.size))
         return {
             "epoch": everyone[0]["epoch"],
             "updates": state.global_step,
@@ -245,11 +238,8 @@ class LogCallback(TrainerCallback):
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
             "peak_memory_gib_per_rank": peaks_of(everyone, peaks),
-            **self._of_peers(),
+            **self.of_peers,
         }
-
-    def _of_peers(self) -> dict[str, Any]:
-        return self.run.of_peers if self.run is not None else {}
 
     def _fed(self, state: TrainerState) -> int:
         """Samples of this epoch's updates, had every batch been full."""
@@ -310,7 +300,7 @@ class LogCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
-        self.cpu.heard(self._of_all_ranks(self.cpu.own()))
+        self.cpu.heard(of_all_ranks(self.cpu.own(), self.world.size, self.run))
         if not state.is_world_process_zero:
             return
         best = self.run.settings.best_metric if self.run is not None else args.metric_for_best_model

@@ -6,8 +6,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
-
 from harness.records import append_row, read_rows
 
 # Of what evaluation gives, not quality: the Trainer's own timing, and what stands elsewhere.
@@ -40,14 +38,6 @@ class Pending:
         row |= more
         append_row(self.file, row)
         return row
-
-
-def of_all_ranks(mine: dict[str, Any], size: int, run: Any = None) -> list[dict[str, Any]]:
-    """What each tells, by rank; of a run of peers, what the others have told before."""
-    if size > 1:
-        found: list[dict[str, Any]] = gather_object([mine])
-        return found
-    return [mine, *(run.other_peers if run is not None else [])]
 
 
 def rank_row(

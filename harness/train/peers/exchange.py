@@ -15,8 +15,9 @@ from harness.strategies import World
 from harness.train import parallel
 from harness.train.exchange import Exchange
 from harness.train.memory import peak_memory_gib
+from harness.train.peers.averagers import Progress
 from harness.train.peers.network import forking
-from harness.train.peers.optimizer import PeerOptimizer, Progress, peer_optimizer
+from harness.train.peers.optimizer import PeerOptimizer, peer_optimizer
 
 TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
 COUNTS = ("samples", "fed", "loss")

@@ -71,11 +71,9 @@ class Peers:
 
     @property
     def shape(self) -> World:
-        """What is expected: all that a launcher has started, or else what the set-up says."""
-        if self.launched_world.launched:
-            return self.launched_world
+        """As records are to see it: the peers that the set-up names, and this one's number."""
         nodes, per_node, _ = parse_setup(str(self.settings.setup))
-        return World(nodes=nodes, per_node=per_node)
+        return World(nodes=nodes, per_node=per_node, rank=self.number)
 
     @property
     def said(self) -> dict[str, Any]:
