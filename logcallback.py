@@ -15,19 +15,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from harness import attempts, summary
 from harness.records import SCHEMA, RunFolder, read_json, write_json
-from harness.strategies import World, world_of
+from harness.train import rows
 from harness.train.clock import StepClock
-from harness.train.cpu import CpuTime
+from harness.train.cpu import CpuTime, of_all_ranks
 from harness.train.environment import environment, recorded_settings
 from harness.train.memory import forget_peak_memory, peak_memory_gib
-from harness.train.rows import Pending, mean_of_log, peaks_of, quality_of, rank_row, rates, size_of
 from harness.train.run import Run
 from harness.train.traffic import over_ranks, traffic_of
+from harness.world import World, world_of
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
 WARMUP_STEPS = 10
@@ -39,13 +38,13 @@ class LogCallback(TrainerCallback):
     def __init__(self, run: Run | str | os.PathLike[str]) -> None:
         self.run = run if isinstance(run, Run) else None
         self.folder = run.folder if isinstance(run, Run) else RunFolder(Path(run))
-        self.world: World = run.world if isinstance(run, Run) else world_of(os.environ)
+        self.world: World = run.shape if isinstance(run, Run) else world_of(os.environ)
         self.began_s = run.began_s if isinstance(run, Run) else time.perf_counter()
         self.cpu = run.cpu if isinstance(run, Run) else CpuTime(self.world.size)
         self.clock = StepClock(cuda=False)
         # Of the epoch that has ended, not yet written: the run's row and this rank's.
-        self.row = Pending(self.folder.epochs)
-        self.mine = Pending(self.folder.rank(self.world.rank))
+        self.row = rows.Pending(self.folder.epochs)
+        self.mine = rows.Pending(self.folder.rank(self.world.rank))
         # Of the last evaluation that no row has yet: all samples, and this rank's part of them.
         self.quality: dict[str, Any] = {}
         self.own_quality: dict[str, Any] = {}
@@ -69,7 +68,9 @@ class LogCallback(TrainerCallback):
         self.clock = StepClock(args.device.type == "cuda", traffic_of(self.run))
         self.devices = max(args.n_gpu, 1)  # of this process
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self.train_samples = size_of(kwargs.get("train_dataloader"))
+        if self.run is not None:
+            self.batch = self.run.settings.target_batch or self.batch  # of all peers
+        self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         self.steps_left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         self.first_update = state.global_step
@@ -144,6 +145,8 @@ class LogCallback(TrainerCallback):
                 self.first_learning_rate = self.learning_rate
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.run is not None and self.run.update == state.global_step:
+            return self.clock.waited()  # a batch of one peer, not yet an update of all
         self.clock.step(self.batch)
         if self.run is not None:
             self.run.update = state.global_step
@@ -182,6 +185,9 @@ class LogCallback(TrainerCallback):
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s, sent = self.clock.stop(), self.clock.traffic.stop()
         steps = self.clock.steps()
+        self.of_peers = self.run.of_peers if self.run is not None else {}
+        if samples := self.of_peers.get("samples"):
+            steps = [(samples / len(steps), s) for _, s in steps]
         if steps and (short := self._fed(state) - (self.train_samples or math.inf)) > 0:
             # The last batch was not full, or was filled up with samples that had been fed before.
             steps[-1] = (steps[-1][0] - int(short), steps[-1][1])
@@ -189,9 +195,9 @@ class LogCallback(TrainerCallback):
         timed = steps[self.steps_left_out :] if first_epoch else steps
         peaks = peak_memory_gib(self.clock.cuda, self.devices)
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
-        mine = rank_row(epoch, self.world.rank, train_s, timed, waited_s)
+        mine = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
         self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own(), **sent}
-        everyone = self._of_all_ranks(self.mine.row)
+        everyone = of_all_ranks(self.mine.row, self.world.size, self.run)
         self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
@@ -200,9 +206,6 @@ class LogCallback(TrainerCallback):
                 # What was seen in the first step is known now.
                 self._write_environment(state)
         self.before = {}
-
-    def _of_all_ranks(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        return gather_object([mine]) if self.world.size > 1 else [mine]
 
     def _row(
         self,
@@ -216,27 +219,23 @@ class LogCallback(TrainerCallback):
         samples = min(fed, self.train_samples or fed)
         if self.world.size == 1:
             fed = samples  # one process is fed no sample twice
-        logged_loss = mean_of_log(self.losses, self.updates_before)
         observed = self.run.observed if self.run is not None else {}
-        devices = observed.get("devices", self.world.size)
+        devices = observed.get("devices", self.of_peers.get("peers", self.world.size))
         return {
             "epoch": everyone[0]["epoch"],
             "updates": state.global_step,
             "samples": samples,
-            "fed_samples": int(self.exact.get("train_samples", fed)),
             "effective_batch": self.batch,
             "learning_rate": self.learning_rate,
-            "train_loss": self.exact.get("train_loss", logged_loss),
-            "grad_norm": self.exact.get("grad_norm"),
-            "clipped_share": self.exact.get("clipped_share"),
-            "skipped_updates": self.exact.get("skipped_updates"),
+            **rows.added_up(self.exact, fed, rows.mean_of_log(self.losses, self.updates_before)),
             "epoch_time_s": train_s + self.before.get("epoch_time_s", 0.0),
-            **rates(timed, devices),
+            **rows.rates(timed, devices),
             "step_time_median_s": everyone[0]["step_time_median_s"],
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
-            "peak_memory_gib_per_rank": peaks_of(everyone, peaks),
+            "peak_memory_gib_per_rank": rows.peaks_of(everyone, peaks),
             **over_ranks(everyone, self.world.per_node),
+            **self.of_peers,
         }
 
     def _fed(self, state: TrainerState) -> int:
@@ -264,8 +263,8 @@ class LogCallback(TrainerCallback):
             return  # before training: no epoch's
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         given = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
-        samples = given.get("samples") or size_of(kwargs.get("eval_dataloader"))
-        self.quality |= quality_of(given)
+        samples = given.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
+        self.quality |= rows.quality_of(given)
         self.own_quality = self.run.own_quality() if self.run is not None else {}
         self.quality |= {
             "eval_samples": samples,
@@ -299,7 +298,7 @@ class LogCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
-        self.cpu.heard(self._of_all_ranks(self.cpu.own()))
+        self.cpu.heard(of_all_ranks(self.cpu.own(), self.world.size, self.run))
         if not state.is_world_process_zero:
             return
         self._write_environment(state)  # what was exchanged is known now

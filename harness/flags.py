@@ -20,8 +20,8 @@ from harness.help import help_text
 from harness.identity import number
 from harness.parent import end_with_parent
 from harness.settings import Settings, UserError, flag_fields, resolve
-from harness.strategies import place, world_of
 from harness.values import field_of, texts_of, typed
+from harness.world import place, world_of
 
 
 def parse(

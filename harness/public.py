@@ -13,7 +13,7 @@ from harness.settings import Settings
 
 SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
 # Flags that name machines and people on them.
-PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh)$")
+PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers)$")
 
 
 def without_home(text: str) -> str:
@@ -45,4 +45,5 @@ def settings_of(settings: Settings) -> dict[str, Any]:
         del named[name]
     for name in ("model", "dataset"):
         named[name] = without_home(str(named[name]))
+    named["initial_peers"] = None
     return named

@@ -11,11 +11,12 @@ import torch
 
 from harness.flags import parse
 from harness.settings import UserError
-from harness.strategies import STRATEGIES, World
+from harness.strategies import STRATEGIES
 from harness.train.apart import LocalSgd
 from harness.train.diloco import Diloco
 from harness.train.exchanges import exchange_of
 from harness.train.weights import Weights, checksum
+from harness.world import World
 from tests.test_settings import launched
 
 DILOCO, LOCAL = "--strategy diloco", "--strategy local_sgd"

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.records import read_json
-from harness.strategies import World
 from harness.train.outcome import Diverged
 from harness.train.parallel import observe_hook
+from harness.world import World
 from tests.ranks import ranks
 from tests.toys import Net, Points, apart, ours, weights
 

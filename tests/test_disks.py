@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from harness.records import RunFolder, read_rows
-from harness.strategies import world_of
 from harness.train.disks import follow_leader, give_to_leader, hand_out, on_own_disk
+from harness.world import world_of
 from tests.ranks import Done, ran, ranks
 from tests.sweeps import untimed_rows
 from tests.test_resume import stop_at

@@ -9,7 +9,7 @@ import pytest
 from harness.defaults import DEFAULTS, TINY
 from harness.flags import command_line, parse
 from harness.settings import UserError
-from harness.strategies import World, place
+from harness.world import World, place
 from tests.test_settings import ALONE, launched, refusal
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.strategies import World, world_of
 from harness.train import link, pairs, probe
 from harness.train.link import difference, interface, measure, warning
 from harness.train.pairs import pairs_of
 from harness.train.probe import SAMPLES, SMALLEST, busbw, climb
+from harness.world import World, world_of
 from tests.ranks import ranks
 
 MIB = 2**20

@@ -68,6 +68,7 @@ KINDS: dict[str, Any] = {
 FITTING = {
     "strategy": "fsdp",
     "compress": "powersgd:2",
+    "initial_peers": "/ip4/10.0.0.1/tcp/40123/p2p/12D3KooW",
     "fragments": 5,
     "overlap": 3,
     "setup": "2_2_P100far",
@@ -253,8 +254,10 @@ def test_a_compression_that_does_not_fit_is_refused(words: str) -> None:
 
 
 def test_a_compression_that_fits_is_taken() -> None:
-    for words in ("none", "bf16", "fp16", "powersgd", "powersgd:1", "powersgd:32"):
+    for words in ("none", "bf16", "fp16", "powersgd", "powersgd:32"):
         assert parse("bert", ["--compress", words], launched(2, 1)).compress == words
+    # One training has one name.
+    assert parse("bert", ["--compress", "powersgd:1"], launched(2, 1)).compress == "powersgd"
 
 
 BAD_FILES = {

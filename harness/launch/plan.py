@@ -17,7 +17,8 @@ from harness.links import Link
 from harness.networks import Network, link_of
 from harness.records import RunFolder
 from harness.settings import Settings, UserError, parse_setup, resolve
-from harness.strategies import STRATEGIES, World, place
+from harness.strategies import STRATEGIES
+from harness.world import World, place
 
 # Repetitions of one measurement: never an axis of the table.
 REPLICATES = ("seed", "repeat")

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, IntervalStrategy, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_utils import SaveStrategy
 
+from harness.elastic import for_world
 from harness.flags import trainer_argv
 from harness.identity import number
 from harness.settings import Settings, UserError
 from harness.summary import larger_is_better
+from harness.world import World
+
+
+def arguments_of(settings: Settings, folder: Path, world: World, peers: Any) -> TrainingArguments:
+    """Of this process; a peer is alone as far as the Trainer knows."""
+    if settings.strategy in ("single", "dp") or peers is not None:
+        _forget_launcher()
+    if peers is None:
+        return training_arguments(for_world(settings, world.size), folder, world.size)
+    args = training_arguments(settings, folder, 1)
+    if not peers.records:
+        args.eval_strategy, args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
+        args.load_best_model_at_end, args.report_to = False, []
+    return args
+
+
+def _forget_launcher() -> None:
+    """torchrun with one process: the Trainer would wrap the model in DDP all the same."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
 
 
 class _Parser(HfArgumentParser):

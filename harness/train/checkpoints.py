@@ -16,16 +16,16 @@ from harness.records import write_json
 from harness.settings import Settings
 from harness.strategies import is_apart
 from harness.train import parallel
-from harness.train.by_samples import BySamples
 from harness.train.disks import give_to_leader, on_own_disk
 from harness.train.epoch import Sums
 from harness.train.exchange import Exchange
+from harness.train.peers.counting import ByPeers
 from harness.train.run import COMPLETE, Run
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 
 
-class Checkpoints(BySamples):
+class Checkpoints(ByPeers):
     """The part of ExactTrainer that saves and loads."""
 
     run: Run

@@ -46,6 +46,10 @@ class StepClock:
         """The batches of the next step have been fetched."""
         self.data_wait_s += time.perf_counter() - self.last_s
 
+    def waited(self) -> None:
+        """A batch has been trained on that makes no step yet: the next is waited for from now."""
+        self.last_s = time.perf_counter()
+
     def step(self, samples: int) -> None:
         """A step has ended."""
         self.marks.append((samples, self._stamp()))

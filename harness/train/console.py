@@ -50,7 +50,8 @@ class Console(TrainerCallback):
     def _say_what_runs(self, args: Any, state: Any) -> None:
         settings, data, seen = self.run.settings, self.run.data_facts, self.run.observed
         acc, gpus = args.gradient_accumulation_steps, max(1, args.n_gpu)
-        batch = args.train_batch_size * acc * args.world_size
+        size = args.world_size
+        batch = args.train_batch_size * acc * size
         schedule = args.lr_scheduler_type.value
         held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
         say = self.screen.print
@@ -62,13 +63,15 @@ class Console(TrainerCallback):
             f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
             f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
+        made_of = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
+        if settings.target_batch:
+            batch, made_of = settings.target_batch, f"of all peers, each {batch} at a time"
         say(
             f"  {seen['strategy']} on {seen['world']} process(es), {seen['device']}, "
             f"{settings.precision}, seed {settings.seed}"
         )
         say(
-            f"  effective batch {batch} = {args.per_device_train_batch_size} x {acc} "
-            f"accumulation x {args.world_size * gpus}; {state.max_steps:,} updates at a learning "
+            f"  effective batch {batch} = {made_of}; {state.max_steps:,} updates at a learning "
             f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
         )
         if state.global_step:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from accelerate.utils import gather_object
+
 KINDS = ("user_s", "system_s")
+
+
+def of_all_ranks(mine: dict[str, Any], size: int, run: Any = None) -> list[dict[str, Any]]:
+    """What each tells, by rank; of a run of peers, what the others have told before."""
+    if run is not None and run.peers is not None:
+        return [mine, *run.other_peers]
+    return list(gather_object([mine])) if size > 1 else [mine]
 
 
 class CpuTime:

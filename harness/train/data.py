@@ -99,7 +99,8 @@ def cached(what: dict[str, Any], build: Callable[[Path], None]) -> Path:
 def cut_tail(settings: Settings, count: int, world: int) -> int:
     """Training samples used: whole effective batches, so that each is fed once and weighs alike."""
     per_gpu_batch = settings.per_gpu_batch or 1
-    batch = per_gpu_batch * settings.grad_acc * world
+    own = per_gpu_batch * settings.grad_acc * world
+    batch = settings.target_batch or own
     if count < batch:
         raise UserError(
             f"{count} training samples do not fill one effective batch of {batch} "

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from harness.records import RunFolder
-from harness.strategies import World
+from harness.world import World
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
 

@@ -32,6 +32,7 @@ class EpochEdges(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # accelerate does not reach the sampler of several ranks that resume inside an epoch.
         self.trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
+        self.trainer.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.batches_fetched()

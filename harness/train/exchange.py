@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from harness.train import parallel
 from harness.train.run import Run
 
 
@@ -30,6 +31,10 @@ class Exchange:
     def sends(self, count: int) -> None:
         """So many bytes more have been handed over, whatever else a backend makes of them."""
         self.payload_bytes = (self.payload_bytes or 0) + count
+
+    def observe(self, model: nn.Module) -> dict[str, Any]:
+        """What the model that training uses really is; raises if it is not what was asked for."""
+        return parallel.observe(model, self.run.settings, self.run.world)
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         """The model as training uses it, wrapped in DDP, before its first step; with the weights

@@ -18,4 +18,8 @@ EXCHANGES: dict[str, type[Exchange]] = {
 
 def exchange_of(run: Run) -> Exchange:
     """What goes with the strategy of a run."""
+    if run.peers is not None:
+        from harness.train.peers.exchange import PeersExchange  # needs a package of its own
+
+        return PeersExchange(run)
     return EXCHANGES.get(str(run.settings.strategy), Exchange)(run)

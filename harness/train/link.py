@@ -12,10 +12,10 @@ import psutil
 import torch
 from torch import nn
 
-from harness.strategies import World
 from harness.train.environment import launch
 from harness.train.pairs import measure_pairs
 from harness.train.probe import measure_allreduce
+from harness.world import World
 
 BUDGET_S = 10.0  # for everything
 PAIRS_SHARE = 0.75  # of it at most; all-reduce has what is left

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from harness.parent import end_with_parent
 from harness.settings import UserError
-from harness.strategies import World, world_of
 from harness.train.link import measure
+from harness.world import World, world_of
 
 START = "torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... --master_addr=... -m harness link"
 EMULATED = "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.strategies import World
 from harness.train.probe import Wire, climb
+from harness.world import World
 
 ALL_PAIRS = 8  # nodes; with more of them each is measured with node 0 alone
 LARGEST_TRANSFER = 2**26  # bytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,23 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from harness.settings import Settings, UserError
-from harness.strategies import World, is_apart, why_a_gpu
+from harness.strategies import is_apart, why_a_gpu
+from harness.world import World
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def pin_one_device(settings: Settings) -> None:
+def pin_one_device(settings: Settings, local_rank: int = 0) -> None:
     """A run on one device sees one device: otherwise the Trainer would use DataParallel.
 
     Before CUDA is initialised; the first of the devices that the user left visible stays.
     """
     # Counting asks the driver and leaves CUDA uninitialised.
-    if settings.strategy == "single" and torch.cuda.device_count() > 1:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
+    if settings.strategy in ("single", "hivemind") and (count := torch.cuda.device_count()) > 1:
+        every = ",".join(map(str, range(count)))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", every).split(",")
+        # Peers of one machine each take their own.
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
 
 
 @contextmanager
@@ -162,6 +166,11 @@ def average_buffers(model: nn.Module) -> None:
                 if buffer is not None:
                     dist.all_reduce(buffer)
                     buffer /= dist.get_world_size()
+
+
+def as_single(settings: Settings) -> Settings:
+    """A strategy whose model is a plain one in a process of its own."""
+    return replace(settings, strategy="single")
 
 
 def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any]:

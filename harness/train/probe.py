@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.strategies import World
+from harness.world import World
 
 SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and how many times larger the next one is
 SAMPLES, SAMPLES_S = 3, 1.0  # of which the median counts; those that take long need no more

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from harness import elastic
 from harness.settings import Settings
-from harness.strategies import World
+from harness.world import World
 
 
 @dataclass(frozen=True)

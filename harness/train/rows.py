@@ -55,6 +55,15 @@ def rank_row(
     }
 
 
+def added_up(exact: dict[str, float], fed: int, logged_loss: float | None) -> dict[str, Any]:
+    """Sums and means over the epoch, as far as the trainer has added up anything."""
+    return {
+        "fed_samples": int(exact.get("train_samples", fed)),
+        "train_loss": exact.get("train_loss", logged_loss),
+        **{name: exact.get(name) for name in ("grad_norm", "clipped_share", "skipped_updates")},
+    }
+
+
 def rates(timed: list[tuple[int, float]], devices: int) -> dict[str, Any]:
     """Of (samples, seconds) of the timed steps: their sums, and samples a second."""
     samples, seconds = sum(n for n, _ in timed), sum(s for _, s in timed)

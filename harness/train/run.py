@@ -22,22 +22,23 @@ from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import enable_full_determinism
 
 from harness import attempts
-from harness.elastic import asked_processes, for_world
+from harness.elastic import asked_processes
 from harness.flags import refuse
 from harness.identity import identity, run_id
 from harness.locks import Lock
 from harness.records import FINISHED, RunFolder, read_json
 from harness.settings import Settings, UserError
-from harness.strategies import World, place, world_of
+from harness.strategies import STRATEGIES
 from harness.train import parallel
-from harness.train.arguments import training_arguments
+from harness.train.arguments import arguments_of
 from harness.train.by_samples import Plan, Position
 from harness.train.cpu import CpuTime
 from harness.train.disks import follow_leader, hand_out
 from harness.train.failure import record_failure
-from harness.train.outcome import Stopped
+from harness.train.outcome import Stopped, outcome_of
 from harness.train.process import quiet
 from harness.train.restarts import Launch, launch_of, wait_for_peers, warn
+from harness.world import World, place, world_of
 
 # In a checkpoint's folder, written last: without it the checkpoint is not whole.
 COMPLETE = "complete.json"
@@ -73,19 +74,33 @@ class Run:
     attempt: int = 0  # of a training that has begun
     update: int | None = None  # the last that was made in it
     position: Position = field(default_factory=Position)  # where the checkpoint was made
+    peers: Any = None  # this process's part in a run of peers; None where processes are a group
+    # What they have done in the epoch that has ended, and what the others have told of themselves.
+    of_peers: dict[str, Any] = field(default_factory=dict)
+    other_peers: list[dict[str, Any]] = field(default_factory=list)
     other_processes: bool = False  # the checkpoint was made by more or fewer of them
 
     def __post_init__(self) -> None:
-        self.cpu = CpuTime(self.world.size)
+        self.cpu = CpuTime(self.shape.size if self.peers is None else 2)
 
     @property
     def leader(self) -> bool:
         return self.world.rank == 0
 
     @property
+    def shape(self) -> World:
+        """The processes that the record is of; a peer is alone in its own world."""
+        return self.world if self.peers is None else self.peers.shape
+
+    @property
+    def speaks(self) -> bool:
+        """Whether a person listens to this process: a peer has a terminal of its own."""
+        return self.leader or not self.world.launched
+
+    @property
     def processes(self) -> int:
         """Those of the set-up; in an elastic run not all of them may be there."""
-        return asked_processes(self.settings) if self.world.elastic else self.world.size
+        return asked_processes(self.settings) if self.world.elastic else self.shape.size
 
     @property
     def batches(self) -> int:
@@ -114,6 +129,8 @@ class Run:
     def use(self, data_facts: dict[str, Any]) -> None:
         """The data are ready: find the checkpoint to go on from, and see that it fits."""
         self.data_facts = data_facts
+        if self.peers is not None:
+            self.peers.check_data(data_facts.get("data_checksum"))
         found = whole_checkpoints(self.folder.path) if self.leader else []
         self.checkpoint = _from_leader(found[-1] if found else None)
         if self.checkpoint is None:
@@ -177,6 +194,8 @@ class Run:
         try:
             if error is not None and not isinstance(error, (UserError, SystemExit)):
                 record_failure(self, error)
+            if error is not None and self.peers is not None:
+                self.peers.fail(outcome_of(error)[0], isinstance(error, KeyboardInterrupt))
         finally:
             self.unlock()
             for number, handler in self.previous_handlers.items():
@@ -187,7 +206,9 @@ class Run:
             sys.stderr.flush()
             os._exit(128 + error.signum)
         if isinstance(error, UserError):
-            refuse(self.settings.script, error, self.leader)
+            refuse(self.settings.script, error, self.speaks)
+        if self.peers is not None and kind is None:
+            self.peers.finish()
         if kind is None and dist.is_initialized():
             # All ranks end together: torchrun stops the others as soon as one has left.
             dist.barrier()
@@ -207,9 +228,10 @@ class Run:
 def start(settings: Settings) -> Run | None:
     """Open a run, or say where its record is when it has been finished before."""
     world = world_of(os.environ)
+    peers = None
     quiet(bars=world.rank == 0 and sys.stderr.isatty())
     try:
-        parallel.pin_one_device(settings)
+        parallel.pin_one_device(settings, world.local_rank)
         gpus = torch.cuda.device_count()
         settings = place(settings, world, gpus)
         parallel.refuse_impossible(settings, cuda=gpus > 0)
@@ -218,13 +240,16 @@ def start(settings: Settings) -> Run | None:
         )
         if world.rank == 0:
             _check_writable(Path(settings.output_dir))
-        if settings.strategy in ("single", "dp"):
-            _forget_launcher()
-        args = training_arguments(for_world(settings, world.size), folder.path, world.size)
+        if STRATEGIES[str(settings.strategy)].processes == "peers":
+            from harness.train.peers.session import Peers  # needs a package of its own
+
+            peers = Peers(settings, world, folder)
+            world = peers.world
+        args = arguments_of(settings, folder.path, world, peers)
         lock = _locked(folder, wait_s=30 if world.elastic else 5) if world.rank == 0 else None
     except UserError as error:
-        refuse(settings.script, error, world.rank == 0)
-    run = Run(settings, world, args, folder, lock=lock, launch=launch_of(world))
+        refuse(settings.script, error, world.rank == 0 or not world.launched)
+    run = Run(settings, world, args, folder, lock=lock, launch=launch_of(world), peers=peers)
     launched_unix = run.launch.unix if run.launch else None
     before = _from_leader(folder.outcome() if run.leader else None)
     goes_on = run.leader and attempts.went_on(folder, launched_unix)
@@ -236,12 +261,17 @@ def start(settings: Settings) -> Run | None:
     elif before == FINISHED:
         if run.leader:
             print(f"already finished: {folder.path} (--rerun measures again)")
+        if peers is not None:
+            peers.finished_before()
         run.unlock()
         if dist.is_initialized():
             dist.destroy_process_group()
         return None
+    if peers is not None and not peers.open():
+        return None
     follow_leader(folder, world)
-    _barrier()
+    if dist.is_initialized():
+        dist.barrier()
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
     return run
@@ -251,12 +281,6 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were written to the end, oldest first."""
     found = [p.parent for p in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]))
-
-
-def _forget_launcher() -> None:
-    """torchrun with one process: the Trainer would wrap the model in DDP all the same."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name, None)
 
 
 def _locked(folder: RunFolder, wait_s: float) -> Lock:
@@ -290,8 +314,3 @@ def _from_leader(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()

@@ -29,6 +29,7 @@ from harness.train.last_call import last_call
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
 from harness.train.outcome import Diverged
+from harness.train.peers.counting import EndlessOrder
 from harness.train.run import Run
 
 
@@ -72,6 +73,9 @@ class ExactTrainer(Checkpoints):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         data: Any = self.train_dataset if train_dataset is None else train_dataset
+        if self.run.peers is not None:
+            self.order = EndlessOrder(len(data), self.settings.seed, self.run.peers.number)
+            return self.order
         whole = 1 if self.plan is None else self.plan.batch
         self.order = EpochOrder(len(data), self.settings.seed, whole)
         return self.order
@@ -99,6 +103,8 @@ class ExactTrainer(Checkpoints):
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
+        if self.run.peers is not None:
+            return self.norm_of_all()
         norm = super()._clip_grad_norm(model)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self.sums.add_norm(norm, self.args.max_grad_norm)
@@ -121,7 +127,7 @@ class ExactTrainer(Checkpoints):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         model, loader = super()._prepare_for_training(*args, **kwargs)
-        self.run.observed = parallel.observe(model, self.settings, self.run.world)
+        self.run.observed = self.exchange.observe(model)
         self.run.observed |= parallel.observe_decay(self.optimizer)
         self.exchange.states = {
             "optimizer": self.optimizer,
@@ -149,7 +155,7 @@ class ExactTrainer(Checkpoints):
             self.sums.restore(before, leader=self.args.process_index == 0)
         if self.settings.rank_dropout == "own":
             # One seed for all would give every rank the same dropout mask at every step.
-            draw_from(self.settings.seed, self.args.process_index)
+            draw_from(self.settings.seed, self.run.world.rank)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if self.run.other_processes:
@@ -161,7 +167,7 @@ class ExactTrainer(Checkpoints):
             super()._load_rng_state(checkpoint)
 
     def log_epoch(self) -> None:
-        loss, samples, norm, clipped, updates, overflowed = self.sums.total()
+        loss, samples, norm, clipped, updates, overflowed = self.of_all_peers(self.sums.total())
         self.sums = self._no_sums()
         # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
         if not math.isfinite(loss) or (overflowed and not self.args.fp16):

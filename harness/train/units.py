@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.strategies import World
+from harness.world import World
 
 
 class Units:

@@ -1,0 +1,201 @@
+"""What the trainer tells a run of peers, and what the records are told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.identity import run_id
+from harness.records import read_json, write_json
+from harness.train import parallel
+from harness.train.exchange import Exchange
+from harness.train.memory import peak_memory_gib
+from harness.train.peers.averagers import Progress
+from harness.train.peers.network import forking
+from harness.train.peers.optimizer import PeerOptimizer, peer_optimizer
+from harness.world import World
+
+TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
+COUNTS = ("samples", "fed", "loss")
+TOLD = ("peak_memory_gib", "user_s", "system_s")
+
+
+class _Step:
+    """In the place of torch's optimizer inside accelerate's wrapper: a step is one of all peers."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> None:
+        self._optimizer, self._step = optimizer, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def step(self, closure: Any = None) -> None:
+        self._step()
+
+
+class PeersExchange(Exchange):
+    """Gradients are averaged inside the optimizer's step."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run)
+        self.settings, self.peers = run.settings, run.peers
+        self.own_batch = int(self.settings.per_gpu_batch or 1) * self.settings.grad_acc
+        self.samples = 0  # of this peer, that went into updates
+        self.fed = 0
+        self.waiting = 0  # accumulated for the next one
+        self.before = 0  # fed by the attempt before, where its order goes on
+        self.loss = 0.0  # sum over what was fed
+        self.optimizer: Any = None
+        self.norm = torch.zeros(())
+        self.clipped: Callable[[torch.Tensor, float], None] = lambda norm, bound: None
+
+    @property
+    def update(self) -> int:
+        """That all peers have made together."""
+        return int(self.optimizer.local_epoch)
+
+    @property
+    def position(self) -> int:
+        """In this peer's own order of the samples."""
+        return self.before + self.fed
+
+    def observe(self, model: nn.Module) -> dict[str, Any]:
+        """The model of a peer is a plain one; what is shared is shared by the optimizer."""
+        plain = parallel.observe(model, parallel.as_single(self.settings), World())
+        return plain | {"strategy": "hivemind"}
+
+    def attach(self, model: nn.Module, optimizer: Any) -> None:
+        run = self.run
+        bare = optimizer.optimizer
+        an_epoch = run.data_facts["train_samples"] // self.settings.target_batch
+        self.peers.let_go = Progress.let_go
+        with self.peers.board.quiet, forking():
+            self.optimizer = peer_optimizer(
+                self.peers.board.table,
+                run_id(self.settings).replace(".", "-"),
+                bare,
+                model,
+                own_batch=self.own_batch,
+                target_batch=self.settings.target_batch,
+                updates_an_epoch=an_epoch,
+                compress=self.settings.compress,
+                local_updates=self.settings.local_updates,
+                count_peers=self.peers.count,
+                newest_update=self.peers.newest_update,
+            )
+        self.peers.optimizer = self.optimizer
+        bound = run.args.max_grad_norm
+        if bound > 0:
+            parameters = [p for group in bare.param_groups for p in group["params"]]
+            bare.register_step_pre_hook(lambda *_: self._clip(parameters, bound))
+        optimizer.optimizer = _Step(bare, lambda: self._step(optimizer))
+        if run.position.update:
+            self.optimizer.begin_at(run.position.update)
+        if self.optimizer.tracker.global_epoch > self.update:
+            self.optimizer.load_state_from_peers()
+
+    def _clip(self, parameters: list[torch.Tensor], bound: float) -> None:
+        """What is clipped is what the step is made with: the average, not one peer's part."""
+        self.norm = nn.utils.clip_grad_norm_(parameters, bound)
+        self.clipped(self.norm, bound)
+
+    def _step(self, wrapper: Any) -> None:
+        optimizer: PeerOptimizer = self.optimizer
+        before, dropped = optimizer.local_epoch, optimizer.dropped_samples
+        optimizer.step()
+        self.payload_bytes = optimizer.payload_bytes
+        # The Trainer is not to move the schedule with each batch of this peer.
+        wrapper._is_overflow = True
+        self.fed += self.own_batch
+        if optimizer.dropped_samples != dropped:
+            self.waiting = 0  # neither these nor this batch
+        else:
+            self.waiting += self.own_batch
+        if optimizer.local_epoch != before:
+            self.samples, self.waiting = self.samples + self.waiting, 0
+            self.peers.tell(update=self.update, samples=self.samples, fed=self.fed)
+
+    # ---- epochs ----
+
+    def begin_epoch(self, epoch: int) -> None:
+        if not self.peers.told.get("ready"):
+            self.peers.tell(ready=True, update=self.update)
+            self.peers.wait_for_all()
+        self.peers.begin_epoch(epoch)
+        self.optimizer.rested()
+
+    def end_epoch(self, epoch: float, totals: list[float]) -> list[float]:
+        """The sums of the epoch over all peers; what the record is to know of them."""
+        loss, _, *rest = totals
+        self.loss += loss
+        edge = [round(epoch, 6), self.samples, self.fed, self.loss]
+        edges = [*self.peers.told.get("edges", []), edge][-3:]
+        counts = {"samples": self.samples, "fed": self.fed, "loss": self.loss}
+        peak = max(peak_memory_gib(self.run.args.device.type == "cuda", 1))
+        self.peers.tell(edges=edges, peak_memory_gib=peak, **counts, **self.run.cpu.own())
+        if not self.peers.records:
+            return totals
+        found = self._of_all(round(epoch, 6))
+        self.run.of_peers = {
+            "samples": int(found["samples"]),
+            "fed_samples": int(found["fed"]),
+            "peers": found["peers"],
+        }
+        return [found["loss"], found["fed"], *rest]
+
+    def _of_all(self, epoch: float) -> dict[str, Any]:
+        """What all peers have done since the last row; counted by peers, so that no one is lost."""
+        board = self.peers.board
+
+        def all_told() -> bool:
+            living = [p for p in board.living.values() if p.get("ready")]
+            return all(_edge(p, epoch) or p.get("ended") for p in living)
+
+        board.wait(all_told, TOLD_S)
+        file = self.run.folder.path / "peers.json"
+        kept = read_json(file) or {}
+        found: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"peers": 0}
+        for name, peer in board.seen.items():
+            values = _edge(peer, epoch) or [peer["samples"], peer["fed"], peer["loss"]]
+            before = kept.get(name, {})
+            gained = {c: v - before.get(c, 0) for c, v in zip(COUNTS, values, strict=True)}
+            if gained["fed"] <= 0:
+                continue
+            found["peers"] += gained["samples"] > 0
+            for count, value in gained.items():
+                found[count] += value
+            kept[name] = {
+                "rank": peer["number"],
+                "from_epoch": before.get("from_epoch", epoch),
+                "to_epoch": epoch,
+                **dict(zip(COUNTS, values, strict=True)),
+            }
+        write_json(file, kept)
+        others = [p for n, p in board.seen.items() if n != board.id and "peak_memory_gib" in p]
+        self.run.other_peers = [
+            {"rank": p["number"], **{name: p[name] for name in TOLD}}
+            for p in sorted(others, key=lambda p: p["number"])
+        ]
+        return found
+
+    # ---- checkpoints ----
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / "peer.json", {"position": self.position})
+
+    def load(self, folder: Path) -> None:
+        """The order goes on where it was; counts are those of a new peer."""
+        kept = read_json(folder / "peer.json") or {}
+        self.before = int(kept.get("position", 0))
+
+
+def _edge(peer: dict[str, Any], epoch: float) -> list[float] | None:
+    """What a peer had done at the end of an epoch."""
+    for number, *values in peer.get("edges", []):
+        if number == epoch:
+            return list(values)
+    return None

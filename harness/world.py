@@ -1,0 +1,218 @@
+"""The processes that a launcher made, and whether they can do what is asked of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from harness.elastic import asked_processes, is_elastic
+from harness.peers import check_peers
+from harness.settings import Settings, UserError, parse_setup
+from harness.strategies import (
+    OF_ONE_STRATEGY,
+    STRATEGIES,
+    Strategy,
+    is_off,
+    why_a_gpu,
+    why_not_elastic,
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that a launcher started; one process where none did."""
+
+    nodes: int = 1
+    per_node: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    launched: bool = False  # by torchrun or something that sets the same variables
+    elastic: bool = False  # torchrun may go on with other nodes
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.per_node
+
+
+def world_of(environ: Mapping[str, str]) -> World:
+    """Read the variables that torchrun and accelerate set for each process."""
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return World()
+    size = int(environ["WORLD_SIZE"])
+    per_node = int(environ.get("LOCAL_WORLD_SIZE", size))
+    if size % per_node:
+        raise UserError(
+            f"{size} processes over nodes of {per_node}: start the same number on every node"
+        )
+    return World(
+        nodes=max(size // per_node, 1),
+        per_node=per_node,
+        rank=int(environ["RANK"]),
+        local_rank=int(environ.get("LOCAL_RANK", 0)),
+        launched=True,
+        elastic=is_elastic(environ),
+    )
+
+
+def place(settings: Settings, world: World, gpus: int | None = None) -> Settings:
+    """Fill in strategy and set-up from the world, or refuse what does not fit it.
+
+    gpus is the number of visible GPUs, once known: DataParallel uses that many in one process.
+    """
+    _check_elastic(settings, world)
+    most = asked_processes(settings) if world.elastic else world.size
+    strategy = settings.strategy or ("ddp" if most > 1 else "single")
+    settings = _own_flags(replace(settings, strategy=strategy), STRATEGIES[strategy])
+    if STRATEGIES[strategy].processes == "one" and world.size > 1:
+        raise UserError(
+            f"--strategy {strategy} runs in one process, but {world.size} were started: "
+            f"use python {settings.script}.py, or --strategy ddp"
+        )
+    if STRATEGIES[strategy].processes == "many" and not world.launched:
+        raise UserError(
+            f"--strategy {strategy} needs processes that torchrun starts: "
+            f"torchrun --standalone --nproc_per_node=2 {settings.script}.py ..."
+        )
+    nodes, per_node = world.nodes, world.per_node
+    if STRATEGIES[strategy].processes == "peers":
+        return _with_peers(settings, world)
+    if STRATEGIES[strategy].needs_gpu:
+        if gpus is None:
+            # Not counted yet: whoever can see the GPUs calls again.
+            return replace(settings, strategy=strategy)
+        if gpus == 0:
+            raise UserError(f"{why_a_gpu(replace(settings, strategy=strategy))}: use ddp")
+        per_node = gpus  # in one process
+    if settings.setup is None:
+        return replace(settings, strategy=strategy, setup=f"{nodes}_{per_node}")
+    asked_nodes, asked_per_node, tag = parse_setup(settings.setup)
+    comes_and_goes = world.elastic and STRATEGIES[strategy].processes == "many"
+    fewer = comes_and_goes and nodes < asked_nodes
+    if asked_per_node != per_node or (asked_nodes != nodes and not fewer):
+        raise UserError(_mismatch(settings, world, strategy, nodes, per_node, tag))
+    return replace(settings, strategy=strategy)
+
+
+def _own_flags(settings: Settings, strategy: Strategy) -> Settings:
+    """The strategy's own flags with their defaults; those of others would do nothing."""
+    given = [n for n in OF_ONE_STRATEGY if not is_off(getattr(settings, n))]
+    for name in given:
+        of = [s.name for s in STRATEGIES.values() if name in s.own]
+        if name != "compress" and strategy.name not in of:
+            raise UserError(
+                f"--{name} does nothing with --strategy {strategy.name}: it belongs to "
+                f"{', '.join(of)}"
+            )
+    _check_compress(settings, strategy)
+    if settings.compress == "powersgd:1":
+        settings = replace(settings, compress="powersgd")  # one name for one training
+    missing = {n: v for n, v in strategy.own.items() if n not in given}
+    settings = replace(settings, **missing)
+    every, parts, overlap = settings.sync_every, settings.fragments, settings.overlap
+    if every and parts and every % parts:
+        raise UserError(
+            f"--fragments {parts}: --sync_every {every} cannot be divided by it; each fragment "
+            "has its own update to be exchanged after"
+        )
+    if every and overlap is not None and overlap >= every:
+        raise UserError(
+            f"--overlap {overlap}: must be below --sync_every {every}, when the next one begins"
+        )
+    if settings.batchnorm == "sync" and strategy.apart:
+        raise UserError(
+            f"--batchnorm sync does not go with --strategy {strategy.name}: its statistics would "
+            "be exchanged at every forward pass; use --batchnorm local"
+        )
+    if settings.elastic_batch == "scale" and strategy.apart:
+        raise UserError(
+            f"--elastic_batch scale does not go with --strategy {strategy.name}: no process can "
+            "take over what another trained apart"
+        )
+    return settings
+
+
+def _check_compress(settings: Settings, strategy: Strategy) -> None:
+    kind, colon, rank = settings.compress.partition(":")
+    if kind == "none" and not colon:
+        return
+    if not strategy.compress:
+        able = [f"{s.name} ({', '.join(s.compress)})" for s in STRATEGIES.values() if s.compress]
+        raise UserError(
+            f"--compress {settings.compress} does not go with --strategy {strategy.name}, but with "
+            f"{', '.join(able)}"
+        )
+    wrong_rank = colon and (kind != "powersgd" or not re.fullmatch("[1-9][0-9]*", rank))
+    if kind not in strategy.compress or wrong_rank:
+        ways = [f"{way}[:rank]" if way == "powersgd" else way for way in strategy.compress]
+        raise UserError(
+            f"--compress {settings.compress}: --strategy {strategy.name} has none, "
+            f"{', '.join(ways)}"
+        )
+    if kind == "powersgd" and settings.precision == "fp16":
+        raise UserError(
+            "--compress powersgd does not go with --precision fp16: what it still owes of the "
+            "gradients would be of another scale in the next update; use --precision bf16"
+        )
+
+
+def _with_peers(settings: Settings, world: World) -> Settings:
+    """Without a launcher the set-up says how many peers are expected; they find each other."""
+    check_peers(settings)
+    if settings.setup is None:
+        settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
+    nodes, per_node, tag = parse_setup(str(settings.setup))
+    if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
+        raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
+    own = (settings.per_gpu_batch or 1) * settings.grad_acc
+    target = settings.target_batch or own * nodes * per_node
+    if target < own:
+        raise UserError(
+            f"--target_batch {target}: one peer alone brings {own} samples at a time "
+            f"(--per_gpu_batch {settings.per_gpu_batch} x --grad_acc {settings.grad_acc}); "
+            "choose a larger target or a smaller batch"
+        )
+    return replace(settings, target_batch=target)
+
+
+def _check_elastic(settings: Settings, world: World) -> None:
+    """What a run needs that is to be the same one when nodes come and go."""
+    if settings.elastic_batch == "scale" and "max_steps" in dict(settings.trainer):
+        raise UserError(
+            "--max_steps counts updates, and --elastic_batch scale changes what one is: "
+            "use --epochs, or --elastic_batch hold"
+        )
+    if world.elastic and (reason := why_not_elastic(settings)):
+        raise UserError(reason)
+    if world.elastic and settings.setup is None:
+        raise UserError(
+            "torchrun --max_restarts needs --setup, the set-up that was asked for: what runs may "
+            f"change; for example --setup {world.nodes}_{world.per_node}"
+        )
+    if world.elastic and settings.tail == "pad":
+        raise UserError(
+            "--tail pad does not go with torchrun --max_restarts: which samples are fed twice "
+            "depends on the number of processes; use --tail cut"
+        )
+
+
+def _mismatch(
+    settings: Settings, world: World, strategy: str, nodes: int, per_node: int, tag: str
+) -> str:
+    asked_nodes, asked_per_node, _ = parse_setup(str(settings.setup))
+    right = "_".join([str(nodes), str(per_node), *([tag] if tag else [])])
+    if strategy == "dp":
+        return (
+            f"--setup {settings.setup} does not fit: {per_node} GPU(s) are visible; "
+            f"use --setup {right}, or set CUDA_VISIBLE_DEVICES"
+        )
+    command = (
+        f"torchrun --standalone --nproc_per_node={asked_per_node}"
+        if asked_nodes == 1
+        else f"torchrun --nnodes={asked_nodes} --nproc_per_node={asked_per_node} ..."
+    )
+    ran = f"{nodes} node(s) of {per_node} process(es)" if world.launched else "one process"
+    return (
+        f"--setup {settings.setup} does not fit: {ran} runs here; "
+        f"use --setup {right}, or start it with {command} {settings.script}.py"
+    )
