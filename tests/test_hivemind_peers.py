@@ -164,6 +164,7 @@ def test_a_peer_that_does_not_fit_is_refused_and_one_that_is_late(tmp_path: Path
 # ---- peers that come and go ----
 
 
+@pytest.mark.slow
 def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     """The first records all; a second joins in the middle, a third is killed."""
     out = tmp_path / "out"
@@ -179,7 +180,7 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     family = third.family()
     killed_unix = time.time()
     third.kill()
-    assert any("p2pd" in p.name() for p in family) if family else True
+    assert family
     assert gone(family, within_s=5)
 
     assert (first.code(), second.code()) == (0, 0), first.err + second.err
@@ -204,6 +205,7 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     assert len(said) == 1  # the warning, and nothing of the libraries
 
 
+@pytest.mark.slow
 def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["--epochs", "10"]
@@ -236,7 +238,14 @@ def test_without_a_recorder_the_others_end_and_say_so(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_peer_takes_all_its_processes_with_it(tmp_path: Path, signum: int) -> None:
     peer = vit(tmp_path, "--epochs", "200", "--save", "none")
     wait_for(lambda: updates(tmp_path / "out") > 2)
