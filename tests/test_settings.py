@@ -70,6 +70,7 @@ FITTING = {
     "compress": "powersgd:2",
     "fragments": 5,
     "overlap": 3,
+    "initial_peers": "/ip4/10.0.0.1/tcp/4001/p2p/12D3KooW",
     "setup": "2_2_P100far",
     "test_split": "0.25",
     "validation_split": "0.1",

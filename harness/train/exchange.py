@@ -43,12 +43,3 @@ class Exchange:
 
     def load(self, folder: Path) -> None:
         """Go on exactly from what was saved; after attach."""
-
-
-def exchange_of(run: Run) -> Exchange:
-    """What goes with the strategy of a run."""
-    if run.peers is not None:
-        from harness.train.peers.exchange import PeersExchange  # needs a package of its own
-
-        return PeersExchange(run)
-    return Exchange(run)

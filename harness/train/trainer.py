@@ -23,7 +23,7 @@ from transformers import (
 from harness.train import parallel
 from harness.train.checkpoints import WEIGHTS, Checkpoints
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
-from harness.train.exchange import exchange_of
+from harness.train.exchanges import exchange_of
 from harness.train.last_call import last_call
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
