@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +163,8 @@ def test_a_peer_that_does_not_fit_is_refused_and_one_that_is_late(tmp_path: Path
 # ---- peers that come and go ----
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     """The first records all; a second joins in the middle, a third is killed."""
     out = tmp_path / "out"
@@ -177,19 +178,17 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     ranks = [out, tmp_path / "elsewhere"]
     wait_for(lambda: [p for o in ranks for p in o.glob("*/*/*/ranks/rank_[12].jsonl")])
     family = third.family()
-    killed_unix = time.time()
     third.kill()
-    assert any("p2pd" in p.name() for p in family) if family else True
+    assert family
     assert gone(family, within_s=5)
 
-    assert (first.code(), second.code()) == (0, 0), first.err + second.err
+    assert (first.code(150), second.code()) == (0, 0), first.err + second.err
     record = peers.record(out)
     rows = peers.rows(record)
     assert [row["epoch"] for row in rows] == list(range(1, 13))
     assert rows[-1]["updates"] == 12 * 8
     assert rows[0]["peers"] == 1 and max(row["peers"] for row in rows) >= 2
-    after = [row for row in rows if row["unix"] > killed_unix + 20]
-    assert all(row["peers"] <= 2 for row in after)
+    assert rows[-1]["peers"] == 2
     assert peers.summary(record)["outcome"] == "finished"
     # Nobody's samples are lost, and nobody's are counted twice.
     kept = (read_json(record.path / "peers.json") or {}).values()
@@ -204,6 +203,8 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     assert len(said) == 1  # the warning, and nothing of the libraries
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ["--epochs", "10"]
@@ -215,7 +216,7 @@ def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert others is not None
     first.kill()
     again = vit(tmp_path / "again", *flags, "--initial_peers", others[1], out=out)
-    assert (again.code(), second.code()) == (0, 0), again.err + second.err
+    assert (again.code(150), second.code()) == (0, 0), again.err + second.err
     record = peers.record(out)
     epochs = [row["epoch"] for row in peers.rows(record)]
     assert epochs == sorted(set(epochs)) and epochs[-1] == 10
@@ -236,7 +237,14 @@ def test_without_a_recorder_the_others_end_and_say_so(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_peer_takes_all_its_processes_with_it(tmp_path: Path, signum: int) -> None:
     peer = vit(tmp_path, "--epochs", "200", "--save", "none")
     wait_for(lambda: updates(tmp_path / "out") > 2)

@@ -87,8 +87,8 @@ def over_ranks(ranks: Sequence[dict[str, Any]], per_node: int) -> dict[str, int 
     """The fields of the epoch's row: sums over the ranks, and over the first rank of each node."""
     payload, network = FIELDS
     return {
-        payload: total([rank[payload] for rank in ranks]),
-        network: total([rank[network] for rank in ranks[::per_node]]),
+        payload: total([rank.get(payload) for rank in ranks]),
+        network: total([rank.get(network) for rank in ranks[::per_node]]),
     }
 
 

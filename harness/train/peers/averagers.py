@@ -93,6 +93,12 @@ class Progress(ProgressTracker):
                 if hasattr(tracker, event):
                     getattr(tracker, event).set()
 
+    def _parse_swarm_progress_data(self, metadata: Any) -> Any:
+        """hivemind learns of a peer when it has brought samples: too late for the first update."""
+        found = super()._parse_swarm_progress_data(metadata)
+        found.num_peers = self.count_peers()
+        return found
+
     @property
     def ready_to_update_epoch(self) -> bool:
         own = self.local_progress

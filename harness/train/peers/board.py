@@ -18,7 +18,8 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 from harness.train.peers.network import connect
 
 BEAT_S = 1.0
-FORGET_S = 10.0  # who has said nothing for so long is gone
+FORGET_S = 8.0  # what is not said again for so long is no longer in the table
+LINGER_S = 4.0  # and is believed for so long after, because the table may fail to answer once
 ANSWER_S = 10.0  # for the table to answer; far apart it takes some round trips
 OUTCOME_KEPT_S = 600.0
 
@@ -34,6 +35,7 @@ class Board:
         self.said: dict[tuple[str, str | None], Any] = {}
         self.seen: dict[str, dict[str, Any]] = {}  # the last that each peer has told
         self.living: dict[str, dict[str, Any]] = {}  # of these, who tells still
+        self.heard_s: dict[str, float] = {}
         self.recorder: dict[str, Any] | None = None
         self.outcome: dict[str, Any] | None = None
         self.connected: set[str] = set()
@@ -54,6 +56,7 @@ class Board:
     def tell(self, own: dict[str, Any]) -> None:
         """What this peer has done so far."""
         self.seen[self.id] = self.living[self.id] = own
+        self.heard_s[self.id] = time.monotonic()
         self.say(PEERS, own, self.id)
 
     def end(self, outcome: dict[str, Any]) -> None:
@@ -71,9 +74,16 @@ class Board:
 
     def look(self) -> None:
         # First: who has heard that an epoch is open sees all peers that it was opened for.
-        self.recorder = self.get(RECORDER)
+        recorder = self.get(RECORDER)
         told = self.get(PEERS) or {}
-        self.living = {str(k): v for k, v in told.items() if isinstance(v, dict)}
+        now_s = time.monotonic()
+        self.heard_s |= dict.fromkeys(told, now_s)
+        fresh = {k: v for k, v in {**self.living, **told}.items() if isinstance(v, dict)}
+        self.living = {k: v for k, v in fresh.items() if now_s - self.heard_s[k] < LINGER_S}
+        if recorder is not None:
+            self.recorder, self.heard_s[RECORDER] = recorder, now_s
+        elif now_s - self.heard_s.get(RECORDER, now_s) >= LINGER_S:
+            self.recorder = None
         if (own := self.said.get((PEERS, self.id))) is not None:
             self.living[self.id] = own  # what is said now may not be in the table yet
         for peer in self.living.keys() - self.connected - {self.id}:

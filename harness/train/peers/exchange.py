@@ -17,10 +17,11 @@ from harness.train.memory import peak_memory_gib
 from harness.train.peers.averagers import Progress
 from harness.train.peers.network import forking
 from harness.train.peers.optimizer import PeerOptimizer, peer_optimizer
+from harness.train.traffic import interfaces_sent
 from harness.world import World
 
 TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
-COUNTS = ("samples", "fed", "loss")
+COUNTS = ("samples", "fed", "loss", "payload", "network")
 TOLD = ("peak_memory_gib", "user_s", "system_s")
 
 
@@ -49,6 +50,7 @@ class PeersExchange(Exchange):
         self.waiting = 0  # accumulated for the next one
         self.before = 0  # fed by the attempt before, where its order goes on
         self.loss = 0.0  # sum over what was fed
+        self.sent_before = 0  # by this node's interfaces, when training began
         self.optimizer: Any = None
         self.norm = torch.zeros(())
         self.clipped: Callable[[torch.Tensor, float], None] = lambda norm, bound: None
@@ -70,6 +72,7 @@ class PeersExchange(Exchange):
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         run = self.run
+        self.payload_bytes, self.sent_before = 0, interfaces_sent() or 0
         bare = optimizer.optimizer
         an_epoch = run.data_facts["train_samples"] // self.settings.target_batch
         self.peers.let_go = Progress.let_go
@@ -132,9 +135,9 @@ class PeersExchange(Exchange):
         """The sums of the epoch over all peers; what the record is to know of them."""
         loss, _, *rest = totals
         self.loss += loss
-        edge = [round(epoch, 6), self.samples, self.fed, self.loss]
-        edges = [*self.peers.told.get("edges", []), edge][-3:]
-        counts = {"samples": self.samples, "fed": self.fed, "loss": self.loss}
+        values = (self.samples, self.fed, self.loss, self.payload_bytes or 0, self._network())
+        counts = dict(zip(COUNTS, values, strict=True))
+        edges = [*self.peers.told.get("edges", []), [round(epoch, 6), *values]][-3:]
         peak = max(peak_memory_gib(self.run.args.device.type == "cuda", 1))
         self.peers.tell(edges=edges, peak_memory_gib=peak, **counts, **self.run.cpu.own())
         if not self.peers.records:
@@ -144,8 +147,16 @@ class PeersExchange(Exchange):
             "samples": int(found["samples"]),
             "fed_samples": int(found["fed"]),
             "peers": found["peers"],
+            "payload_bytes": int(found["payload"]),
+            "network_sent_bytes": int(found["network"]) if self.peers.shape.nodes > 1 else None,
         }
         return [found["loss"], found["fed"], *rest]
+
+    def _network(self) -> int:
+        """What this node has sent; one of its peers counts it."""
+        world = self.peers.world
+        counts = self.peers.shape.nodes > 1 and world.local_rank == 0
+        return (interfaces_sent() or 0) - self.sent_before if counts else 0
 
     def _of_all(self, epoch: float) -> dict[str, Any]:
         """What all peers have done since the last row; counted by peers, so that no one is lost."""
@@ -160,7 +171,7 @@ class PeersExchange(Exchange):
         kept = read_json(file) or {}
         found: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"peers": 0}
         for name, peer in board.seen.items():
-            values = _edge(peer, epoch) or [peer["samples"], peer["fed"], peer["loss"]]
+            values = _edge(peer, epoch) or [peer.get(count, 0) for count in COUNTS]
             before = kept.get(name, {})
             gained = {c: v - before.get(c, 0) for c, v in zip(COUNTS, values, strict=True)}
             if gained["fed"] <= 0:

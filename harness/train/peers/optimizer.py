@@ -92,7 +92,6 @@ class PeerOptimizer(hivemind.Optimizer):
         if self._should_load_state_from_peers():
             self.load_state_from_peers()
             return
-        # hivemind learns of a peer when it has brought samples: too late for the first update.
         peers = self.tracker.global_progress.num_peers = self.count_peers()
         for averager in filter(None, (self.grad_averager, self.state_averager)):
             averager.expect(peers, self.local_epoch)
