@@ -10,7 +10,7 @@ demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
 
 test: .venv/ready-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/ready-dev
 	$(BIN)/ruff format --check .

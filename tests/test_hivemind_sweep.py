@@ -1,0 +1,52 @@
+"""Peers in a sweep: one a process of the set-up, one record of them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.records import find_runs, read_json, read_rows
+from tests.sweeps import gone, start, sweep_file, wait_for
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path) -> None:
+    text = (
+        "script: vit\nsettings: {strategy: hivemind, setup: 3_1, link: 2ms, per_gpu_batch: 16, "
+        "target_batch: 192, local_updates: true, epochs: 6}"
+    )
+    out = tmp_path / "out"
+    flags = ("--tiny", "--launcher", "netns", "--oversubscribe")
+    runner = start(sweep_file(tmp_path, text), out, *flags)
+    assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")), 120)
+    everyone = psutil.Process(runner.pid).children(recursive=True)
+    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in str(p.cmdline())]
+    third = max(agents, key=lambda p: p.pid)
+    lost = [third, *third.children(recursive=True)]
+    assert any("p2pd" in str(p.cmdline()) for p in lost)
+    third.kill()
+    assert gone(lost)
+    printed, err = runner.communicate(timeout=200)
+    assert runner.returncode == 0, printed + err
+    assert gone(everyone)
+    (folder,) = find_runs(out)
+    summary, environment = read_json(folder.summary) or {}, read_json(folder.environment) or {}
+    rows, _ = read_rows(folder.epochs)
+    assert summary["outcome"] == "finished" and environment["nodes"] == 3
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["peers"] for row in rows][::5] == [3, 2]
+    # All samples of all peers, whoever is there: as many as the updates that were planned.
+    whole = rows[0]["updates"] * 192
+    assert all(whole <= row["samples"] < 1.6 * whole for row in rows)
+    assert summary["samples"] == sum(row["samples"] for row in rows)
+    of_peers = read_json(folder.path / "peers.json") or {}
+    assert sorted(peer["rank"] for peer in of_peers.values()) == [0, 1, 2]
+    assert sum(peer["samples"] for peer in of_peers.values()) == summary["samples"]
+    assert all(row["payload_bytes"] < row["network_sent_bytes"] for row in rows)
+    # Each has its own file; evaluated was on one.
+    ranks = [read_rows(folder.rank(rank))[0] for rank in range(3)]
+    assert len(ranks[0]) == len(ranks[1]) == 6 and 1 <= len(ranks[2]) < 6
+    assert "accuracy" in ranks[0][0] and "accuracy" not in ranks[1][0]
