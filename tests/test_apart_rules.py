@@ -56,7 +56,7 @@ def test_what_cannot_be_is_refused_with_the_reason(words: str) -> None:
 def test_nodes_that_come_and_go_are_refused(strategy: str) -> None:
     environ = {**launched(2, 1), "TORCHELASTIC_MAX_RESTARTS": "3"}
     argv = ["--strategy", strategy, "--setup", "2_1"]
-    with pytest.raises(UserError, match=f"{strategy} does not go with torchrun --max_restarts"):
+    with pytest.raises(UserError, match=f"{strategy} does not go with --max_restarts"):
         parse("bert", argv, environ)
 
 

@@ -105,7 +105,7 @@ def counted(folder: str, asked: list[list[str]]) -> list[int]:
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    from harness.train.exchange import Exchange
+    from harness.train.compress import Gradients
 
     handed = [0]
 
@@ -116,7 +116,7 @@ def counted(folder: str, asked: list[list[str]]) -> list[int]:
 
         model.register_comm_hook(None, hook)
 
-    Exchange.attach = attach  # type: ignore[method-assign]
+    Gradients.attach = attach  # type: ignore[method-assign]
     arms(folder, asked[:1])
     found = [handed[0]]
     whole = dist.all_reduce

@@ -18,7 +18,7 @@ EXCHANGES: dict[str, type[Exchange]] = {
 
 def exchange_of(run: Run) -> Exchange:
     """What goes with the strategy of a run."""
-    if run.peers is not None:
+    if run.settings.strategy == "hivemind":
         from harness.train.peers.exchange import PeersExchange  # needs a package of its own
 
         return PeersExchange(run)
