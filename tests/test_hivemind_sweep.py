@@ -21,7 +21,7 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     out = tmp_path / "out"
     flags = ("--tiny", "--launcher", "netns", "--oversubscribe")
     runner = start(sweep_file(tmp_path, text), out, *flags)
-    assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")), 120)
+    assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
     everyone = psutil.Process(runner.pid).children(recursive=True)
     agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in str(p.cmdline())]
     third = max(agents, key=lambda p: p.pid)
