@@ -49,4 +49,4 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     # Each has its own file; evaluated was on one.
     ranks = [read_rows(folder.rank(rank))[0] for rank in range(3)]
     assert len(ranks[0]) == len(ranks[1]) == 6 and 1 <= len(ranks[2]) < 6
-    assert "accuracy" in ranks[0][0] and "accuracy" not in ranks[1][0]
+    assert "eval_accuracy" in ranks[0][0] and "eval_accuracy" not in ranks[1][0]
