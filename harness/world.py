@@ -80,18 +80,18 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
     if STRATEGIES[strategy].needs_gpu:
         if gpus is None:
             # Not counted yet: whoever can see the GPUs calls again.
-            return replace(settings, strategy=strategy)
+            return settings
         if gpus == 0:
-            raise UserError(f"{why_a_gpu(replace(settings, strategy=strategy))}: use ddp")
+            raise UserError(f"{why_a_gpu(settings)}: use ddp")
         per_node = gpus  # in one process
     if settings.setup is None:
-        return replace(settings, strategy=strategy, setup=f"{nodes}_{per_node}")
+        return replace(settings, setup=f"{nodes}_{per_node}")
     asked_nodes, asked_per_node, tag = parse_setup(settings.setup)
     comes_and_goes = world.elastic and STRATEGIES[strategy].processes == "many"
     fewer = comes_and_goes and nodes < asked_nodes
     if asked_per_node != per_node or (asked_nodes != nodes and not fewer):
         raise UserError(_mismatch(settings, world, strategy, nodes, per_node, tag))
-    return replace(settings, strategy=strategy)
+    return settings
 
 
 def _own_flags(settings: Settings, strategy: Strategy) -> Settings:
