@@ -16,9 +16,10 @@ import psutil
 from harness.records import RunFolder, find_runs, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-# Seconds and what follows from them; everything else must not depend on what a run went through.
+# Seconds and what follows from them, and what the network adds; everything else must not depend on
+# what a run went through.
 TIMES = ("_s", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank", "timed_samples",
-         "timed_steps")  # fmt: skip
+         "timed_steps", "network_sent_bytes")  # fmt: skip
 
 
 def sweep_file(folder: Path, text: str, name: str = "mine") -> Path:

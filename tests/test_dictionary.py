@@ -23,7 +23,7 @@ SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", 
 # Written only where the hardware is there that no test machine has.
 NEEDS_HARDWARE = {"observed.devices"}
 # Of runs of peers, which need a package of their own (tests/test_hivemind.py sees them written).
-OF_PEERS = {"peers", "peers.json"}
+OF_PEERS = {"peers", "failed_averages", "peers.json"}
 # Of a run of LogCallback alone; the dictionary says so in words.
 NESTED = ("observed", "data", "launch", "link")
 

@@ -13,7 +13,8 @@ import torch
 
 from harness.records import RunFolder, read_rows
 from tests.ranks import Done, ran, run_script, script
-from tests.test_resume import only_run, rows_of, stop_at, weights_of
+from tests.sweeps import untimed_rows
+from tests.test_resume import only_run, stop_at, weights_of
 
 SMALL = [
     "--tiny", "--test_size", "65", "--epochs", "2", "--b", "16", "--dropout", "0", "--log_every",
@@ -97,7 +98,7 @@ def test_held_it_is_the_training_of_the_whole_set_up(tmp_path: Path) -> None:
 
     undisturbed, folder = only_run(tmp_path / "w"), only_run(tmp_path / "e")
     assert folder.path.relative_to(tmp_path / "e") == undisturbed.path.relative_to(tmp_path / "w")
-    for row, expected in zip(rows_of(folder), rows_of(undisturbed), strict=True):
+    for row, expected in zip(untimed_rows(folder), untimed_rows(undisturbed), strict=True):
         assert row == pytest.approx(expected, rel=1e-5)
     expected_weights = weights_of(undisturbed)
     for key, weight in weights_of(folder).items():

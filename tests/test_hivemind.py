@@ -58,7 +58,7 @@ def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
         optimizer = peers.optimizer if peers is not None else None
         counted = {
             name: getattr(optimizer, name, 0)
-            for name in ("averaged_rounds", "lone_rounds", "dropped_samples", "payload_bytes")
+            for name in ("averaged_rounds", "failed_averages", "dropped_samples", "payload_bytes")
         }
     return {
         "weights": weights(net),
@@ -104,7 +104,7 @@ def test_one_peer_is_training_in_one_process(tmp_path: Path) -> None:
     assert all(apart(alone["state"][n], plain["state"][n]) < 1e-6 for n in plain["state"])
     timing = ("_s", "unix", "per_gpu", "share", "memory_gib_per_rank", "timed_samples")
     for one, other in zip(alone["rows"], plain["rows"], strict=True):
-        assert one.pop("peers") == 1
+        assert (one.pop("peers"), one.pop("failed_averages")) == (1, 0)
         untimed = {k: v for k, v in one.items() if not k.endswith(timing)}
         assert untimed == pytest.approx({k: v for k, v in other.items() if k in untimed})
         assert set(one) == set(other)
@@ -117,7 +117,7 @@ def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> No
     leader, other = both
     assert apart(leader["weights"], other["weights"]) < 1e-6
     updates = 2 * 64 // 8
-    counted = [(o["averaged_rounds"], o["lone_rounds"], o["dropped_samples"]) for o in both]
+    counted = [(o["averaged_rounds"], o["failed_averages"], o["dropped_samples"]) for o in both]
     assert counted == [(updates, 0, 0)] * 2, [len(o["batches"]) for o in both]
     together = {
         u: leader["batches"].get(u, []) + other["batches"].get(u, []) for u in range(1, updates + 1)
@@ -139,6 +139,7 @@ def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> No
     assert first["fed_samples"] + last["fed_samples"] == sum(fed)
     assert (first["epoch"], last["epoch"], first["updates"], last["updates"]) == (1, 2, 8, 16)
     assert all(row["peers"] == 2 and row["effective_batch"] == 8 for row in leader["rows"])
+    assert all(row["failed_averages"] == 0 for row in leader["rows"])
     assert last["train_samples_per_s"] == pytest.approx(2 * last["train_samples_per_s_per_gpu"])
     assert last["timed_samples"] == pytest.approx(last["samples"])
     assert len(last["peak_memory_gib_per_rank"]) == 2
@@ -176,6 +177,7 @@ def test_compression_sends_less_and_stays_near(tmp_path: Path, compress: str) ->
     far = apart(leader["weights"], exact)
     moved = apart(weights(Net()), exact)
     assert 0 < far < {"fp16": 0.01, "int8": 0.1}[compress] * moved
+    assert leader["failed_averages"] == other["failed_averages"] == 0
     packed = {"fp16": 2, "int8": 1}[compress]
     assert leader["payload_bytes"] == (16 * packed + 2 * 2) * len(exact)
 
@@ -186,6 +188,23 @@ def test_local_updates_average_weights(tmp_path: Path) -> None:
     assert apart(both[0]["weights"], both[1]["weights"]) < 1e-6
     assert both[0]["rows"][-1]["updates"] == 16
     assert both[0]["payload_bytes"] == 16 * 4 * len(both[0]["weights"])
+    assert both[0]["failed_averages"] == 0
+
+
+@pytest.mark.parametrize("value", [0.0, -0.3, None])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (0,)])
+def test_8_bits_take_any_gradient(value: float | None, shape: tuple[int, ...]) -> None:
+    """hivemind's own makes nothing of one number, or of numbers that are all the same."""
+    from hivemind.compression import CompressionInfo, serialization
+
+    from harness.train.peers.int8 import Int8
+
+    sent = torch.randn(shape) if value is None else torch.full(shape, value)
+    packed = Int8().compress(sent, CompressionInfo.from_tensor(sent))
+    # As the one who receives it unpacks it.
+    got = serialization.deserialize_torch_tensor(packed)
+    assert got.shape == sent.shape and got.dtype == sent.dtype
+    torch.testing.assert_close(got, sent, rtol=0, atol=0 if value is not None else 0.05)
 
 
 def batchnorm(folder: str, *flags: str) -> list[float]:

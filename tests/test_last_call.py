@@ -10,7 +10,8 @@ import torch
 from harness.records import read_json, read_rows
 from harness.train.run import whole_checkpoints
 from tests.ranks import script
-from tests.test_resume import ARGV, only_run, rows_of, weights_of
+from tests.sweeps import untimed_rows
+from tests.test_resume import ARGV, only_run, weights_of
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path:
 
     script("vit", *ARGV, *more, "--o", str(tmp_path / "whole"), count=count)
     whole = only_run(tmp_path / "whole")
-    assert rows_of(folder) == rows_of(whole)
+    assert untimed_rows(folder) == untimed_rows(whole)
     expected = weights_of(whole)
     for name, weight in weights_of(folder).items():
         assert torch.equal(weight, expected[name]), name

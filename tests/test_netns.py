@@ -21,9 +21,9 @@ from harness.launch.netns.place import Netns
 from harness.launch.plan import Elastic, Job, plan
 from harness.launch.state import Options
 from harness.launch.sweepfile import load
-from harness.records import RunFolder, find_runs, read_json, read_rows
+from harness.records import find_runs, read_json, read_rows
 from harness.settings import UserError
-from tests.sweeps import ROOT, TIMES, gone, start, sweep, sweep_file, wait_for
+from tests.sweeps import ROOT, gone, start, sweep, sweep_file, untimed_rows, wait_for
 
 TWO = Machine((), (0, 1))
 SMALL = "{epochs: 2, per_gpu_batch: 16, train_size: 256, test_size: 64}"
@@ -154,11 +154,6 @@ def test_a_command_that_is_not_there_and_a_look_around() -> None:
 # ---- sweeps ----
 
 
-def untimed(folder: RunFolder) -> list[dict[str, Any]]:
-    rows, _ = read_rows(folder.epochs)
-    return [{k: v for k, v in row.items() if not any(t in k for t in TIMES)} for row in rows]
-
-
 @pytest.mark.root
 @pytest.mark.slow
 def test_the_same_sweep_on_one_node_and_on_two(tmp_path: Path) -> None:
@@ -171,7 +166,7 @@ def test_the_same_sweep_on_one_node_and_on_two(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = {f.path.parent.name: f for f in find_runs(tmp_path / "out")}
     assert sorted(found) == ["1_2", "2_1", "2_1_10ms-100mbit"]
-    one, *others = (untimed(folder) for folder in found.values())
+    one, *others = (untimed_rows(folder) for folder in found.values())
     assert all(other == one for other in others)  # every digit of loss and accuracy
     facts = {name: read_json(folder.environment) or {} for name, folder in found.items()}
     assert facts["1_2"]["link"] is None
@@ -230,7 +225,7 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
     assert 0 < summary["goodput_share"] < 1 and summary["redone_updates"] >= 0
     assert starts[0]["processes"] == starts[-1]["processes"] == 2
     assert {row["effective_batch"] for row in starts} == {64}
-    assert [row["epoch"] for row in untimed(folder)] == list(range(1, 13))
+    assert [row["epoch"] for row in untimed_rows(folder)] == list(range(1, 13))
 
 
 @pytest.mark.root

@@ -16,9 +16,10 @@ from harness.settings import UserError
 from harness.train.compress import PowerSGD, _shared_out, memory_of
 from harness.train.run import COMPLETE
 from tests.ranks import ranks, script
+from tests.sweeps import untimed_rows
 from tests.test_compress import SHAPES, Arm, Given, drawn, exact, flat, group
 from tests.test_elastic import alone
-from tests.test_resume import broken_off, only_run, rows_of, weights_of
+from tests.test_resume import broken_off, only_run, weights_of
 from tests.toys import Net, Points, apart, ours
 
 
@@ -146,8 +147,8 @@ def test_a_run_with_powersgd_that_is_broken_off_goes_on_exactly(tmp_path: Path) 
         assert done.code == 0, done.err
     folder, whole = only_run(tmp_path / "broken"), only_run(tmp_path / "whole")
     assert [r["from_update"] for r in read_rows(folder.attempts)[0] if "processes" in r] == [0, 10]
-    assert rows_of(folder) == rows_of(whole)
-    assert all(row["payload_bytes"] > 0 for row in rows_of(whole))
+    assert untimed_rows(folder) == untimed_rows(whole)
+    assert all(row["payload_bytes"] > 0 for row in untimed_rows(whole))
     for rank in (0, 1):
         of_rank = [
             [r["payload_bytes"] for r in read_rows(f.rank(rank))[0]] for f in (folder, whole)

@@ -16,15 +16,13 @@ from transformers import AutoModelForImageClassification
 
 from harness.records import RunFolder, read_json, read_rows
 from tests.ranks import Done, ran, run_script, script
+from tests.sweeps import untimed_rows
 
 # Dropout is on: the random state has to be restored, not only weights and optimizer.
 ARGV = [
     "--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16",
     "--full_determinism", "--log_every", "3",
 ]  # fmt: skip
-# What may differ between a run and its broken twin: times, and what follows from them.
-TIMES = ("_s", "_per_s", "_per_s_per_gpu", "_share", "unix", "attempt", "_gib_per_rank")
-COUNTS = ("timed_steps", "timed_samples")
 
 
 def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
@@ -65,14 +63,6 @@ def broken_off(count: int, argv: list[str], update: int, how: str, name: str = "
 def only_run(root: Path) -> RunFolder:
     (folder,) = [p.parent for p in root.glob("*/*/*/settings.json")]
     return RunFolder(folder)
-
-
-def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
-    rows, broken = read_rows(folder.epochs)
-    assert broken == 0
-    return [
-        {k: v for k, v in row.items() if not k.endswith(TIMES) and k not in COUNTS} for row in rows
-    ]
 
 
 def rank_rows(folder: RunFolder, rank: int) -> list[dict[str, Any]]:
@@ -142,7 +132,7 @@ def test_a_broken_run_goes_on(
     assert "goes on from update" in done.out
     undisturbed = whole(name, count, more)
     assert folder.epochs.read_text().startswith(before)  # no row was touched
-    for row, expected_row in zip(rows_of(folder), rows_of(undisturbed), strict=True):
+    for row, expected_row in zip(untimed_rows(folder), untimed_rows(undisturbed), strict=True):
         assert row == expected_row
     for rank in range(count):  # one row an epoch, however often the epoch was begun
         for row, one in zip(rank_rows(folder, rank), rank_rows(undisturbed, rank), strict=True):

@@ -17,8 +17,9 @@ from harness.records import RunFolder, read_json, read_rows
 from harness.train import parallel
 from harness.train.images import load_images
 from tests.ranks import ran, ranks, run_script, script
+from tests.sweeps import untimed_rows
 from tests.test_metrics import expected
-from tests.test_resume import only_run, rows_of
+from tests.test_resume import only_run
 from tests.toys import CPU, FEATURES, Net, weights
 
 # A learning rate that goes wrong late: the best epoch is not the last.
@@ -99,7 +100,7 @@ def answers(checkpoint: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
 def test_the_test_set_is_used_once_on_the_chosen_weights(case: str, whole: Any) -> None:
     folder, diary, out = whole[case]
     count, _ = CASES[case]
-    rows, summary = rows_of(folder), summary_of(folder)
+    rows, summary = untimed_rows(folder), summary_of(folder)
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert {row["eval_samples"] for row in rows} == {HELD_OUT}
     assert summary["eval_loss"] == rows[-1]["eval_loss"]
@@ -146,7 +147,7 @@ def test_a_run_killed_around_its_test_is_tested(
     assert not of_the_test(folder) and summary_of(folder).get("outcome") != "finished"
     before = {p: p.read_text() for p in [folder.epochs, *map(folder.rank, range(count))]}
     observed = (read_json(folder.environment) or {})["observed"]
-    assert [row["epoch"] for row in rows_of(folder)] == [1, 2, 3]
+    assert [row["epoch"] for row in untimed_rows(folder)] == [1, 2, 3]
 
     done = script("vit", *argv, count=count)
     assert done.code == 0, done.err
@@ -207,7 +208,7 @@ def test_without_the_flag_nothing_is_tested(tmp_path: Path) -> None:
     data = (read_json(folder.environment) or {})["data"]
     assert not [name for name in data if name.startswith("validation")]
     # Each rank's own part of the 45: batches of 8 in turn, and the last 5.
-    (row,) = rows_of(folder)
+    (row,) = untimed_rows(folder)
     mine = [read_rows(folder.rank(rank))[0][0] for rank in (0, 1)]
     assert [each["eval_samples"] for each in mine] == [24, 21]
     for name in ("accuracy", "top5_accuracy"):

@@ -85,11 +85,12 @@ def _before(run: Run) -> Bytes:
 
 def over_ranks(ranks: Sequence[dict[str, Any]], per_node: int) -> dict[str, int | None]:
     """The fields of the epoch's row: sums over the ranks, and over the first rank of each node."""
-    payload, network = FIELDS
-    return {
-        payload: total([rank.get(payload) for rank in ranks]),
-        network: total([rank.get(network) for rank in ranks[::per_node]]),
-    }
+    payload, network = (
+        total([rank.get(FIELDS[0]) for rank in ranks]),
+        total([rank.get(FIELDS[1]) for rank in ranks[::per_node]]),
+    )
+    # Handed over and not sent: nodes on one machine, or a network that these counters do not see.
+    return {FIELDS[0]: payload, FIELDS[1]: None if payload and not network else network}
 
 
 def total(values: Sequence[int | None]) -> int | None:

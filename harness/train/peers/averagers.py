@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.optim.state_averager import TrainingStateAverager
@@ -47,11 +48,19 @@ class Gradients(_Grouped, GradientAverager):
 class Weights(_Grouped, TrainingStateAverager):
     count_peers: Callable[[], int] = staticmethod(lambda: 1)
     at_most_s = 0.0  # for an average
+    averaged_rounds = 0
 
     def step(self, **kwargs: Any) -> Any:
-        if kwargs.get("averaging_opts"):
-            kwargs["averaging_opts"] = {"timeout": self.at_most_s}
-        return super().step(**kwargs)
+        if not kwargs.get("averaging_opts"):
+            return super().step(**kwargs)
+        limit = kwargs["averaging_opts"] = {"timeout": self.at_most_s}
+        # hivemind would arrange it in the same way, and keep to itself what becomes of it.
+        control = kwargs["averaging_control"] = DecentralizedAverager.step(
+            self, gather=self.local_epoch + 1, require_trigger=True, wait=False, **limit
+        )
+        result = super().step(**kwargs)
+        self.averaged_rounds += succeeded(control)
+        return result
 
     def get_current_state(self) -> Any:
         with self.lock_optimizer:  # not in the middle of a step
@@ -64,6 +73,10 @@ class Weights(_Grouped, TrainingStateAverager):
         if self.local_epoch <= before and self.count_peers() > 1:
             time.sleep(RETRY_S)
             raise RuntimeError("no peer has given its state")  # and is asked again
+
+
+def succeeded(control: Any) -> bool:
+    return control.done() and not control.cancelled() and control.exception() is None
 
 
 class MissedError(Exception):

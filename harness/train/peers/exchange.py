@@ -21,7 +21,7 @@ from harness.train.traffic import interfaces_sent
 from harness.world import World
 
 TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
-COUNTS = ("samples", "fed", "loss", "payload", "network")
+COUNTS = ("samples", "fed", "loss", "payload", "network", "failed_averages")
 TOLD = ("peak_memory_gib", "user_s", "system_s")
 
 
@@ -135,7 +135,10 @@ class PeersExchange(Exchange):
         """The sums of the epoch over all peers; what the record is to know of them."""
         loss, _, *rest = totals
         self.loss += loss
-        values = (self.samples, self.fed, self.loss, self.payload_bytes or 0, self._network())
+        values = (
+            self.samples, self.fed, self.loss, self.payload_bytes or 0, self._network(),
+            self.optimizer.failed_averages,
+        )  # fmt: skip
         counts = dict(zip(COUNTS, values, strict=True))
         edges = [*self.peers.told.get("edges", []), [round(epoch, 6), *values]][-3:]
         peak = max(peak_memory_gib(self.run.args.device.type == "cuda", 1))
@@ -147,6 +150,7 @@ class PeersExchange(Exchange):
             "samples": int(found["samples"]),
             "fed_samples": int(found["fed"]),
             "peers": found["peers"],
+            "failed_averages": int(found["failed_averages"]),
             "payload_bytes": int(found["payload"]),
             "network_sent_bytes": int(found["network"]) if self.peers.shape.nodes > 1 else None,
         }

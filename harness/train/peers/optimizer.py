@@ -18,10 +18,17 @@ import hivemind
 import torch
 from hivemind.averaging.control import AveragingStage
 from hivemind.compression import CompressionBase, Float16Compression, NoCompression
-from hivemind.compression import Uniform8BitQuantization as Int8
 from torch import nn
 
-from harness.train.peers.averagers import LOOK_S, Gradients, MissedError, Progress, Weights
+from harness.train.peers.averagers import (
+    LOOK_S,
+    Gradients,
+    MissedError,
+    Progress,
+    Weights,
+    succeeded,
+)
+from harness.train.peers.int8 import Int8
 
 # To find each other: at 160 ms there and back a peer asks the table, connects and asks to join in
 # about ten round trips. Who is known is not waited for longer than it takes; this is for the dead.
@@ -42,7 +49,7 @@ def divisor(updates: int, most: int = STATE_EVERY) -> int:
 class PeerOptimizer(hivemind.Optimizer):
     """Counts what it averages."""
 
-    averaged_rounds = lone_rounds = dropped_samples = payload_bytes = 0
+    averaged_rounds = failed_averages = dropped_samples = payload_bytes = 0
     newest_update: Callable[[], int] = staticmethod(lambda: 0)
     count_peers: Callable[[], int] = staticmethod(lambda: 1)
 
@@ -97,16 +104,19 @@ class PeerOptimizer(hivemind.Optimizer):
             averager.expect(peers, self.local_epoch)
         # One that has been used would be taken for one that is arranged, and no average made.
         self.scheduled_grads = self.scheduled_state = None
-        before = self.averaged_rounds
+        before, weights_before = self.averaged_rounds, self.state_averager.averaged_rounds
         try:
             super()._update_global_epoch(grad_scaler)
         except MissedError:
             self.load_state_from_peers()
             return
-        if peers > 1 and self.use_gradient_averaging and self.averaged_rounds == before:
-            self.lone_rounds += 1
+        if peers > 1 and self.use_gradient_averaging:
+            self.failed_averages += self.averaged_rounds == before
         if peers > 1 and self.local_epoch % self.average_state_every == 0:
-            self.payload_bytes += sent_bytes(self.state_averager)
+            if self.state_averager.averaged_rounds > weights_before:
+                self.payload_bytes += sent_bytes(self.state_averager)
+            else:
+                self.failed_averages += 1
         self.look_again()
 
     def _average_gradients_and_load_into_optimizer(self, control: Any) -> None:
@@ -122,8 +132,7 @@ class PeerOptimizer(hivemind.Optimizer):
             with suppress(TimeoutError):
                 control.result(LOOK_S[0])
         super()._average_gradients_and_load_into_optimizer(control)
-        whole = control is not None and control.done() and not control.cancelled()
-        if whole and control.exception() is None:
+        if control is not None and succeeded(control):
             self.averaged_rounds += 1
             self.payload_bytes += sent_bytes(self.grad_averager)
 
