@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
 from harness.flags import parse
 from harness.records import RunFolder, read_json
 from harness.settings import UserError
 from tests.ranks import ranks, script
+from tests.test_compress import Arm, Given, flat, group
 from tests.toys import (
     CPU,
     Net,
@@ -207,3 +210,42 @@ def test_trap_17_weight_decay_of_embeddings_and_batchnorm(tmp_path: Path) -> Non
     # Ours: the same groups, so off unless asked for, and then on record.
     assert found[0.0] == {"groups": [0.0, 0.0], "recorded": 0.0}
     assert found[0.1] == {"groups": [0.1, 0.0], "recorded": 0.1}
+
+
+# ---- 27: PowerSGD ----
+
+
+def powersgd(epsilon: float | None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What comes and what is exact: two whole updates, one of zeros, three compressed ones."""
+    rank, found = group(), []
+    if epsilon is None:
+        arm = Arm("powersgd", [(40, 30)])
+        step = arm.step
+    else:
+        model = Given([(40, 30)])
+        ddp = DistributedDataParallel(model)
+        state = PowerSGDState(None, 1, start_powerSGD_iter=2, orthogonalization_epsilon=epsilon)
+        ddp.register_comm_hook(state, powerSGD_hook)
+
+        def step(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+            ddp.zero_grad()
+            ddp(gradients).backward()
+            return [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
+
+    for number in range(6):
+        size = 0.0 if number == 2 else 1.0
+        gradient = [size * torch.outer(torch.arange(1.0, 41.0), torch.ones(30))]
+        found.append((flat(step([g * (rank + 1) for g in gradient])), flat(gradient) * 1.5))
+    return found
+
+
+def test_trap_27_powersgd_does_not_outlive_a_gradient_of_zero() -> None:
+    by_default, never_nan, own = (ranks(2, powersgd, e)[0] for e in (0.0, 1e-8, None))
+    for came, true in own:
+        assert came == pytest.approx(true, rel=1e-5)
+    for came, true in by_default[:2]:
+        assert came == pytest.approx(true)
+    assert all(np.isnan(came).all() for came, _ in by_default[2:])
+    # The other way of torch's: from then on nothing is sent at all, and everything is owed.
+    for came, true in never_nan[3:]:
+        assert not came.any() and true.any()

@@ -12,7 +12,6 @@ import shlex
 import signal
 import socket
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -25,8 +24,6 @@ from harness.flags import to_argv
 from harness.peers import INSTALL
 from harness.settings import Settings, UserError
 
-# Of torch, about what hivemind packs with.
-warnings.filterwarnings("ignore", message=".*quantize_per_tensor.*")
 try:
     import hivemind
     from hivemind.p2p import P2P, PeerID
