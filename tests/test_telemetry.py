@@ -1,0 +1,255 @@
+"""What is read of devices and nodes, and how it is added up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+
+from harness.train.telemetry import gpus as gpus_of
+from harness.train.telemetry import node as node_of
+from harness.train.telemetry.gpus import READINGS, SLICE, Gpus
+from harness.train.telemetry.node import Node
+from harness.train.telemetry.sampler import Sampler
+from harness.train.telemetry.watch import Watch
+from harness.train.telemetry.window import summed_up
+
+# ---- adding up ----
+
+
+def test_what_grows_is_what_it_grew_and_all_else_is_mean_p95_and_max() -> None:
+    readings = [
+        {"power_w": 900.0, "energy_j": 10.0, "throttled": ["heat"]},  # where it begins
+        *({"power_w": float(w), "energy_j": 10.0 + w, "throttled": []} for w in range(1, 20)),
+        {"power_w": 100.0, "energy_j": 110.0, "throttled": ["power_cap"]},
+    ]
+    found = summed_up(readings)
+    assert found["energy_j"] == 100
+    assert found["power_w"] == {"mean": (sum(range(1, 20)) + 100) / 20, "p95": 19, "max": 100}
+    assert found["throttled"] == {"power_cap": 1 / 20}
+
+
+def test_what_is_not_known_is_none() -> None:
+    found = summed_up([
+        {"power_w": None, "energy_j": None, "throttled": None},
+        {"power_w": None, "energy_j": 5.0, "throttled": None},
+    ])  # fmt: skip
+    assert found == {"power_w": None, "energy_j": None, "throttled": None}
+    some = summed_up([{"power_w": 1.0}, {"power_w": None}, {"power_w": 3.0}, {"power_w": 5.0}])
+    assert some["power_w"] == {"mean": 4, "p95": 5, "max": 5}
+    # A counter that began again from nothing: how much it grew is lost.
+    assert summed_up([{"energy_j": 7.0}, {"energy_j": 3.0}])["energy_j"] is None
+
+
+# ---- devices ----
+
+
+class Driver:
+    """Two cards; the second is cut into slices, one of which is used, and tells no utilisation."""
+
+    NVMLError, NVMLError_NotSupported = pynvml.NVMLError, pynvml.NVMLError_NotSupported
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+    energy_mj = 5_000_000
+    flaky = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("nvmlClocksThrottleReason"):
+            return getattr(pynvml, name)
+        raise AttributeError(name)
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in ("GPU-one", "MIG-part"):
+            raise pynvml.NVMLError_NotFound
+        return uuid
+
+    def nvmlDeviceGetUtilizationRates(self, device: str) -> Any:
+        if device == "MIG-part":
+            raise pynvml.NVMLError_NotSupported
+        if self.flaky:
+            raise pynvml.NVMLError_Unknown
+        return SimpleNamespace(gpu=73)
+
+    def nvmlDeviceGetMemoryInfo(self, device: str) -> Any:
+        return SimpleNamespace(used=3 * 2**30)
+
+    def nvmlDeviceGetPowerUsage(self, device: str) -> int:
+        return 412_500
+
+    def nvmlDeviceGetTemperature(self, device: str, which: int) -> int:
+        return 61
+
+    def nvmlDeviceGetClockInfo(self, device: str, which: int) -> int:
+        return {1: 1980, 2: 3201}[which]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: str) -> int:
+        self.energy_mj += 1500
+        return self.energy_mj
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: str) -> int:
+        return int(
+            pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonGpuIdle
+        )
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver()
+    monkeypatch.setattr(gpus_of, "pynvml", found)
+    return found
+
+
+def test_a_device_in_the_units_that_its_names_say(driver: Driver) -> None:
+    gpus = Gpus(["GPU-one"])
+    (found,) = gpus.read()
+    assert found == {
+        "utilisation_percent": 73, "memory_gib": 3, "power_w": 412.5, "temperature_c": 61,
+        "sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "energy_j": 5001.5,
+        "throttled": ["power_cap"],  # being idle is no throttling
+    }  # fmt: skip
+    assert gpus.missing == {} and found.keys() == READINGS.keys()
+
+
+def test_what_now_fails_is_asked_again(driver: Driver) -> None:
+    gpus = Gpus(["one"])  # as CUDA names it
+    driver.flaky = True
+    assert gpus.read()[0]["utilisation_percent"] is None and gpus.missing == {}
+    driver.flaky = False
+    assert gpus.read()[0]["utilisation_percent"] == 73
+
+
+def test_a_slice_of_a_card_has_memory_and_nothing_else(driver: Driver) -> None:
+    gpus = Gpus(["part"])
+    (found,) = gpus.read()
+    assert {name for name, value in found.items() if value is not None} == {"memory_gib"}
+    assert gpus.missing["energy_j"] == gpus.missing["power_w"] == SLICE
+    assert "Not Supported" in gpus.missing["utilisation_percent"]
+
+
+def test_no_driver_and_an_unknown_device_are_said(driver: Driver) -> None:
+    unknown = Gpus(["GPU-other"])
+    assert unknown.read() == [] and "Not Found" in unknown.missing["power_w"]
+    assert Gpus([]).missing == {}
+
+
+# ---- the node ----
+
+
+def rapl(folder: Path, *counters: int) -> Path:
+    for number, now in enumerate(counters):
+        domain = folder / f"intel-rapl:{number}"
+        (domain / "intel-rapl:0:0").mkdir(parents=True, exist_ok=True)
+        (domain / "max_energy_range_uj").write_text("1000000\n")
+        (domain / "energy_uj").write_text(f"{now}\n")
+    return folder
+
+
+def test_energy_of_processors_goes_on_where_their_counters_begin_again(tmp_path: Path) -> None:
+    node = Node(rapl=rapl(tmp_path, 900_000, 100_000))
+    first = node.read()["cpu_energy_j"]
+    rapl(tmp_path, 100_000, 300_000)
+    second = node.read()["cpu_energy_j"]
+    rapl(tmp_path, 50_000, 300_000)
+    assert second - first == pytest.approx(0.2 + 0.2)
+    assert node.read()["cpu_energy_j"] - second == pytest.approx(0.95)
+
+
+def test_what_a_node_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(interface="nowhere0", rapl=tmp_path)
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda: None)
+    found = node.read()
+    unknown = {name for name, value in found.items() if value is None}
+    assert unknown == node.missing.keys() == {
+        "cpu_energy_j", "disk_read_bytes", "disk_written_bytes", "network_sent_bytes",
+        "network_received_bytes",
+    }  # fmt: skip
+    assert "nowhere0" in node.missing["network_sent_bytes"]
+    node = Node(rapl=rapl(tmp_path, 5))
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("nonsense")
+    assert node.read()["cpu_energy_j"] is None and "energy_uj" in node.missing["cpu_energy_j"]
+
+
+def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {n: SimpleNamespace(bytes_sent=s, bytes_recv=2 * s)
+                for n, s in (("lo", 7), ("eth0", 10), ("eth1", 100))}  # fmt: skip
+    monkeypatch.setattr(node_of.psutil, "net_io_counters", lambda pernic: dict(counters))
+    assert Node()._network() == (110, 220)
+    assert Node(interface="eth1")._network() == (100, 200)
+    assert Node(interface="lo")._network() == (7, 14)  # where training uses it
+
+
+# ---- the process ----
+
+
+def test_an_edge_is_about_what_was_since_the_last(driver: Driver, tmp_path: Path) -> None:
+    file = tmp_path / "node_0.jsonl"
+    sampler = Sampler(Gpus(["one"]), Node(rapl=tmp_path), file)
+    sampler.look()
+    first = sampler.edge()
+    assert first["readings"] == 2 and first["gpus"][0]["energy_j"] == 3.0
+    second = sampler.edge()
+    assert second["readings"] == 1 and second["gpus"][0]["energy_j"] == 1.5
+    assert second["node"]["cpu_energy_j"] is None
+    assert "cpu_energy_j" in second["missing"]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) == 4 and rows[0]["gpus"][0]["power_w"] == 412.5
+
+
+def burn(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
+    watch = Watch([], 0.05, tmp_path / "telemetry" / "node_0.jsonl")
+    try:
+        assert watch.edge() is not None
+        burn(1.0)
+        found = watch.edge()
+        assert found is not None and found["gpus"] == []
+        assert found["seconds"] >= 1 and found["readings"] >= 5
+        share = 100 / (psutil.cpu_count() or 1)
+        assert found["node"]["cpu_percent"]["mean"] > 0.5 * share
+        assert 0 < found["node"]["memory_gib"]["max"] < psutil.virtual_memory().total / 2**30
+    finally:
+        watch.close()
+    assert watch.process.poll() == 0
+    assert len((tmp_path / "telemetry" / "node_0.jsonl").read_text().splitlines()) > 5
+
+
+def test_a_sampler_that_is_gone_stops_nothing() -> None:
+    watch = Watch([], 1.0, None)
+    assert watch.edge() is not None
+    watch.process.kill()
+    watch.process.wait()
+    assert watch.edge() is None and "gone" in str(watch.lost)
+    assert watch.edge() is None
+
+
+def test_a_sampler_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        watch = Watch([], 1.0, None)
+        watch.edge()
+        os.write(write_end, str(watch.process.pid).encode())
+        time.sleep(60)
+        os._exit(0)
+    sampler = psutil.Process(int(os.read(read_end, 32)))
+    assert sampler.is_running() and sys.executable
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    sampler.wait(5)
