@@ -21,7 +21,8 @@ from harness.train.data import Data
 from harness.train.metrics import BatchMetrics
 from harness.train.parallel import in_turn
 from harness.train.process import leave
-from harness.train.run import Run, start
+from harness.train.run import Run
+from harness.train.start import start
 from harness.train.texts import load_texts
 from harness.train.trainer import ExactTrainer
 from logcallback import LogCallback

@@ -22,7 +22,8 @@ from harness.train.images import load_images
 from harness.train.metrics import BatchMetrics
 from harness.train.parallel import in_turn
 from harness.train.process import leave
-from harness.train.run import Run, start
+from harness.train.run import Run
+from harness.train.start import start
 from harness.train.trainer import ExactTrainer
 from logcallback import LogCallback
 

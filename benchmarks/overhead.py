@@ -45,7 +45,7 @@ from harness.train.console import Console
 from harness.train.environment import environment
 from harness.train.images import load_images
 from harness.train.metrics import BatchMetrics
-from harness.train.run import start
+from harness.train.start import start
 from harness.train.texts import load_texts
 from harness.train.trainer import EpochOrder, ExactTrainer
 from logcallback import LogCallback

@@ -102,7 +102,7 @@ def train(folder: str, flags: list[str], asked: argparse.Namespace) -> float:
     from harness.train.images import load_images
     from harness.train.metrics import BatchMetrics
     from harness.train.models import build
-    from harness.train.run import start
+    from harness.train.start import start
     from logcallback import LogCallback
 
     trainers.link_of_run = lambda *given: None  # not the subject, and it takes its time

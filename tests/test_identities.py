@@ -67,7 +67,7 @@ def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[f
     from harness.train import models
     from harness.train.data import Indices
     from harness.train.metrics import BatchMetrics
-    from harness.train.run import start
+    from harness.train.start import start
     from harness.train.trainer import ExactTrainer
 
     _, batch, acc = split
@@ -170,7 +170,7 @@ def refusal(folder: str) -> str:
     """Ask for one strategy and let another run."""
     from harness.flags import parse
     from harness.train import models, parallel
-    from harness.train.run import start
+    from harness.train.start import start
 
     run = start(parse("vit", ["--tiny", "--o", folder]))
     assert run is not None
@@ -196,7 +196,7 @@ def fed(folder: str, tail: str) -> tuple[dict[str, Any], list[list[int]]]:
     from harness.train.metrics import BatchMetrics
     from harness.train.models import build
     from harness.train.parallel import in_turn
-    from harness.train.run import start
+    from harness.train.start import start
     from harness.train.trainer import ExactTrainer
 
     argv = ["--tiny", "--tail", tail, "--train_size", "100", "--b", "16", "--o", folder]
@@ -254,7 +254,7 @@ def other_precision(folder: str) -> str:
     from harness.train.images import load_images
     from harness.train.metrics import BatchMetrics
     from harness.train.models import build
-    from harness.train.run import start
+    from harness.train.start import start
     from harness.train.trainer import ExactTrainer
 
     argv = ["--tiny", "--train_size", "32", "--test_size", "32", "--save", "none", "--o", folder]

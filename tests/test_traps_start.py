@@ -25,7 +25,7 @@ from harness.flags import parse
 from harness.settings import UserError
 from harness.train import models, sources
 from harness.train.arguments import training_arguments
-from harness.train.run import start
+from harness.train.start import start
 from tests.ranks import ROOT, ranks
 from tests.toys import (
     CPU,

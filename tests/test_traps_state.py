@@ -20,7 +20,7 @@ from harness.flags import parse
 from harness.settings import UserError
 from harness.train import models
 from harness.train.images import load_images
-from harness.train.run import start
+from harness.train.start import start
 from tests.ranks import ROOT, ranks, script
 from tests.toys import (
     CPU,

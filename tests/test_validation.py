@@ -164,7 +164,7 @@ def test_a_run_killed_around_its_test_is_tested(
 
 def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
     """Each rank has other weights, and rank 0 alone the file with the ones to load."""
-    from harness.train.run import start
+    from harness.train.start import start
 
     argv = ["--tiny", "--strategy", strategy, "--save", "none", "--o", folder]
     run = start(parse("vit", argv))

@@ -32,7 +32,8 @@ from harness.flags import parse
 from harness.records import read_json, read_rows
 from harness.train.data import cut_tail
 from harness.train.metrics import BatchMetrics
-from harness.train.run import Run, start
+from harness.train.run import Run
+from harness.train.start import start
 from harness.train.trainer import ExactTrainer
 from logcallback import LogCallback
 
