@@ -195,9 +195,11 @@ def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_edge_is_about_what_was_since_the_last(driver: Driver, tmp_path: Path) -> None:
     file = tmp_path / "node_0.jsonl"
-    sampler = Sampler(Gpus(["one"]), Node(rapl=tmp_path), file)
+    sampler = Sampler(Gpus(["one"]), Node(rapl=tmp_path))
     sampler.look()
+    sampler.keep(file)
     first = sampler.edge()
+    assert first["lowest_power_w"] == 412.5
     assert first["readings"] == 2 and first["gpus"][0]["energy_j"] == 3.0
     second = sampler.edge()
     assert second["readings"] == 1 and second["gpus"][0]["energy_j"] == 1.5
@@ -214,12 +216,14 @@ def burn(seconds: float) -> None:
 
 
 def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
-    watch = Watch([], 0.05, tmp_path / "telemetry" / "node_0.jsonl")
+    watch = Watch([], 0.05)
+    assert not any(tmp_path.iterdir())
+    watch.keep(tmp_path / "telemetry" / "node_0.jsonl")
     try:
         assert watch.edge() is not None
         burn(1.0)
         found = watch.edge()
-        assert found is not None and found["gpus"] == []
+        assert found is not None and found["gpus"] == [] and found["lowest_power_w"] is None
         assert found["seconds"] >= 1 and found["readings"] >= 5
         share = 100 / (psutil.cpu_count() or 1)
         assert found["node"]["cpu_percent"]["mean"] > 0.5 * share
@@ -231,7 +235,7 @@ def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
 
 
 def test_a_sampler_that_is_gone_stops_nothing() -> None:
-    watch = Watch([], 1.0, None)
+    watch = Watch([], 1.0)
     assert watch.edge() is not None
     watch.process.kill()
     watch.process.wait()
@@ -243,7 +247,7 @@ def test_a_sampler_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        watch = Watch([], 1.0, None)
+        watch = Watch([], 1.0)
         watch.edge()
         os.write(write_end, str(watch.process.pid).encode())
         time.sleep(60)

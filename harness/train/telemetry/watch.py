@@ -20,13 +20,8 @@ ANSWER_S = 5.0
 class Watch:
     """Starts a sampler; asked at the edges of epochs, never inside a step."""
 
-    def __init__(
-        self, uuids: list[str], every_s: float, file: Path | None, interface: str | None = None
-    ) -> None:
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        asked = {"uuids": uuids, "every_s": every_s, "interface": interface, "parent": os.getpid(),
-                 "file": str(file) if file is not None else None}  # fmt: skip
+    def __init__(self, uuids: list[str], every_s: float, interface: str | None = None) -> None:
+        asked = {"uuids": uuids, "every_s": every_s, "interface": interface, "parent": os.getpid()}
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.lost: str | None = None  # why there is nothing more to be had
         self.process = subprocess.Popen(
@@ -42,21 +37,38 @@ class Watch:
         assert self.process.stdout is not None
         self.answers.register(self.process.stdout, selectors.EVENT_READ)
 
+    def keep(self, file: Path) -> None:
+        """Every reading, a line each, from the first one on."""
+        self._ask(f"keep {file.absolute()}")
+
     def edge(self) -> dict[str, Any] | None:
         """What has been since this was asked before; None when the sampler is gone."""
-        if self.lost is not None:
+        if not self._ask("edge"):
             return None
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdout is not None
         try:
-            self.process.stdin.write("edge\n")
-            self.process.stdin.flush()
             line = self.process.stdout.readline() if self.answers.select(ANSWER_S) else ""
             found: dict[str, Any] = json.loads(line)
         except (OSError, ValueError):
-            self.lost = "the process that looks at the machine is gone or does not answer"
-            self.close()
+            self._give_up()
             return None
         return found
+
+    def _ask(self, words: str) -> bool:
+        if self.lost is not None:
+            return False
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(words + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            self._give_up()
+            return False
+        return True
+
+    def _give_up(self) -> None:
+        self.lost = "the process that looks at the machine is gone or does not answer"
+        self.close()
 
     def close(self) -> None:
         """It ends at the end of its input."""
