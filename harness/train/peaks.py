@@ -42,11 +42,15 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("rtx 3080", {"bf16": 59.5, "fp16": 59.5, "tf32": 29.8, "fp32": 29.8}),
 )
 
+# What makes another device of a name.
+OTHER_MODELS = ("ti ", "super ", "laptop ", "d ", "mobile ", "max ")
+
 
 def peak_tflops(device: str, precision: str) -> float | None:
     """Of a device by its name; None where it is not in the table, or has no such format."""
     name = f" {re.sub(r'[^a-z0-9]+', ' ', device.lower())} "
     for part, by_format in PEAKS:
-        if f" {part} " in name:
+        before, found, after = name.partition(f" {part} ")
+        if found and not after.startswith(OTHER_MODELS):
             return by_format.get(precision)
     return None
