@@ -50,7 +50,7 @@ def peak_tflops(device: str, precision: str) -> float | None:
     """Of a device by its name; None where it is not in the table, or has no such format."""
     name = f" {re.sub(r'[^a-z0-9]+', ' ', device.lower())} "
     for part, by_format in PEAKS:
-        before, found, after = name.partition(f" {part} ")
+        _, found, after = name.partition(f" {part} ")
         if found and not after.startswith(OTHER_MODELS):
             return by_format.get(precision)
     return None
