@@ -22,9 +22,10 @@ from harness.records import SCHEMA, RunFolder, read_json, write_json
 from harness.train import rows
 from harness.train.clock import StepClock
 from harness.train.cpu import CpuTime, of_all_ranks
-from harness.train.environment import environment, recorded_settings
+from harness.train.environment import environment, facts_of, recorded_settings
 from harness.train.memory import forget_peak_memory, peak_memory_gib
 from harness.train.run import Run
+from harness.train.telemetry.session import Seen, facts_of_nodes, row_fields
 from harness.train.traffic import over_ranks, traffic_of
 from harness.world import World, world_of
 
@@ -42,6 +43,7 @@ class LogCallback(TrainerCallback):
         self.began_s = run.began_s if isinstance(run, Run) else time.perf_counter()
         self.cpu = run.cpu if isinstance(run, Run) else CpuTime(self.world.size)
         self.clock = StepClock(cuda=False)
+        self.seen: Seen | None = None  # of this node, by a process of its own
         # Of the epoch that has ended, not yet written: the run's row and this rank's.
         self.row = rows.Pending(self.folder.epochs)
         self.mine = rows.Pending(self.folder.rank(self.world.rank))
@@ -76,6 +78,11 @@ class LogCallback(TrainerCallback):
         self.first_update = state.global_step
         self.before = self.run.epoch_so_far if self.run is not None else {}
         self.mine.begin(goes_on=self.run is not None or self.first_update > 0)
+        self.seen = self.seen or Seen(self.run, self.world, self.devices)
+        seen = self.seen.begin(self.folder)
+        self.seen_before = facts_of_nodes(
+            self.seen.hz, of_all_ranks(seen, self.world.size, self.run)
+        )
         if not state.is_world_process_zero:
             return
         if self.run is None and self.first_update == 0 and self.folder.settings.is_file():
@@ -106,20 +113,14 @@ class LogCallback(TrainerCallback):
 
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""
-        facts: dict[str, Any] = {
-            "nodes": self.world.nodes,
-            "processes_per_node": self.world.per_node,
+        facts = {
+            **facts_of(self.run, self.world),
             "effective_batch": self.batch,
             "updates": state.max_steps,
             "first_learning_rate": self.first_learning_rate,
             "timing_warmup_steps": self.steps_left_out,
+            **self.seen_before,
         }
-        if self.run is not None:
-            facts |= {
-                "observed": self.run.observed,
-                "link": self.run.link,
-                "data": self.run.data_facts,
-            }
         write_json(self.folder.environment, {**self.machine, **facts})
 
     # ---- an epoch ----
@@ -130,6 +131,7 @@ class LogCallback(TrainerCallback):
         self.updates_before = state.global_step
         if self.clock.cuda:
             forget_peak_memory(self.devices)
+        self.seen.epoch_begins()
         self.clock.start()
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -184,6 +186,7 @@ class LogCallback(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s, sent = self.clock.stop(), self.clock.traffic.stop()
+        seen = self.seen.epoch_ended()
         steps = self.clock.steps()
         self.of_peers = self.run.of_peers if self.run is not None else {}
         if samples := self.of_peers.get("samples"):
@@ -196,7 +199,7 @@ class LogCallback(TrainerCallback):
         peaks = peak_memory_gib(self.clock.cuda, self.devices)
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
         mine = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
-        self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own(), **sent}
+        self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own(), **sent, **seen}
         everyone = of_all_ranks(self.mine.row, self.world.size, self.run)
         self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
@@ -235,6 +238,7 @@ class LogCallback(TrainerCallback):
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
             "peak_memory_gib_per_rank": rows.peaks_of(everyone, peaks),
             **over_ranks(everyone, self.world.per_node),
+            **row_fields(everyone, self.world.per_node),
             **self.of_peers,
         }
 

@@ -65,6 +65,9 @@ class RunFolder:
     def progress(self) -> Path:
         return self.path / "progress.json"
 
+    def telemetry(self, node: int) -> Path:
+        return self.path / "telemetry" / f"node_{node}.jsonl"
+
     def rank(self, rank: int) -> Path:
         return self.path / "ranks" / f"rank_{rank}.jsonl"
 

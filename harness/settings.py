@@ -232,6 +232,11 @@ class Settings:
     log_every: int = flag(
         50, "count", "Running", "updates between log entries", names=("logging_steps",)
     )
+    telemetry_hz: float = flag(
+        1.0, "rate", "Running",
+        "how often a process of its own looks at devices and nodes, in times a second; 0: never",
+        identity=False,
+    )  # fmt: skip
     save: str = flag(
         "last", "text", "Running",
         "checkpoints after each epoch, from which a broken-off run goes on: none, the last, "

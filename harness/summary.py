@@ -13,6 +13,8 @@ QUALITY = (
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
 
+SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
+
 
 def write_summary(
     folder: RunFolder,
@@ -52,16 +54,22 @@ def write_summary(
             "peak_memory_gib": max(
                 (m for row in rows for m in row["peak_memory_gib_per_rank"]), default=None
             ),
-            **{name: _sum_of(rows, name) for name in ("payload_bytes", "network_sent_bytes")},
+            **{name: _sum_of(rows, name) for name in SUMS},
+            "joules_per_sample": _share(_sum_of(rows, "energy_j"), rows),
             **(facts or {}),
         },
     )
 
 
-def _sum_of(rows: list[dict[str, Any]], name: str) -> int | None:
+def _sum_of(rows: list[dict[str, Any]], name: str) -> float | None:
     """Unknown where one row does not know it, or there is none."""
     known = [row[name] for row in rows if row.get(name) is not None]
     return sum(known) if known and len(known) == len(rows) else None
+
+
+def _share(total: float | None, rows: list[dict[str, Any]]) -> float | None:
+    samples = sum(row["samples"] for row in rows)
+    return total / samples if total is not None and samples else None
 
 
 def finish(

@@ -115,5 +115,6 @@ KINDS: dict[str, Any] = {
     "seed": lambda name, text: _whole(name, text, 0, 2**32 - 1),
     "size": lambda name, text: text if text == "all" else _whole(name, text, 1),
     "positive": lambda name, text: _real(name, text, 0.0, float("inf"), "above 0"),
+    "rate": lambda name, text: _real(name, text, 0.0, 100.0, "at least 0 and below 100"),
     "share": lambda name, text: _real(name, text, 0.0, 1.0, "at least 0 and below 1"),
 }

@@ -51,6 +51,14 @@ def environment() -> dict[str, Any]:
     }
 
 
+def facts_of(run: Any, world: Any) -> dict[str, Any]:
+    """What was checked or derived when the run began; less is known of a Trainer on its own."""
+    found = {"nodes": world.nodes, "processes_per_node": world.per_node}
+    if run is not None:
+        found |= {"observed": run.observed, "link": run.link, "data": run.data_facts}
+    return found
+
+
 def launch() -> dict[str, Any] | None:
     """What a sweep says of how it started this run; null for a run of its own."""
     said = os.environ.get("HARNESS_LAUNCH")

@@ -31,6 +31,7 @@ from harness.train.disks import hand_out
 from harness.train.failure import record_failure
 from harness.train.outcome import Stopped, outcome_of
 from harness.train.restarts import Launch, wait_for_peers
+from harness.train.telemetry.watch import Watch
 from harness.world import World
 
 # In a checkpoint's folder, written last: without it the checkpoint is not whole.
@@ -62,6 +63,7 @@ class Run:
     cpu: CpuTime = field(init=False)
     previous_handlers: dict[int, Any] = field(default_factory=dict)
     stop_showing: Callable[[], None] = lambda: None  # gives the terminal back
+    watch: Watch | None = None  # of this node, on its first process
     lock: Lock | None = None  # of the run's folder, held by rank 0 as long as it lives
     launch: Launch | None = None  # of a run that torchrun goes on with when processes are lost
     attempt: int = 0  # of a training that has begun
@@ -180,6 +182,8 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         self.stop_showing()
+        if self.watch is not None:
+            self.watch.close()
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.
             for number in self.previous_handlers:

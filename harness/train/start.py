@@ -25,6 +25,7 @@ from harness.train.disks import follow_leader
 from harness.train.process import quiet
 from harness.train.restarts import launch_of, warn
 from harness.train.run import Run, from_leader
+from harness.train.telemetry.session import open_watch
 from harness.world import place, world_of
 
 
@@ -72,6 +73,7 @@ def start(settings: Settings) -> Run | None:
         return None
     if peers is not None and not peers.open():
         return None
+    run.watch = open_watch(settings.telemetry_hz, world, max(args.n_gpu, 1))
     follow_leader(folder, world)
     if dist.is_initialized():
         dist.barrier()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from harness.records import RunFolder
 from harness.train.link import interface
 from harness.train.telemetry.told import epoch_fields
 from harness.train.telemetry.watch import Watch
 from harness.world import World
+
+HZ = 1.0  # where no settings say it
 
 
 def open_watch(hz: float, world: World, devices: int = 1) -> Watch | None:
@@ -46,14 +48,16 @@ def uuids(devices: int) -> list[str]:
 class Seen:
     """What a recorder asks of it, at the edges of epochs."""
 
-    def __init__(self, watch: Watch | None, hz: float) -> None:
-        self.watch, self.hz = watch, hz
+    def __init__(self, run: Any, world: World, devices: int) -> None:
+        self.world = world
+        self.hz = HZ if run is None else run.settings.telemetry_hz
+        self.watch = open_watch(HZ, world, devices) if run is None else run.watch
 
-    def begin(self, file: Path) -> dict[str, Any]:
+    def begin(self, folder: RunFolder) -> dict[str, Any]:
         """Training is about to begin: of this node, what was seen until now."""
         if self.watch is None:
             return {}
-        self.watch.keep(file)
+        self.watch.keep(folder.telemetry(self.world.rank // self.world.per_node))
         told = self.watch.edge()
         if told is None:
             return {}
@@ -70,12 +74,13 @@ class Seen:
         return {} if told is None else {"telemetry": told}
 
 
-def facts(hz: float, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+def facts_of_nodes(hz: float, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """For the record: how often was looked, what could not be seen, what devices take when idle."""
-    idle = [node.get("idle_power_w") for node in nodes]
+    nodes = [told for told in ranks if told]  # the others do not watch
+    idle = [node["idle_power_w"] for node in nodes]
     missing: dict[str, str] = {}
     for node in nodes:
-        missing |= node.get("missing", {})
+        missing |= node["missing"]
     return {
         "telemetry_hz": hz,
         "telemetry_missing": missing,
