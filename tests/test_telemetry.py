@@ -20,6 +20,7 @@ from harness.train.telemetry import node as node_of
 from harness.train.telemetry.gpus import READINGS, SLICE, Gpus
 from harness.train.telemetry.node import Node
 from harness.train.telemetry.sampler import Sampler
+from harness.train.telemetry.told import epoch_fields
 from harness.train.telemetry.watch import Watch
 from harness.train.telemetry.window import summed_up
 
@@ -257,3 +258,33 @@ def test_a_sampler_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     sampler.wait(5)
+
+
+# ---- all nodes together ----
+
+
+def told(power: float, energy: float | None, sent: int) -> dict[str, Any]:
+    spread = {"mean": power, "p95": 2 * power, "max": 3 * power}
+    card = {"power_w": spread, "energy_j": energy, "throttled": {"heat": power / 1000}}
+    return {"gpus": [card], "node": {"cpu_percent": None, "network_sent_bytes": sent}}
+
+
+def test_devices_of_all_nodes_make_one_row() -> None:
+    found = epoch_fields([told(100, 5.0, 7), told(300, 6.0, 8)])
+    assert found == {
+        "gpu": {
+            "power_w": {"mean": 200, "p95": 600, "max": 900},
+            "energy_j": 11.0,
+            "throttled": {"heat": 0.3},
+        },
+        "node": {"cpu_percent": None, "network_sent_bytes": 15},
+        "energy_j": 11.0,
+    }
+
+
+def test_a_part_is_never_taken_for_the_whole() -> None:
+    assert epoch_fields([told(100, 5.0, 7), told(300, None, 8)])["energy_j"] is None
+    nothing = {"gpu": None, "node": None, "energy_j": None}
+    assert epoch_fields([told(100, 5.0, 7), None]) == nothing == epoch_fields([None])
+    on_cpu = epoch_fields([told(100, 5.0, 7) | {"gpus": []}])
+    assert on_cpu["gpu"] is on_cpu["energy_j"] is None and on_cpu["node"] is not None
