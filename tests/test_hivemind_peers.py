@@ -16,6 +16,7 @@ from harness.flags import parse
 from harness.peers import INSTALL, addresses_to_join
 from harness.records import read_json, read_rows
 from harness.settings import UserError
+from harness.train.data import cut_tail
 from harness.world import World, place
 from tests import peers
 from tests.ranks import ran, run_script
@@ -58,6 +59,13 @@ def updates(folder: Path) -> int:
 def test_what_peers_cannot_do_is_refused(flags: list[str], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         parse("vit", [*TINY, *flags], {})
+
+
+def test_too_few_samples_for_an_update_are_refused() -> None:
+    settings = place(parse("vit", [*TINY, "--target_batch", "500"], {}), World())
+    assert cut_tail(settings, 1437, 1) == 1000
+    with pytest.raises(UserError, match="--target_batch 500: there are 499 training samples"):
+        cut_tail(settings, 499, 1)
 
 
 def test_addresses_come_from_the_flag_or_the_variable() -> None:
