@@ -50,3 +50,22 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     ranks = [read_rows(folder.rank(rank))[0] for rank in range(3)]
     assert len(ranks[0]) == len(ranks[1]) == 6 and 1 <= len(ranks[2]) < 6
     assert "eval_accuracy" in ranks[0][0] and "eval_accuracy" not in ranks[1][0]
+
+
+@pytest.mark.slow
+def test_without_emulated_nodes_peers_share_this_machine(tmp_path: Path) -> None:
+    text = (
+        "script: vit\nsettings: {strategy: hivemind, setup: 3_1, per_gpu_batch: 16, "
+        "target_batch: 192, local_updates: true, epochs: 2}"
+    )
+    out = tmp_path / "out"
+    runner = start(sweep_file(tmp_path, text), out, "--tiny", "--oversubscribe")
+    everyone = psutil.Process(runner.pid)
+    printed, err = runner.communicate(timeout=200)
+    assert runner.returncode == 0 and not everyone.is_running(), printed + err
+    (folder,) = find_runs(out)
+    rows, _ = read_rows(folder.epochs)
+    assert [row["peers"] for row in rows] == [3, 3]
+    assert all(row["network_sent_bytes"] is None for row in rows)
+    environment = read_json(folder.environment) or {}
+    assert environment["nodes"] == 3 and environment["launch"]["launcher"] == "local"
