@@ -39,7 +39,7 @@ class Local(Machines):
         return [" ".join([*words, command]).replace("$MASTER", "127.0.0.1") for command in found]
 
     def open(self, jobs: Sequence[Job]) -> None:
-        self.count = max((job.nodes for job in jobs), default=1)
+        self.count = max((job.nodes for job in jobs if job.peers), default=1)
 
     def nodes(self) -> list[Node]:
         return [Node() for _ in range(self.count)]
