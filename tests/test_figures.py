@@ -12,7 +12,11 @@ from harness.read import load_sweep, load_sweep_runs
 from harness.read.figures import main, propagation
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
-FIGURES = {"propagation-tiny": "propagation.png", "slow_links-tiny": "strategies.png"}
+FIGURES = {
+    "propagation-tiny": "propagation.png",
+    "slow_links-tiny": "strategies.png",
+    "slow_links_four-tiny": "strategies.png",
+}
 
 
 def test_every_run_is_a_point_and_every_mean_on_a_line(root: Path) -> None:

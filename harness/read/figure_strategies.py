@@ -87,6 +87,7 @@ def strategies(sweep: Sweep) -> Figure:
         for name, (colour, marker, dash) in styles.items()
     ]
     wide = len(marks) if len(marks) < 5 else (len(marks) + 1) // 2
+    wide = min(wide, 2 * len(columns))
     figure.legend(handles=marks, loc="outside upper center", ncols=wide, frameon=False, fontsize=9)
     return figure
 
