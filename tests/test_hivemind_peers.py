@@ -234,9 +234,9 @@ def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_recorder_the_others_end_and_say_so(tmp_path: Path) -> None:
-    first = vit(tmp_path / "first", "--epochs", "6")
+    first = vit(tmp_path / "first", "--epochs", "20")
     join = ["--initial_peers", first.address()]
-    second = vit(tmp_path / "second", "--epochs", "6", *join)
+    second = vit(tmp_path / "second", "--epochs", "20", *join)
     wait_for(lambda: list((tmp_path / "second").glob("out/*/*/*/ranks/rank_1.jsonl")))
     first.kill()
     assert second.code(120) == 1
