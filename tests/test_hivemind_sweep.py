@@ -11,16 +11,21 @@ from harness.records import find_runs, read_json, read_rows
 from tests.sweeps import gone, start, sweep_file, wait_for
 
 
+def three_peers(folder: Path, **more: object) -> Path:
+    named = "".join(f", {name}: {value}" for name, value in more.items())
+    return sweep_file(
+        folder,
+        "script: vit\nsettings: {strategy: hivemind, setup: 3_1, per_gpu_batch: 16, "
+        f"target_batch: 192, local_updates: true{named}}}",
+    )
+
+
 @pytest.mark.root
 @pytest.mark.slow
 def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path) -> None:
-    text = (
-        "script: vit\nsettings: {strategy: hivemind, setup: 3_1, link: 2ms, per_gpu_batch: 16, "
-        "target_batch: 192, local_updates: true, epochs: 6}"
-    )
     out = tmp_path / "out"
     flags = ("--tiny", "--launcher", "netns", "--oversubscribe")
-    runner = start(sweep_file(tmp_path, text), out, *flags)
+    runner = start(three_peers(tmp_path, epochs=6, link="2ms"), out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
     everyone = psutil.Process(runner.pid).children(recursive=True)
     agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in str(p.cmdline())]
@@ -54,15 +59,13 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
 
 @pytest.mark.slow
 def test_without_emulated_nodes_peers_share_this_machine(tmp_path: Path) -> None:
-    text = (
-        "script: vit\nsettings: {strategy: hivemind, setup: 3_1, per_gpu_batch: 16, "
-        "target_batch: 192, local_updates: true, epochs: 2}"
-    )
     out = tmp_path / "out"
-    runner = start(sweep_file(tmp_path, text), out, "--tiny", "--oversubscribe")
-    everyone = psutil.Process(runner.pid)
+    runner = start(three_peers(tmp_path, epochs=2), out, "--tiny", "--oversubscribe")
+    assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
+    everyone = psutil.Process(runner.pid).children(recursive=True)
+    assert len(everyone) > 3
     printed, err = runner.communicate(timeout=200)
-    assert runner.returncode == 0 and not everyone.is_running(), printed + err
+    assert runner.returncode == 0 and gone(everyone), printed + err
     (folder,) = find_runs(out)
     rows, _ = read_rows(folder.epochs)
     assert [row["peers"] for row in rows] == [3, 3]
