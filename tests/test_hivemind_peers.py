@@ -20,7 +20,7 @@ from harness.train.data import cut_tail
 from harness.world import World, place
 from tests import peers
 from tests.ranks import ran, run_script
-from tests.sweeps import gone, wait_for
+from tests.sweeps import command, gone, wait_for
 
 pytest.importorskip("hivemind")
 
@@ -257,7 +257,7 @@ def test_a_peer_takes_all_its_processes_with_it(tmp_path: Path, signum: int) -> 
     peer = vit(tmp_path, "--epochs", "200", "--save", "none")
     wait_for(lambda: updates(tmp_path / "out") > 2)
     family = peer.family()
-    names = [" ".join(p.cmdline()) for p in family]
+    names = [command(p) for p in family]
     assert sum("p2pd" in name for name in names) == 1 and len(family) >= 4
     talks = [c for p in family for c in p.net_connections() if c.status == psutil.CONN_ESTABLISHED]
     assert talks == []  # alone, it has nobody to talk to

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from harness.records import find_runs, read_json, read_rows
-from tests.sweeps import gone, start, sweep_file, wait_for
+from tests.sweeps import command, gone, start, sweep_file, wait_for
 
 
 def three_peers(folder: Path, **more: object) -> Path:
@@ -28,10 +28,10 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     runner = start(three_peers(tmp_path, epochs=6, link="2ms"), out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
     everyone = psutil.Process(runner.pid).children(recursive=True)
-    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in str(p.cmdline())]
+    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in command(p)]
     third = max(agents, key=lambda p: p.pid)
     lost = [third, *third.children(recursive=True)]
-    assert any("p2pd" in str(p.cmdline()) for p in lost)
+    assert any("p2pd" in command(p) for p in lost)
     third.kill()
     assert gone(lost)
     printed, err = runner.communicate(timeout=200)
