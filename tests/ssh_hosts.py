@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.sweeps import ROOT, wait_for
+from tests.sweeps import ROOT, command, wait_for
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 NUMBER = os.getpid() % 250  # of the network: others may test beside us
@@ -61,7 +61,8 @@ class Host:
         for pid in map(int, pids):
             try:
                 process = psutil.Process(pid)
-                if "-D" not in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                words = command(process).split()
+                if "-D" not in words and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.NoSuchProcess:
                 continue
@@ -71,7 +72,7 @@ class Host:
         return [p for p in self.processes() if p.name() == "sshd"]
 
     def called(self, part: str) -> list[psutil.Process]:
-        return [p for p in self.processes() if part in " ".join(p.cmdline())]
+        return [p for p in self.processes() if part in command(p)]
 
 
 @dataclass(frozen=True)

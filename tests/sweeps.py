@@ -52,16 +52,24 @@ def sweep(file: Path, out: Path, *flags: str, **more: Any) -> subprocess.Complet
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
+def command(process: psutil.Process) -> str:
+    """The words a process was started with, none once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie too
+        return ""
+
+
 def family(runner: int) -> dict[str, list[psutil.Process]]:
     """The processes below a runner, by what they are."""
     found: dict[str, list[psutil.Process]] = {"launcher": [], "server": [], "rank": []}
     try:
         for launcher in psutil.Process(runner).children():
-            if "harness.train.warm" not in " ".join(launcher.cmdline()):
+            if "harness.train.warm" not in command(launcher):
                 continue
             found["launcher"].append(launcher)
             for server in launcher.children():
-                if "multiprocessing.forkserver" in " ".join(server.cmdline()):
+                if "multiprocessing.forkserver" in command(server):
                     found["server"].append(server)
                     found["rank"] += server.children()
     except psutil.NoSuchProcess:

@@ -12,6 +12,11 @@ from harness.read import load_sweep, load_sweep_runs
 from harness.read.figures import main, propagation
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
+FIGURES = {
+    "propagation-tiny": "propagation.png",
+    "slow_links-tiny": "strategies.png",
+    "slow_links_four-tiny": "strategies.png",
+}
 
 
 def test_every_run_is_a_point_and_every_mean_on_a_line(root: Path) -> None:
@@ -34,17 +39,24 @@ def test_every_run_is_a_point_and_every_mean_on_a_line(root: Path) -> None:
         assert axes.lines[-1].get_ydata()[0] == pytest.approx(base["train_samples_per_s"].item())
 
 
-def test_the_published_table_is_that_of_the_records(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_published_table_is_that_of_the_records(name: str, root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "outputs" / "published", tmp_path / "copy")
-    sweep = tmp_path / "copy" / "sweeps" / "propagation-tiny"
-    before = (sweep / "table.csv").read_text()
+    sweep = tmp_path / "copy" / "sweeps" / name
+    assert [file.name for file in sweep.glob("*.png")] == [FIGURES[name]]
+    (sweep / FIGURES[name]).unlink()
+    before = {file: (sweep / file).read_text() for file in ("table.csv", "runs.csv", "table.md")}
     from harness.read.table import main as table
 
     assert table([str(sweep), "--write"]) == 0
-    assert (sweep / "table.csv").read_text() == before
+    assert {file: (sweep / file).read_text() for file in before} == before
     assert main([str(sweep)]) == 0
-    assert not (sweep / "strategies.png").exists()
-    assert (sweep / "propagation.png").read_bytes()[:4] == b"\x89PNG"
+    assert [file.name for file in sweep.glob("*.png")] == [FIGURES[name]]
+    assert (sweep / FIGURES[name]).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_all_published_sweeps_have_their_figure(root: Path) -> None:
+    assert {p.name for p in (root / PUBLISHED).parent.iterdir()} == FIGURES.keys()
 
 
 def test_mistakes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,11 @@ from harness.flags import parse
 from harness.peers import INSTALL, addresses_to_join
 from harness.records import read_json, read_rows
 from harness.settings import UserError
+from harness.train.data import cut_tail
 from harness.world import World, place
 from tests import peers
 from tests.ranks import ran, run_script
-from tests.sweeps import gone, wait_for
+from tests.sweeps import command, gone, wait_for
 
 pytest.importorskip("hivemind")
 
@@ -58,6 +59,13 @@ def updates(folder: Path) -> int:
 def test_what_peers_cannot_do_is_refused(flags: list[str], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         parse("vit", [*TINY, *flags], {})
+
+
+def test_too_few_samples_for_an_update_are_refused() -> None:
+    settings = place(parse("vit", [*TINY, "--target_batch", "500"], {}), World())
+    assert cut_tail(settings, 1437, 1) == 1000
+    with pytest.raises(UserError, match="--target_batch 500: there are 499 training samples"):
+        cut_tail(settings, 499, 1)
 
 
 def test_addresses_come_from_the_flag_or_the_variable() -> None:
@@ -226,9 +234,9 @@ def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_a_recorder_the_others_end_and_say_so(tmp_path: Path) -> None:
-    first = vit(tmp_path / "first", "--epochs", "6")
+    first = vit(tmp_path / "first", "--epochs", "20")
     join = ["--initial_peers", first.address()]
-    second = vit(tmp_path / "second", "--epochs", "6", *join)
+    second = vit(tmp_path / "second", "--epochs", "20", *join)
     wait_for(lambda: list((tmp_path / "second").glob("out/*/*/*/ranks/rank_1.jsonl")))
     first.kill()
     assert second.code(120) == 1
@@ -249,7 +257,7 @@ def test_a_peer_takes_all_its_processes_with_it(tmp_path: Path, signum: int) -> 
     peer = vit(tmp_path, "--epochs", "200", "--save", "none")
     wait_for(lambda: updates(tmp_path / "out") > 2)
     family = peer.family()
-    names = [" ".join(p.cmdline()) for p in family]
+    names = [command(p) for p in family]
     assert sum("p2pd" in name for name in names) == 1 and len(family) >= 4
     talks = [c for p in family for c in p.net_connections() if c.status == psutil.CONN_ESTABLISHED]
     assert talks == []  # alone, it has nobody to talk to

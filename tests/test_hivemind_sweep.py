@@ -8,25 +8,30 @@ import psutil
 import pytest
 
 from harness.records import find_runs, read_json, read_rows
-from tests.sweeps import gone, start, sweep_file, wait_for
+from tests.sweeps import command, gone, start, sweep_file, wait_for
+
+
+def three_peers(folder: Path, **more: object) -> Path:
+    named = "".join(f", {name}: {value}" for name, value in more.items())
+    return sweep_file(
+        folder,
+        "script: vit\nsettings: {strategy: hivemind, setup: 3_1, per_gpu_batch: 16, "
+        f"target_batch: 192, local_updates: true{named}}}",
+    )
 
 
 @pytest.mark.root
 @pytest.mark.slow
 def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path) -> None:
-    text = (
-        "script: vit\nsettings: {strategy: hivemind, setup: 3_1, link: 2ms, per_gpu_batch: 16, "
-        "target_batch: 192, local_updates: true, epochs: 6}"
-    )
     out = tmp_path / "out"
     flags = ("--tiny", "--launcher", "netns", "--oversubscribe")
-    runner = start(sweep_file(tmp_path, text), out, *flags)
+    runner = start(three_peers(tmp_path, epochs=6, link="2ms"), out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
     everyone = psutil.Process(runner.pid).children(recursive=True)
-    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in str(p.cmdline())]
+    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in command(p)]
     third = max(agents, key=lambda p: p.pid)
     lost = [third, *third.children(recursive=True)]
-    assert any("p2pd" in str(p.cmdline()) for p in lost)
+    assert any("p2pd" in command(p) for p in lost)
     third.kill()
     assert gone(lost)
     printed, err = runner.communicate(timeout=200)
@@ -50,3 +55,20 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     ranks = [read_rows(folder.rank(rank))[0] for rank in range(3)]
     assert len(ranks[0]) == len(ranks[1]) == 6 and 1 <= len(ranks[2]) < 6
     assert "eval_accuracy" in ranks[0][0] and "eval_accuracy" not in ranks[1][0]
+
+
+@pytest.mark.slow
+def test_without_emulated_nodes_peers_share_this_machine(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    runner = start(three_peers(tmp_path, epochs=2), out, "--tiny", "--oversubscribe")
+    assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
+    everyone = psutil.Process(runner.pid).children(recursive=True)
+    assert len(everyone) > 3
+    printed, err = runner.communicate(timeout=200)
+    assert runner.returncode == 0 and gone(everyone), printed + err
+    (folder,) = find_runs(out)
+    rows, _ = read_rows(folder.epochs)
+    assert [row["peers"] for row in rows] == [3, 3]
+    assert all(row["network_sent_bytes"] is None for row in rows)
+    environment = read_json(folder.environment) or {}
+    assert environment["nodes"] == 3 and environment["launch"]["launcher"] == "local"

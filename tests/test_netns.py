@@ -23,7 +23,7 @@ from harness.launch.state import Options
 from harness.launch.sweepfile import load
 from harness.records import find_runs, read_json, read_rows
 from harness.settings import UserError
-from tests.sweeps import ROOT, gone, start, sweep, sweep_file, untimed_rows, wait_for
+from tests.sweeps import ROOT, command, gone, start, sweep, sweep_file, untimed_rows, wait_for
 
 TWO = Machine((), (0, 1))
 SMALL = "{epochs: 2, per_gpu_batch: 16, train_size: 256, test_size: 64}"
@@ -102,7 +102,7 @@ def nodes(*words: str) -> subprocess.Popen[str]:
 def asleep(process: subprocess.Popen[str]) -> bool:
     """Whether the command has begun on both nodes."""
     family = psutil.Process(process.pid).children(recursive=True)
-    return sum("61" in p.cmdline() for p in family) == 2
+    return sum("61" in command(p).split() for p in family) == 2
 
 
 @pytest.mark.root
@@ -211,9 +211,7 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
     flags = ("--tiny", "--launcher", "netns", "--max_restarts", "3", "--min_nodes", "1")
     runner = start(file, out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")), 60)
-    agents = [
-        p for p in psutil.Process(runner.pid).children() if "train.warm" in " ".join(p.cmdline())
-    ]
+    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in command(p)]
     max(agents, key=lambda p: p.pid).kill()  # of the second node
     printed, err = runner.communicate(timeout=150)
     assert runner.returncode == 0, printed + err

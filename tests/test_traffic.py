@@ -55,6 +55,11 @@ def test_what_is_not_known_is_not_half_known() -> None:
     ranks = [{"payload_bytes": 5, "network_sent_bytes": n} for n in (7, None, 9, None)]
     assert over_ranks(ranks, per_node=2) == {"payload_bytes": 20, "network_sent_bytes": 16}
     assert over_ranks(ranks, per_node=1) == {"payload_bytes": 20, "network_sent_bytes": None}
+    # Nodes on one machine: what the interfaces sent is none of it.
+    large = [{"payload_bytes": 10**6, "network_sent_bytes": n} for n in (100, 26)]
+    assert over_ranks(large, per_node=1) == {"payload_bytes": 2 * 10**6, "network_sent_bytes": None}
+    large[0]["network_sent_bytes"] = 10**6
+    assert over_ranks(large, per_node=1)["network_sent_bytes"] == 10**6 + 26
     ranks[1] = {"payload_bytes": None, "network_sent_bytes": None}
     assert over_ranks(ranks, per_node=2) == {"payload_bytes": None, "network_sent_bytes": 16}
 

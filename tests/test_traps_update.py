@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
 from harness.flags import parse
 from harness.records import RunFolder, read_json
 from harness.settings import UserError
 from tests.ranks import ranks, script
-from tests.test_compress import Arm, Given, flat, group
+from tests.test_compress import Arm, flat, group
 from tests.toys import (
     CPU,
     Net,
@@ -218,24 +217,14 @@ def test_trap_17_weight_decay_of_embeddings_and_batchnorm(tmp_path: Path) -> Non
 def powersgd(epsilon: float | None) -> list[tuple[np.ndarray, np.ndarray]]:
     """What comes and what is exact: two whole updates, one of zeros, three compressed ones."""
     rank, found = group(), []
-    if epsilon is None:
-        arm = Arm("powersgd", [(40, 30)])
-        step = arm.step
-    else:
-        model = Given([(40, 30)])
-        ddp = DistributedDataParallel(model)
+    arm = Arm("powersgd" if epsilon is None else "none", [(40, 30)])
+    if epsilon is not None:
         state = PowerSGDState(None, 1, start_powerSGD_iter=2, orthogonalization_epsilon=epsilon)
-        ddp.register_comm_hook(state, powerSGD_hook)
-
-        def step(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-            ddp.zero_grad()
-            ddp(gradients).backward()
-            return [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
-
+        arm.ddp.register_comm_hook(state, powerSGD_hook)
     for number in range(6):
         size = 0.0 if number == 2 else 1.0
         gradient = [size * torch.outer(torch.arange(1.0, 41.0), torch.ones(30))]
-        found.append((flat(step([g * (rank + 1) for g in gradient])), flat(gradient) * 1.5))
+        found.append((flat(arm.step([g * (rank + 1) for g in gradient])), flat(gradient) * 1.5))
     return found
 
 

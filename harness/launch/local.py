@@ -1,8 +1,9 @@
-"""Runs on this machine: one node."""
+"""Runs on this machine: one node, or one that stands for each peer of a run of peers."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from harness.launch import machine
@@ -20,9 +21,10 @@ class Local(Machines):
     def __init__(self, options: Options, found: Machine | None = None) -> None:
         super().__init__(options)
         self.machine = found or this_machine()
+        self.count = 1  # nodes
 
     def why_not(self, job: Job) -> str | None:
-        if job.nodes > 1:
+        if job.nodes > 1 and not job.peers:
             return f"needs {job.nodes} nodes: the local launcher has one (see --launcher)"
         if job.link != Link():
             return f"link {job.link}: the local launcher has no link that it could slow down"
@@ -34,10 +36,13 @@ class Local(Machines):
         if gpus and job.devices < len(gpus):
             words.insert(0, f"CUDA_VISIBLE_DEVICES={','.join(gpus[: job.devices])}")
         found = commands(job, scripts_in, self.options.elastic)
-        return [" ".join([*words, command]) for command in found]
+        return [" ".join([*words, command]).replace("$MASTER", "127.0.0.1") for command in found]
+
+    def open(self, jobs: Sequence[Job]) -> None:
+        self.count = max((job.nodes for job in jobs if job.peers), default=1)
 
     def nodes(self) -> list[Node]:
-        return [Node()]
+        return [Node() for _ in range(self.count)]
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
         """Cores may be shared by more processes than there are where that was asked for."""

@@ -87,6 +87,7 @@ def strategies(sweep: Sweep) -> Figure:
         for name, (colour, marker, dash) in styles.items()
     ]
     wide = len(marks) if len(marks) < 5 else (len(marks) + 1) // 2
+    wide = min(wide, 2 * len(columns))
     figure.legend(handles=marks, loc="outside upper center", ncols=wide, frameon=False, fontsize=9)
     return figure
 
@@ -146,6 +147,7 @@ def _styles(cells: list[Cell]) -> dict[str, Style]:
 
 def _panel(axes: Axes, cells: list[Cell], styles: dict[str, Style]) -> None:
     slots: Counter[float] = Counter()
+    nearest = min((cell.delay for cell in cells), default=0.0)
     for number, (name, style) in enumerate(styles.items()):
         mine = sorted((c for c in cells if c.strategy == name and c.times), key=lambda c: c.delay)
         aside = APART ** (number - (len(styles) - 1) / 2)
@@ -160,18 +162,20 @@ def _panel(axes: Axes, cells: list[Cell], styles: dict[str, Style]) -> None:
         for cell in mine:
             if missed := sum(map(math.isinf, cell.times)):
                 text = f"\u2191 {missed} of {len(cell.times)}"
-                _miss(axes, cell.delay, slots[cell.delay], text, style)
+                # On the left edge there is no room on the left.
+                side = 1 if cell.delay == nearest else -1
+                _miss(axes, cell.delay, slots[cell.delay], text, style, side)
                 slots[cell.delay] += 1
 
 
-def _miss(axes: Axes, delay: float, slot: int, text: str, style: Style) -> None:
+def _miss(axes: Axes, delay: float, slot: int, text: str, style: Style, side: int) -> None:
     """At the top edge, one below the other: they would lie above every number."""
     at, place = 1 - MISS_ROW * (slot + 0.5), axes.get_xaxis_transform()
     axes.plot([delay], [at], marker=style.marker, color=style.colour, markersize=4.5,
               linestyle="", transform=place)  # fmt: skip
     axes.annotate(
-        text, (delay, at), xycoords=place, xytext=(-6, 0), textcoords="offset points",
-        ha="right", va="center", fontsize=7.5, color=INK,
+        text, (delay, at), xycoords=place, xytext=(6 * side, 0), textcoords="offset points",
+        ha="left" if side > 0 else "right", va="center", fontsize=7.5, color=INK,
     )  # fmt: skip
 
 

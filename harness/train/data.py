@@ -99,8 +99,12 @@ def cached(what: dict[str, Any], build: Callable[[Path], None]) -> Path:
 def cut_tail(settings: Settings, count: int, world: int) -> int:
     """Training samples used: whole effective batches, so that each is fed once and weighs alike."""
     per_gpu_batch = settings.per_gpu_batch or 1
-    own = per_gpu_batch * settings.grad_acc * world
-    batch = settings.target_batch or own
+    batch = settings.target_batch or per_gpu_batch * settings.grad_acc * world
+    if settings.target_batch is not None and count < batch:
+        raise UserError(
+            f"--target_batch {batch}: there are {count} training samples, not enough for one "
+            "update; lower it, or raise --train_size"
+        )
     if count < batch:
         raise UserError(
             f"{count} training samples do not fill one effective batch of {batch} "

@@ -12,6 +12,7 @@ from typing import Any
 from harness.train.run import Run
 
 FIELDS = ("payload_bytes", "network_sent_bytes")
+STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own
 INTERFACES = Path("/proc/self/net/dev")  # of this process's network namespace
 Bytes = tuple[int | None, int | None]  # of each field; None: not known
 
@@ -85,12 +86,17 @@ def _before(run: Run) -> Bytes:
 
 def over_ranks(ranks: Sequence[dict[str, Any]], per_node: int) -> dict[str, int | None]:
     """The fields of the epoch's row: sums over the ranks, and over the first rank of each node."""
-    payload, network = (
-        total([rank.get(FIELDS[0]) for rank in ranks]),
-        total([rank.get(FIELDS[1]) for rank in ranks[::per_node]]),
-    )
-    # Handed over and not sent: nodes on one machine, or a network that these counters do not see.
-    return {FIELDS[0]: payload, FIELDS[1]: None if payload and not network else network}
+    payload = total([rank.get(FIELDS[0]) for rank in ranks])
+    network = total([rank.get(FIELDS[1]) for rank in ranks[::per_node]])
+    return {FIELDS[0]: payload, FIELDS[1]: carried(payload, network)}
+
+
+def carried(payload: int | None, network: int | None) -> int | None:
+    """What the interfaces have sent, if it is they that carry what is handed over: not of nodes on
+    one machine, and not where a network has counters of its own.
+    """
+    stray = network is not None and network < STRAY_BYTES
+    return None if payload and payload > STRAY_BYTES and stray else network
 
 
 def total(values: Sequence[int | None]) -> int | None:

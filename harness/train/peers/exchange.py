@@ -17,7 +17,7 @@ from harness.train.memory import peak_memory_gib
 from harness.train.peers.averagers import Progress
 from harness.train.peers.network import forking
 from harness.train.peers.optimizer import PeerOptimizer, peer_optimizer
-from harness.train.traffic import interfaces_sent
+from harness.train.traffic import carried, interfaces_sent
 from harness.world import World
 
 TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
@@ -152,7 +152,7 @@ class PeersExchange(Exchange):
             "peers": found["peers"],
             "failed_averages": int(found["failed_averages"]),
             "payload_bytes": int(found["payload"]),
-            "network_sent_bytes": int(found["network"]) if self.peers.shape.nodes > 1 else None,
+            "network_sent_bytes": carried(int(found["payload"]), self._sent(found)),
         }
         return [found["loss"], found["fed"], *rest]
 
@@ -161,6 +161,9 @@ class PeersExchange(Exchange):
         world = self.peers.world
         counts = self.peers.shape.nodes > 1 and world.local_rank == 0
         return (interfaces_sent() or 0) - self.sent_before if counts else 0
+
+    def _sent(self, found: dict[str, Any]) -> int | None:
+        return int(found["network"]) if self.peers.shape.nodes > 1 else None
 
     def _of_all(self, epoch: float) -> dict[str, Any]:
         """What all peers have done since the last row; counted by peers, so that no one is lost."""
