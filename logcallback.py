@@ -18,14 +18,15 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from harness import attempts, summary
-from harness.records import SCHEMA, RunFolder, read_json, write_json
-from harness.train import rows
+from harness.records import RunFolder, read_json, write_json
+from harness.train import measures, rows
 from harness.train.clock import StepClock
 from harness.train.cpu import CpuTime, of_all_ranks
-from harness.train.environment import environment, facts_of, recorded_settings
+from harness.train.environment import environment, facts_of
 from harness.train.memory import forget_peak_memory, peak_memory_gib
+from harness.train.opening import open_record
 from harness.train.run import Run
-from harness.train.telemetry.session import Seen, facts_of_nodes, row_fields
+from harness.train.telemetry.session import Telemetry
 from harness.train.traffic import over_ranks, traffic_of
 from harness.world import World, world_of
 
@@ -43,7 +44,8 @@ class LogCallback(TrainerCallback):
         self.began_s = run.began_s if isinstance(run, Run) else time.perf_counter()
         self.cpu = run.cpu if isinstance(run, Run) else CpuTime(self.world.size)
         self.clock = StepClock(cuda=False)
-        self.seen: Seen | None = None  # of this node, by a process of its own
+        self.measures: list[measures.Measure] = []
+        self.telemetry: Telemetry | None = None
         # Of the epoch that has ended, not yet written: the run's row and this rank's.
         self.row = rows.Pending(self.folder.epochs)
         self.mine = rows.Pending(self.folder.rank(self.world.rank))
@@ -78,34 +80,26 @@ class LogCallback(TrainerCallback):
         self.first_update = state.global_step
         self.before = self.run.epoch_so_far if self.run is not None else {}
         self.mine.begin(goes_on=self.run is not None or self.first_update > 0)
-        self.seen = self.seen or Seen(self.run, self.world, self.devices)
-        seen = self.seen.begin(self.folder)
-        self.seen_before = facts_of_nodes(
-            self.seen.hz, of_all_ranks(seen, self.world.size, self.run)
-        )
+        if self.run is None and self.telemetry is not None:
+            self.telemetry.close()  # of a training that broke off
+        self.telemetry = Telemetry(self.run, self.world, self.devices)
+        self.telemetry.begin(self.folder)
+        self.measures = [*(self.run.measures if self.run is not None else []), self.telemetry]
         if not state.is_world_process_zero:
             return
         if self.run is None and self.first_update == 0 and self.folder.settings.is_file():
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         self.row.begin()
-        opened = self.run.opened if self.run is not None else None
-        self.attempt = attempts.begin(
-            self.folder, self.first_update, self.world.size, self.batch, opened
+        self.attempt = open_record(
+            self.folder, self.run, args, self.first_update, self.world.size, self.batch
         )
-        if self.run is not None:
-            self.run.attempt, self.run.update = self.attempt, self.first_update
         self.earlier_wall_s = attempts.wall_s(self.folder)
-        # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
-        self.folder.summary.unlink(missing_ok=True)
-        ours = self.run.settings if self.run is not None else None
-        settings = recorded_settings(ours, args)
-        write_json(self.folder.settings, {"schema": SCHEMA, **settings})
         self.machine = environment()
         if self.first_update:
-            # What an attempt before has seen in its first steps is true of the run.
             before = read_json(self.folder.environment) or {}
             self.first_learning_rate = before.get("first_learning_rate")
             if self.run is not None:
+                # What an attempt before has seen in its first steps is true of the run.
                 for name, seen in before.get("observed", {}).items():
                     self.run.observed.setdefault(name, seen)
         self._write_environment(state)
@@ -119,7 +113,7 @@ class LogCallback(TrainerCallback):
             "updates": state.max_steps,
             "first_learning_rate": self.first_learning_rate,
             "timing_warmup_steps": self.steps_left_out,
-            **self.seen_before,
+            **measures.facts(self.measures),
         }
         write_json(self.folder.environment, {**self.machine, **facts})
 
@@ -131,7 +125,8 @@ class LogCallback(TrainerCallback):
         self.updates_before = state.global_step
         if self.clock.cuda:
             forget_peak_memory(self.devices)
-        self.seen.epoch_begins()
+        for measure in self.measures:
+            measure.epoch_begins()
         self.clock.start()
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -186,25 +181,23 @@ class LogCallback(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s, sent = self.clock.stop(), self.clock.traffic.stop()
-        seen = self.seen.epoch_ended()
-        steps = self.clock.steps()
         self.of_peers = self.run.of_peers if self.run is not None else {}
-        if samples := self.of_peers.get("samples"):
-            steps = [(samples / len(steps), s) for _, s in steps]
-        if steps and (short := self._fed(state) - (self.train_samples or math.inf)) > 0:
-            # The last batch was not full, or was filled up with samples that had been fed before.
-            steps[-1] = (steps[-1][0] - int(short), steps[-1][1])
+        short = self._fed(state) - (self.train_samples or math.inf)
+        steps = rows.steps(self.clock.steps(), self.of_peers.get("samples"), short)
         first_epoch = self.updates_before == self.first_update
-        timed = steps[self.steps_left_out :] if first_epoch else steps
+        untimed = self.steps_left_out if first_epoch else 0
+        timed = steps[untimed:]
         peaks = peak_memory_gib(self.clock.cuda, self.devices)
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
         mine = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
-        self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own(), **sent, **seen}
+        self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own(), **sent}
+        self.mine.row |= measures.of_rank(self.measures, untimed)
         everyone = of_all_ranks(self.mine.row, self.world.size, self.run)
         self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
-            self.row.row = self._row(state, train_s, timed, everyone, peaks)
+            row = self.row.row = self._row(state, train_s, timed, everyone, peaks)
+            row |= measures.of_run(self.measures, everyone, row)
             if first_epoch:
                 # What was seen in the first step is known now.
                 self._write_environment(state)
@@ -238,7 +231,6 @@ class LogCallback(TrainerCallback):
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
             "peak_memory_gib_per_rank": rows.peaks_of(everyone, peaks),
             **over_ranks(everyone, self.world.per_node),
-            **row_fields(everyone, self.world.per_node),
             **self.of_peers,
         }
 
@@ -256,6 +248,7 @@ class LogCallback(TrainerCallback):
             "epoch_time_s": self.clock.so_far() + self.before.get("epoch_time_s", 0.0),
             "samples": samples + self.before.get("samples", 0),
             "sent": self.clock.traffic.so_far(),  # what follows until it is saved does not count
+            "measured": measures.so_far(self.measures),
         }
 
     # ---- evaluation and saving ----
@@ -268,13 +261,8 @@ class LogCallback(TrainerCallback):
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         given = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
         samples = given.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
-        self.quality |= rows.quality_of(given)
+        self.quality |= rows.quality_of(given, samples, eval_s)
         self.own_quality = self.run.own_quality() if self.run is not None else {}
-        self.quality |= {
-            "eval_samples": samples,
-            "eval_time_s": eval_s,
-            "eval_samples_per_s": samples / eval_s if samples else None,
-        }
         if self.clock.running:
             self.clock.resume()
         elif "runtime" in given:
@@ -303,19 +291,19 @@ class LogCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
         self.cpu.heard(of_all_ranks(self.cpu.own(), self.world.size, self.run))
+        if self.run is None and self.telemetry is not None:
+            self.telemetry.close()
         if not state.is_world_process_zero:
             return
         self._write_environment(state)  # what was exchanged is known now
         best = self.run.settings.best_metric if self.run is not None else args.metric_for_best_model
-        stock = [log for log in state.log_history if "train_runtime" in log]
         trained = state.global_step > self.first_update  # not: only the test was still to be done
         facts = {
             **(self.run.tested if self.run is not None else {}),
             "attempts": self.attempt,
             "save_time_s": self.save_time_s,
-            # The Trainer's own figure: evaluation, saving and warm-up are in it.
             "trainer_train_samples_per_second": (
-                stock[-1]["train_samples_per_second"] if trained else None
+                rows.stock_rate(state.log_history) if trained else None
             ),
         }
         wall_s = time.perf_counter() - self.began_s

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.architectures import listing
+from harness.checks import resolve
 from harness.help import help_text
 from harness.identity import number
 from harness.parent import end_with_parent
-from harness.settings import Settings, UserError, flag_fields, resolve
+from harness.settings import Settings, UserError, flag_fields
 from harness.values import field_of, texts_of, typed
 from harness.world import place, world_of
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from harness.settings import Settings, UserError, check, share_of
+from harness.checks import check
+from harness.settings import Settings, UserError, share_of
 from harness.train import sources
 from harness.train.sources import Source, load
 from tests.test_sources import check_pairs, rows, settings, texts

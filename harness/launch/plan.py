@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.checks import resolve
 from harness.flags import bare, to_argv
 from harness.identity import number, run_id
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 from harness.links import Link
 from harness.networks import Network, link_of
 from harness.records import RunFolder
-from harness.settings import Settings, UserError, parse_setup, resolve
+from harness.settings import Settings, UserError, parse_setup
 from harness.strategies import STRATEGIES
 from harness.world import World, place
 

@@ -48,7 +48,8 @@ class Checkpoints(ByPeers):
         with self.exchange.shared():
             super()._save_checkpoint(model, trial)
         self.exchange.save(folder)
-        so_far |= {"sums": self.sums.total(), "sent": self._of_all_ranks(so_far.get("sent"))}
+        so_far |= {name: self._of_all_ranks(so_far.get(name)) for name in ("sent", "measured")}
+        so_far["sums"] = self.sums.total()
         give_to_leader(folder / f"rng_state_{self.run.world.rank}.pth", self.run.world)
         if self.args.world_size > 1:
             dist.barrier()  # every rank has written its part

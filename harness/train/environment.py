@@ -16,6 +16,7 @@ import torch
 from harness.public import command_line, settings_of, without_home
 from harness.settings import Settings
 from harness.versions import commit, versions
+from harness.world import World
 
 # Variables that change what is measured; nothing else of the environment is recorded.
 VARIABLES = (
@@ -51,9 +52,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def facts_of(run: Any, world: Any) -> dict[str, Any]:
+def facts_of(run: Any, world: World) -> dict[str, Any]:
     """What was checked or derived when the run began; less is known of a Trainer on its own."""
-    found = {"nodes": world.nodes, "processes_per_node": world.per_node}
+    found: dict[str, Any] = {"nodes": world.nodes, "processes_per_node": world.per_node}
     if run is not None:
         found |= {"observed": run.observed, "link": run.link, "data": run.data_facts}
     return found

@@ -82,13 +82,36 @@ def peaks_of(ranks: list[dict[str, Any]], devices: list[float]) -> list[float]:
     return devices if len(devices) > 1 else [rank["peak_memory_gib"] for rank in ranks]
 
 
-def quality_of(given: dict[str, Any]) -> dict[str, Any]:
+def steps(
+    found: list[tuple[int, float]], of_peers: int | None, short: float
+) -> list[tuple[int, float]]:
+    """(samples, seconds) of each step: of peers in equal parts of what they brought together."""
+    if of_peers:
+        found = [(of_peers / len(found), seconds) for _, seconds in found]  # type: ignore[misc]
+    if found and short > 0:
+        # The last batch was not full, or was filled up with samples that had been fed before.
+        found[-1] = (found[-1][0] - int(short), found[-1][1])
+    return found
+
+
+def quality_of(given: dict[str, Any], samples: int | None, eval_s: float) -> dict[str, Any]:
     """Of what an evaluation gives, without its prefix: the metrics, as a row names them."""
-    return {
+    quality = {
         "eval_loss" if name == "loss" else name: value
         for name, value in given.items()
         if name not in ELSEWHERE and not name.endswith(TIMING) and isinstance(value, (int, float))
     }
+    return quality | {
+        "eval_samples": samples,
+        "eval_time_s": eval_s,
+        "eval_samples_per_s": samples / eval_s if samples else None,
+    }
+
+
+def stock_rate(history: list[dict[str, Any]]) -> float | None:
+    """The Trainer's own figure: evaluation, saving and warm-up are in it."""
+    stock = [log["train_samples_per_second"] for log in history if "train_runtime" in log]
+    return stock[-1] if stock else None
 
 
 def mean_of_log(losses: list[tuple[int, float]], first: int) -> float | None:

@@ -29,6 +29,7 @@ from harness.train.by_samples import Plan, Position
 from harness.train.cpu import CpuTime
 from harness.train.disks import hand_out
 from harness.train.failure import record_failure
+from harness.train.measures import Measure
 from harness.train.outcome import Stopped, outcome_of
 from harness.train.restarts import Launch, wait_for_peers
 from harness.train.telemetry.watch import Watch
@@ -64,6 +65,8 @@ class Run:
     previous_handlers: dict[int, Any] = field(default_factory=dict)
     stop_showing: Callable[[], None] = lambda: None  # gives the terminal back
     watch: Watch | None = None  # of this node, on its first process
+    # What the trainer measures beside the time of steps.
+    measures: list[Measure] = field(default_factory=list)
     lock: Lock | None = None  # of the run's folder, held by rank 0 as long as it lives
     launch: Launch | None = None  # of a run that torchrun goes on with when processes are lost
     attempt: int = 0  # of a training that has begun

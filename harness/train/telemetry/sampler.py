@@ -1,6 +1,7 @@
 """The process that looks, once a second by default: python -m harness.train.telemetry.sampler.
 
-Each line of its input is a question: "edge" is answered with a line of JSON, in words of window.py;
+Each line of its input is a question: "edge" is answered with a line of JSON, in words of window.py,
+and another stretch begins; "peek" is answered likewise, and the stretch goes on;
 "keep FILE" says where readings are kept, those before it included. It ends with the process that
 started it.
 """
@@ -56,10 +57,16 @@ class Sampler:
 
     def edge(self) -> dict[str, Any]:
         """What has been since the last edge; from here on another stretch begins."""
+        found = self.peek()
+        self.readings = self.readings[-1:]
+        return found
+
+    def peek(self) -> dict[str, Any]:
+        """What has been since the last edge."""
         self.look()
         first, last = self.readings[0], self.readings[-1]
         devices = range(len(first[1]))
-        found = {
+        return {
             "seconds": last[0] - first[0],
             "readings": len(self.readings) - 1,
             "gpus": [summed_up([gpus[n] for _, gpus, _ in self.readings]) for n in devices],
@@ -67,8 +74,6 @@ class Sampler:
             "lowest_power_w": self._lowest_power_w(),
             "missing": self.gpus.missing | self.node.missing,
         }
-        self.readings = [last]
-        return found
 
     def _lowest_power_w(self) -> float | None:
         """Of all devices together, at one reading."""
@@ -101,7 +106,8 @@ def answer(sampler: Sampler, line: str) -> None:
     if asked == "keep":
         sampler.keep(Path(rest))
     else:
-        print(json.dumps(sampler.edge()), flush=True)
+        told = sampler.edge() if asked == "edge" else sampler.peek()
+        print(json.dumps(told), flush=True)
 
 
 def main(argv: list[str]) -> int:

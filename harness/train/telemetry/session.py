@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from harness.records import RunFolder
+from harness.train.cpu import of_all_ranks
 from harness.train.link import interface
-from harness.train.telemetry.told import epoch_fields
+from harness.train.measures import Measure
+from harness.train.telemetry.told import epoch_fields, total
 from harness.train.telemetry.watch import Watch
 from harness.world import World
 
 HZ = 1.0  # where no settings say it
+OFF = "nobody looked: --telemetry_hz 0"
 
 
 def open_watch(hz: float, world: World, devices: int = 1) -> Watch | None:
@@ -45,49 +49,81 @@ def uuids(devices: int) -> list[str]:
     return [str(torch.cuda.get_device_properties(n).uuid) for n in numbers]
 
 
-class Seen:
-    """What a recorder asks of it, at the edges of epochs."""
+class Telemetry(Measure):
+    """What devices and nodes do while the epochs run."""
+
+    name = "energy_j"
 
     def __init__(self, run: Any, world: World, devices: int) -> None:
-        self.world = world
+        self.run, self.world = run, world
         self.hz = HZ if run is None else run.settings.telemetry_hz
         self.watch = open_watch(HZ, world, devices) if run is None else run.watch
+        self.before: float | None = _energy_before(run)  # of this node's devices, in this epoch
+        self.begun: list[dict[str, Any]] = []
 
-    def begin(self, folder: RunFolder) -> dict[str, Any]:
-        """Training is about to begin: of this node, what was seen until now."""
-        if self.watch is None:
-            return {}
-        self.watch.keep(folder.telemetry(self.world.rank // self.world.per_node))
-        told = self.watch.edge()
-        if told is None:
-            return {}
-        return {"missing": told["missing"], "idle_power_w": told["lowest_power_w"]}
+    def begin(self, folder: RunFolder) -> None:
+        """Training is about to begin: what was seen until now, of all nodes."""
+        told = None
+        if self.watch is not None:
+            self.watch.keep(folder.telemetry(self.world.rank // self.world.per_node))
+            told = self.watch.edge()
+        found = told and {"missing": told["missing"], "idle_power_w": told["lowest_power_w"]}
+        self.begun = of_all_ranks(found or {}, self.world.size, self.run)
+
+    def facts(self) -> dict[str, Any]:
+        """How often was looked, what could not be seen, what devices take when nothing runs."""
+        missing = {"all": OFF} if not self.hz else {}
+        for told in self.begun:
+            missing |= told.get("missing", {})
+        return {
+            "telemetry_hz": self.hz,
+            "telemetry_missing": missing,
+            "idle_power_w": total(
+                [told.get("idle_power_w") for told in self.begun[:: self.world.per_node]]
+            ),
+        }
 
     def epoch_begins(self) -> None:
-        """What was since the last epoch is in no epoch."""
         if self.watch is not None:
-            self.watch.edge()
+            self.watch.edge()  # what was since the last epoch is in no epoch
 
-    def epoch_ended(self) -> dict[str, Any]:
-        """For the row of this rank; nothing on the ranks that do not watch."""
+    def of_rank(self, untimed: int) -> dict[str, Any]:
+        """Nothing on the ranks that do not watch."""
         told = self.watch.edge() if self.watch is not None else None
-        return {} if told is None else {"telemetry": told}
+        before, self.before = self.before, 0.0
+        if told is None:
+            return {}
+        energy_j = _added(_energy(told), before)
+        return {"telemetry": {**{n: told[n] for n in ("gpus", "node")}, "energy_j": energy_j}}
+
+    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+        return epoch_fields([rank.get("telemetry") for rank in ranks[:: self.world.per_node]])
+
+    def so_far(self) -> float | None:
+        told = self.watch.peek() if self.watch is not None else None
+        return _added(_energy(told), self.before) if told is not None else None
+
+    def close(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
 
 
-def facts_of_nodes(hz: float, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """For the record: how often was looked, what could not be seen, what devices take when idle."""
-    nodes = [told for told in ranks if told]  # the others do not watch
-    idle = [node["idle_power_w"] for node in nodes]
-    missing: dict[str, str] = {}
-    for node in nodes:
-        missing |= node["missing"]
-    return {
-        "telemetry_hz": hz,
-        "telemetry_missing": missing,
-        "idle_power_w": sum(idle) if idle and None not in idle else None,  # type: ignore[arg-type]
-    }
+def _energy(told: dict[str, Any]) -> float | None:
+    """Of all devices of a node since it was asked before."""
+    return total([device["energy_j"] for device in told["gpus"]])
 
 
-def row_fields(everyone: list[dict[str, Any]], per_node: int) -> dict[str, Any]:
-    """Of the epoch, from the rows of all ranks."""
-    return epoch_fields([rank.get("telemetry") for rank in everyone[::per_node]])
+def _added(now: float | None, before: float | None) -> float | None:
+    return None if now is None or before is None else now + before
+
+
+def _energy_before(run: Any) -> float | None:
+    """This node's part of the epoch in which the checkpoint was made."""
+    if run is None or "samples" not in run.epoch_so_far:  # it was made between two epochs
+        return 0.0
+    by_rank = [(of or {}).get(Telemetry.name) for of in run.epoch_so_far.get("measured") or []]
+    if not run.other_processes:
+        return by_rank[run.world.rank] if by_rank else None
+    # Others have come or gone: counted once, with rank 0.
+    known = [value for value in by_rank if value is not None]
+    return (sum(known) if known else None) if run.leader else 0.0

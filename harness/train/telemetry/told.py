@@ -24,7 +24,7 @@ def epoch_fields(nodes: Sequence[Told | None]) -> dict[str, Any]:
     return {
         "gpu": _together(devices),
         "node": _together([node["node"] for node in known]),
-        "energy_j": _total([device["energy_j"] for device in devices]),
+        "energy_j": total([node["energy_j"] for node in known]),
     }
 
 
@@ -35,7 +35,7 @@ def _together(told: Sequence[Told]) -> dict[str, Any] | None:
     for name in told[0]:
         values = [one[name] for one in told]
         if name in COUNTERS:
-            found[name] = _total(values)
+            found[name] = total(values)
         elif name in LISTS:
             found[name] = _largest(values)
         else:
@@ -43,7 +43,8 @@ def _together(told: Sequence[Told]) -> dict[str, Any] | None:
     return found
 
 
-def _total(values: Sequence[float | None]) -> float | None:
+def total(values: Sequence[float | None]) -> float | None:
+    """Never a part of it: unknown where one is, or where there is none."""
     known = [value for value in values if value is not None]
     return math.fsum(known) if known and len(known) == len(values) else None
 

@@ -43,7 +43,14 @@ class Watch:
 
     def edge(self) -> dict[str, Any] | None:
         """What has been since this was asked before; None when the sampler is gone."""
-        if not self._ask("edge"):
+        return self._answer("edge")
+
+    def peek(self) -> dict[str, Any] | None:
+        """The same, and it goes on counting from where it did."""
+        return self._answer("peek")
+
+    def _answer(self, question: str) -> dict[str, Any] | None:
+        if not self._ask(question):
             return None
         assert self.process.stdout is not None
         try:

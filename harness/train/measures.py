@@ -1,0 +1,53 @@
+"""What is measured beside the time of steps, and comes into the rows when an epoch has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Measure:
+    """Of one rank, epoch by epoch. Nothing of it may wait for a device or for others in a step."""
+
+    name = ""  # in a checkpoint
+
+    def epoch_begins(self) -> None:
+        """Before the epoch's time begins."""
+
+    def of_rank(self, untimed: int) -> dict[str, Any]:
+        """The epoch has ended: for this rank's row. The first so many updates are not timed."""
+        return {}
+
+    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+        """For the run's row, from those of all ranks and from what is in it already; on rank 0."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """What the record of the machine is to say; on rank 0."""
+        return {}
+
+    def so_far(self) -> Any:
+        """What a checkpoint inside an epoch has to know of that epoch."""
+        return None
+
+
+def of_rank(measures: Sequence[Measure], untimed: int) -> dict[str, Any]:
+    return _merged(measure.of_rank(untimed) for measure in measures)
+
+
+def of_run(
+    measures: Sequence[Measure], ranks: Sequence[dict[str, Any]], row: dict[str, Any]
+) -> dict[str, Any]:
+    return _merged(measure.of_run(ranks, row) for measure in measures)
+
+
+def facts(measures: Sequence[Measure]) -> dict[str, Any]:
+    return _merged(measure.facts() for measure in measures)
+
+
+def so_far(measures: Sequence[Measure]) -> dict[str, Any]:
+    return {measure.name: measure.so_far() for measure in measures if measure.name}
+
+
+def _merged(parts: Any) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in part.items()}
