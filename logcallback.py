@@ -215,8 +215,7 @@ class LogCallback(TrainerCallback):
         samples = min(fed, self.train_samples or fed)
         if self.world.size == 1:
             fed = samples  # one process is fed no sample twice
-        observed = self.run.observed if self.run is not None else {}
-        devices = observed.get("devices", self.of_peers.get("peers", self.world.size))
+        devices = self.run.devices if self.run is not None else self.world.size
         return {
             "epoch": everyone[0]["epoch"],
             "updates": state.global_step,

@@ -55,6 +55,8 @@ def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
         "train_samples_per_s_per_gpu": 2000 / 31.4 / wobble, "timed_steps": 125,
         "timed_samples": 8000, "timed_s": 31.2 * wobble, "step_time_median_s": 0.25 * wobble,
         "step_time_p95_s": 0.26 * wobble, "data_wait_share": 0.012 * wobble,
+        "tflops_per_s": 41.2 / wobble, "tflops_per_s_without_padding": 40.1 / wobble,
+        "mfu": 0.131 / wobble, "tokens_per_s": 13_300 / wobble, "padding_share": 0.11 * wobble,
         "peak_memory_gib_per_rank": [11.5 * wobble] * RANKS, "network_sent_bytes": None,
         "payload_bytes": 125 * RANKS * 438_000_000, "energy_j": 43_000 * wobble,
         "gpu": {name: dict.fromkeys(("mean", "p95", "max"), 57.3 * wobble) for name in OF_A_DEVICE},

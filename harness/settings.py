@@ -235,6 +235,12 @@ class Settings:
         "how often a process of its own looks at devices and nodes, in times a second; 0: never",
         identity=False,
     )  # fmt: skip
+    peak_tflops: float | None = flag(
+        None, "positive", "Running",
+        "what one device can do at most in this number format, dense, in 10^12 operations a "
+        "second, for mfu (a table of makers' figures; unknown on a CPU)",
+        identity=False,
+    )  # fmt: skip
     save: str = flag(
         "last", "text", "Running",
         "checkpoints after each epoch, from which a broken-off run goes on: none, the last, "

@@ -55,6 +55,8 @@ def write_summary(
                 (m for row in rows for m in row["peak_memory_gib_per_rank"]), default=None
             ),
             **{name: _sum_of(rows, name) for name in SUMS},
+            **{n: _mean_of(rows, [row.get(n) for row in rows]) for n in ("tflops_per_s", "mfu")},
+            "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
             "joules_per_sample": _share(_sum_of(rows, "energy_j"), rows),
             **(facts or {}),
         },
@@ -65,6 +67,21 @@ def _sum_of(rows: list[dict[str, Any]], name: str) -> float | None:
     """Unknown where one row does not know it, or there is none."""
     known = [row[name] for row in rows if row.get(name) is not None]
     return sum(known) if known and len(known) == len(rows) else None
+
+
+def gpu_utilisation_percent(row: dict[str, Any]) -> float | None:
+    """Mean over an epoch and its devices; None where nobody knows."""
+    found = (row.get("gpu") or {}).get("utilisation_percent")
+    return None if found is None else found["mean"]
+
+
+def _mean_of(rows: list[dict[str, Any]], values: list[float | None]) -> float | None:
+    """Over the timed seconds; unknown where one epoch that has any does not know it."""
+    timed = [(row["timed_s"], v) for row, v in zip(rows, values, strict=True) if row["timed_s"]]
+    known = [(seconds, value) for seconds, value in timed if value is not None]
+    if not known or len(known) < len(timed):
+        return None
+    return sum(s * v for s, v in known) / sum(s for s, _ in known)
 
 
 def _share(total: float | None, rows: list[dict[str, Any]]) -> float | None:

@@ -25,7 +25,7 @@ NEEDS_HARDWARE = {"observed.devices"}
 # Of runs of peers, which need a package of their own (tests/test_hivemind.py sees them written).
 OF_PEERS = {"peers", "failed_averages", "peers.json"}
 # Of a run of LogCallback alone; the dictionary says so in words.
-NESTED = ("observed", "data", "launch", "link")
+NESTED = ("observed", "data", "launch", "link", "flops")
 
 
 def documented(root: Path) -> dict[str, set[str]]:

@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import (
+    AutoModelForSequenceClassification,
+    ElectraConfig,
+    ModernBertConfig,
+    RobertaConfig,
+)
 
 from harness.architectures import ARCHITECTURES
 from harness.flags import parse
 from harness.train import models
-from harness.train.flops import CLOSED, COUNTED, Work, counted, work_of
+from harness.train.flops import CLOSED, COUNTED, Uncountable, Work, counted, work_of
 
 
 def built(script: str, *argv: str) -> tuple[Any, Any]:
@@ -21,48 +27,55 @@ def built(script: str, *argv: str) -> tuple[Any, Any]:
         return models.build(settings, labels), models.configuration(settings, labels)
 
 
-def text(length: int) -> dict[str, torch.Tensor]:
+def text(length: int = 5) -> dict[str, torch.Tensor]:
     ids = torch.zeros(1, length, dtype=torch.long)
-    return {"input_ids": ids, "labels": torch.zeros(1, dtype=torch.long)}
+    mask = torch.ones(1, length, dtype=torch.long)
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.zeros(1, dtype=torch.long)}
 
 
-def image(config: Any) -> dict[str, torch.Tensor]:
-    side = config.image_size
+def image(side: int) -> dict[str, torch.Tensor]:
     return {
         "pixel_values": torch.zeros(1, 3, side, side),
         "labels": torch.zeros(1, dtype=torch.long),
     }
 
 
+def never() -> Any:
+    raise AssertionError("there is a closed form")
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES["bert"])
 @pytest.mark.parametrize("length", [7, 64])
 def test_texts_by_closed_form_are_what_is_counted(name: str, length: int) -> None:
     model, _ = built("bert", "--model", name)
-    work = work_of(model)
-    count = counted(model, text(length))
-    assert work is not None and work.how == CLOSED and count is not None and count.how == COUNTED
+    work, count = work_of(model, never), counted(model, text)
+    assert (work.how, count.how) == (CLOSED, COUNTED)
     assert work.of(length) == pytest.approx(count.of(length), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES["vit"])
 def test_images_by_closed_form_are_what_is_counted(name: str) -> None:
     model, config = built("vit", "--model", name)
-    work, count = work_of(model), counted(model, image(config))
-    assert work is not None and count is not None
-    assert work.of() == pytest.approx(count.of(), rel=0.02)
+    # A ResNet takes images of any size, whatever its configuration says.
+    sides = (32, 45, 224) if name.startswith("resnet") else (config.image_size,)
+    for side in sides:
+        work = work_of(model, never, (side, side))
+        count = counted(model, lambda side=side: image(side))
+        assert work.how == CLOSED and work.of() == pytest.approx(count.of(), rel=0.02), side
 
 
 def test_published_figures() -> None:
     """BERT-base at 128 tokens 67.0 GF, ViT-B/16 105.4, ViT-B/32 26.3, ResNet-18 10.65."""
-    bert = work_of(built("bert", "--model", "bert-base")[0])
-    assert bert is not None and bert.of(128) / 1e9 == pytest.approx(67.0, rel=0.01)
+    bert = work_of(built("bert", "--model", "bert-base")[0], never)
+    assert bert.of(128) / 1e9 == pytest.approx(67.0, rel=0.01)
     for name, billions in (("base-patch16", 105.4), ("base-patch32", 26.3)):
-        work = work_of(built("vit", "--model", f"vit-{name}")[0])
-        assert work is not None and work.of() / 1e9 == pytest.approx(billions, rel=0.01)
-    resnet = work_of(built("vit", "--model", "resnet-18")[0])
-    assert resnet is not None and resnet.of() / 1e9 == pytest.approx(10.65, rel=0.02)
-    small = work_of(built("vit", "--model", "resnet-18-cifar")[0])
-    assert small is not None and small.of() / 1e9 == pytest.approx(3.33, rel=0.02)
+        work = work_of(built("vit", "--model", f"vit-{name}")[0], never, (224, 224))
+        assert work.of() / 1e9 == pytest.approx(billions, rel=0.01)
+    # At 32 pixels, and with the stem for such small images.
+    figures = [("resnet-18", 224, 10.65), ("resnet-18", 32, 0.218), ("resnet-18-cifar", 32, 3.33)]
+    for name, side, billions in figures:
+        work = work_of(built("vit", "--model", name)[0], never, (side, side))
+        assert work.of() / 1e9 == pytest.approx(billions, rel=0.02)
 
 
 def test_a_batch_of_unequal_lengths_is_the_sum_of_its_samples() -> None:
@@ -86,17 +99,56 @@ class Linear(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.layer(pixel_values.flatten(1)), labels)}
 
 
+def four() -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.zeros(4, 3, 2, 2), "labels": torch.zeros(4, dtype=torch.long)}
+
+
 def test_another_model_is_counted_and_left_as_it_was() -> None:
     model = Linear()
     before = model.layer.weight.clone()
-    batch = {"pixel_values": torch.zeros(4, 3, 2, 2), "labels": torch.zeros(4, dtype=torch.long)}
-    work = work_of(model, batch)
     # One sample: forward, and the gradient of the weights; none of the input.
-    assert work == Work(2 * 2 * 12 * 3, how=COUNTED)
+    assert work_of(model, four) == Work(2 * 2 * 12 * 3, how=COUNTED)
     assert torch.equal(model.layer.weight, before) and model.layer.weight.grad is None
-    assert work_of(model) is None
 
 
-def test_what_cannot_be_counted_is_unknown() -> None:
-    batch = {"pixel_values": torch.zeros(4, 3, 2, 2), "labels": torch.zeros(4, dtype=torch.long)}
-    assert work_of(Linear(looks=True), batch) is None
+def test_what_cannot_be_counted_is_unknown_and_says_why() -> None:
+    with pytest.raises(Uncountable, match=r"cannot be counted without content: .*meta"):
+        work_of(Linear(looks=True), four)
+    with pytest.raises(Uncountable, match="AssertionError: there is a closed form"):
+        work_of(Linear(), never)
+
+
+OTHERS: dict[str, Any] = {
+    "roberta": RobertaConfig, "electra": ElectraConfig, "modernbert": ModernBertConfig,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_encoders_are_counted_as_the_parts_they_are_made_of(name: str) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = OTHERS[name](vocab_size=50, intermediate_size=96, pad_token_id=0, **sizes)
+    config.embedding_size = 64
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)
+    work = work_of(model, text)
+    matrices = 4 * 64 * 64 + (3 if name == "modernbert" else 2) * 64 * 96
+    assert work.how == COUNTED
+    assert work.per_token == pytest.approx(6 * 2 * matrices, rel=0.05)
+    assert work.per_pair == pytest.approx(12 * 2 * 64)
+
+
+class Cubic(nn.Module):
+    """Its work grows with the third power of the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        square = input_ids[:, :, None] * self.weight * input_ids[:, None, :]
+        return {"loss": (square @ square).sum()}
+
+
+def test_work_that_is_no_polynomial_of_second_degree_is_unknown() -> None:
+    with pytest.raises(Uncountable, match="no polynomial of the length"):
+        work_of(Cubic(), text)

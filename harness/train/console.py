@@ -16,6 +16,7 @@ from rich.progress import (
 from transformers import TrainerCallback
 
 from harness.identity import number
+from harness.summary import gpu_utilisation_percent
 from harness.train.run import Run
 
 TESTED = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
@@ -91,6 +92,7 @@ class Console(TrainerCallback):
                 parts.append(f"{name} {row[name]:.4f}")
         if row["train_samples_per_s"]:
             parts.append(f"{row['train_samples_per_s']:,.0f} samples/s")
+        parts += utilisation(row)
         parts.append(f"epoch {row['epoch_time_s']:.1f} s, evaluation {row['eval_time_s']:.1f} s")
         self.screen.print("  " + "  ".join(parts))
 
@@ -102,3 +104,12 @@ class Console(TrainerCallback):
                 shown = "  ".join(f"{n} {tested[n]:.4f}" for n in TESTED if n in tested)
                 self.screen.print(f"  test set, weights of epoch {tested['test_epoch']:g}: {shown}")
             self.screen.print(f"  recorded in {self.run.folder.path}")
+
+
+def utilisation(row: dict[str, Any]) -> list[str]:
+    """How much of the devices is used, and how long: neither says anything without the other."""
+    mfu, busy = row.get("mfu"), gpu_utilisation_percent(row)
+    if mfu is None and busy is None:
+        return []
+    told = "unknown" if mfu is None else f"{mfu:.1%}"
+    return [f"MFU {told} (GPU utilisation {'unknown' if busy is None else f'{busy:.0f}%'})"]

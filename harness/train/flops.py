@@ -23,6 +23,11 @@ NO_INPUT_GRADIENT = 2
 # Lengths of texts at which a model is counted; a fourth holds what was made of three.
 LENGTHS = (16, 32, 48)
 CHECK_LENGTH = 64
+SAMPLES = 2  # BatchNorm has nothing to norm where a single sample is left of one pixel
+
+
+class Uncountable(Exception):
+    """Why the operations of a model are not known."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,23 @@ class Work:
         return self.fixed * samples + self.per_token * tokens + self.per_pair * squares
 
 
-def work_of(model: nn.Module, batch: Mapping[str, torch.Tensor] | None = None) -> Work | None:
-    """By the closed form where there is one, else counted once; None where neither works."""
+def work_of(
+    model: nn.Module,
+    one_sample: Callable[[], Mapping[str, torch.Tensor]],
+    image: tuple[int, int] | None = None,
+) -> Work:
+    """By the closed form where there is one, else counted once, on a batch like this one.
+
+    Images have the size that they are given to the model with; a configuration may not know it.
+    Raises Uncountable where neither works.
+    """
     config = getattr(model, "config", None)
-    form = CLOSED_FORMS.get(str(getattr(config, "model_type", None)))
-    if form is not None:
-        return form(config)
-    return counted(model, batch) if batch is not None else None
+    kind = str(getattr(config, "model_type", None))
+    if kind in TEXTS:
+        return TEXTS[kind](config)
+    if kind in IMAGES and image is not None:
+        return IMAGES[kind](config, image)
+    return counted(model, one_sample)
 
 
 # ---- closed forms ----
@@ -73,9 +88,9 @@ def _distilbert(config: Any) -> Work:
     return _encoder(config.n_layers, config.dim, config.hidden_dim, head)
 
 
-def _vit(config: Any) -> Work:
+def _vit(config: Any, image: tuple[int, int]) -> Work:
     width = config.hidden_size
-    high, wide = _pair(config.image_size)
+    high, wide = image
     patch_high, patch_wide = _pair(config.patch_size)
     patches = (high // patch_high) * (wide // patch_wide)
     encoder = _encoder(
@@ -85,12 +100,11 @@ def _vit(config: Any) -> Work:
     return Work(encoder.of(patches + 1) + NO_INPUT_GRADIENT * 2.0 * numbers * patches)
 
 
-def _resnet(config: Any) -> Work:
+def _resnet(config: Any, image: tuple[int, int]) -> Work:
     """Stem, stages, head; every convolution but the stem's has padding that keeps its size."""
-    side = _pair(getattr(config, "image_size", 224))
     small = getattr(config, "cifar_stem", False)
     kernel, stride = (3, 1) if small else (7, 2)
-    side = _smaller(side, stride)
+    side = _smaller(image, stride)
     stem = side[0] * side[1] * kernel * kernel * config.num_channels * config.embedding_size
     if not small:
         side = _smaller(side, 2)  # pooling
@@ -132,46 +146,51 @@ def _pair(size: Any) -> tuple[int, int]:
     )
 
 
-CLOSED_FORMS: dict[str, Callable[[Any], Work]] = {
-    "bert": _bert,
-    "distilbert": _distilbert,
-    "vit": _vit,
-    "resnet": _resnet,
-}
+TEXTS: dict[str, Callable[[Any], Work]] = {"bert": _bert, "distilbert": _distilbert}
+IMAGES: dict[str, Callable[[Any, tuple[int, int]], Work]] = {"vit": _vit, "resnet": _resnet}
 
 
 # ---- counted ----
 
 
-def counted(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Work | None:
+def counted(model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]) -> Work:
     """Of a model without a closed form, on tensors that have a shape and no content.
 
-    None where the model looks at what is in them, or where its work is no polynomial of the length.
+    Raises Uncountable where the model looks at what is in them, or where its work is no polynomial
+    of the length.
     """
     try:
+        # Without a mask all tokens count, as in a text that is not padded.
+        batch = {name: of for name, of in one_sample().items() if name != "attention_mask"}
         if "input_ids" not in batch:
-            return Work(float(_count(model, batch)), how=COUNTED)
+            return Work(_count(model, batch), how=COUNTED)
         found = {n: _count(model, _of_length(batch, n)) for n in (*LENGTHS, CHECK_LENGTH)}
-    except (RuntimeError, NotImplementedError, ValueError, TypeError):
-        return None
+    except Exception as error:  # whatever a model of somebody's makes of it: training goes on
+        lines = str(error).splitlines() or [""]
+        why = f"{type(error).__name__}: {lines[0]}"
+        raise Uncountable(f"it cannot be counted without content: {why}") from None
     work = _polynomial(found)
-    held = abs(work.of(CHECK_LENGTH) / found[CHECK_LENGTH] - 1) < 0.01
-    return work if held else None
+    if abs(work.of(CHECK_LENGTH) / found[CHECK_LENGTH] - 1) > 0.01:
+        raise Uncountable("its operations are no polynomial of the length of a text")
+    return work
 
 
-def _count(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> int:
+def _count(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> float:
     """Operations of one sample's forward and backward pass."""
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
     for name, parameter in model.named_parameters():
         shapes[name].requires_grad_(parameter.requires_grad)
-    inputs = {name: torch.empty_like(value[:1], device="meta") for name, value in batch.items()}
+    inputs = {
+        name: torch.empty((SAMPLES, *value.shape[1:]), dtype=value.dtype, device="meta")
+        for name, value in batch.items()
+    }
     counter = FlopCounterMode(display=False)
     # Attention in kernels of its own is not counted on every device; taken apart it is.
     with sdpa_kernel(SDPBackend.MATH), counter:
         loss = torch.func.functional_call(model, shapes, (), inputs)["loss"]
         loss.backward()
-    return int(counter.get_total_flops())
+    return counter.get_total_flops() / SAMPLES
 
 
 def _of_length(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
@@ -181,7 +200,7 @@ def _of_length(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torc
     }
 
 
-def _polynomial(found: Mapping[int, int]) -> Work:
+def _polynomial(found: Mapping[int, float]) -> Work:
     """Through three points that are equally far apart."""
     a, b, c = (found[length] for length in LENGTHS)
     step = LENGTHS[1] - LENGTHS[0]

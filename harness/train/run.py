@@ -106,6 +106,12 @@ class Run:
         gpus = 1 if self.world.elastic else max(1, self.args.n_gpu)
         return self.processes * gpus
 
+    @property
+    def devices(self) -> int:
+        """Those that train: of a run of peers in the epoch that has ended, GPUs for dp."""
+        found = self.observed.get("devices", self.of_peers.get("peers", self.shape.size))
+        return int(found)
+
     def plan(self, train_samples: int) -> Plan:
         """What is left to be done by as many processes as there are now."""
         args = self.args

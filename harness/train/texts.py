@@ -15,6 +15,7 @@ from harness.settings import Settings, UserError
 from harness.train import embedded, models, sources
 from harness.train.data import Data, cached, chunks, cut_tail, indices
 from harness.train.hub import explain
+from harness.train.shapes import Batch
 
 
 def load_texts(settings: Settings, world: int) -> Data:
@@ -84,7 +85,7 @@ class TextBatches:
     def mean_tokens(self) -> float:
         return float(self.offsets[-1] / (len(self.offsets) - 1))
 
-    def __call__(self, samples: np.ndarray) -> dict[str, torch.Tensor]:
+    def __call__(self, samples: np.ndarray) -> Batch:
         samples = np.asarray(samples)
         starts = self.offsets[samples]
         lengths = self.offsets[samples + 1] - starts
@@ -92,11 +93,12 @@ class TextBatches:
         inside = position < lengths[:, None]
         # Beyond a text's end any valid place will do: what is read there is masked.
         places = np.where(inside, starts[:, None] + position, starts[:, None])
-        batch = {
-            "input_ids": torch.from_numpy(np.where(inside, self.tokens[places], self.pad)).long(),
-            "attention_mask": torch.from_numpy(inside.astype(np.int64)),
-            "labels": torch.from_numpy(self.labels[samples]),
-        }
+        batch = Batch(
+            input_ids=torch.from_numpy(np.where(inside, self.tokens[places], self.pad)).long(),
+            attention_mask=torch.from_numpy(inside.astype(np.int64)),
+            labels=torch.from_numpy(self.labels[samples]),
+        )
+        batch.lengths = lengths
         if self.types is not None:
             batch["token_type_ids"] = torch.from_numpy(
                 np.where(inside, self.types[places], 0)

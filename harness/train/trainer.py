@@ -31,6 +31,9 @@ from harness.train.metrics import BatchMetrics
 from harness.train.outcome import Diverged
 from harness.train.peers.counting import EndlessOrder
 from harness.train.run import Run
+from harness.train.shapes import shape_of
+from harness.train.trackers import follow
+from harness.train.utilisation import Utilisation
 
 
 class ExactTrainer(Checkpoints):
@@ -54,6 +57,9 @@ class ExactTrainer(Checkpoints):
         super().__init__(**kwargs)
         if self.settings.elastic_batch == "scale":
             self.plan = self.run.plan(len(kwargs["train_dataset"]))
+        # Before the model is split or wrapped: its shapes are looked at.
+        self.utilisation = Utilisation(self.run, self.model, self._one_sample)
+        self.run.measures.append(self.utilisation)
         if self.settings.strategy == "fsdp":
             parallel.shard(self.model, self.settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
@@ -66,6 +72,7 @@ class ExactTrainer(Checkpoints):
         self.callback_handler.callbacks.insert(0, EpochEdges(self))
         if self.settings.save != "none" and (call := last_call()):
             self.add_callback(call)
+        follow(self)
         self.sums = self._no_sums()
         self.exchange = exchange_of(self.run)
 
@@ -80,7 +87,12 @@ class ExactTrainer(Checkpoints):
         self.order = EpochOrder(len(data), self.settings.seed, whole)
         return self.order
 
+    def _one_sample(self) -> dict[str, Any]:
+        with untouched_random_state():
+            return self.to_device(self.data_collator([self.train_dataset[0]]))
+
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        self.lengths = getattr(inputs, "lengths", None)  # of texts, before they are copied
         return self.to_device(super()._prepare_inputs(inputs))
 
     def compute_loss_context_manager(self) -> Any:
@@ -96,6 +108,8 @@ class ExactTrainer(Checkpoints):
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         samples = len(inputs["labels"])  # label smoothing takes them out
+        if model.training:
+            self.utilisation.told(self.state.global_step, shape_of(inputs, self.lengths))
         result = super().compute_loss(model, inputs, *args, **kwargs)
         if model.training:
             loss = result[0] if isinstance(result, tuple) else result
