@@ -50,6 +50,8 @@ def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
         "timed_samples": 8000, "timed_s": 31.2 * wobble, "step_time_median_s": 0.25 * wobble,
         "step_time_p95_s": 0.26 * wobble, "data_wait_share": 0.012 * wobble,
         "peak_memory_gib_per_rank": [11.5 * wobble] * RANKS, "network_sent_bytes": None,
+        "reserved_memory_gib_per_rank": [12.5 * wobble] * RANKS,
+        "comm_exposed_share": 0.05 * wobble, "compute_skew": 1.01 * wobble, "slowest_rank": 2,
         "payload_bytes": 125 * RANKS * 438_000_000, "eval_samples": 2000,
         "eval_time_s": 5.1 * wobble, "eval_samples_per_s": 2000 / 5.1 / wobble, "attempt": 1,
         "wall_s": 40.0 * epoch * wobble, "unix": 1.7e9 + 40.0 * epoch,

@@ -235,6 +235,12 @@ class Settings:
         "how often a process of its own looks at devices and nodes, in times a second; 0: never",
         identity=False,
     )  # fmt: skip
+    comm_probe: str = flag(
+        "auto", "text", "Running",
+        "what exchanging adds to a step, measured once by a few passes with it and without, of ddp "
+        "and fsdp: auto or off",
+        choices=("auto", "off"), identity=False,
+    )  # fmt: skip
     save: str = flag(
         "last", "text", "Running",
         "checkpoints after each epoch, from which a broken-off run goes on: none, the last, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness import attempts
-from harness.records import FINISHED, SCHEMA, RunFolder, read_rows, write_json
+from harness.records import FINISHED, SCHEMA, RunFolder, read_json, read_rows, write_json
 
 # Taken from the last epoch's row.
 QUALITY = (
@@ -13,6 +13,7 @@ QUALITY = (
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
 
+MEANS = ("comm_exposed_share", "compute_skew")  # weighted by the time that they are of
 SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 
 
@@ -51,9 +52,10 @@ def write_summary(
             **attempts.totals(folder),
             "goodput_share": train_time_s / elapsed_s if elapsed_s else None,
             **attempts.cpu_time(folder),
-            "peak_memory_gib": max(
-                (m for row in rows for m in row["peak_memory_gib_per_rank"]), default=None
-            ),
+            "peak_memory_gib": _most(rows, "peak_memory_gib_per_rank"),
+            "reserved_memory_gib": _most(rows, "reserved_memory_gib_per_rank"),
+            "comm_share": (probe_of(folder) or {}).get("comm_share"),
+            **{name: _mean_of(rows, name) for name in MEANS},
             **{name: _sum_of(rows, name) for name in SUMS},
             "joules_per_sample": _share(_sum_of(rows, "energy_j"), rows),
             **(facts or {}),
@@ -65,6 +67,25 @@ def _sum_of(rows: list[dict[str, Any]], name: str) -> float | None:
     """Unknown where one row does not know it, or there is none."""
     known = [row[name] for row in rows if row.get(name) is not None]
     return sum(known) if known and len(known) == len(rows) else None
+
+
+def _mean_of(rows: list[dict[str, Any]], name: str) -> float | None:
+    """Over the epochs that have timed steps; unknown where one of them does not know it."""
+    timed = [(row.get(name), row["timed_s"]) for row in rows if row["timed_s"]]
+    if not timed or any(value is None for value, _ in timed):
+        return None
+    return float(sum(value * s for value, s in timed) / sum(s for _, s in timed))
+
+
+def _most(rows: list[dict[str, Any]], name: str) -> float | None:
+    """Of all ranks and epochs."""
+    return max((of for row in rows for of in row.get(name) or []), default=None)
+
+
+def probe_of(folder: RunFolder) -> dict[str, Any] | None:
+    """What was measured of exchanging, in any start of the run."""
+    found: dict[str, Any] | None = (read_json(folder.environment) or {}).get("comm_probe")
+    return found
 
 
 def _share(total: float | None, rows: list[dict[str, Any]]) -> float | None:

@@ -38,8 +38,8 @@ grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rat
 rank_dropout | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard | fsdp_offload
 elastic_batch | compress | sync_every | sync_scope | outer_lr | outer_momentum | fragments | overlap
 target_batch | local_updates | initial_peers | repeat run | num_workers dataloader_num_workers
-log_every logging_steps | telemetry_hz | save | best_metric metric_for_best_model | output_dir o
-rerun
+log_every logging_steps | telemetry_hz | comm_probe | save | best_metric metric_for_best_model
+output_dir o | rerun
 """
 # The same for the flags that reach the Trainer: an upgrade that brings one more fails here.
 PASSED = """
