@@ -36,6 +36,12 @@ QUALITY = (
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
 
+OF_A_DEVICE = (
+    "utilisation_percent", "memory_gib", "power_w", "temperature_c", "sm_clock_mhz",
+    "memory_clock_mhz",
+)  # fmt: skip
+OF_A_NODE = ("cpu_percent", "memory_gib")
+
 
 def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
     """A row with the fields of a real one; the values only look the part."""
@@ -52,7 +58,10 @@ def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
         "peak_memory_gib_per_rank": [11.5 * wobble] * RANKS, "network_sent_bytes": None,
         "reserved_memory_gib_per_rank": [12.5 * wobble] * RANKS,
         "comm_exposed_share": 0.05 * wobble, "compute_skew": 1.01 * wobble, "slowest_rank": 2,
-        "payload_bytes": 125 * RANKS * 438_000_000, "eval_samples": 2000,
+        "payload_bytes": 125 * RANKS * 438_000_000, "energy_j": 43_000 * wobble,
+        "gpu": {name: dict.fromkeys(("mean", "p95", "max"), 57.3 * wobble) for name in OF_A_DEVICE},
+        "node": {name: dict.fromkeys(("mean", "p95", "max"), 3.1 * wobble) for name in OF_A_NODE},
+        "eval_samples": 2000,
         "eval_time_s": 5.1 * wobble, "eval_samples_per_s": 2000 / 5.1 / wobble, "attempt": 1,
         "wall_s": 40.0 * epoch * wobble, "unix": 1.7e9 + 40.0 * epoch,
     }  # fmt: skip
@@ -66,6 +75,7 @@ def machine(seed: int) -> dict[str, Any]:
         "versions": {name: "1.2.3" for name in ("torch", "transformers", "accelerate", "numpy")},
         "commit": "0" * 40, "dirty": False, "command": "bert.py", "variables": {},
         "nodes": 1, "processes_per_node": RANKS, "effective_batch": 64, "updates": 125 * EPOCHS,
+        "telemetry_hz": 1.0, "telemetry_missing": {}, "idle_power_w": 281.5,
         "observed": {"strategy": "ddp", "world": RANKS, "parameters": 199},
         "data": {"dataset": "fancyzhx/ag_news", "train_samples": 8000, "classes": 4},
     }  # fmt: skip

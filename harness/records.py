@@ -6,6 +6,7 @@
         attempts.jsonl     one row each time the run was started, one each time it ended
         epochs.jsonl       one row an epoch
         ranks/             what differs between ranks: one row an epoch in rank_<r>.jsonl
+        telemetry/         every reading of devices and nodes, in node_<n>.jsonl
         summary.json       written last, by rename: its presence means that the run has an outcome
 
 What each field means stands in outputs/README.md. Nothing is read back from a log or a file name.

@@ -98,7 +98,7 @@ def test_every_field_is_explained_and_every_explained_field_is_written(
 def test_every_file_and_every_outcome_is_explained(root: Path, folders: list[Path]) -> None:
     explained = documented(root)
     assert explained["Outcomes"] == {FINISHED, *FAILURES}
-    names = {name.replace("<r>", "0") for name in explained[""]}
+    names = {re.sub("<[rn]>", "0", name) for name in explained[""]}
     found = {
         re.sub(r"_\d+\.", "_0.", str(path.relative_to(folder)))
         for folder in folders

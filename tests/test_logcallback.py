@@ -120,7 +120,8 @@ def test_five_lines_record_a_run(tmp_path: Path) -> None:
     folder, _ = alone(tmp_path, five_lines, str(tmp_path / "out"))
     written = sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*") if p.is_file())
     wanted = ["attempts.jsonl", "environment.json", "epochs.jsonl", "ranks/rank_0.jsonl"]
-    assert written == [*wanted, "settings.json", "summary.json"]
+    wanted += ["settings.json", "summary.json", "telemetry/node_0.jsonl"]
+    assert written == wanted
     rows = rows_of(folder)
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     for row in rows:

@@ -65,5 +65,11 @@ def so_far(measures: Sequence[Measure]) -> dict[str, Any]:
     return {measure.name: measure.so_far() for measure in measures if measure.name}
 
 
+def total(values: Sequence[Any]) -> Any:
+    """Never a part of it: unknown where one is, or where there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
 def _merged(parts: Any) -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}

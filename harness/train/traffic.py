@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.train.measures import total
 from harness.train.run import Run
 
 FIELDS = ("payload_bytes", "network_sent_bytes")
@@ -97,12 +98,6 @@ def carried(payload: int | None, network: int | None) -> int | None:
     """
     stray = network is not None and network < STRAY_BYTES
     return None if payload and payload > STRAY_BYTES and stray else network
-
-
-def total(values: Sequence[int | None]) -> int | None:
-    """Never a part of it: unknown where one is, or where there is none."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
 
 
 def _each(what: Callable[..., int], *of: Bytes) -> Bytes:

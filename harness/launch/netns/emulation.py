@@ -19,9 +19,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -126,12 +129,26 @@ class EmulatedNodes:
         return found
 
     def close(self) -> None:
-        """Processes inside a node keep its namespace, without a network, until they end."""
+        """Whatever still runs inside a node ends with it, in sessions of its own as well."""
+        for pid in self._inside():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.holder.kill()
         self.holder.wait()
         for pipe in (self.holder.stdin, self.holder.stdout):
             assert pipe is not None
             pipe.close()
+
+    def _inside(self) -> list[int]:
+        """The processes in the nodes, as far as this user may see."""
+        inodes, found = set(), []
+        with suppress(OSError, AttributeError):  # the holder is gone, or has not answered yet
+            inodes = {os.stat(path).st_ino for path in self._facts["namespaces"]}
+        for path in Path("/proc").glob("[0-9]*/ns/net"):
+            with suppress(OSError):
+                if path.stat().st_ino in inodes:
+                    found.append(int(path.parts[2]))
+        return found
 
     def _ask(self, request: dict[str, Any]) -> Any:
         assert self.holder.stdin is not None and self.holder.stdout is not None

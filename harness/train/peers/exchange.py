@@ -17,12 +17,13 @@ from harness.train.memory import peak_memory_gib, reserved_memory_gib
 from harness.train.peers.averagers import Progress
 from harness.train.peers.network import forking
 from harness.train.peers.optimizer import PeerOptimizer, peer_optimizer
+from harness.train.telemetry.session import told
 from harness.train.traffic import carried, interfaces_sent
 from harness.world import World
 
 TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
 COUNTS = ("samples", "fed", "loss", "payload", "network", "failed_averages")
-TOLD = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s")
+TOLD = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
 
 
 class _Step:
@@ -149,6 +150,7 @@ class PeersExchange(Exchange):
             reserved_memory_gib=max(reserved) if reserved else None,
             **counts,
             **self.run.cpu.own(),
+            **told(self.run.watch, goes_on=True),  # until the row is made
         )
         if not self.peers.records:
             return totals
@@ -202,7 +204,7 @@ class PeersExchange(Exchange):
         write_json(file, kept)
         others = [p for n, p in board.seen.items() if n != board.id and "peak_memory_gib" in p]
         self.run.other_peers = [
-            {"rank": p["number"], **{name: p[name] for name in TOLD}}
+            {"rank": p["number"], **{name: p[name] for name in TOLD if name in p}}
             for p in sorted(others, key=lambda p: p["number"])
         ]
         return found

@@ -56,6 +56,7 @@ class Gpus:
         self.handles: list[Any] = []
         self.slices: list[bool] = []
         if not uuids:
+            self.missing["gpu"] = "training uses no NVIDIA device"
             return
         try:
             pynvml.nvmlInit()

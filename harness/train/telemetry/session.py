@@ -12,9 +12,9 @@ import torch.distributed as dist
 from harness.records import RunFolder
 from harness.train.cpu import of_all_ranks
 from harness.train.link import interface
-from harness.train.measures import Measure
-from harness.train.telemetry.told import epoch_fields, total
-from harness.train.telemetry.watch import Watch
+from harness.train.measures import Measure, total
+from harness.train.telemetry.told import epoch_fields
+from harness.train.telemetry.watch import GONE, Watch
 from harness.world import World
 
 HZ = 1.0  # where no settings say it
@@ -63,24 +63,23 @@ class Telemetry(Measure):
 
     def begin(self, folder: RunFolder) -> None:
         """Training is about to begin: what was seen until now, of all nodes."""
-        told = None
+        found: dict[str, Any] = {}
         if self.watch is not None:
             self.watch.keep(folder.telemetry(self.world.rank // self.world.per_node))
-            told = self.watch.edge()
-        found = told and {"missing": told["missing"], "idle_power_w": told["lowest_power_w"]}
-        self.begun = of_all_ranks(found or {}, self.world.size, self.run)
+            seen = self.watch.edge() or {"missing": {"all": GONE}, "lowest_power_w": None}
+            found = {"missing": seen["missing"], "idle_power_w": seen["lowest_power_w"]}
+        self.begun = of_all_ranks(found, self.world.size, self.run)
 
     def facts(self) -> dict[str, Any]:
         """How often was looked, what could not be seen, what devices take when nothing runs."""
         missing = {"all": OFF} if not self.hz else {}
-        for told in self.begun:
-            missing |= told.get("missing", {})
+        for of_node in self.begun:
+            missing |= of_node.get("missing", {})
+        idle = [of_node["idle_power_w"] for of_node in self.begun if of_node]
         return {
             "telemetry_hz": self.hz,
             "telemetry_missing": missing,
-            "idle_power_w": total(
-                [told.get("idle_power_w") for told in self.begun[:: self.world.per_node]]
-            ),
+            "idle_power_w": total(idle),
         }
 
     def epoch_begins(self) -> None:
@@ -89,28 +88,36 @@ class Telemetry(Measure):
 
     def of_rank(self, untimed: int) -> dict[str, Any]:
         """Nothing on the ranks that do not watch."""
-        told = self.watch.edge() if self.watch is not None else None
-        before, self.before = self.before, 0.0
-        if told is None:
-            return {}
-        energy_j = _added(_energy(told), before)
-        return {"telemetry": {**{n: told[n] for n in ("gpus", "node")}, "energy_j": energy_j}}
+        found = told(self.watch)
+        if of_node := found.get("telemetry"):
+            of_node["energy_j"] = _added(of_node["energy_j"], self.before)
+        self.before = 0.0
+        return found
 
     def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        return epoch_fields([rank.get("telemetry") for rank in ranks[:: self.world.per_node]])
+        return epoch_fields([rank["telemetry"] for rank in ranks if "telemetry" in rank])
 
     def so_far(self) -> float | None:
-        told = self.watch.peek() if self.watch is not None else None
-        return _added(_energy(told), self.before) if told is not None else None
+        seen = self.watch.peek() if self.watch is not None else None
+        return _added(_energy(seen), self.before) if seen is not None else None
 
     def close(self) -> None:
         if self.watch is not None:
             self.watch.close()
 
 
-def _energy(told: dict[str, Any]) -> float | None:
+def told(watch: Watch | None, goes_on: bool = False) -> dict[str, Any]:
+    """What a node tells of an epoch that has ended; None where its sampler is gone."""
+    if watch is None:
+        return {}
+    if (seen := watch.peek() if goes_on else watch.edge()) is None:
+        return {"telemetry": None}
+    return {"telemetry": {"gpus": seen["gpus"], "node": seen["node"], "energy_j": _energy(seen)}}
+
+
+def _energy(seen: dict[str, Any]) -> float | None:
     """Of all devices of a node since it was asked before."""
-    return total([device["energy_j"] for device in told["gpus"]])
+    return total([device["energy_j"] for device in seen["gpus"]])
 
 
 def _added(now: float | None, before: float | None) -> float | None:

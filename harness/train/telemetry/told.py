@@ -6,23 +6,25 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from harness.train.measures import total
 from harness.train.telemetry.window import COUNTERS, LISTS
 
 Told = dict[str, Any]
 
 
 def epoch_fields(nodes: Sequence[Told | None]) -> dict[str, Any]:
-    """Over all devices, and over all nodes; None where nobody knows.
+    """Over all devices, and over all nodes; None where nobody looks, or one does not know.
 
     Means are means over them; p95 and max are the largest; what was counted is added up, unless
     one of them does not know it.
     """
     known = [node for node in nodes if node is not None]
     devices = [device for node in known for device in node["gpus"]]
-    if len(known) < len(nodes):
+    if not known or len(known) < len(nodes):
         return {"gpu": None, "node": None, "energy_j": None}
     return {
-        "gpu": _together(devices),
+        # Energy stands beside it: with what was before, where the epoch was broken off.
+        "gpu": _together([{n: v for n, v in of.items() if n != "energy_j"} for of in devices]),
         "node": _together([node["node"] for node in known]),
         "energy_j": total([node["energy_j"] for node in known]),
     }
@@ -41,12 +43,6 @@ def _together(told: Sequence[Told]) -> dict[str, Any] | None:
         else:
             found[name] = _spread(values)
     return found
-
-
-def total(values: Sequence[float | None]) -> float | None:
-    """Never a part of it: unknown where one is, or where there is none."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known and len(known) == len(values) else None
 
 
 def _largest(shares: Sequence[dict[str, float] | None]) -> dict[str, float] | None:

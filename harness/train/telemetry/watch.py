@@ -15,6 +15,7 @@ import harness
 
 ROOT = Path(harness.__file__).parents[1]
 ANSWER_S = 5.0
+GONE = "the process that looks at the machine is gone or does not answer"
 
 
 class Watch:
@@ -74,7 +75,7 @@ class Watch:
         return True
 
     def _give_up(self) -> None:
-        self.lost = "the process that looks at the machine is gone or does not answer"
+        self.lost = GONE
         self.close()
 
     def close(self) -> None:
