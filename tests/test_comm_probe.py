@@ -108,10 +108,11 @@ def of_its_bounds(folder: str) -> dict[str, Any]:
     """No time for a second pair; no memory for a pass without exchange; too few updates."""
     found: dict[str, Any] = {}
     comm_probe.LIMIT_S = 1e-9
-    found["late"] = of_a_run(f"{folder}/late", "ddp")
+    auto = "--comm_probe=auto"
+    found["late"] = of_a_run(f"{folder}/late", "ddp", auto)
     comm_probe.psutil.virtual_memory = lambda: SimpleNamespace(available=2000, total=2**30)
-    found["full"] = of_a_run(f"{folder}/full", "fsdp")
-    found["short"] = of_a_run(f"{folder}/short", "ddp", "--max_steps=3")
+    found["full"] = of_a_run(f"{folder}/full", "fsdp", auto)
+    found["short"] = of_a_run(f"{folder}/short", "ddp", auto, "--max_steps=3")
     return found
 
 

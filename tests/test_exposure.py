@@ -94,7 +94,9 @@ def of_slow_ones(folder: str) -> dict[str, Any]:
         ("exchange", Net(), slow_hook),
     ):
         compress.bf16_hook = hook
-        trainer, run = ours(f"{folder}/{name}", net, data, test, "--compress=bf16")
+        trainer, run = ours(
+            f"{folder}/{name}", net, data, test, "--compress=bf16", "--comm_probe=auto"
+        )
         run.train(trainer)
         found[name] = {
             "row": read_rows(run.folder.epochs)[0][0] if run.leader else None,

@@ -54,8 +54,9 @@ class CommProbe(Measure, TrainerCallback):
     def due(self) -> bool:
         """Whether it comes after the update that goes on."""
         clock = self.run.clock
-        after = max(SETTLED, clock.untimed if clock is not None else 0)
-        return self.missing == NOT_YET and self.updates + 1 == after
+        if clock is None or self.missing != NOT_YET:
+            return False  # nobody records it, or it is done
+        return self.updates + 1 == max(SETTLED, int(clock.untimed))
 
     def fed(self, batch: Any) -> None:
         """A batch has been trained on; the last one of the update is taken."""
