@@ -23,7 +23,7 @@ from harness.train import measures, rows
 from harness.train.clock import StepClock
 from harness.train.cpu import CpuTime, of_all_ranks
 from harness.train.environment import environment, facts_of
-from harness.train.memory import forget_peak_memory, peak_memory_gib
+from harness.train.memory import Memory
 from harness.train.opening import open_record
 from harness.train.run import Run
 from harness.train.telemetry.session import Telemetry
@@ -60,6 +60,7 @@ class LogCallback(TrainerCallback):
         self.earlier_wall_s = self.save_time_s = self.ended_s = self.told_s = 0.0
         if self.run is not None:
             self.run.partial_epoch = self.partial_epoch
+            self.run.aside = lambda: measures.aside(self.clock, self.measures)
 
     # ---- the run begins ----
 
@@ -69,22 +70,25 @@ class LogCallback(TrainerCallback):
         if self.clock.marks:  # train() once more
             self.began_s = time.perf_counter()
             self.cpu.restart()
-        self.clock = StepClock(args.device.type == "cuda", traffic_of(self.run))
-        self.devices = max(args.n_gpu, 1)  # of this process
+        cuda, devices = args.device.type == "cuda", max(args.n_gpu, 1)  # of this process
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if self.run is not None:
             self.batch = self.run.settings.target_batch or self.batch  # of all peers
         self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
-        self.steps_left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
+        left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
+        self.clock = StepClock(cuda, traffic_of(self.run), left_out)
         self.first_update = state.global_step
         self.before = self.run.epoch_so_far if self.run is not None else {}
         self.mine.begin(goes_on=self.run is not None or self.first_update > 0)
         if self.run is None and self.telemetry is not None:
             self.telemetry.close()  # of a training that broke off
-        self.telemetry = Telemetry(self.run, self.world, self.devices)
+        self.telemetry = Telemetry(self.run, self.world, devices)
         self.telemetry.begin(self.folder)
-        self.measures = [*(self.run.measures if self.run is not None else []), self.telemetry]
+        self.measures = [Memory(cuda, devices), self.telemetry]
+        if self.run is not None:
+            self.run.clock = self.clock
+            self.measures = [*self.run.measures, *self.measures]
         if not state.is_world_process_zero:
             return
         if self.run is None and self.first_update == 0 and self.folder.settings.is_file():
@@ -112,7 +116,7 @@ class LogCallback(TrainerCallback):
             "effective_batch": self.batch,
             "updates": state.max_steps,
             "first_learning_rate": self.first_learning_rate,
-            "timing_warmup_steps": self.steps_left_out,
+            "timing_warmup_steps": self.clock.untimed,
             **measures.facts(self.measures),
         }
         write_json(self.folder.environment, {**self.machine, **facts})
@@ -123,8 +127,6 @@ class LogCallback(TrainerCallback):
         self._write_row()
         self.losses, self.exact, self.quality, self.own_quality = [], {}, {}, {}
         self.updates_before = state.global_step
-        if self.clock.cuda:
-            forget_peak_memory(self.devices)
         for measure in self.measures:
             measure.epoch_begins()
         self.clock.start()
@@ -185,18 +187,17 @@ class LogCallback(TrainerCallback):
         short = self._fed(state) - (self.train_samples or math.inf)
         steps = rows.steps(self.clock.steps(), self.of_peers.get("samples"), short)
         first_epoch = self.updates_before == self.first_update
-        untimed = self.steps_left_out if first_epoch else 0
+        untimed = self.clock.untimed if first_epoch else 0
         timed = steps[untimed:]
-        peaks = peak_memory_gib(self.clock.cuda, self.devices)
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
         mine = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
-        self.mine.row = mine | {"peak_memory_gib": max(peaks), **self.cpu.own(), **sent}
+        self.mine.row = mine | self.cpu.own() | sent
         self.mine.row |= measures.of_rank(self.measures, untimed)
         everyone = of_all_ranks(self.mine.row, self.world.size, self.run)
         self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
-            row = self.row.row = self._row(state, train_s, timed, everyone, peaks)
+            row = self.row.row = self._row(state, train_s, timed, everyone)
             row |= measures.of_run(self.measures, everyone, row)
             if first_epoch:
                 # What was seen in the first step is known now.
@@ -209,7 +210,6 @@ class LogCallback(TrainerCallback):
         train_s: float,
         timed: list[tuple[int, float]],
         everyone: list[dict[str, Any]],
-        peaks: list[float],
     ) -> dict[str, Any]:
         fed = self._fed(state)
         samples = min(fed, self.train_samples or fed)
@@ -228,7 +228,6 @@ class LogCallback(TrainerCallback):
             "step_time_median_s": everyone[0]["step_time_median_s"],
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
-            "peak_memory_gib_per_rank": rows.peaks_of(everyone, peaks),
             **over_ranks(everyone, self.world.per_node),
             **self.of_peers,
         }

@@ -58,6 +58,8 @@ def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
         "tflops_per_s": 41.2 / wobble, "tflops_per_s_without_padding": 40.1 / wobble,
         "mfu": 0.131 / wobble, "tokens_per_s": 13_300 / wobble, "padding_share": 0.11 * wobble,
         "peak_memory_gib_per_rank": [11.5 * wobble] * RANKS, "network_sent_bytes": None,
+        "reserved_memory_gib_per_rank": [12.5 * wobble] * RANKS,
+        "comm_exposed_share": 0.05 * wobble, "compute_skew": 1.01 * wobble, "slowest_rank": 2,
         "payload_bytes": 125 * RANKS * 438_000_000, "energy_j": 43_000 * wobble,
         "gpu": {name: dict.fromkeys(("mean", "p95", "max"), 57.3 * wobble) for name in OF_A_DEVICE},
         "node": {name: dict.fromkeys(("mean", "p95", "max"), 3.1 * wobble) for name in OF_A_NODE},

@@ -241,6 +241,12 @@ class Settings:
         "second, for mfu (a table of makers' figures; unknown on a CPU)",
         identity=False,
     )  # fmt: skip
+    comm_probe: str = flag(
+        "auto", "text", "Running",
+        "what exchanging adds to a step, measured once by a few passes with it and without, of ddp "
+        "and fsdp: auto or off",
+        choices=("auto", "off"), identity=False,
+    )  # fmt: skip
     save: str = flag(
         "last", "text", "Running",
         "checkpoints after each epoch, from which a broken-off run goes on: none, the last, "

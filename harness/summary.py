@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness import attempts
-from harness.records import FINISHED, SCHEMA, RunFolder, read_rows, write_json
+from harness.records import FINISHED, SCHEMA, RunFolder, read_json, read_rows, write_json
 
 # Taken from the last epoch's row.
 QUALITY = (
@@ -13,6 +13,7 @@ QUALITY = (
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
 
+MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
 SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 
 
@@ -51,11 +52,11 @@ def write_summary(
             **attempts.totals(folder),
             "goodput_share": train_time_s / elapsed_s if elapsed_s else None,
             **attempts.cpu_time(folder),
-            "peak_memory_gib": max(
-                (m for row in rows for m in row["peak_memory_gib_per_rank"]), default=None
-            ),
+            "peak_memory_gib": _most(rows, "peak_memory_gib_per_rank"),
+            "reserved_memory_gib": _most(rows, "reserved_memory_gib_per_rank"),
+            "comm_share": (probe_of(folder) or {}).get("comm_share"),
             **{name: _sum_of(rows, name) for name in SUMS},
-            **{n: _mean_of(rows, [row.get(n) for row in rows]) for n in ("tflops_per_s", "mfu")},
+            **{name: _mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
             "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
             "joules_per_sample": _share(_sum_of(rows, "energy_j"), rows),
             **(facts or {}),
@@ -82,6 +83,17 @@ def _mean_of(rows: list[dict[str, Any]], values: list[float | None]) -> float | 
     if not known or len(known) < len(timed):
         return None
     return sum(s * v for s, v in known) / sum(s for s, _ in known)
+
+
+def _most(rows: list[dict[str, Any]], name: str) -> float | None:
+    """Of all ranks and epochs."""
+    return max((of for row in rows for of in row.get(name) or []), default=None)
+
+
+def probe_of(folder: RunFolder) -> dict[str, Any] | None:
+    """What was measured of exchanging, in any start of the run."""
+    found: dict[str, Any] | None = (read_json(folder.environment) or {}).get("comm_probe")
+    return found
 
 
 def _share(total: float | None, rows: list[dict[str, Any]]) -> float | None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # what a run went through.
 TIMES = ("_s", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank", "timed_samples",
          "timed_steps", "network_sent_bytes", "tflops_per_s_without_padding", "mfu", "gpu", "node",
-         "energy_j")  # fmt: skip
+         "energy_j", "compute_skew", "slowest_rank")  # fmt: skip
 
 
 def sweep_file(folder: Path, text: str, name: str = "mine") -> Path:

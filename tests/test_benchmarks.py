@@ -202,6 +202,20 @@ def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "found.md").read_text().count("\n") == 4 + len(rows)
 
 
+# ---- exposure.py ----
+
+
+def test_exposure_compares_steps_with_stamps_and_without(tmp_path: Path) -> None:
+    few = ["--pairs=2", "--steps=3", "--out", str(tmp_path / "found.json")]
+    command = [sys.executable, "-m", "benchmarks.exposure", *few]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {name: len(of) for name, of in found.items()} == {
+        "with_s": 2, "without_s": 2, "alone_s": 3,
+    }  # fmt: skip
+    assert min(min(of) for of in found.values()) > 0 and "2 pairs, step" in done.stdout
+
+
 # ---- overlap.py ----
 
 

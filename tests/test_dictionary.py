@@ -25,7 +25,7 @@ NEEDS_HARDWARE = {"observed.devices"}
 # Of runs of peers, which need a package of their own (tests/test_hivemind.py sees them written).
 OF_PEERS = {"peers", "failed_averages", "peers.json"}
 # Of a run of LogCallback alone; the dictionary says so in words.
-NESTED = ("observed", "data", "launch", "link", "flops")
+NESTED = ("observed", "data", "launch", "link", "flops", "comm_probe")
 
 
 def documented(root: Path) -> dict[str, set[str]]:
@@ -45,8 +45,8 @@ def flat(content: dict[str, Any]) -> set[str]:
     for name, value in content.items():
         inner = value if name in NESTED and value is not None else {}
         names |= {f"{name}.{i}" for i in inner} if inner else {name}
-        if name in ("launch", "link"):
-            names.add(name)  # null for a run that no sweep has started, on one node
+        if name in ("launch", "link", "comm_probe"):
+            names.add(name)  # null for a run that no sweep has started, on one node, or alone
     return names
 
 
@@ -67,7 +67,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     (job,) = plan(load(sweep_file(root, "script: vit")))
     facts = launched("mine", Options(), {}, Local(Options()).facts(job))
     launch = {"HARNESS_LAUNCH": json.dumps(facts)}
-    assert script("bert", *SMALL, "--o", str(root), env=launch).code == 0
+    assert script("bert", *SMALL, "--o", str(root), count=2, env=launch).code == 0
     held_out = ["--validation_split", "0.2", "--strategy", "diloco", "--sync_every", "2"]
     two_nodes = {"LOCAL_WORLD_SIZE": "1"}
     done = script("vit", *SMALL, *held_out, "--o", str(root), count=2, env=two_nodes)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.train.memory import GIB, forget_peak_memory, peak_memory_gib
+from harness.train.memory import GIB, Memory, forget_peak_memory, peak_memory_gib
 from harness.train.rows import peaks_of
 
 
@@ -17,6 +17,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     held = {0: 7.5, 1: 3.0, 2: 3.25, 3: 3.0}
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda n: held[n] * GIB)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda n: held[n] * 2 * GIB)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda n: held.update({n: 0.0}))
     return held
 
@@ -35,8 +36,42 @@ def test_a_process_with_several_gpus_has_one_for_each(gpus: dict[int, float]) ->
 
 def test_a_row_lists_ranks_or_the_devices_of_the_one_rank() -> None:
     ranks: list[dict[str, Any]] = [{"peak_memory_gib": 2.0}, {"peak_memory_gib": 3.0}]
-    assert peaks_of(ranks, devices=[2.0]) == [2.0, 3.0]
-    assert peaks_of([{"peak_memory_gib": 7.5}], devices=[7.5, 3.0]) == [7.5, 3.0]
+    assert peaks_of("peak_memory_gib", ranks, devices=[2.0]) == [2.0, 3.0]
+    several = peaks_of("peak_memory_gib", [{"peak_memory_gib": 7.5}], devices=[7.5, 3.0])
+    assert several == [7.5, 3.0]
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_peaks_of_an_epoch_are_without_what_does_not_count(
+    gpus: dict[int, float], devices: int
+) -> None:
+    """Reserved is twice of what was allocated."""
+    memory = Memory(cuda=True, devices=devices)
+    memory.epoch_begins()
+    gpus[2] = 3.0
+    with memory.aside():
+        gpus[2] = 9.0
+    gpus[2] = 2.0
+    assert memory.of_rank(0) == {"peak_memory_gib": 3.0, "reserved_memory_gib": 6.0}
+    ranks = [{"peak_memory_gib": 3.0, "reserved_memory_gib": 6.0}]
+    found = memory.of_run(ranks, {})
+    assert found["peak_memory_gib_per_rank"] == ([3.0] if devices == 1 else [0, 0, 3.0, 0])
+    assert found["reserved_memory_gib_per_rank"] == ([6.0] if devices == 1 else [0, 0, 6.0, 0])
+    memory.epoch_begins()
+    assert memory.of_rank(0) == {"peak_memory_gib": 0.0, "reserved_memory_gib": 0.0}
+
+
+def test_a_cpu_reserves_nothing() -> None:
+    memory = Memory(cuda=False, devices=1)
+    memory.epoch_begins()
+    with memory.aside():
+        pass
+    row = memory.of_rank(0)
+    assert row["peak_memory_gib"] > 0 and row["reserved_memory_gib"] is None
+    assert memory.of_run([row, row], {}) == {
+        "peak_memory_gib_per_rank": [row["peak_memory_gib"]] * 2,
+        "reserved_memory_gib_per_rank": None,
+    }
 
 
 def test_without_gpu_it_is_the_memory_of_the_process() -> None:

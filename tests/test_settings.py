@@ -38,8 +38,8 @@ grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rat
 rank_dropout | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard | fsdp_offload
 elastic_batch | compress | sync_every | sync_scope | outer_lr | outer_momentum | fragments | overlap
 target_batch | local_updates | initial_peers | repeat run | num_workers dataloader_num_workers
-log_every logging_steps | telemetry_hz | peak_tflops | save | best_metric metric_for_best_model
-output_dir o | rerun
+log_every logging_steps | telemetry_hz | peak_tflops | comm_probe | save
+best_metric metric_for_best_model | output_dir o | rerun
 """
 # The same for the flags that reach the Trainer: an upgrade that brings one more fails here.
 PASSED = """
@@ -183,6 +183,7 @@ def test_run_id_tells_apart_what_changes_the_result() -> None:
     seen = {run_id(PINNED)}
     shown = {
         *("initial_peers", "output_dir", "rerun", "save", "best_metric", "telemetry_hz", "tiny"),
+        *("comm_probe", "peak_tflops"),
     }
     for name in flag_fields():
         other = run_id(replace(PINNED, **{name: another(name)}))

@@ -518,6 +518,17 @@ def test_columns_that_were_asked_for(plan: Plan, capsys: pytest.CaptureFixture[s
     assert "accuracy" not in said
 
 
+def test_what_exchanging_costs_is_a_column_where_it_is_known(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run("1_1")
+    plan.run("1_2", devices=2, comm_share=0.125, comm_exposed_share=0.25, compute_skew=1.5)
+    asked = ["comm_share", "comm_exposed_share", "compute_skew"]
+    said = table(plan.write(columns=asked), capsys)
+    assert row_of(said, "1_1") == ["1_1", "1/1", "-", "-", "-"]
+    assert row_of(said, "1_2") == ["1_2", "1/1", "0.1250", "0.2500", "1.5000"]
+
+
 @pytest.mark.parametrize(
     ("name", "near"), [("acuracy", "accuracy"), ("samples_pers", "samples_per_s")]
 )

@@ -210,10 +210,11 @@ def stock(
 
 
 def argv(folder: str | Path, *more: str) -> list[str]:
-    """A command line with toy sizes; what is named in more wins."""
+    """A command line with toy sizes; what is named in more wins. Diaries are of training alone."""
     chosen = {
         "model": "bert-nano", "dataset": "embedded:english", "output_dir": str(folder),
         "per_gpu_batch": "4", "eval_batch": "4", "epochs": "1", "lr": "0.01", "save": "none",
+        "comm_probe": "off",
     }  # fmt: skip
     given = {word[2:].partition("=")[0] for word in more}
     return [f"--{k}={v}" for k, v in chosen.items() if k not in given] + list(more)

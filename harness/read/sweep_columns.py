@@ -55,6 +55,8 @@ HEADINGS = {
     "tta_wall_s_ratio": "target wall vs base",
     "payload_mb_per_update": "payload MB/update",
     "network_mb_per_update": "sent MB/update",
+    "comm_share": "comm. share",
+    "comm_exposed_share": "exposed comm.",
 }
 # What a list of columns may name besides the numbers that the records hold.
 OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
@@ -64,7 +66,8 @@ FACTS = ("nodes", "processes", "devices", "effective_batch", "planned", "finishe
 OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s", "system_s",
             "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
             "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
-            "peak_memory_gib", MEMORY_FIRST, MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
+            "peak_memory_gib", "comm_share", "comm_exposed_share", "compute_skew", MEMORY_FIRST,
+            MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
             EFFICIENCY, *FIELDS, *RATIOS, *PER_UPDATE, *PER_UPDATE.values())  # fmt: skip
 COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
 

@@ -7,6 +7,8 @@ included. Evaluation and saving are not in any step: after them the clock starts
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,10 +19,13 @@ from harness.train.traffic import Traffic
 class StepClock:
     """Marks of one epoch. mark() costs microseconds and never waits for the GPU."""
 
-    def __init__(self, cuda: bool, traffic: Traffic | None = None) -> None:
+    def __init__(self, cuda: bool, traffic: Traffic | None = None, untimed: int = 0) -> None:
         self.cuda = cuda
+        self.untimed = untimed  # first steps, which are left out of step times
         self.traffic = traffic or Traffic()  # between the same edges
         self.marks: list[tuple[int | None, Any]] = []  # (samples of the step, stamp); None: restart
+        self.fetched: Any = None  # stamp: the batches of the step that goes on are there
+        self.fetches: list[Any] = []  # of the steps that have ended
         self.began_s = 0.0
         self.data_wait_s = 0.0
         self.paused_s = 0.0
@@ -37,7 +42,7 @@ class StepClock:
     def start(self) -> None:
         """An epoch begins."""
         self.running = True
-        self.marks = [(None, self._stamp())]
+        self.marks, self.fetches = [(None, self._stamp())], []
         self.data_wait_s = self.paused_s = 0.0
         self.began_s = self.last_s = time.perf_counter()
         self.traffic.start()
@@ -45,6 +50,7 @@ class StepClock:
     def data_ready(self) -> None:
         """The batches of the next step have been fetched."""
         self.data_wait_s += time.perf_counter() - self.last_s
+        self.fetched = self._stamp()
 
     def waited(self) -> None:
         """A batch has been trained on that makes no step yet: the next is waited for from now."""
@@ -53,7 +59,20 @@ class StepClock:
     def step(self, samples: int) -> None:
         """A step has ended."""
         self.marks.append((samples, self._stamp()))
+        self.fetches.append(self.fetched)
         self.last_s = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done meanwhile is no part of the epoch's time, nor of what it sends."""
+        if self.cuda:
+            torch.cuda.synchronize()  # the steps before it are
+        self.last_s = time.perf_counter()
+        self.traffic.so_far()
+        yield
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.resume()
 
     def resume(self) -> None:
         """Something that is not training (evaluation, saving) has ended inside the epoch."""
@@ -76,9 +95,22 @@ class StepClock:
 
     def steps(self) -> list[tuple[int, float]]:
         """(samples, seconds) of each step; call after stop()."""
-        found = []
+        return [(samples, self._between(before, after)) for samples, before, after in self._edges()]
+
+    def waits(self) -> list[float]:
+        """Seconds of each step until its batches were there; call after stop().
+
+        On a GPU those in which it had nothing to do: the host waits for data also while the GPU
+        still works on the step before.
+        """
+        edges = zip(self._edges(), self.fetches, strict=True)
+        return [self._between(before, fetched) for (_, before, _), fetched in edges]
+
+    def _edges(self) -> Iterator[tuple[int, Any, Any]]:
+        """(samples, begin, end) of each step."""
         for (_, before), (samples, after) in zip(self.marks, self.marks[1:], strict=False):
             if samples is not None:
-                seconds = before.elapsed_time(after) / 1000 if self.cuda else after - before
-                found.append((samples, seconds))
-        return found
+                yield samples, before, after
+
+    def _between(self, before: Any, after: Any) -> float:
+        return float(before.elapsed_time(after) / 1000 if self.cuda else after - before)

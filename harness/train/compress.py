@@ -6,6 +6,8 @@ only; gloo adds bf16 up as well. PowerSGD's memory has a class of its own here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,14 @@ class Gradients(Exchange):
     def after_update(self, update: int, last: bool) -> None:
         sent = self.update_bytes if self.powersgd is None else self.powersgd.take_sent()
         self.sends(sent if self.run.world.size > 1 else 0)  # nobody is there to have it
+
+    @contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        if self.powersgd is None:
+            yield
+            return
+        with self.powersgd.rehearsed():
+            yield
 
     def save(self, folder: Path) -> None:
         """Each rank its own file, and on its own disk where it has one: what a rank still owes is
@@ -174,6 +184,18 @@ class PowerSGD:
         sent = state.total_numel_after_compression - before or numbers
         self.sent += sent * bucket.buffer().element_size()
         return future
+
+    @contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        """Gradients that belong to no update go through; buckets are no longer made anew."""
+        updates, sent, right = self.state.iter, self.sent, self.state.q_memory_dict
+        # As large as the gradient: not on a GPU that may be full.
+        owed = {i: error.to("cpu") for i, error in self.state.error_dict.items()}
+        self.state.q_memory_dict = {i: factors.clone() for i, factors in right.items()}
+        yield
+        self.state.iter, self.sent, self.state.q_memory_dict = updates, sent, right
+        for index, error in owed.items():
+            self.state.error_dict[index] = error.to(self.state.error_dict[index].device)
 
     def take_sent(self) -> int:
         """Bytes since this was asked before."""

@@ -51,6 +51,11 @@ class Exchange:
         """The training has come to its end: was there everything that was asked for?"""
 
     @contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        """What is exchanged meanwhile is part of no update, and leaves no trace."""
+        yield
+
+    @contextmanager
     def shared(self) -> Iterator[None]:
         """The model has the weights that all ranks share: to be evaluated, and to be saved."""
         yield

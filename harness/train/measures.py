@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
@@ -13,6 +14,11 @@ class Measure:
 
     def epoch_begins(self) -> None:
         """Before the epoch's time begins."""
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done meanwhile is no step of the training, and does not count."""
+        yield
 
     def of_rank(self, untimed: int) -> dict[str, Any]:
         """The epoch has ended: for this rank's row. The first so many updates are not timed."""
@@ -29,6 +35,16 @@ class Measure:
     def so_far(self) -> Any:
         """What a checkpoint inside an epoch has to know of that epoch."""
         return None
+
+
+@contextmanager
+def aside(clock: Any, measures: Sequence[Measure]) -> Iterator[None]:
+    """Inside an epoch, after a step: what is done meanwhile counts in nothing that is told."""
+    with ExitStack() as stack:
+        stack.enter_context(clock.paused())
+        for measure in measures:
+            stack.enter_context(measure.aside())
+        yield
 
 
 def of_rank(measures: Sequence[Measure], untimed: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,13 @@ def rates(timed: list[tuple[int, float]], devices: int) -> dict[str, Any]:
     }
 
 
-def peaks_of(ranks: list[dict[str, Any]], devices: list[float]) -> list[float]:
+def peaks_of(
+    name: str, ranks: Sequence[dict[str, Any]], devices: list[float] | None
+) -> list[float] | None:
     """Peak memory by rank; of one process with several devices, by device."""
-    return devices if len(devices) > 1 else [rank["peak_memory_gib"] for rank in ranks]
+    if devices is None:
+        return None
+    return devices if len(devices) > 1 else [rank[name] for rank in ranks]
 
 
 def steps(

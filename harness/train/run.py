@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,9 @@ class Run:
     # What the checkpoint says of the epoch in which it was made.
     epoch_so_far: dict[str, Any] = field(default_factory=dict)
     partial_epoch: Callable[[], dict[str, Any]] = dict
+    # For what is done between two steps and is no part of the training.
+    aside: Callable[[], AbstractContextManager[None]] = nullcontext
+    clock: Any = None  # of the steps of this training; the record keeps it
     # Bytes that this rank has handed over for sending; the trainer knows.
     payload: Callable[[], int | None] = lambda: None
     last_row: dict[str, Any] | None = None  # of the epoch that has just been recorded

@@ -23,8 +23,10 @@ from transformers import (
 from harness.strategies import is_apart
 from harness.train import parallel
 from harness.train.checkpoints import WEIGHTS, Checkpoints
+from harness.train.comm_probe import CommProbe
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
 from harness.train.exchanges import exchange_of
+from harness.train.exposure import Exposure
 from harness.train.last_call import last_call
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
@@ -75,6 +77,9 @@ class ExactTrainer(Checkpoints):
         follow(self)
         self.sums = self._no_sums()
         self.exchange = exchange_of(self.run)
+        self.exposure, self.comm_probe = Exposure(self.run), CommProbe(self)
+        self.run.measures += [self.exposure, self.comm_probe]
+        self.add_callback(self.comm_probe)  # last: the step has been recorded
 
     # ---- batches, loss and gradient ----
 
@@ -105,6 +110,12 @@ class ExactTrainer(Checkpoints):
             dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float16
             stack.enter_context(torch.autocast(self.args.device.type, dtype=dtype))
         return stack
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self.exposure.backward_ended(self.accelerator.sync_gradients)
+        self.comm_probe.fed(inputs)
+        return loss
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         samples = len(inputs["labels"])  # label smoothing takes them out
@@ -150,6 +161,8 @@ class ExactTrainer(Checkpoints):
         }
         self.exchange.attach(model, self.optimizer)
         self.run.observed |= parallel.observe_hook(model, self.settings)
+        self.exposure.watch(model)
+        self.comm_probe.of(model)
         self.run.payload = lambda: self.exchange.payload_bytes
         if self.run.checkpoint is not None:
             self.exchange.load(self.run.checkpoint)
@@ -162,6 +175,20 @@ class ExactTrainer(Checkpoints):
     def _no_sums(self) -> Sums:
         apart = is_apart(self.settings)
         return Sums(self.args.device, reused=self.args.torch_compile, apart=apart)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Batches may be fed and gradients exchanged, and the training goes on as if they had not
+        been. Between two updates.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        sums, self.sums = self.sums, self._no_sums()
+        with untouched_random_state(), self.exchange.rehearsed(), self.run.aside():
+            yield
+            self.model.zero_grad()
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        self.sums = sums
 
     def begin_training(self) -> None:
         self.sums = self._no_sums()

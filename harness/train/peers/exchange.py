@@ -13,7 +13,7 @@ from harness.identity import run_id
 from harness.records import read_json, write_json
 from harness.train import parallel
 from harness.train.exchange import Exchange
-from harness.train.memory import peak_memory_gib
+from harness.train.memory import peak_memory_gib, reserved_memory_gib
 from harness.train.peers.averagers import Progress
 from harness.train.peers.network import forking
 from harness.train.peers.optimizer import PeerOptimizer, peer_optimizer
@@ -23,7 +23,7 @@ from harness.world import World
 
 TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
 COUNTS = ("samples", "fed", "loss", "payload", "network", "failed_averages")
-TOLD = ("peak_memory_gib", "user_s", "system_s", "telemetry")
+TOLD = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
 
 
 class _Step:
@@ -142,9 +142,16 @@ class PeersExchange(Exchange):
         )  # fmt: skip
         counts = dict(zip(COUNTS, values, strict=True))
         edges = [*self.peers.told.get("edges", []), [round(epoch, 6), *values]][-3:]
-        peak = max(peak_memory_gib(self.run.args.device.type == "cuda", 1))
-        seen = told(self.run.watch, goes_on=True)  # until the row is made
-        self.peers.tell(edges=edges, peak_memory_gib=peak, **counts, **self.run.cpu.own(), **seen)
+        cuda = self.run.args.device.type == "cuda"
+        reserved = reserved_memory_gib(cuda)
+        self.peers.tell(
+            edges=edges,
+            peak_memory_gib=max(peak_memory_gib(cuda)),
+            reserved_memory_gib=max(reserved) if reserved else None,
+            **counts,
+            **self.run.cpu.own(),
+            **told(self.run.watch, goes_on=True),  # until the row is made
+        )
         if not self.peers.records:
             return totals
         found = self._of_all(round(epoch, 6))
