@@ -4,6 +4,7 @@
 #
 #   benchmarks/gpu.sh OUT              PYTHON=python3.12 benchmarks/gpu.sh OUT names another Python
 #   benchmarks/gpu.sh --dry_run OUT    print the commands, one a line, and run nothing
+#   DATA=FOLDER benchmarks/gpu.sh OUT  a folder with ag_news and cifar10, for the comparison of speeds
 #
 # A failure stops nothing. The same call again trains only the runs that have no finished record.
 # Exit code: 0 all good, 1 something failed, 2 no GPU or wrong arguments.
@@ -125,12 +126,16 @@ attempt sweep 90 "$PYTHON" -m harness sweep experiments/precision.yaml --tiny --
 
 # What the apparatus costs, and the table of all runs.
 attempt overhead 120 "$PYTHON" benchmarks/overhead.py --pairs 3 --no_start_up --out "$OUT/overhead.json"
+# Against what a user would run instead: as many runs as the time allows, each in turn.
+LEFT_S=$((LIMIT_S - SECONDS - 30)) # the last run that is begun is to end
+attempt speed 180 "$PYTHON" -m benchmarks.speed --gpu --arms seed2,examples,loop,ideal,ours \
+  --rounds 2 --limit_s "$((LEFT_S < 150 ? LEFT_S : 150))" ${DATA:+--data "$DATA"} --out "$OUT/speed"
 LIMIT_S=530 # the table is made in any case
 attempt table 60 "$PYTHON" -m harness table "$OUT/records"
 if $DRY; then
   exit 0
 fi
 mv -- "$OUT/logs/table.txt" "$OUT/table.txt"
-cat -- "$OUT/table.txt" "$OUT/overhead.md" "$OUT/failures.txt" 2>/dev/null || true
+cat -- "$OUT/table.txt" "$OUT/overhead.md" "$OUT/speed/speed.md" "$OUT/failures.txt" 2>/dev/null || true
 echo "$FAILED of $RAN failed, $SECONDS s: $OUT"
 ((FAILED == 0))

@@ -2,14 +2,18 @@
 
     python benchmarks/overhead.py --pairs 8 --out overhead.json
 
-Three arms take turns in one process, step by step, from the same weights and with the same batches
+Four arms take turns in one process, step by step, from the same weights and with the same batches
 in the same order; a pair is one such round, with new models:
 
     ours    ExactTrainer + LogCallback + Console, as bert.py and vit.py put them together
     bare    the Trainer with the same arguments: the honest baseline, held to at most 1 %
     stock   the Trainer with its own defaults for what ours switches off (NaN filter, item count)
+    loop    no Trainer: a loop by hand on batches that are ready on the device
 
-All evaluate alike, with the same metrics, and save nothing. Evaluation is in none of the figures.
+The Trainers evaluate alike, with the same metrics, and save nothing. Evaluation is in none of the
+figures, nor is telemetry, whose process would disturb all arms alike. It is measured by itself:
+
+    python benchmarks/overhead.py --telemetry 60        so many turns of 2 s with it and without
 """
 
 # ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
@@ -24,9 +28,8 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,9 +38,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer
 
-from benchmarks import start_up
+from benchmarks import start_up, telemetry_cost
+from benchmarks.bare_loop import Loop
+from benchmarks.baton import Baton, Blocks, Marks
 from benchmarks.overhead_table import table
 from harness.flags import parse
 from harness.train import models
@@ -50,8 +55,9 @@ from harness.train.texts import load_texts
 from harness.train.trainer import EpochOrder, ExactTrainer
 from logcallback import LogCallback
 
-ARMS = ("ours", "bare", "stock")
-LEFT_OUT = 5  # first steps of a round
+ARMS = ("ours", "bare", "stock", "loop")
+TELEMETRY_ARMS = {"unwatched": 0, "watched": 1}  # times a second; both are ours
+TURN_S = 2.0  # two or three looks at the machine
 THREADS = int(os.environ.get("OMP_NUM_THREADS", 1))
 # Script and flags. Nano is the worst case: a step takes a few milliseconds.
 CASES = {
@@ -66,53 +72,6 @@ CASES = {
     "--epochs 2 --precision bf16",
 }
 CPU_CASES, GPU_CASES = "bert-nano,vit-nano,bert-mini,vit-tiny", "bert-nano,vit-base"
-
-
-class Baton:
-    """One arm runs at a time, for one step: what slows the machine for a while slows all alike."""
-
-    def __init__(self, order: Sequence[str]) -> None:
-        self.order, self.turn = list(order), threading.Condition()
-
-    def take(self, arm: str) -> None:
-        with self.turn:
-            self.turn.wait_for(lambda: self.order[0] == arm)
-
-    def give(self, arm: str, stay: bool = True) -> None:
-        with self.turn:
-            self.order.remove(arm)
-            self.order += [arm] if stay else []
-            self.turn.notify_all()
-
-
-class Marks(TrainerCallback):
-    """The one clock of all arms: from the end of a step to the end of the next in its epoch.
-
-    Beside the time it takes the processor time of the training thread, which other programs on
-    the machine disturb less. Last of the callbacks, so that what the others do is in the step.
-    """
-
-    def __init__(self, arm: str, baton: Baton, cuda: bool) -> None:
-        self.arm, self.baton, self.cuda = arm, baton, cuda
-        self.seen, self.first_s, self.waited_s = 0, 0.0, 0.0
-        self.steps: list[tuple[float, float]] = []
-        self.last: tuple[float, float] | None = None
-
-    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.last = None  # an evaluation lies between
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()  # so host work counts in full: nothing hides behind the device
-        now, thread = time.perf_counter(), time.thread_time()
-        self.seen += 1
-        self.first_s = self.first_s or now
-        if self.last is not None and self.seen > LEFT_OUT:
-            self.steps.append((now - self.last[0], thread - self.last[1]))
-        self.baton.give(self.arm)
-        self.baton.take(self.arm)
-        self.last = (time.perf_counter(), time.thread_time())
-        self.waited_s += self.last[0] - now
 
 
 class Bare(Trainer):
@@ -144,25 +103,32 @@ def watch(owner: Any, name: str, cuda: bool) -> list[float]:
     return taken
 
 
-def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[str, Any]]:
-    """A trainer with the weights that all arms have; called, it trains and says what it took."""
+def begin(arm: str, case: str, root: Path, *more: str) -> tuple[Any, Any, dict[str, Any]]:
+    """(run, data, what every Trainer is given), with the weights that all arms have."""
     script, *flags = case.split()
-    flags += ["--tiny", "--save", "none", "--rerun", "--output_dir", str(root / arm)]
+    flags += ["--tiny", "--save", "none", "--rerun", "--output_dir", str(root / arm), *more]
     run = start(parse(script, flags, environ={}))
     assert run is not None
     data = (load_texts if script == "bert" else load_images)(run.settings, run.batches)
     run.use(data.facts)
     torch.manual_seed(run.settings.seed)
-    cuda = run.args.device.type == "cuda"
-    log, marks = LogCallback(run), Marks(arm, baton, cuda)
-    writing = [watch(log, name, cuda) for name in ("on_epoch_end", "on_evaluate")]
-    same: dict[str, Any] = {
+    return run, data, {
         "model": models.build(run.settings, data.labels), "args": run.args,
         "train_dataset": data.train, "eval_dataset": data.test, "data_collator": data.collate,
         "processing_class": data.processing, "compute_metrics": BatchMetrics(len(data.labels)),
     }  # fmt: skip
+
+
+def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[str, Any]]:
+    """Called, what this gives trains in its turns and says what it took."""
+    run, data, same = begin(arm, case, root, "--telemetry_hz", "0")
+    cuda = run.args.device.type == "cuda"
+    log, marks = LogCallback(run), Marks(arm, baton, cuda)
+    writing = [watch(log, name, cuda) for name in ("on_epoch_end", "on_evaluate")]
     trainer: Any
-    if arm == "ours":
+    if arm == "loop":
+        trainer = Loop(run, data, same["model"], marks)
+    elif arm == "ours":
         callbacks = [log, Console(run), marks]
         trainer = ExactTrainer(run=run, to_device=data.to_device, callbacks=callbacks, **same)
     else:
@@ -212,6 +178,46 @@ def measure(case: str, pairs: int) -> list[dict[str, Any]]:
     return found[1:]
 
 
+def watched(
+    arm: str, case: str, root: Path, baton: Baton, blocks: int, turn_s: float
+) -> Callable[[], Any]:
+    """Ours with and without telemetry; trains until it has had its turns."""
+    more = ("--telemetry_hz", str(TELEMETRY_ARMS[arm]), "--epochs", "100000")
+    run, data, same = begin(arm, case, root, *more)
+    sampler = telemetry_cost.Sampler(run.watch)
+    cuda = run.args.device.type == "cuda"
+    # One more: the first turn is the warm-up.
+    marks = Blocks(arm, baton, cuda, turn_s, blocks + 1, sampler.awake)
+    callbacks = [LogCallback(run), Console(run), marks]
+    trainer = ExactTrainer(run=run, to_device=data.to_device, callbacks=callbacks, **same)
+
+    def train() -> dict[str, Any]:
+        torch.set_num_threads(THREADS)
+        baton.take(arm)
+        try:
+            trainer.train()
+            worked_s = sampler.worked_s()
+        finally:
+            baton.give(arm, stay=False)
+            if run.watch is not None:
+                run.watch.close()
+        return {"means_s": marks.means[1:], "core_share": worked_s / marks.own_s}
+
+    return train
+
+
+def measure_telemetry(case: str, blocks: int, turn_s: float = TURN_S) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        baton = Baton(list(TELEMETRY_ARMS))
+        trains = [watched(arm, case, Path(folder), baton, blocks, turn_s) for arm in TELEMETRY_ARMS]
+        with ThreadPoolExecutor(len(trains)) as pool:
+            without, with_it = [done.result() for done in [pool.submit(t) for t in trains]]
+    return {
+        "unwatched_s": without["means_s"], "watched_s": with_it["means_s"],
+        "sampler_core_share": with_it["core_share"],
+    }  # fmt: skip
+
+
 def main(argv: list[str] | None = None) -> int:
     cases = GPU_CASES if torch.cuda.is_available() else CPU_CASES
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -220,6 +226,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one small pair: does it run?")
     parser.add_argument("--bar", action="store_true", help="with the progress bar of a terminal")
     parser.add_argument("--no_start_up", action="store_true", help="do not time the start")
+    parser.add_argument("--telemetry", type=int, metavar="TURNS",
+                        help="only telemetry against none, so many turns of each")  # fmt: skip
     parser.add_argument("--out", type=Path, help="JSON record; the table goes beside it as .md")
     asked = parser.parse_args(argv)
     torch.set_num_threads(THREADS)
@@ -228,16 +236,25 @@ def main(argv: list[str] | None = None) -> int:
         chosen, pairs = {"vit-nano": "vit --train_size 640 --test_size 64 --epochs 2"}, 1
     if asked.bar:
         os.environ["TTY_COMPATIBLE"] = "1"  # rich then draws as on a terminal
-    scripts = () if asked.quick or asked.no_start_up else ("bert", "vit")
-    record = {
-        "environment": environment(), "threads": THREADS, "pairs": pairs, "bar": asked.bar,
-        "cases": {name: measure(case, pairs) for name, case in chosen.items()},
-        "start_up": {script: start_up.start_up(script, THREADS) for script in scripts},
-    }  # fmt: skip
-    print(table(record))
+    record: dict[str, Any] = {"environment": environment(), "threads": THREADS}
+    if asked.telemetry:
+        turn_s = 0.2 if asked.quick else TURN_S
+        record["telemetry"] = {
+            name: measure_telemetry(case, asked.telemetry, turn_s) for name, case in chosen.items()
+        }
+        text = telemetry_cost.table(record["telemetry"], THREADS)
+    else:
+        scripts = () if asked.quick or asked.no_start_up else ("bert", "vit")
+        record |= {
+            "pairs": pairs, "bar": asked.bar,
+            "cases": {name: measure(case, pairs) for name, case in chosen.items()},
+            "start_up": {script: start_up.start_up(script, THREADS) for script in scripts},
+        }  # fmt: skip
+        text = table(record)
+    print(text)
     if asked.out is not None:
         asked.out.write_text(json.dumps(record, indent=2) + "\n")
-        asked.out.with_suffix(".md").write_text(table(record) + "\n")
+        asked.out.with_suffix(".md").write_text(text + "\n")
     return 0
 
 

@@ -25,7 +25,7 @@ def table(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, pairs in record["cases"].items():
-        for arm in ("bare", "stock"):
+        for arm in ("bare", "stock", "loop"):
             both = [(pair["ours"], pair[arm]) for pair in pairs]
             step, steps, thread, train = (
                 spread([ours[key] / other[key] for ours, other in both], "{:.4f}")

@@ -47,10 +47,10 @@ def test_overhead_compares_equal_work(tmp_path: Path) -> None:
     assert record["threads"] == 1 and record["start_up"] == {}
     assert record["environment"]["machine"] and record["environment"]["versions"]["torch"]
     (pair,) = record["cases"]["vit-nano"]
-    assert set(pair) == {"ours", "bare", "stock"}
+    assert set(pair) == {"ours", "bare", "stock", "loop"}
     # The same samples in the same order from the same weights: this model has no dropout.
     losses = [arm["eval_loss"] for arm in pair.values()]
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
     for arm in pair.values():
         assert arm["steps"] == 2 * 20 - 5 - 1  # warm-up, and the first of the second epoch
         assert arm["step_thread_s"] > 0 and 0 < arm["step_s"] < arm["all_steps_s"] < arm["train_s"]
@@ -58,8 +58,30 @@ def test_overhead_compares_equal_work(tmp_path: Path) -> None:
     table = (tmp_path / "found.md").read_text()
     assert table.strip() == done.out.strip()
     rows = [line for line in table.splitlines() if line.startswith("| vit-nano |")]
-    assert [line.split(" | ")[1] for line in rows[:2]] == ["bare", "stock"]
-    assert len(rows) == 3  # the last one is of row writing
+    assert [line.split(" | ")[1] for line in rows[:3]] == ["bare", "stock", "loop"]
+    assert len(rows) == 4  # the last one is of row writing
+
+
+def test_telemetry_is_compared_in_turns(tmp_path: Path) -> None:
+    done = benchmark("overhead", "--quick", "--telemetry=3", "--out", str(tmp_path / "found.json"))
+    record = json.loads((tmp_path / "found.json").read_text())
+    found = record["telemetry"]["vit-nano"]
+    assert len(found["watched_s"]) == len(found["unwatched_s"]) == 3
+    assert min(found["watched_s"] + found["unwatched_s"]) > 0
+    assert 0 <= found["sampler_core_share"] < 1
+    assert cells(done.out, "vit-nano")[1] == "2"  # the last turn has a neighbour on one side only
+
+
+def test_a_turn_is_compared_with_its_neighbours() -> None:
+    from benchmarks.telemetry_cost import interval, paired
+
+    # A machine that becomes slower by the same amount each turn: there is no difference.
+    assert paired([11.0, 13.0, 15.0], [10.0, 12.0, 14.0]) == [1.0, 1.0]
+    assert paired([2.2, 2.0], [2.0, 2.0, 2.0]) == pytest.approx([1.1, 1.0])
+    mean, low, high = interval([1.0, 1.1, 0.9, 1.0])
+    assert mean == pytest.approx(1.0)
+    assert high - mean == pytest.approx(mean - low) == pytest.approx(1.96 * 0.02**0.5 / 3**0.5 / 2)
+    assert interval([1.0, 2.0]) == (1.5, 1.0, 2.0)
 
 
 def test_start_up_is_timed_to_the_end_of_the_first_step() -> None:
@@ -146,7 +168,8 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
         seen |= {name for name in ("fsdp_offload",) if getattr(settings, name)}
         seen |= set(dict(settings.trainer))
     sweep, table = ["-m", "harness"], ["-m", "harness"]
-    assert others == [["-m", "pytest"], sweep, ["benchmarks/overhead.py", "--pairs"], table]
+    overhead, speed = ["benchmarks/overhead.py", "--pairs"], ["-m", "benchmarks.speed"]
+    assert others == [["-m", "pytest"], sweep, overhead, speed, table]
     assert seen >= {"fp32", "tf32", "bf16", "fp16", "single", "dp", "ddp", "fsdp", "fsdp_offload"}
     assert seen >= {"bert-base", "distilbert-base", "vit-base-patch16", "vit-base-patch32"}
     assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}
@@ -180,7 +203,7 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     assert (out / "table.txt").read_text() == "the table\n"
     failures = (out / "failures.txt").read_text()
     assert failures.count(": 3  ") == 2 and failures.count("out of order") == 2
-    assert done.stdout.splitlines()[-1].startswith("2 of 30 failed")
+    assert done.stdout.splitlines()[-1].startswith("2 of 31 failed")
     assert (out / "logs" / "overhead.txt").exists()
 
 

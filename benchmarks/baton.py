@@ -1,0 +1,98 @@
+"""Arms that train in turns within one process, and the one clock of all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+LEFT_OUT = 5  # first steps of a round
+
+
+class Baton:
+    """One arm runs at a time: what slows the machine for a while slows all alike."""
+
+    def __init__(self, order: Sequence[str]) -> None:
+        self.order, self.turn = list(order), threading.Condition()
+
+    def take(self, arm: str) -> None:
+        with self.turn:
+            self.turn.wait_for(lambda: self.order[0] == arm)
+
+    def give(self, arm: str, stay: bool = True) -> None:
+        with self.turn:
+            self.order.remove(arm)
+            self.order += [arm] if stay else []
+            self.turn.notify_all()
+
+
+class Marks(TrainerCallback):
+    """From the end of a step to the end of the next in its epoch; then it is another arm's turn.
+
+    Beside the time it takes the processor time of the training thread, which other programs on
+    the machine disturb less. Last of the callbacks, so that what the others do is in the step.
+    """
+
+    def __init__(self, arm: str, baton: Baton, cuda: bool) -> None:
+        self.arm, self.baton, self.cuda = arm, baton, cuda
+        self.seen, self.first_s, self.waited_s = 0, 0.0, 0.0
+        self.steps: list[tuple[float, float]] = []
+        self.last: tuple[float, float] | None = None
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.last = None  # an evaluation lies between
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()  # so host work counts in full: nothing hides behind the device
+        now, thread = time.perf_counter(), time.thread_time()
+        self.seen += 1
+        self.first_s = self.first_s or now
+        if self.last is not None and self.seen > LEFT_OUT:
+            self.steps.append((now - self.last[0], thread - self.last[1]))
+        self.baton.give(self.arm)
+        self.baton.take(self.arm)
+        self.last = (time.perf_counter(), time.thread_time())
+        self.waited_s += self.last[0] - now
+
+
+class Blocks(Marks):
+    """Turns of some seconds instead of one step; each gives the mean time of its steps."""
+
+    SKIPPED = 2  # first steps of a turn: they find caches as the other arm has left them
+
+    def __init__(
+        self, arm: str, baton: Baton, cuda: bool, block_s: float, blocks: int,
+        switch: Callable[[bool], None],
+    ) -> None:  # fmt: skip
+        super().__init__(arm, baton, cuda)
+        self.block_s, self.left, self.switch = block_s, blocks, switch
+        self.means: list[float] = []
+        self.block: list[float] = []
+        self.began_s, self.own_s = 0.0, 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seen += 1
+        if self.last is not None:
+            self.block.append(now - self.last[0])
+        self.last = (now, 0.0)
+        self.began_s = self.began_s or now
+        if now - self.began_s < self.block_s or len(self.block) <= self.SKIPPED:
+            return
+        self.own_s += now - self.began_s if self.means else 0.0  # without the first turn
+        self.means.append(sum(self.block[self.SKIPPED :]) / len(self.block[self.SKIPPED :]))
+        self.left -= 1
+        control.should_training_stop |= self.left <= 0
+        self.switch(False)
+        self.baton.give(self.arm)
+        self.baton.take(self.arm)
+        self.switch(True)
+        self.began_s = time.perf_counter()
+        self.block, self.last = [], (self.began_s, 0.0)

@@ -1,0 +1,211 @@
+"""How fast the harness is against what a user would run instead.
+
+    python -m benchmarks.speed --out OUT                       small models on a CPU
+    python -m benchmarks.speed --out OUT --cases text --processes 1,2 --data FOLDER
+    python -m benchmarks.speed --out OUT --gpu                 real models on a GPU, bf16
+    python -m benchmarks.speed --out OUT --dry_run             what would run, and run nothing
+
+The arms (benchmarks/recipes) take turns, round after round, each in fresh processes: the same
+model, first weights, samples, order, precision, batch, optimizer, schedule and updates; no dropout;
+accuracy, precision, recall, f1 and loss of the same test set after every epoch. Two ratios come out
+of it, of a whole epoch (training, evaluation and saving, as each recipe does them) and of training
+alone. FOLDER holds ag_news and cifar10; without it the embedded data are used. OUT/speed.json has
+the raw numbers, OUT/speed.md the tables; cases that another call has measured stay in both.
+
+Exit code: 0, 1 if an arm failed or arms did unequal work, 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed_cases import (
+    ARMS,
+    CPU_CASES,
+    GPU_CASES,
+    QUICK_CASES,
+    Case,
+    arms_of,
+    task_of,
+)
+from benchmarks.speed_start import ArmFailed, call
+from benchmarks.speed_table import complaints, table
+from harness.records import read_json, write_json
+
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+    "TOKENIZERS_NO_FORK_WARNING": "1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One run of one arm."""
+
+    round: int
+    case: str
+    arm: str
+    processes: int
+
+
+def plan(cases: dict[str, Case], arms: list[str], processes: list[int], rounds: int) -> list[Turn]:
+    """Every arm once a round; each round begins with another one."""
+    found = []
+    for number in range(rounds):
+        for name, case in cases.items():
+            there = arms_of(case, arms)
+            first = number % len(there)
+            for arm in there[first:] + there[:first]:
+                found += [Turn(number + 1, name, arm, count) for count in processes]
+    return found
+
+
+def command(turn: Turn) -> str:
+    """What a user would type for it, with the file that is written for it."""
+    words = ["-m", f"benchmarks.recipes.{ARMS[turn.arm].recipe}", f"{turn.case}-{turn.arm}.json"]
+    if turn.processes > 1:
+        return shlex.join(
+            ["torchrun", "--standalone", f"--nproc_per_node={turn.processes}", *words]
+        )
+    return shlex.join(["python", *words])
+
+
+def main(argv: list[str] | None = None) -> int:
+    asked = arguments(argv)
+    turns = plan(asked.cases, asked.arms, asked.processes, asked.rounds)
+    if asked.dry_run:
+        print("\n".join(command(turn) for turn in turns))
+        return 0
+    began_s = time.monotonic()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    os.environ.update({"OMP_NUM_THREADS": str(asked.threads), **OFFLINE})
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        record = _open(asked)
+        for turn in turns:
+            if asked.limit_s and time.monotonic() - began_s > asked.limit_s:
+                record["not_begun"] = len(turns) - turns.index(turn)
+                break
+            if not (work / turn.case).exists():
+                record["cases"][turn.case] = _prepare(turn.case, asked, work)
+            found = _measure(turn, asked, work)
+            record["cases"][turn.case]["runs"].append(found)
+            _write(record, asked.out)
+            said = found["failed"] or ", ".join(f"{e['train_s']:.2f}" for e in found["epochs"])
+            print(f"{turn.round} {turn.case} {turn.arm} x{turn.processes}: {said}", flush=True)
+    _write(record, asked.out)
+    print("\n" + (asked.out / "speed.md").read_text())
+    return 1 if any(complaints(record["cases"])) else 0
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="speed", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of speed.json and speed.md")
+    parser.add_argument("--gpu", action="store_true", help="real models, bf16")
+    parser.add_argument("--quick", action="store_true", help="smallest sizes: does it run?")
+    parser.add_argument("--cases", help="some of them, with commas (all)")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)} (all)")
+    parser.add_argument("--processes", default="1", help="1, 2 or 1,2, a device each (1)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each arm (3)")
+    parser.add_argument("--threads", type=int, default=1, help="torch's, a process (1)")
+    parser.add_argument("--data", type=Path, help="folder with ag_news and cifar10")
+    parser.add_argument("--limit_s", type=float, help="begin no run after so many seconds")
+    parser.add_argument("--flags", default="", help="more flags for our arm, as one word")
+    parser.add_argument("--size", action="append", default=[], metavar="CASE.FIELD=NUMBER",
+                        help="another size, such as text.train=1024")  # fmt: skip
+    parser.add_argument("--dry_run", action="store_true", help="print the commands")
+    asked = parser.parse_args(argv)
+    every = QUICK_CASES if asked.quick else GPU_CASES if asked.gpu else CPU_CASES
+    asked.cases = {name: every[name] for name in _some(parser, "cases", asked.cases, every)}
+    asked.arms = _some(parser, "arms", asked.arms, ARMS)
+    counts = asked.processes.split(",")
+    if not all(count.isdecimal() and int(count) > 0 for count in counts):
+        parser.error(f"--processes {asked.processes}: whole numbers with commas, such as 1,2")
+    asked.processes = [int(count) for count in counts]
+    for size in asked.size:
+        _resize(parser, asked.cases, size)
+    for name, case in asked.cases.items():
+        whole = case.batch * max(asked.processes)
+        if case.train % whole or case.epochs < 2:
+            parser.error(f"case {name}: {case.train} training samples are no whole batches of "
+                         f"{whole}, or {case.epochs} epochs leave none to be timed")  # fmt: skip
+    return asked
+
+
+def _some(parser: argparse.ArgumentParser, flag: str, given: str | None, of: Any) -> list[str]:
+    names = given.split(",") if given else list(of)
+    for name in names:
+        if name not in of:
+            parser.error(f"--{flag} {name}: expected some of {', '.join(of)}")
+    return names
+
+
+def _resize(parser: argparse.ArgumentParser, cases: dict[str, Case], size: str) -> None:
+    name, _, rest = size.partition(".")
+    which, _, number = rest.partition("=")
+    fields = ("train", "test", "batch", "epochs", "image_size", "jpeg_px")
+    if name not in cases or which not in fields or not number.isdecimal():
+        parser.error(f"--size {size}: expected CASE.FIELD=NUMBER, FIELD of {', '.join(fields)}")
+    cases[name] = Case(**{**asdict(cases[name]), which: int(number)})
+
+
+def _open(asked: argparse.Namespace) -> dict[str, Any]:
+    """The record so far: what other calls have measured on this machine."""
+    log = asked.out / "log.txt"
+    log.unlink(missing_ok=True)
+    (environment,) = call("benchmarks.speed_data:environment_of", log=log)
+    before = read_json(asked.out / "speed.json") or {}
+    same = before.get("environment", {}).get("machine") == environment["machine"]
+    return {"environment": environment, "cases": before.get("cases", {}) if same else {}}
+
+
+def _prepare(name: str, asked: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Samples and first weights of a case, when its turn comes, and what there is to be known."""
+    case, log = asked.cases[name], asked.out / "log.txt"
+    env = {"HF_HOME": str(work / "prepared")}
+    place = (case, work / name, asked.data)
+    (facts,) = call("benchmarks.speed_data:prepare", *place, env=env, log=log)
+    (limit,) = call("benchmarks.roofline:roofline", case.precision, log=log)
+    return {
+        "case": asdict(case), "facts": facts, "threads": asked.threads, "roofline": limit,
+        "arms": asked.arms, "processes": asked.processes, "flags": asked.flags, "runs": [],
+    }  # fmt: skip
+
+
+def _measure(turn: Turn, asked: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """One arm, on its own cache: what it prepares is found again from its second round on."""
+    out = work / "out"
+    case, label = asked.cases[turn.case], f"{turn.arm}-{turn.processes}"
+    task = task_of(case, turn.arm, work / turn.case, out, shlex.split(asked.flags))
+    env = {"HF_HOME": str(work / "cache" / turn.case / label)}
+    found: dict[str, Any] = {**asdict(turn), "failed": None}
+    recipe = f"benchmarks.recipes.{ARMS[turn.arm].recipe}"
+    try:
+        ranks = call(
+            "benchmarks.recipes.task:start", recipe, task, processes=turn.processes, env=env,
+            log=asked.out / "log.txt",
+        )  # fmt: skip
+    except ArmFailed as error:
+        return found | {"failed": str(error)}
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    fed = {name: sum(rank["fed"][name] for rank in ranks) for name in ranks[0]["fed"]}
+    return found | ranks[0] | {"fed": fed}
+
+
+def _write(record: dict[str, Any], out: Path) -> None:
+    write_json(out / "speed.json", record)
+    (out / "speed.md").write_text(table(record) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""The samples and the first weights of a case, written once for all arms of benchmarks/speed.py."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoTokenizer, set_seed
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from benchmarks.recipes.task import SCRIPTS, TEXT
+from benchmarks.speed_cases import Case
+from harness.flags import parse
+from harness.train import embedded, models
+from harness.train.flops import work_of
+
+SPLITS = ("train", "test")
+LONGEST = 128  # tokens: recipe (b) cuts longer texts, so they are cut for all
+VOCABULARY = 30522  # at most
+REAL = {"text": ("AG News", "ag_news"), "image": ("CIFAR-10", "cifar10")}
+
+
+def prepare(case: Case, folder: Path, real: Path | None) -> dict[str, Any]:
+    """Writes folder/data and folder/model; what there is to be said of them."""
+    (folder / "data").mkdir(parents=True)
+    data, named = _samples(case, real)
+    facts = (_texts if case.kind == TEXT else _pictures)(case, folder, data)
+    flags = ["--model", case.model, "--dropout", "0"]
+    if case.image_size:
+        flags += ["--image_size", str(case.image_size)]
+    settings = parse(SCRIPTS[case.kind], flags, environ={})
+    config = models.configuration(settings, facts.pop("labels"))
+    for name, value in case.changed.items():
+        setattr(config, name, value)
+    if case.kind == TEXT:
+        config.vocab_size = max(config.vocab_size, facts["vocabulary"])
+    set_seed(0)
+    model = models.AUTO[SCRIPTS[case.kind]].from_config(config)
+    if getattr(config, "cifar_stem", False):
+        models._cifar_stem(model)
+    model.save_pretrained(folder / "model")
+    work = work_of(model)
+    flop = work and work.of(facts.get("mean_tokens", 0.0), facts.get("mean_square"))
+    return {
+        **facts, "data": named, "parameters": sum(p.numel() for p in model.parameters()),
+        "gflop_per_sample": flop / 1e9 if flop else None,
+    }  # fmt: skip
+
+
+def _samples(case: Case, real: Path | None) -> tuple[datasets.DatasetDict, str]:
+    """The first of each split; real ones from a folder where there is one for this kind."""
+    name, inside = REAL[case.kind]
+    folder = real / inside if real is not None else None
+    if folder is not None and folder.is_dir():
+        data = datasets.load_dataset(str(folder))
+    elif case.kind == TEXT:
+        name, data = "embedded:english", embedded.english()
+    else:
+        name, data = "embedded:digits", embedded.digits()
+    sizes = {"train": case.train, "test": case.test}
+    chosen = {}
+    for split in SPLITS:
+        have = len(data[split])
+        # Embedded data are few: some samples come more than once, which costs what others cost.
+        rows = np.arange(sizes[split]) % have
+        chosen[split] = data[split].select(rows)
+        if sizes[split] > have:
+            name += f" ({split}: {have} repeated)"
+    return datasets.DatasetDict(chosen), name
+
+
+def _texts(case: Case, folder: Path, data: datasets.DatasetDict) -> dict[str, Any]:
+    texts = list(data["train"]["text"])
+    tokenizer = embedded.train_tokenizer(texts, folder / "tokenizer", VOCABULARY)
+    tokenizer.save_pretrained(folder / "model")
+    lengths = np.empty(0)
+    for split in SPLITS:
+        short = [_cut(text, tokenizer) for text in data[split]["text"]]
+        labels = list(data[split]["label"])
+        rows = datasets.Dataset.from_dict({"text": short, "label": labels})
+        rows.to_csv(folder / "data" / f"{split}.csv")
+        if split == "train":
+            ids = AutoTokenizer.from_pretrained(folder / "model")(short)["input_ids"]
+            lengths = np.array([len(text) for text in ids])
+    return {
+        "labels": [str(n) for n in sorted({int(n) for n in data["train"]["label"]})],
+        "vocabulary": len(tokenizer), "mean_tokens": float(lengths.mean()),
+        "mean_square": float((lengths.astype(float) ** 2).mean()),
+        "longest": int(lengths.max()),
+    }  # fmt: skip
+
+
+def _cut(text: str, tokenizer: Any) -> str:
+    """Whole words only, and no more of them than all arms read."""
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    if len(encoded["input_ids"]) <= LONGEST:
+        return text
+    words = encoded.word_ids()
+    # One place is the separator's; a word that is cut there goes as a whole.
+    first_out = words.index(words[LONGEST - 1])
+    return text[: encoded["offset_mapping"][first_out][0]].rstrip()
+
+
+def _pictures(case: Case, folder: Path, data: datasets.DatasetDict) -> dict[str, Any]:
+    for split in SPLITS:
+        if case.jpeg_px is None:
+            data[split].to_parquet(folder / "data" / f"{split}.parquet")
+            continue
+        for number, row in enumerate(data[split]):
+            target = folder / "data" / split / f"class{row['label']}" / f"{number:06d}.jpg"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(_jpeg(row["image"], case.jpeg_px))
+    side = {"height": case.image_size, "width": case.image_size}
+    processor = ViTImageProcessorPil(size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    processor.save_pretrained(folder / "model")
+    if case.jpeg_px is None:
+        labels = data["train"].features["label"].names
+    else:
+        labels = sorted({f"class{label}" for label in data["train"]["label"]})
+    return {"labels": labels}
+
+
+def _jpeg(picture: Image.Image, side: int) -> bytes:
+    out = io.BytesIO()
+    large = picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+    large.save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+def environment_of() -> dict[str, Any]:
+    """Where it ran; asked in a process that may load torch."""
+    from harness.train.environment import environment
+
+    return {**environment(), "threads": torch.get_num_threads()}
