@@ -22,10 +22,11 @@ from transformers import (
 
 from harness.strategies import is_apart
 from harness.train import parallel
-from harness.train.checkpoints import WEIGHTS, Checkpoints
+from harness.train.checkpoints import WEIGHTS
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
 from harness.train.exchanges import exchange_of
 from harness.train.last_call import last_call
+from harness.train.lean import Lean
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
 from harness.train.outcome import Diverged
@@ -33,7 +34,7 @@ from harness.train.peers.counting import EndlessOrder
 from harness.train.run import Run
 
 
-class ExactTrainer(Checkpoints):
+class ExactTrainer(Lean):
     """Takes the run it belongs to; everything else as for the Trainer."""
 
     def __init__(
@@ -51,6 +52,7 @@ class ExactTrainer(Checkpoints):
         self.run.own_quality = self._own_quality
         if self.settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(kwargs["model"])
+        self.choose_eval_batch(kwargs["args"], kwargs.get("eval_dataset"))
         super().__init__(**kwargs)
         if self.settings.elastic_batch == "scale":
             self.plan = self.run.plan(len(kwargs["train_dataset"]))
@@ -79,6 +81,11 @@ class ExactTrainer(Checkpoints):
         whole = 1 if self.plan is None else self.plan.batch
         self.order = EpochOrder(len(data), self.settings.seed, whole)
         return self.order
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        if hasattr(self.to_device, "set_epoch"):
+            self.to_device.set_epoch(self.order.epoch)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return self.to_device(super()._prepare_inputs(inputs))
@@ -140,6 +147,7 @@ class ExactTrainer(Checkpoints):
         if self.run.checkpoint is not None:
             self.exchange.load(self.run.checkpoint)
         parallel.observe_dtype(self.model, self.settings, self.run.observed)
+        self.settle(model)
         self.run.link = link_of_run(self.model, self.run.world, self.args.device)
         return model, loader
 
