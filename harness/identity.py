@@ -48,7 +48,7 @@ def identity(settings: Settings) -> dict[str, Any]:
     if settings.elastic_batch == "hold":
         del named["elastic_batch"]  # likewise
     named["eval_batch"] = settings.eval_batch or EVAL_BATCH
-    if settings.augment == "none":
+    if settings.augment in (None, "none"):
         del named["augment"]
     # Flags of one strategy are no part of the others; and so those keep their names, too.
     for name in OF_ONE_STRATEGY:

@@ -118,10 +118,10 @@ class Settings:
         "pad feeds some samples twice",
         choices=("cut", "pad"),
     )  # fmt: skip
-    augment: str = flag(
-        "none", "text", "Data",
+    augment: str | None = flag(
+        None, "text", "Data",
         "training images in another version each epoch: mirrored or not, or also shifted by up to "
-        "an eighth of the side; drawn from --seed, epoch and sample",
+        "an eighth of the side; drawn from --seed, epoch and sample (none)",
         choices=("none", "flip", "crop_flip"), script="vit",
     )  # fmt: skip
     tiny: bool = flag(

@@ -62,7 +62,8 @@ def load_images(settings: Settings, world: int) -> Data:
         build,
     )
     used = cut_tail(settings, len(source.train), world)
-    augment = Augment(settings.augment, settings.seed) if settings.augment != "none" else None
+    kind = settings.augment or "none"
+    augment = Augment(kind, settings.seed) if kind != "none" else None
     collate = ImageBatches(folder, source.all_labels, len(source.train) if augment else 0)
     on_device = collate.bare = fits(collate.pixels.nbytes, _free_bytes())
     facts = {
@@ -157,7 +158,8 @@ class Normalise:
                     self.scale.to(pixels.device),
                     self.shift.to(pixels.device),
                 )
-            inputs["pixel_values"] = torch.addcmul(self.shift, pixels.float(), self.scale)
+            wide = pixels.float()  # its memory is used again: fresh pages cost more than the sums
+            inputs["pixel_values"] = torch.addcmul(self.shift, wide, self.scale, out=wide)
         return inputs
 
 

@@ -23,6 +23,7 @@ from transformers import (
 from harness.strategies import is_apart
 from harness.train import parallel
 from harness.train.checkpoints import WEIGHTS
+from harness.train.compiled import Compiled
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
 from harness.train.exchanges import exchange_of
 from harness.train.last_call import last_call
@@ -36,6 +37,8 @@ from harness.train.run import Run
 
 class ExactTrainer(Lean):
     """Takes the run it belongs to; everything else as for the Trainer."""
+
+    compiled: Compiled | None = None  # with --torch_compile
 
     def __init__(
         self,
@@ -146,8 +149,10 @@ class ExactTrainer(Lean):
         self.run.payload = lambda: self.exchange.payload_bytes
         if self.run.checkpoint is not None:
             self.exchange.load(self.run.checkpoint)
-        parallel.observe_dtype(self.model, self.settings, self.run.observed)
         self.settle(model)
+        self.compiled = Compiled(model, self.model) if self.args.torch_compile else None
+        if self.compiled is None:
+            parallel.observe_dtype(self.model, self.settings, self.run.observed)
         self.run.link = link_of_run(self.model, self.run.world, self.args.device)
         return model, loader
 
@@ -206,6 +211,9 @@ class ExactTrainer(Lean):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         parallel.average_buffers(self.model)
+        if self.compiled is not None and "dtype" not in self.run.observed:
+            # A hook would break the graph in two, and without it all would be compiled again.
+            parallel.observe_dtype(self.model, self.settings, self.run.observed)
         with untouched_random_state(), self.exchange.shared():
             return super().evaluate(*args, **kwargs)
 
