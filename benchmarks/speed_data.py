@@ -44,11 +44,13 @@ def prepare(case: Case, folder: Path, real: Path | None) -> dict[str, Any]:
     if getattr(config, "cifar_stem", False):
         models._cifar_stem(model)
     model.save_pretrained(folder / "model")
-    work = work_of(model)
-    flop = work and work.of(facts.get("mean_tokens", 0.0), facts.get("mean_square"))
+    side = int(case.image_size or getattr(config, "image_size", 0) or 0)
+    one = {"pixel_values": torch.zeros(1, 3, side, side), "labels": torch.zeros(1).long()}
+    work = work_of(model, lambda: one, (side, side) if side else None)
+    flop = work.of(facts.get("mean_tokens", 0.0), facts.get("mean_square"))
     return {
         **facts, "data": named, "parameters": sum(p.numel() for p in model.parameters()),
-        "gflop_per_sample": flop / 1e9 if flop else None,
+        "gflop_per_sample": flop / 1e9,
     }  # fmt: skip
 
 

@@ -17,6 +17,9 @@ SHOWN_ONLY = (
     "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
     "save_steps", "save_on_each_node", "ddp_timeout",
 )  # fmt: skip
+# Where no flag says it. A GPU takes more (harness/train/evaluation.py), under the same name: a name
+# is known before the device is, and what is found does not depend on it.
+EVAL_BATCH = 64
 
 
 def number(value: Any) -> str:
@@ -44,6 +47,9 @@ def identity(settings: Settings) -> dict[str, Any]:
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
     if settings.elastic_batch == "hold":
         del named["elastic_batch"]  # likewise
+    named["eval_batch"] = settings.eval_batch or EVAL_BATCH
+    if settings.augment in (None, "none"):
+        del named["augment"]
     # Flags of one strategy are no part of the others; and so those keep their names, too.
     for name in OF_ONE_STRATEGY:
         if is_off(named.get(name)):

@@ -116,6 +116,12 @@ class Settings:
         "pad feeds some samples twice",
         choices=("cut", "pad"),
     )  # fmt: skip
+    augment: str | None = flag(
+        None, "text", "Data",
+        "training images in another version each epoch: mirrored or not, or also shifted by up to "
+        "an eighth of the side; drawn from --seed, epoch and sample (none)",
+        choices=("none", "flip", "crop_flip"), script="vit",
+    )  # fmt: skip
     tiny: bool = flag(
         False, "bool", "Data",
         "laptop size: small model, embedded data, no network; other flags still win",
@@ -144,8 +150,9 @@ class Settings:
         "dropout masks of several processes: each its own, or all the same",
         choices=("own", "same"),
     )  # fmt: skip
-    eval_batch: int = flag(
-        64, "count", "Training", "samples per process and forward pass in evaluation",
+    eval_batch: int | None = flag(
+        None, "count", "Training",
+        "samples per process and forward pass in evaluation (64; on a GPU up to 512)",
         names=("per_device_eval_batch_size",),
     )  # fmt: skip
     # Distribution

@@ -250,3 +250,27 @@ def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
     seconds = json.loads((tmp_path / "found.json").read_text())["seconds"]
     assert len(seconds) == 7 and all(len(found) == 1 and found[0] > 0 for found in seconds.values())
     assert cells((tmp_path / "found.md").read_text(), "it waits")[2] == "1.00 (1.00 to 1.00)"
+
+
+# ---- step.py and loader.py ----
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_step_compares_equal_work(count: int, tmp_path: Path) -> None:
+    argv = ["--quick", "--out", str(tmp_path / "found.json")]
+    done = ran(count, run_benchmark, "step", argv, env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.err
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert record["processes"] == count
+    (of_round,) = record["cases"]["vit-nano"]
+    assert of_round.keys() == {"ours", "bare"} and min(of_round.values()) > 0
+    reached = float(cells((tmp_path / "found.md").read_text(), "vit-nano")[3].split()[0])
+    assert reached == pytest.approx(of_round["bare"] / of_round["ours"], abs=1e-3)
+
+
+def test_loader_compares_itself_with_the_model(tmp_path: Path) -> None:
+    benchmark("loader", "--quick", "--out", str(tmp_path / "found.json"))
+    (of,) = json.loads((tmp_path / "found.json").read_text())["cases"].values()
+    assert 0 < of["collate_s"] < of["loader_s"]
+    row = cells((tmp_path / "found.md").read_text(), "vit-nano, 8 px")
+    assert float(row[4]) == pytest.approx(of["model_s"] / of["loader_s"], abs=0.1)

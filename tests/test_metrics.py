@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from transformers import AutoModelForImageClassification, EvalPrediction
 
 from harness.flags import parse
 from harness.records import find_runs, read_rows
+from harness.train.evaluation import eval_batch
 from harness.train.images import load_images
 from harness.train.metrics import BatchMetrics
 from tests.ranks import ranks, script
@@ -220,37 +224,106 @@ def test_five_classes_that_score_as_high_are_no_hit() -> None:
     assert found["accuracy"] == 1 / 8
 
 
+class Watched(BatchMetrics):
+    """Writes down what is alive of the logits that it is given, and how much it keeps."""
+
+    def __init__(self, num_labels: int) -> None:
+        super().__init__(num_labels)
+        self.seen: list[Any] = []
+        self.alive: list[int] = []
+        self.kept_bytes = 0
+
+    def add(self, logits: Any, labels: Any) -> None:
+        self.seen.append(weakref.ref(logits))
+        self.alive.append(sum(one() is not None for one in self.seen))
+        super().add(logits, labels)
+
+    def result(self, *args: Any) -> dict[str, float]:
+        self.kept_bytes = sum(rows.nbytes for rows in self.counted)
+        return super().result(*args)
+
+
+COLLECTIVES = (
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier",
+    "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "scatter",
+)  # fmt: skip
+
+
+def _noted(said: list[str], call: Any, *args: Any, **kwargs: Any) -> Any:
+    said.append(call.__name__)
+    return call(*args, **kwargs)
+
+
 def kept(folder: str) -> dict[str, Any]:
-    """What an evaluation with many classes holds on to while it goes."""
-    logits, labels = logits_of(256, 1000)
-    trainer, _ = ours(
+    """What an evaluation with many classes holds on to while it goes, and says to other ranks."""
+    logits, labels = logits_of(250, 1000)
+    trainer, run = ours(
         folder, Table(logits), Points(24), Numbered(labels), "--eval_batch=8", records=False
     )
-    metrics = BatchMetrics(1000)
-    seen: list[Any] = []
-    alive: list[int] = []
-
-    def watch(batch: EvalPrediction, compute_result: bool) -> dict[str, float]:
-        seen.append(weakref.ref(batch.predictions))
-        alive.append(sum(one() is not None for one in seen))
-        return metrics(batch, compute_result)
-
-    trainer.compute_metrics = watch
-    trainer.evaluate()
-    full = BatchMetrics(1000)
-    for start in range(0, 256, 8):
-        full(EvalPrediction(logits[start : start + 8], labels[start : start + 8]), False)
-    full.metric._finalize()  # what was added is written to the buffer
-    size = full.metric.data.data.nbytes
-    return {"batches": len(seen), "alive": max(alive), "bytes": size / 256}
+    metrics = trainer.compute_metrics = Watched(1000)
+    trainer.evaluate()  # the first prepares the model
+    metrics.seen, metrics.alive = [], []
+    said: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for name in COLLECTIVES:
+            call = getattr(torch.distributed, name)
+            spy = functools.partial(_noted, said, call)
+            stack.enter_context(mock.patch.object(torch.distributed, name, spy))
+        trainer.evaluate()
+    return {
+        "batches": len(metrics.seen), "alive": max(metrics.alive), "said": said,
+        "bytes": metrics.kept_bytes / (250 / run.world.size),
+    }  # fmt: skip
 
 
-def test_no_pile_of_logits(tmp_path: Path) -> None:
+def test_no_pile_of_logits_and_one_collective(tmp_path: Path) -> None:
     for count in (1, 2):
-        found = ranks(count, kept, str(tmp_path / str(count)), env=CPU)[0]
-        assert found["batches"] == 256 // 8 // count
-        assert found["alive"] <= 2  # this batch, and the one before where it is not yet freed
-        assert found["bytes"] <= 4 * 8  # four numbers, where the logits are a thousand
+        for found in ranks(count, kept, str(tmp_path / str(count)), env=CPU):
+            assert found["batches"] == 256 // 8 // count
+            assert found["alive"] <= 2  # this batch, and the one before where it is not yet freed
+            assert found["bytes"] <= 4 * 8 * 256 / 250  # four numbers, not a thousand logits
+            assert found["said"] == (["all_gather"] if count > 1 else [])
+
+
+def to_the_bit(folder: str) -> dict[str, Any]:
+    """Of a set whose last batches are uneven: by our loop, and batch by batch as the Trainer."""
+    logits, labels = logits_of(101, 9)
+    more = ("--eval_batch=8",)
+    trainer, _ = ours(folder, Table(logits), Points(24), Numbered(labels), *more, records=False)
+    trainer.compute_metrics = BatchMetrics(9)
+    once = trainer.evaluate()
+    other = BatchMetrics(9)
+    # Anything but BatchMetrics itself takes the Trainer's own way.
+    trainer.compute_metrics = lambda batch, compute_result: other(batch, compute_result)
+    by_batch = trainer.evaluate()
+    names = [name for name in once if name.removeprefix("eval_") in expected(logits, labels)]
+    assert len(names) == 9 and trainer.args.batch_eval_metrics
+    return {name: (once[name], by_batch[name]) for name in names}
+
+
+def test_metrics_are_the_same_to_the_bit_on_any_number_of_ranks(tmp_path: Path) -> None:
+    of_one = ranks(1, to_the_bit, str(tmp_path / "1"), env=CPU)[0]
+    for once, by_batch in of_one.values():
+        assert once == by_batch
+    for count in (2, 3):
+        for found in ranks(count, to_the_bit, str(tmp_path / str(count)), env=CPU):
+            assert found == of_one
+
+
+def test_an_evaluation_that_broke_off_leaves_nothing() -> None:
+    logits, labels = logits_of(40, 6)
+    metrics = BatchMetrics(6)
+    metrics.add(logits[:8], labels[:8])
+    metrics.begin()
+    metrics.add(logits, labels)
+    assert metrics.result()["samples"] == 40
+
+
+def test_a_gpu_takes_large_batches_but_no_more_than_its_share() -> None:
+    assert eval_batch(cuda=False, samples=2000, ranks=1) == 64
+    assert eval_batch(cuda=True, samples=2000, ranks=1) == 512
+    assert eval_batch(cuda=True, samples=2000, ranks=4) == 500
+    assert eval_batch(cuda=True, samples=3, ranks=4) == 1
 
 
 def again(root: str, argv: list[str]) -> tuple[np.ndarray, np.ndarray]:

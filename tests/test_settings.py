@@ -33,7 +33,7 @@ FLAGS = """
 model model_name_or_path | from_scratch | dropout | max_length | image_size | batchnorm
 trust_remote_code | dataset dataset_name | dataset_config dataset_config_name | text_column
 image_column | label_column | train_size max_train_samples | test_size max_eval_samples | test_split
-validation_split | data_seed | tail | tiny | per_gpu_batch b per_device_train_batch_size
+validation_split | data_seed | tail | augment | tiny | per_gpu_batch b per_device_train_batch_size
 grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rate | seed | precision
 rank_dropout | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard | fsdp_offload
 elastic_batch | compress | sync_every | sync_scope | outer_lr | outer_momentum | fragments | overlap
@@ -203,6 +203,13 @@ def test_with_a_validation_set_the_kept_weights_are_part_of_the_run_id() -> None
         one = replace(PINNED, validation_split=split)
         names = {run_id(replace(one, save=save, best_metric=by)) for save, by in chosen}
         assert len(names) == count, split
+
+
+def test_the_eval_batch_of_old_is_the_name_of_the_one_that_is_chosen() -> None:
+    """It depends on the device, which the name may not; another than either is another run."""
+    assert PINNED.eval_batch is None
+    assert run_id(replace(PINNED, eval_batch=64)) == run_id(PINNED)
+    assert run_id(replace(PINNED, eval_batch=512)) != run_id(PINNED)
 
 
 def test_run_id_ignores_how_a_run_is_shown() -> None:

@@ -14,7 +14,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from harness.elastic import for_world
 from harness.flags import trainer_argv
-from harness.identity import number
+from harness.identity import EVAL_BATCH, number
 from harness.settings import Settings, UserError
 from harness.summary import larger_is_better
 from harness.world import World
@@ -52,7 +52,7 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
     ours: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": settings.per_gpu_batch,
-        "per_device_eval_batch_size": settings.eval_batch,
+        "per_device_eval_batch_size": settings.eval_batch or EVAL_BATCH,
         "gradient_accumulation_steps": settings.grad_acc,
         "num_train_epochs": settings.epochs,
         "learning_rate": number(settings.lr),
@@ -92,6 +92,8 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
             f"{world} processes were started, but the Trainer sees {args.world_size}: "
             "leave out --use_cpu and --ddp_backend"
         )
+    # Copies out of pinned pages go on while the host does.
+    args.accelerator_config.non_blocking = _has_cuda() and args.dataloader_pin_memory
     _check_trackers(args.report_to)
     return args
 

@@ -27,6 +27,8 @@ class EpochEdges(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Before the run is recorded as finished.
         self.trainer.exchange.end()
+        if self.trainer.compiled is not None:
+            self.trainer.run.observed |= self.trainer.compiled.found()
         self.trainer.test()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -43,6 +45,8 @@ class EpochEdges(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.count_samples()
+        if self.trainer.compiled is not None:
+            self.trainer.compiled.after_update(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.log_epoch()

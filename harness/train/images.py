@@ -1,4 +1,8 @@
-"""Resized images: decoded and resized once into one array of bytes, normalised in batches."""
+"""Resized images: decoded and resized once into one array of bytes, normalised in batches.
+
+The array is mapped into memory: ranks and runs on a machine share it. Where a GPU has room for it,
+it lies there, and batches are gathered there.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,11 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from harness.settings import Settings, UserError
 from harness.train import models, sources
+from harness.train.augment import Augment
 from harness.train.data import Data, cached, chunks, cut_tail, indices
 from harness.train.hub import explain
+
+SHARE_OF_FREE = 0.25  # of the device's memory, for images
 
 
 def load_images(settings: Settings, world: int) -> Data:
@@ -55,7 +62,10 @@ def load_images(settings: Settings, world: int) -> Data:
         build,
     )
     used = cut_tail(settings, len(source.train), world)
-    collate = ImageBatches(folder, source.all_labels)
+    kind = settings.augment or "none"
+    augment = Augment(kind, settings.seed) if kind != "none" else None
+    collate = ImageBatches(folder, source.all_labels, len(source.train) if augment else 0)
+    on_device = collate.bare = fits(collate.pixels.nbytes, _free_bytes())
     facts = {
         **source.facts,
         "train_samples": used,
@@ -64,11 +74,16 @@ def load_images(settings: Settings, world: int) -> Data:
     facts |= {
         "image_shape": list(collate.pixels.shape[1:]),
         "resized_by": type(resizer.processor).__name__,
+        "pixels_on": "device" if on_device else "host",
     }
     return Data(
         *indices(source.sizes, used),
         collate,
-        Normalise(resizer.mean, resizer.deviation),
+        Pixels(
+            Normalise(resizer.mean, resizer.deviation),
+            collate.pixels if on_device else None,
+            augment,
+        ),
         source.labels,
         resizer.processor,
         facts,
@@ -76,18 +91,56 @@ def load_images(settings: Settings, world: int) -> Data:
 
 
 class ImageBatches:
-    """Sample numbers -> one batch of bytes; they become numbers on the device."""
+    """Sample numbers -> one batch of bytes; they become numbers on the device.
 
-    def __init__(self, folder: Path, labels: np.ndarray) -> None:
-        self.pixels = np.load(folder / "pixels.npy", mmap_mode="r")
-        self.labels = labels
+    Samples below `numbered` go with their numbers; `bare` batches have their numbers in the place
+    of their bytes.
+    """
+
+    bare = False
+
+    def __init__(self, folder: Path, labels: np.ndarray, numbered: int = 0) -> None:
+        # Nobody writes into it; torch warns of arrays that cannot be written.
+        self.pixels = np.load(folder / "pixels.npy", mmap_mode="c")
+        self.labels, self.numbered = labels, numbered
 
     def __call__(self, samples: np.ndarray) -> dict[str, torch.Tensor]:
         samples = np.asarray(samples)
-        return {
-            "pixel_values": torch.from_numpy(self.pixels[samples]),
-            "labels": torch.from_numpy(self.labels[samples]),
-        }
+        batch = {"labels": torch.from_numpy(self.labels[samples])}
+        if self.bare:
+            batch["places"] = torch.from_numpy(samples)
+        else:
+            batch["pixel_values"] = torch.from_numpy(self.pixels[samples])
+        if samples[0] < self.numbered:  # a training sample: so are the others
+            batch["samples"] = torch.from_numpy(samples)
+        return batch
+
+
+class Pixels:
+    """A batch of bytes, or of their places -> what a model takes, on the batch's own device."""
+
+    def __init__(
+        self, normalise: Normalise, resident: np.ndarray | None, augment: Augment | None
+    ) -> None:
+        self.normalise, self.augment = normalise, augment
+        self.resident = resident
+        self.there: torch.Tensor | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.augment is not None:
+            self.augment.set_epoch(epoch)
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        places, samples = inputs.pop("places", None), inputs.pop("samples", None)
+        if places is not None:
+            if self.there is None:
+                assert self.resident is not None
+                self.there = torch.from_numpy(self.resident).to(places.device)
+            inputs["pixel_values"] = self.there[places]
+        if samples is not None:
+            assert self.augment is not None
+            inputs["pixel_values"] = self.augment(inputs["pixel_values"], samples)
+        return self.normalise(inputs)
 
 
 class Normalise:
@@ -105,8 +158,18 @@ class Normalise:
                     self.scale.to(pixels.device),
                     self.shift.to(pixels.device),
                 )
-            inputs["pixel_values"] = torch.addcmul(self.shift, pixels.float(), self.scale)
+            wide = pixels.float()  # its memory is used again: fresh pages cost more than the sums
+            inputs["pixel_values"] = torch.addcmul(self.shift, wide, self.scale, out=wide)
         return inputs
+
+
+def fits(size: int, free: int) -> bool:
+    """Whether the images may lie on the device: the model, its optimizer and a step come after."""
+    return size <= free * SHARE_OF_FREE
+
+
+def _free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
 
 
 @dataclass

@@ -1,12 +1,13 @@
 """Quality of a classifier, batch by batch: no pile of logits in memory, no Hub at run time.
 
-The Trainer hands over gathered logits without the samples that fill up the last batch of a
-distributed evaluation, so the numbers are those of the test set, whatever the number of ranks.
-eval_loss is computed here too: the Trainer's own averages over batches, padding included.
+The samples that fill up the last batch of a distributed evaluation are not counted, so the numbers
+are those of the test set, whatever the number of ranks. eval_loss is computed here too: the
+Trainer's own averages over batches, padding included.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import datasets
@@ -64,35 +65,52 @@ class Classification(evaluate.Metric):
 
 
 class BatchMetrics:
-    """compute_metrics for the Trainer's batch-wise evaluation (batch_eval_metrics=True)."""
+    """Adds up an evaluation batch by batch. Of each sample four numbers are kept, on its device.
+
+    Called as the Trainer does with batch_eval_metrics=True, it works with any Trainer.
+    """
 
     def __init__(self, num_labels: int) -> None:
         self.num_labels = num_labels
         self.metric = Classification(keep_in_memory=True)
-        self.hits: list[np.ndarray] = []  # of each sample: class right, among the first five
-        self.last = np.empty((0, 2), dtype=bool)  # the same of a whole evaluation
+        # Of each batch a row for each sample: predicted class, true class, its position, its loss.
+        self.counted: list[torch.Tensor] = []
+        self.last = np.empty((0, 2), dtype=bool)  # of a whole evaluation: right, in the first five
 
     def __call__(self, batch: EvalPrediction, compute_result: bool) -> dict[str, float]:
-        logits: Any = batch.predictions
+        self.add(batch.predictions, batch.label_ids)
+        return self.result() if compute_result else {}
+
+    def begin(self) -> None:
+        """Nothing of an evaluation that broke off is left for the next."""
+        self.counted = []
+
+    def add(self, logits: Any, labels: Any) -> None:
+        """A batch has been classified; nothing here waits for its device."""
         if isinstance(logits, (tuple, list)):
             logits = logits[0]
-        labels = torch.as_tensor(batch.label_ids)
+        labels = torch.as_tensor(labels)
         scores = torch.log_softmax(torch.as_tensor(logits).double(), dim=-1)
         of_true = scores.gather(1, labels[:, None])
-        predicted, true = scores.argmax(-1).cpu().numpy(), labels.cpu().numpy()
         # How many classes scored higher: below five is a top-5 hit.
-        position = (scores > of_true).sum(-1).cpu().numpy()
-        self.metric.add_batch(
-            predictions=predicted,
-            references=true,
-            position=position,
-            loss=-of_true[:, 0].cpu().numpy(),
+        position = (scores > of_true).sum(-1)
+        columns = (scores.argmax(-1), labels, position, -of_true[:, 0])
+        self.counted.append(torch.stack([column.double() for column in columns], dim=1))
+
+    def result(
+        self, of_all: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows
+    ) -> dict[str, float]:
+        """The quality over all samples; of_all puts together what several ranks have counted."""
+        rows = of_all(torch.cat(self.counted)).cpu().numpy()
+        self.counted = []
+        predicted, true, position = rows[:, :3].astype(np.int64).T
+        self.last = np.stack([predicted == true, position < TOP], axis=1)
+        result = dict(
+            self.metric.compute(
+                predictions=predicted, references=true, position=position, loss=rows[:, 3]
+            )
+            or {}
         )
-        self.hits.append(np.stack([predicted == true, position < TOP], axis=1))
-        if not compute_result:
-            return {}
-        self.last, self.hits = np.concatenate(self.hits), []
-        result = dict(self.metric.compute() or {})
         if self.num_labels <= TOP:
             del result["top5_accuracy"]
         return result

@@ -22,12 +22,14 @@ from transformers import (
 
 from harness.strategies import is_apart
 from harness.train import parallel
-from harness.train.checkpoints import WEIGHTS, Checkpoints
+from harness.train.checkpoints import WEIGHTS
 from harness.train.comm_probe import CommProbe
+from harness.train.compiled import Compiled
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
 from harness.train.exchanges import exchange_of
 from harness.train.exposure import Exposure
 from harness.train.last_call import last_call
+from harness.train.lean import Lean
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
 from harness.train.outcome import Diverged
@@ -38,8 +40,10 @@ from harness.train.trackers import follow
 from harness.train.utilisation import Utilisation
 
 
-class ExactTrainer(Checkpoints):
+class ExactTrainer(Lean):
     """Takes the run it belongs to; everything else as for the Trainer."""
+
+    compiled: Compiled | None = None  # with --torch_compile
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class ExactTrainer(Checkpoints):
         self.run.own_quality = self._own_quality
         if self.settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(kwargs["model"])
+        self.choose_eval_batch(kwargs["args"], kwargs.get("eval_dataset"))
         super().__init__(**kwargs)
         if self.settings.elastic_batch == "scale":
             self.plan = self.run.plan(len(kwargs["train_dataset"]))
@@ -95,6 +100,11 @@ class ExactTrainer(Checkpoints):
     def _one_sample(self) -> dict[str, Any]:
         with untouched_random_state():
             return self.to_device(self.data_collator([self.train_dataset[0]]))
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        if hasattr(self.to_device, "set_epoch"):
+            self.to_device.set_epoch(self.order.epoch)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         self.lengths = getattr(inputs, "lengths", None)  # of texts, before they are copied
@@ -166,7 +176,10 @@ class ExactTrainer(Checkpoints):
         self.run.payload = lambda: self.exchange.payload_bytes
         if self.run.checkpoint is not None:
             self.exchange.load(self.run.checkpoint)
-        parallel.observe_dtype(self.model, self.settings, self.run.observed)
+        self.settle(model)
+        self.compiled = Compiled(model, self.model) if self.args.torch_compile else None
+        if self.compiled is None:
+            parallel.observe_dtype(self.model, self.settings, self.run.observed)
         self.run.link = link_of_run(self.model, self.run.world, self.args.device)
         return model, loader
 
@@ -239,6 +252,9 @@ class ExactTrainer(Checkpoints):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         parallel.average_buffers(self.model)
+        if self.compiled is not None and "dtype" not in self.run.observed:
+            # A hook would break the graph in two, and without it all would be compiled again.
+            parallel.observe_dtype(self.model, self.settings, self.run.observed)
         with untouched_random_state(), self.exchange.shared():
             return super().evaluate(*args, **kwargs)
 
