@@ -182,6 +182,7 @@ def test_run_id_is_stable() -> None:
 def test_run_id_tells_apart_what_changes_the_result() -> None:
     seen = {run_id(PINNED)}
     shown = {"initial_peers", "output_dir", "rerun", "save", "best_metric", "tiny"}
+    shown |= {"telemetry_hz", "peak_tflops"}
     for name in flag_fields():
         other = run_id(replace(PINNED, **{name: another(name)}))
         assert (other in seen) == (name in shown), name
