@@ -117,6 +117,25 @@ def test_a_run_s_own_folder_is_enough(records: Path) -> None:
     assert set(load(records / "bert" / "1_2" / f"good{ASIDE}1")["seed"]) == {5}
 
 
+def test_what_devices_do_has_columns_of_its_own(records: Path) -> None:
+    """Of the records that know it; older ones, and those without a GPU, are read beside them."""
+    power = {"mean": 300.5, "p95": 400.0, "max": 410.0}
+    gpu = {"power_w": power, "temperature_c": None, "throttled": {"heat": 0.25}}
+    rows = [
+        {"epoch": 1, "mfu": 0.4, "gpu": gpu, "node": {"disk_read_bytes": 7}},
+        {"epoch": 2, "mfu": None, "gpu": None, "node": None},
+    ]
+    lines(RunFolder(records / "bert" / "1_2" / "good").epochs, rows)
+    frame = load(records)
+    first, second, *older = frame.sort_values(["seed", "epoch"]).to_dict("records")
+    assert first["mfu"] == 0.4 and first["node_disk_read_bytes"] == 7
+    found = [first[f"gpu_power_w_{name}"] for name in power]
+    assert found == [300.5, 400.0, 410.0] and first["gpu_throttled_heat"] == 0.25
+    assert first["gpu_temperature_c"] is None or pd.isna(first["gpu_temperature_c"])
+    assert all(pd.isna(row["gpu_power_w_mean"]) for row in (second, *older)) and len(older) == 4
+    assert not {"gpu", "node"} & set(frame)
+
+
 def test_broken_lines_are_counted(records: Path) -> None:
     epochs = RunFolder(records / "bert" / "1_2" / "good").epochs
     epochs.write_text(epochs.read_text() + 'no json\n[1]\n{"epoch": 3, "accur')
@@ -200,6 +219,26 @@ def test_table_shows_every_run(records: Path, capsys: pytest.CaptureFixture[str]
     assert "oom: MemoryError: planted: no room for 7 GiB" in said
     assert "good" + ASIDE not in said
     assert str(records) in said
+
+
+def test_mfu_stands_beside_gpu_utilisation(
+    records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "MFU" not in table(records, capsys) and "J/sample" not in table(records, capsys)
+    file = RunFolder(records / "bert" / "1_2" / "good").summary
+    summary = json.loads(file.read_text())
+    for known, shown in (
+        ({"mfu": 0.412, "gpu_utilisation_percent": 97.4, "joules_per_sample": 1.234},
+         ["0.412", "97", "1.23"]),
+        ({"mfu": 0.412, "gpu_utilisation_percent": None}, ["0.412", "-"]),
+        ({"gpu_utilisation_percent": 97.4}, ["-", "97"]),
+    ):  # fmt: skip
+        file.write_text(json.dumps({**summary, "mfu": None, **known}))
+        said = table(records, capsys)
+        # Before the wall time and the outcome.
+        (good,) = (line.split() for line in said.splitlines() if "3e-05" in line)
+        assert good[-2 - len(shown) : -2] == shown
+        assert "MFU GPU busy %" in " ".join(said.split())
 
 
 def test_brackets_are_not_taken_for_markup(

@@ -529,6 +529,26 @@ def test_what_exchanging_costs_is_a_column_where_it_is_known(
     assert row_of(said, "1_2") == ["1_2", "1/1", "0.1250", "0.2500", "1.5000"]
 
 
+def test_columns_of_devices_where_they_are_known(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run("1_1", mfu=None, tflops_per_s=0.5)
+    assert "MFU" not in table(plan.write(), capsys)  # nobody knows the peak of a CPU
+    plan.run("1_2", devices=2, mfu=0.4125, gpu_utilisation_percent=97.5, energy_j=812.0,
+             joules_per_sample=2.03)  # fmt: skip
+    said = table(plan.write(), capsys)
+    assert "MFU: share of what the devices can do" in said and "J/sample: of the devices" in said
+    words = row_of(said, "1_2")
+    at = words.index("0.4125")
+    assert words[at : at + 3] == ["0.4125", "97.50", "2.03"]
+    # Asked for by name, one brings the other with it, beside it.
+    for names in (["mfu"], ["gpu_utilisation_percent"], ["gpu_utilisation_percent", "mfu"]):
+        said = table(plan.write(columns=["wall_s", *names, "tflops_per_s"]), capsys)
+        assert row_of(said, "1_2")[2:] == ["40.0", "0.4125", "97.50", "-"]
+        assert row_of(said, "1_1")[2:] == ["40.0", "-", "-", "0.5000"]
+    assert row_of(table(plan.write(columns=["energy_j"]), capsys), "1_2")[2:] == ["812.00"]
+
+
 @pytest.mark.parametrize(
     ("name", "near"), [("acuracy", "accuracy"), ("samples_pers", "samples_per_s")]
 )

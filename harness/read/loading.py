@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from harness.settings import UserError
 
 # What a run without summary.json is: it may still be going on, or have been killed.
 UNFINISHED = "unfinished"
+# Fields of a row that are made of others, or null.
+DEVICES = ("gpu", "node")
 
 
 def load(root: str | Path) -> pd.DataFrame:
@@ -26,7 +29,7 @@ def load(root: str | Path) -> pd.DataFrame:
         epochs, broken = read_rows(folder.epochs)
         outcome = (read_json(folder.summary) or {}).get("outcome", UNFINISHED)
         for row in epochs:
-            rows.append({**shared, "outcome": outcome, "broken_lines": broken, **row})
+            rows.append({**shared, "outcome": outcome, "broken_lines": broken, **_flat(row)})
     return pd.DataFrame(rows)
 
 
@@ -37,6 +40,17 @@ def load_runs(root: str | Path) -> pd.DataFrame:
         summary = read_json(folder.summary) or {"outcome": UNFINISHED, "reason": None}
         rows.append({**_shared(folder), **summary})
     return pd.DataFrame(rows)
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """What stands inside another field as a column of its own: gpu_power_w_mean."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{before}{name}_")
+        elif name not in DEVICES or value is not None:
+            found[before + name] = value
+    return found
 
 
 def _runs(root: str | Path) -> list[RunFolder]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.identity import number
+from harness.read import devices
 from harness.read.links import BANDWIDTH, FIELDS, RTT
 from harness.read.naming import STRATEGY, shown_axes, strategy_text
 from harness.read.sweep_runs import (
@@ -43,6 +44,7 @@ HEADINGS = {
     MEMORY_FIRST: "first GPU GiB",
     MEMORY_OTHERS: "other GPUs GiB",
     "peak_memory_gib": "peak GiB",
+    **devices.HEADINGS,
     RTT: "round trip ms",
     BANDWIDTH: "link Mbit/s",
     "epoch_time_s": "epoch s",
@@ -68,7 +70,8 @@ OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_
             "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
             "peak_memory_gib", "comm_share", "comm_exposed_share", "compute_skew", MEMORY_FIRST,
             MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
-            EFFICIENCY, *FIELDS, *RATIOS, *PER_UPDATE, *PER_UPDATE.values())  # fmt: skip
+            EFFICIENCY, *FIELDS, *RATIOS, *PER_UPDATE, *PER_UPDATE.values(),
+            *devices.FIELDS)  # fmt: skip
 COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
 
 
@@ -112,7 +115,7 @@ def _asked(sweep: Sweep) -> list[str]:
     """The names asked for, without the axes: those are always there."""
     axes = {*sweep.axes, *map(column_of, sweep.axes)}
     asked = (OTHER_NAMES.get(name, name) for name in sweep.columns or ())
-    return [*dict.fromkeys(name for name in asked if name not in axes)]
+    return devices.paired([*dict.fromkeys(name for name in asked if name not in axes)])
 
 
 def _usual(sweep: Sweep, rows: list[Row]) -> list[str]:
@@ -122,7 +125,8 @@ def _usual(sweep: Sweep, rows: list[Row]) -> list[str]:
         shown += [GAIN, POINTS]
         if any(row[EFFICIENCY] is not None and not row["baseline"] for row in rows):
             shown.append(EFFICIENCY)
-    shown += [name for name in (RTT, BANDWIDTH) if any(row.get(name) is not None for row in rows)]
+    known = {name for row in rows for name, value in row.items() if value is not None}
+    shown += [*devices.usual(known), *(name for name in (RTT, BANDWIDTH) if name in known)]
     shown += ["epoch_time_s", "train_time_s", "wall_s"]
     if sweep.target is not None:
         shown += ["tta_train_s", "tta_wall_s", "reached"]

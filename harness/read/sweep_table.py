@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from harness.read import devices
 from harness.read.groups import (
     STRONG,
     WEAK,
@@ -145,6 +146,7 @@ DEFINITIONS = {
     POINTS: "acc. points: percentage points of accuracy",
     "payload_mb_per_update": "payload: what the strategy hands over to be sent",
     "network_mb_per_update": "sent: what left the nodes' interfaces",
+    **devices.DEFINITIONS,
     RTT: "round trip ms: measured between nodes before training, of the slowest pair",
     BANDWIDTH: "link Mbit/s: likewise, one way between two nodes",
 }

@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from harness.read import devices
 from harness.read.loading import load_runs
 from harness.read.naming import strategy_text
 from harness.read.sweep_files import show_sweep
@@ -45,6 +46,9 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("eval loss", "eval_loss", "{:.4f}"),
     ("samples/s", "train_samples_per_s", "{:,.0f}"),
     ("per GPU", "train_samples_per_s_per_gpu", "{:,.0f}"),
+    (devices.HEADINGS[devices.MFU], devices.MFU, "{:.3f}"),  # these three where they are known
+    (devices.HEADINGS[devices.BUSY], devices.BUSY, "{:.0f}"),
+    (devices.HEADINGS[devices.JOULES], devices.JOULES, "{:.3g}"),
     ("round trip ms", "link_rtt_median_ms", "{:.2f}"),  # where there is more than one node
     ("link Mbit/s", "link_bandwidth_mbit", "{:,.0f}"),
     ("training s", "train_time_s", "{:.1f}"),
@@ -120,7 +124,9 @@ def _ways(runs: pd.DataFrame) -> list[str | None]:
 
 
 def _table(runs: pd.DataFrame, machine: str) -> Table:
-    shown = [column for column in COLUMNS if column[1] in runs]
+    known = [name for name in devices.FIELDS if name in runs and runs[name].notna().any()]
+    hidden = {*devices.FIELDS} - {*devices.usual(known)}
+    shown = [column for column in COLUMNS if column[1] in runs and column[1] not in hidden]
     same = [c for c in shown if c[1] in SAID_ONCE and len(runs) > 1 and runs[c[1]].nunique() == 1]
     title = machine
     if same:
