@@ -55,8 +55,8 @@ LEFT_OUT = 5  # first steps of a round
 CASES = {
     "bert-nano": "bert --train_size 2560",
     "vit-nano": "vit --train_size 1280",
-    "bert-mini": "bert --model bert-mini --b 16 --train_size 640",
-    "vit-tiny": "vit --model vit-tiny-patch32 --image_size 224 --b 8 --train_size 320",
+    "bert-mini": "bert --model bert-mini --b 16 --train_size 384",
+    "vit-tiny": "vit --model vit-tiny-patch32 --image_size 224 --b 8 --train_size 192",
 }
 
 

@@ -79,6 +79,7 @@ def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
 CASES = [
     ("vit", 1, "kill", 20, []),
     ("vit", 2, "kill", 11, ["--strategy", "fsdp"]),
+    ("vit", 1, "kill", 22, ["--save_steps", "5", "--augment", "crop_flip"]),
     ("bert", 1, "kill", 20, []),
     ("bert", 1, "kill row", 32, []),
     ("bert", 1, "term", 20, []),
