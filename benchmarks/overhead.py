@@ -171,9 +171,11 @@ def measure(case: str, pairs: int) -> list[dict[str, Any]]:
             turn = pair % len(ARMS)
             order = (ARMS[turn:] + ARMS[:turn])[:: -1 if pair % 2 else 1]
             baton = Baton(order)
-            trains = [prepare(arm, case, Path(folder), baton) for arm in order]
+            # A Trainer last: what each run takes back of accelerate's state, its Trainer sets.
+            made = sorted(order, key=lambda arm: arm != "loop")
+            trains = {arm: prepare(arm, case, Path(folder), baton) for arm in made}
             with ThreadPoolExecutor(len(order)) as pool:
-                rounds = [pool.submit(train) for train in trains]
+                rounds = [pool.submit(trains[arm]) for arm in order]
             found.append({arm: done.result() for arm, done in zip(order, rounds, strict=True)})
     return found[1:]
 
@@ -182,7 +184,7 @@ def watched(
     arm: str, case: str, root: Path, baton: Baton, blocks: int, turn_s: float
 ) -> Callable[[], Any]:
     """Ours with and without telemetry; trains until it has had its turns."""
-    more = ("--telemetry_hz", str(TELEMETRY_ARMS[arm]), "--epochs", "100000")
+    more = ("--telemetry_hz", str(TELEMETRY_ARMS[arm]), "--max_steps", "1000000")
     run, data, same = begin(arm, case, root, *more)
     sampler = telemetry_cost.Sampler(run.watch)
     cuda = run.args.device.type == "cuda"

@@ -26,10 +26,10 @@ class Case:
 
 # On a CPU: real sizes at the small end. The last two are pictures that have to be decoded, with a
 # model that is fast enough to wait for them.
-SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 DECODED = Case(
     IMAGE, "vit-tiny-patch32", 256, 64, 16, image_size=224, jpeg_px=224,
-    changed={**SMALL, "intermediate_size": 128},
+    changed={**SMALL, "intermediate_size": 64},
 )  # fmt: skip
 CPU_CASES = {
     "text": Case(TEXT, "bert-mini", 192, 64, 16),

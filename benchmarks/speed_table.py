@@ -96,7 +96,7 @@ def table(record: dict[str, Any]) -> str:
         for processes in found["processes"]:
             lines += ["", *_section(name, found, processes)]
         if 1 in found["processes"] and len(found["processes"]) > 1:
-            lines += ["", *_scaling(found)]
+            lines += ["", f"## {name}, scaling", "", *_scaling(found)]
     if said := list(complaints(record["cases"])):
         lines += ["", "**Not equal, or failed:**", "", *(f"- {text}" for text in said)]
     if left := record.get("not_begun"):
@@ -111,7 +111,7 @@ def _section(name: str, found: dict[str, Any], processes: int) -> Iterator[str]:
     yield f"## {name}, {processes} process{'es' if processes > 1 else ''}"
     yield ""
     yield (
-        f"{case.model}{' (smaller)' if case.changed else ''}, {facts['parameters'] / 1e6:.1f} M "
+        f"{case.model}{_changed(case)}, {facts['parameters'] / 1e6:.2f} M "
         f"parameters; {facts['data']}, {_data(case, facts)}; {case.train} training and {case.test} "
         f"test samples; batch {case.batch} a process, {_updates(case, processes)} updates an epoch,"
         f" {case.epochs} epochs; {case.precision}, {found['threads']} thread(s) a process"
@@ -134,10 +134,17 @@ def _section(name: str, found: dict[str, Any], processes: int) -> Iterator[str]:
             yield f"| {' | '.join(_row(arm, own, runs, found, processes))} |"
 
 
+def _changed(case: Case) -> str:
+    words = ", ".join(f"{name} {value}" for name, value in case.changed.items())
+    return f" ({words})" if words else ""
+
+
 def _data(case: Case, facts: dict[str, Any]) -> str:
     if "mean_tokens" in facts:
         return f"{facts['mean_tokens']:.1f} tokens a text, at most {facts['longest']}"
-    how = f"JPEG files of {case.jpeg_px} px" if case.jpeg_px else "pictures as they are stored"
+    how = "pictures as they are stored"
+    if case.jpeg_px:
+        how = f"JPEG files of {case.jpeg_px} px and {facts['kb_per_file']:.0f} kB"
     return f"{how}, resized to {case.image_size} px"
 
 

@@ -14,7 +14,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from benchmarks import speed, speed_data, speed_table
 from benchmarks.recipes import clock, loop, ours, task
-from benchmarks.speed_cases import ARMS, CPU_CASES, GPU_CASES, QUICK_CASES, arms_of, is_exact
+from benchmarks.speed_cases import ARMS, CPU_CASES, GPU_CASES, QUICK_CASES, Case, arms_of, is_exact
 from benchmarks.speed_cases import task_of as fields_of
 from benchmarks.speed_start import ArmFailed, call
 from harness.architectures import ARCHITECTURES
@@ -22,7 +22,7 @@ from harness.flags import parse
 from harness.train import embedded
 from tests.ranks import Done, ran
 
-TEXT, PICTURES = CPU_CASES["text"], CPU_CASES["jpeg"]
+TEXT, PICTURES = Case("text", "bert-mini", 512, 128, 16), CPU_CASES["jpeg"]
 
 
 # ---- the plan ----
@@ -142,6 +142,7 @@ def test_arms_do_the_same_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_all_arms_on_one_and_two_processes(tmp_path: Path) -> None:
     done = ran(1, quick, str(tmp_path), "--processes=1,2", env={"OMP_NUM_THREADS": "1"})
     for processes in (1, 2):

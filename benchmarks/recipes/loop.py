@@ -40,12 +40,10 @@ def run(task: Task) -> dict[str, Any]:
     labels = labels_of(data)
     train, lengths = (_texts if task.kind == TEXT else _images)(task, data["train"], device)
     test, test_lengths = (_texts if task.kind == TEXT else _images)(task, data["test"], device)
-    plan = [
-        [numbers[rank::processes] for numbers in epoch]
-        for epoch in _plan(task, len(data["train"]), lengths, processes)
-    ]
+    plan = [epoch[rank::processes] for epoch in _plan(task, len(data["train"]), lengths, processes)]
     order = np.argsort(test_lengths, kind="stable")
-    test_plan = np.array_split(order, -(-len(order) // EVAL_BATCH))[rank::processes]
+    of_each = -(-len(order) // (EVAL_BATCH * processes))  # every process has as many batches
+    test_plan = np.array_split(order, of_each * processes)[rank::processes]
     ready = {id(n): train(n) for epoch in plan for n in epoch} if task.kind == TEXT else {}
     prepare_s = time.perf_counter() - began_s
 
