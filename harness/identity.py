@@ -44,6 +44,8 @@ def identity(settings: Settings) -> dict[str, Any]:
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
     if settings.elastic_batch == "hold":
         del named["elastic_batch"]  # likewise
+    if settings.padding != "batch":
+        del named["padding"]  # likewise: samples, loss and gradient are the same as theirs
     # Flags of one strategy are no part of the others; and so those keep their names, too.
     for name in OF_ONE_STRATEGY:
         if is_off(named.get(name)):

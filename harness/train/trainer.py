@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from harness.strategies import is_apart
-from harness.train import parallel
+from harness.train import padding, parallel
 from harness.train.checkpoints import WEIGHTS, Checkpoints
 from harness.train.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
 from harness.train.exchanges import exchange_of
@@ -29,11 +29,12 @@ from harness.train.last_call import last_call
 from harness.train.link import link_of_run
 from harness.train.metrics import BatchMetrics
 from harness.train.outcome import Diverged
+from harness.train.parts import InParts
 from harness.train.peers.counting import EndlessOrder
 from harness.train.run import Run
 
 
-class ExactTrainer(Checkpoints):
+class ExactTrainer(InParts, Checkpoints):
     """Takes the run it belongs to; everything else as for the Trainer."""
 
     def __init__(
@@ -52,6 +53,7 @@ class ExactTrainer(Checkpoints):
         if self.settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(kwargs["model"])
         super().__init__(**kwargs)
+        self.laid_out = padding.arrange(self.model, self.data_collator, self.settings, self.args)
         if self.settings.elastic_batch == "scale":
             self.plan = self.run.plan(len(kwargs["train_dataset"]))
         if self.settings.strategy == "fsdp":
@@ -100,6 +102,7 @@ class ExactTrainer(Checkpoints):
         if model.training:
             loss = result[0] if isinstance(result, tuple) else result
             self.sums.add_loss(loss, samples)
+            return result if self.share == 1.0 else loss * self.share
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -128,7 +131,7 @@ class ExactTrainer(Checkpoints):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         model, loader = super()._prepare_for_training(*args, **kwargs)
         self.run.observed = self.exchange.observe(model)
-        self.run.observed |= parallel.observe_decay(self.optimizer)
+        self.run.observed |= parallel.observe_decay(self.optimizer) | self.laid_out
         self.exchange.states = {
             "optimizer": self.optimizer,
             "schedule": self.lr_scheduler,
@@ -169,6 +172,7 @@ class ExactTrainer(Checkpoints):
     def log_epoch(self) -> None:
         loss, samples, norm, clipped, updates, overflowed = self.of_all_peers(self.sums.total())
         self.sums = self._no_sums()
+        self.run.observed |= self.padding_share()
         # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
         if not math.isfinite(loss) or (overflowed and not self.args.fp16):
             where = f"in epoch {self.state.epoch:.0f}{self.exchange.caution}"
