@@ -50,6 +50,8 @@ def identity(settings: Settings) -> dict[str, Any]:
     named["eval_batch"] = settings.eval_batch or EVAL_BATCH
     if settings.augment in (None, "none"):
         del named["augment"]
+    if settings.padding != "batch":
+        del named["padding"]  # likewise: samples, loss and gradient are the same as theirs
     # Flags of one strategy are no part of the others; and so those keep their names, too.
     for name in OF_ONE_STRATEGY:
         if is_off(named.get(name)):

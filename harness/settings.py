@@ -150,6 +150,12 @@ class Settings:
         "dropout masks of several processes: each its own, or all the same",
         choices=("own", "same"),
     )  # fmt: skip
+    padding: str | None = flag(
+        None, "text", "Training",
+        "texts of a batch: auto computes as little padding as model and device allow, with the "
+        "same loss and gradient up to rounding; batch pads all to the longest one (auto)",
+        choices=("auto", "batch"), script="bert",
+    )  # fmt: skip
     eval_batch: int | None = flag(
         None, "count", "Training",
         "samples per process and forward pass in evaluation (64; on a GPU up to 512)",

@@ -20,7 +20,8 @@ from harness.records import RunFolder, read_json, read_rows
 from harness.train.console import utilisation
 from harness.train.data import Indices
 from harness.train.flops import COUNTED, Work
-from harness.train.shapes import Batch, Shape, added, shape_of
+from harness.train.shapes import Shape, added, shape_of
+from harness.train.text_batches import AMOUNT, Amount
 from harness.train.texts import load_texts
 from harness.train.utilisation import SUMS, peak_of, rates, sums_of
 from tests.ranks import ranks, script
@@ -72,13 +73,15 @@ def by_hand(lengths: np.ndarray, order: np.ndarray, batch: int) -> tuple[float, 
     return padded, without, tokens, real
 
 
-@pytest.mark.parametrize(("count", "accumulation"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    ("count", "accumulation", "padding"), [(1, 3, "batch"), (2, 2, "batch"), (1, 2, "auto")]
+)
 def test_operations_and_tokens_of_texts_by_hand(
-    tmp_path: Path, count: int, accumulation: int
+    tmp_path: Path, count: int, accumulation: int, padding: str
 ) -> None:
     # 144 samples in updates of 24 or 32; the first of them are not timed.
     argv = [*SMALL, "--train_size", "144", "--b", "8", "--grad_acc", str(accumulation)]
-    argv += ["--epochs", "2", "--peak_tflops", str(PEAK)]
+    argv += ["--epochs", "2", "--peak_tflops", str(PEAK), "--padding", padding]
     done = script("bert", *argv, "--o", str(tmp_path), count=count)
     assert done.code == 0, done.err
     rows, environment, folder = record(tmp_path)
@@ -88,6 +91,8 @@ def test_operations_and_tokens_of_texts_by_hand(
     for epoch, (row, untimed) in enumerate(zip(rows, (left_out, 0), strict=True)):
         order = np.random.default_rng([42, epoch]).permutation(used)[untimed * whole :]
         padded, without, tokens, real = by_hand(lengths, order, 8)
+        if padding == "auto":  # on a CPU this model reads texts in a row
+            padded, tokens = without, real
         seconds = row["timed_s"]
         assert row["timed_samples"] == len(order)
         assert row["tflops_per_s"] * seconds * 1e12 == pytest.approx(padded, rel=1e-9)
@@ -221,36 +226,27 @@ MASK = [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]]
 
 
 def test_shapes_by_hand() -> None:
-    shape = Shape(samples=3, tokens=12, squares=48, text_tokens=8, text_squares=16 + 1 + 9)
-    assert shape_of(ids(MASK)) == shape == shape_of(ids(MASK), np.array([4, 1, 3]))
-    unmasked = {name: of for name, of in ids(MASK).items() if name != "attention_mask"}
-    assert shape_of(unmasked) == Shape(3, 12, 48)
+    amount = Amount(texts=3, tokens=8, squares=26, computed_tokens=12, computed_squares=48)
+    shape = Shape(samples=3, tokens=12, squares=48, text_tokens=8, text_squares=26)
+    assert shape_of({**ids(MASK), AMOUNT: amount}) == shape
+    # What is on a device is not asked for.
+    there = shape_of(ids(MASK, torch.device("meta")))
+    assert there == shape_of(ids(MASK)) == Shape(3, 12, 48)
     assert added(shape, shape) == Shape(6, 24, 96, 16, 52)
-    assert added(shape, shape_of(unmasked)) == Shape(6, 24, 96)
+    assert added(shape, there) == Shape(6, 24, 96)
     images = {"pixel_values": torch.zeros(5, 3, 2, 2), "labels": torch.zeros(5)}
     assert shape_of(images) == Shape(5)
 
 
-def test_shapes_ask_no_device(tmp_path: Path) -> None:
-    """A tensor on meta has nothing that could be asked for, as one on a GPU should not be."""
-    batch = Batch(ids(MASK))
-    batch.lengths = np.array([4, 1, 3])
-    moved = send_to_device(batch, torch.device("meta"), non_blocking=True)
-    assert {tensor.device.type for tensor in moved.values()} == {"meta"}
-    assert shape_of(moved, moved.lengths) == shape_of(ids(MASK))
-    assert shape_of(moved) == Shape(3, 12, 48)  # what is not known is not asked for
+def collate(numbers: np.ndarray) -> dict[str, Any]:
+    tokens = int(numbers.sum())
+    return {"labels": torch.zeros(2), AMOUNT: Amount(2, tokens, 0, tokens, 0)}
 
 
-def collate(numbers: np.ndarray) -> Batch:
-    batch = Batch(ids(MASK))
-    batch.lengths = np.asarray(numbers)
-    return batch
-
-
-def test_lengths_come_out_of_the_processes_that_load_data() -> None:
+def test_amounts_come_out_of_the_processes_that_load_data() -> None:
     loader = DataLoader(Indices(4), batch_size=2, collate_fn=collate, num_workers=1)
-    found = [batch.lengths.tolist() for batch in loader]
-    assert found == [[0, 1], [2, 3]]
+    moved = [send_to_device(batch, torch.device("meta"), non_blocking=True) for batch in loader]
+    assert [shape_of(batch).text_tokens for batch in moved] == [1, 5]
 
 
 # ---- numbers ----

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from harness.identity import EVAL_BATCH
 from harness.train.checkpoints import Checkpoints
 from harness.train.metrics import BatchMetrics
+from harness.train.parts import InParts
 
 # A GPU that is started from Python is kept busy by so many; a processor gains nothing from them.
 ON_GPU = 512
@@ -25,7 +26,7 @@ def eval_batch(cuda: bool, samples: int, ranks: int) -> int:
     return min(ON_GPU, max(1, -(-samples // ranks))) if cuda else EVAL_BATCH
 
 
-class Evaluation(Checkpoints):
+class Evaluation(InParts, Checkpoints):
     """The part of ExactTrainer that evaluates."""
 
     counting: BatchMetrics | None = None  # while its evaluation goes on

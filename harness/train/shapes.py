@@ -6,24 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import numpy as np
-import torch
-
-
-class Batch(dict[str, torch.Tensor]):
-    """Tensors of a batch that remembers how long its texts are.
-
-    No entry of it: models take what they are given by name. The lengths stay with the batch through
-    the loader's processes, its pinned memory and accelerate's copy to the device.
-    """
-
-    lengths: np.ndarray | None = None
-
-    def to(self, device: Any, non_blocking: bool = False) -> Batch:
-        """As accelerate moves what can move itself."""
-        moved = Batch({k: v.to(device, non_blocking=non_blocking) for k, v in self.items()})
-        moved.lengths = self.lengths
-        return moved
+from harness.train.text_batches import AMOUNT, Amount
 
 
 @dataclass(frozen=True)
@@ -41,18 +24,18 @@ class Shape:
     text_squares: int | None = None
 
 
-def shape_of(inputs: Mapping[str, Any], lengths: np.ndarray | None = None) -> Shape:
-    """Of a batch as the model is given it: texts are padded to the longest of them."""
+def shape_of(inputs: Mapping[str, Any]) -> Shape:
+    """Of a batch, before it is copied to a device; texts say themselves what they make of it."""
     samples = len(inputs["labels"])
-    ids = inputs.get("input_ids")
-    if ids is None:
+    amount: Amount | None = inputs.get(AMOUNT)
+    if amount is not None:
+        return Shape(
+            samples, amount.computed_tokens, amount.computed_squares, amount.tokens, amount.squares
+        )
+    if (ids := inputs.get("input_ids")) is None:
         return Shape(samples)
     texts, longest = ids.shape
-    mask = inputs.get("attention_mask")
-    if lengths is None and mask is not None and mask.device.type == "cpu":
-        lengths = mask.sum(1).numpy()
-    known = (None, None) if lengths is None else (int(lengths.sum()), int(lengths @ lengths))
-    return Shape(samples, texts * longest, texts * longest * longest, *known)
+    return Shape(samples, texts * longest, texts * longest * longest)
 
 
 def added(one: Shape, other: Shape) -> Shape:

@@ -1,4 +1,4 @@
-"""Tokenised texts: one flat array of tokens, padded batch by batch to the longest in the batch."""
+"""Tokenised texts: one flat array of tokens, from which batches are gathered (text_batches.py)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import AutoTokenizer
 
 from harness.settings import Settings, UserError
 from harness.train import embedded, models, sources
 from harness.train.data import Data, cached, chunks, cut_tail, indices
 from harness.train.hub import explain
-from harness.train.shapes import Batch
+from harness.train.text_batches import TextBatches, for_model
 
 
 def load_texts(settings: Settings, world: int) -> Data:
@@ -65,45 +64,11 @@ def load_texts(settings: Settings, world: int) -> Data:
     return Data(
         *indices(source.sizes, used),
         collate,
-        lambda inputs: inputs,
+        for_model,
         source.labels,
         tokenizer,
         facts,
     )
-
-
-class TextBatches:
-    """Sample numbers -> one padded batch."""
-
-    def __init__(self, folder: Path, labels: np.ndarray, tokenizer: Any, pair: bool) -> None:
-        self.tokens = np.load(folder / "tokens.npy", mmap_mode="r")
-        self.types = np.load(folder / "types.npy", mmap_mode="r") if pair else None
-        self.offsets = np.load(folder / "offsets.npy")
-        self.labels = labels
-        self.pad = tokenizer.pad_token_id
-
-    def mean_tokens(self) -> float:
-        return float(self.offsets[-1] / (len(self.offsets) - 1))
-
-    def __call__(self, samples: np.ndarray) -> Batch:
-        samples = np.asarray(samples)
-        starts = self.offsets[samples]
-        lengths = self.offsets[samples + 1] - starts
-        position = np.arange(lengths.max())
-        inside = position < lengths[:, None]
-        # Beyond a text's end any valid place will do: what is read there is masked.
-        places = np.where(inside, starts[:, None] + position, starts[:, None])
-        batch = Batch(
-            input_ids=torch.from_numpy(np.where(inside, self.tokens[places], self.pad)).long(),
-            attention_mask=torch.from_numpy(inside.astype(np.int64)),
-            labels=torch.from_numpy(self.labels[samples]),
-        )
-        batch.lengths = lengths
-        if self.types is not None:
-            batch["token_type_ids"] = torch.from_numpy(
-                np.where(inside, self.types[places], 0)
-            ).long()
-        return batch
 
 
 def _tokenizer(settings: Settings, source: sources.Source) -> Any:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from harness.strategies import is_apart
-from harness.train import parallel
+from harness.train import padding, parallel
 from harness.train.checkpoints import WEIGHTS
 from harness.train.comm_probe import CommProbe
 from harness.train.compiled import Compiled
@@ -44,6 +44,7 @@ class ExactTrainer(Lean):
     """Takes the run it belongs to; everything else as for the Trainer."""
 
     compiled: Compiled | None = None  # with --torch_compile
+    rehearsing = False
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class ExactTrainer(Lean):
         # Before the model is split or wrapped: its shapes are looked at.
         self.utilisation = Utilisation(self.run, self.model, self._one_sample)
         self.run.measures.append(self.utilisation)
+        self.laid_out = padding.arrange(self.model, self.data_collator, self.settings, self.args)
         if self.settings.strategy == "fsdp":
             parallel.shard(self.model, self.settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
@@ -98,8 +100,9 @@ class ExactTrainer(Lean):
         return self.order
 
     def _one_sample(self) -> dict[str, Any]:
+        collate: Any = getattr(self.data_collator, "padded", self.data_collator)
         with untouched_random_state():
-            return self.to_device(self.data_collator([self.train_dataset[0]]))
+            return self.to_device(collate([self.train_dataset[0]]))
 
     def begin_epoch(self) -> None:
         super().begin_epoch()
@@ -107,7 +110,6 @@ class ExactTrainer(Lean):
             self.to_device.set_epoch(self.order.epoch)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        self.lengths = getattr(inputs, "lengths", None)  # of texts, before they are copied
         return self.to_device(super()._prepare_inputs(inputs))
 
     def compute_loss_context_manager(self) -> Any:
@@ -122,19 +124,21 @@ class ExactTrainer(Lean):
         return stack
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        shape = shape_of(inputs)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.exposure.backward_ended(self.accelerator.sync_gradients)
-        self.comm_probe.fed(inputs)
+        if not self.rehearsing:
+            self.utilisation.told(self.state.global_step, shape)
+            self.comm_probe.fed(inputs)
         return loss
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         samples = len(inputs["labels"])  # label smoothing takes them out
-        if model.training:
-            self.utilisation.told(self.state.global_step, shape_of(inputs, self.lengths))
         result = super().compute_loss(model, inputs, *args, **kwargs)
         if model.training:
             loss = result[0] if isinstance(result, tuple) else result
             self.sums.add_loss(loss, samples)
+            return result if self.share == 1.0 else loss * self.share
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -163,7 +167,7 @@ class ExactTrainer(Lean):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         model, loader = super()._prepare_for_training(*args, **kwargs)
         self.run.observed = self.exchange.observe(model)
-        self.run.observed |= parallel.observe_decay(self.optimizer)
+        self.run.observed |= parallel.observe_decay(self.optimizer) | self.laid_out
         self.exchange.states = {
             "optimizer": self.optimizer,
             "schedule": self.lr_scheduler,
@@ -196,12 +200,13 @@ class ExactTrainer(Lean):
         """
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         sums, self.sums = self.sums, self._no_sums()
+        self.rehearsing = True
         with untouched_random_state(), self.exchange.rehearsed(), self.run.aside():
             yield
             self.model.zero_grad()
             for buffer, before in buffers:
                 buffer.copy_(before)
-        self.sums = sums
+        self.sums, self.rehearsing = sums, False
 
     def begin_training(self) -> None:
         self.sums = self._no_sums()
