@@ -44,6 +44,8 @@ def identity(settings: Settings) -> dict[str, Any]:
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
     if settings.elastic_batch == "hold":
         del named["elastic_batch"]  # likewise
+    if settings.exchange == "backend":
+        del named["exchange"]  # likewise
     # Flags of one strategy are no part of the others; and so those keep their names, too.
     for name in OF_ONE_STRATEGY:
         if is_off(named.get(name)):
@@ -57,6 +59,8 @@ def _how(settings: Settings) -> str:
     parts = [str(settings.strategy)]
     if settings.compress != "none":
         parts.append(settings.compress.replace(":", ""))
+    if settings.exchange != "backend":
+        parts.append(settings.exchange)
     if settings.sync_every is not None:
         parts.append(f"h{settings.sync_every}")
     if settings.target_batch is not None:
