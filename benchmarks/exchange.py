@@ -4,7 +4,7 @@
     python -m benchmarks.exchange --nodes 4 --links 40ms/1000mbit
     python -m benchmarks.exchange --nodes 2 --links loopback --out found.json
     python -m benchmarks.exchange --training --links 10ms/1000mbit,40ms/1000mbit
-    python -m benchmarks.exchange --training --caps 0,1,200 -- --model vit-tiny
+    python -m benchmarks.exchange --training --caps 0,1,200 -- --model vit-tiny-patch32
 
 A link's delay is one way. Both ways take turns in the same processes. A row of a size is added up
 again and again, and one time is that of all of them divided by their number: who begins late makes
