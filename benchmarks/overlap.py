@@ -87,15 +87,17 @@ def inside(asked: argparse.Namespace) -> None:
             for name, flags in ways(asked.sync_every).items():
                 if number < 0 and flags:
                     continue  # once in advance, to warm up
-                seconds = train(f"{folder}/{number}", [*flags, f"--epochs={asked.epochs}"], asked)
+                every = [] if "--sync_every" in flags else [f"--sync_every={asked.sync_every}"]
+                argv = ["--strategy=diloco", f"--epochs={asked.epochs}", *every, *flags]
+                rows = train(f"{folder}/{number}", argv)
                 if number >= 0:
-                    found[name].append(seconds)
+                    found[name].append(sum(row["epoch_time_s"] for row in rows))
     if os.environ["RANK"] == "0":
         print(MARK + json.dumps(found), flush=True)
 
 
-def train(folder: str, flags: list[str], asked: argparse.Namespace) -> float:
-    """Seconds of all epochs' updates."""
+def train(folder: str, flags: list[str]) -> list[dict[str, Any]]:
+    """The epochs' rows, on rank 0."""
     import harness.train.trainer as trainers
     from harness.flags import parse
     from harness.records import read_rows
@@ -106,10 +108,7 @@ def train(folder: str, flags: list[str], asked: argparse.Namespace) -> float:
     from logcallback import LogCallback
 
     trainers.link_of_run = lambda *given: None  # not the subject, and it takes its time
-    argv = ["--tiny", "--strategy=diloco", "--save=none", f"--o={folder}", *flags]
-    if "--sync_every" not in flags:
-        argv.append(f"--sync_every={asked.sync_every}")
-    run: Any = start(parse("vit", argv))
+    run: Any = start(parse("vit", ["--tiny", "--save=none", f"--o={folder}", *flags]))
     images = load_images(run.settings, run.batches)
     run.use(images.facts)
     trainer = trainers.ExactTrainer(
@@ -124,10 +123,7 @@ def train(folder: str, flags: list[str], asked: argparse.Namespace) -> float:
         callbacks=[LogCallback(run)],
     )
     trainer.train()
-    if not run.leader:
-        return 0.0
-    rows, _ = read_rows(run.folder.epochs)
-    return sum(row["epoch_time_s"] for row in rows)
+    return read_rows(run.folder.epochs)[0] if run.leader else []
 
 
 if __name__ == "__main__":

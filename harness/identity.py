@@ -52,6 +52,8 @@ def identity(settings: Settings) -> dict[str, Any]:
         del named["augment"]
     if settings.padding != "batch":
         del named["padding"]  # likewise: samples, loss and gradient are the same as theirs
+    if settings.exchange == "backend":
+        del named["exchange"]  # likewise
     # Flags of one strategy are no part of the others; and so those keep their names, too.
     for name in OF_ONE_STRATEGY:
         if is_off(named.get(name)):
@@ -65,6 +67,8 @@ def _how(settings: Settings) -> str:
     parts = [str(settings.strategy)]
     if settings.compress != "none":
         parts.append(settings.compress.replace(":", ""))
+    if settings.exchange != "backend":
+        parts.append(settings.exchange)
     if settings.sync_every is not None:
         parts.append(f"h{settings.sync_every}")
     if settings.target_batch is not None:

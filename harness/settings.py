@@ -191,6 +191,13 @@ class Settings:
         "make what is sent smaller: bf16, fp16 or powersgd[:rank] (rank 1) for ddp, "
         "bf16 or int8 for diloco, fp16 or int8 for hivemind",
     )  # fmt: skip
+    exchange: str = flag(
+        "backend", "text", "Slow links",
+        "how the processes of ddp, local_sgd and diloco add up what they send: as the backend "
+        "does it, or each part sent straight to the process that adds it, which costs one delay "
+        "(two processes) or two whatever the size (gloo)",
+        choices=("backend", "direct"),
+    )  # fmt: skip
     sync_every: int | None = flag(
         None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"
     )

@@ -19,6 +19,7 @@ class Strategy:
     processes: str  # one | many | peers (many that need no launcher: they find each other)
     needs_gpu: bool = False
     compress: tuple[str, ...] = ()  # ways to make what it sends smaller, beside none
+    direct: bool = False  # its parts may go straight to those who add them (--exchange)
     # Its own flags, with their defaults; None: see place().
     own: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False  # weights differ between processes from one exchange to the next
@@ -39,6 +40,7 @@ STRATEGIES = {
         "gradients, every step, while the backward pass runs",
         "many",
         compress=("bf16", "fp16", "powersgd"),
+        direct=True,
     ),
     "fsdp": Strategy(
         "fsdp",
@@ -51,6 +53,7 @@ STRATEGIES = {
         "nodes (or ranks) train apart, and their weights are averaged every sync_every updates",
         "weights, every sync_every updates",
         "many",
+        direct=True,
         own={"sync_every": 10, "sync_scope": "node"},
         apart=True,
     ),
@@ -61,6 +64,7 @@ STRATEGIES = {
         "what changed, every sync_every updates",
         "many",
         compress=("bf16", "int8"),
+        direct=True,
         own={
             "sync_every": 10, "sync_scope": "node", "outer_lr": 0.7, "outer_momentum": 0.9,
             "fragments": 1, "overlap": 0,

@@ -105,6 +105,7 @@ def _own_flags(settings: Settings, strategy: Strategy) -> Settings:
                 f"{', '.join(of)}"
             )
     _check_compress(settings, strategy)
+    _check_exchange(settings, strategy)
     if settings.compress == "powersgd:1":
         settings = replace(settings, compress="powersgd")  # one name for one training
     missing = {n: v for n, v in strategy.own.items() if n not in given}
@@ -153,6 +154,29 @@ def _check_compress(settings: Settings, strategy: Strategy) -> None:
         raise UserError(
             "--compress powersgd does not go with --precision fp16: what it still owes of the "
             "gradients would be of another scale in the next update; use --precision bf16"
+        )
+
+
+def _check_exchange(settings: Settings, strategy: Strategy) -> None:
+    """Sent straight to each other: sums of plain numbers, by processes that a launcher started."""
+    if settings.exchange == "backend":
+        return
+    if not strategy.direct:
+        able = [s.name for s in STRATEGIES.values() if s.direct]
+        raise UserError(
+            f"--exchange {settings.exchange} does not go with --strategy {strategy.name}, but with "
+            f"{', '.join(able)}"
+        )
+    if settings.compress.startswith("powersgd"):
+        raise UserError(
+            f"--exchange {settings.exchange} does not go with --compress powersgd, whose sums are "
+            "small and follow one another: use --compress bf16, or --exchange backend"
+        )
+    if strategy.apart and settings.compress != "none":
+        raise UserError(
+            f"--exchange {settings.exchange} does not go with --compress {settings.compress} of "
+            f"{strategy.name}, which sends each part straight to the process that adds it by "
+            "itself: leave --exchange out"
         )
 
 

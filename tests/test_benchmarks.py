@@ -128,6 +128,28 @@ def test_sweep_speed_measures_the_same_runs_twice(tmp_path: Path) -> None:
     assert (tmp_path / "found.md").read_text().strip() == done.out.strip()
 
 
+# ---- exchange.py ----
+
+
+def test_what_a_link_makes_possible() -> None:
+    from benchmarks.exchange import ideal_s
+
+    assert ideal_s(10**6, 2, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
+    assert ideal_s(10**6, 4, "40ms/50mbit") == pytest.approx(1.5 * 0.16 + 2 * 0.04)
+    assert ideal_s(4, 3, "20ms") == pytest.approx(2 * 0.02)
+    assert ideal_s(4, 2, "loopback") is None
+
+
+def test_exchange_times_both_ways(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    done = benchmark("exchange", "--links=loopback", "--rounds=1", f"--out={out}")
+    by = json.loads(out.read_text())["links"]["loopback"]
+    assert len(by) == 8 and all(len(of) == 1 and of[0] > 0 for of in by.values())
+    table = out.with_suffix(".md").read_text()
+    assert table.strip() == done.out.strip()
+    assert table.count("| loopback |") == 4 and "| 26,214,400 |" in table
+
+
 # ---- gpu.sh ----
 
 

@@ -37,10 +37,12 @@ class Given(nn.Module):
         return torch.stack(products).sum()
 
 
-def run_of(compress: str, elastic: bool = False, other_processes: bool = False) -> Any:
+def run_of(
+    compress: str, exchange: str = "backend", elastic: bool = False, other_processes: bool = False
+) -> Any:
     """As much of a run as an exchange asks for."""
     world = World(rank=dist.get_rank(), per_node=dist.get_world_size(), elastic=elastic)
-    settings = SimpleNamespace(strategy="ddp", compress=compress)
+    settings = SimpleNamespace(strategy="ddp", compress=compress, exchange=exchange)
     return SimpleNamespace(settings=settings, world=world, other_processes=other_processes)
 
 
@@ -215,23 +217,30 @@ def test_bytes_of_an_update_are_those_of_theory_and_those_that_are_reduced() -> 
 # ---- what is refused ----
 
 
+HOOKED = ("none backend", "bf16 backend", "fp16 backend", "powersgd:2 backend", "none direct",
+          "bf16 direct", "fp16 direct")  # fmt: skip
+
+
 def hooks_and_words() -> list[str]:
     """Each hook recorded as each of the others."""
     group()
     said = []
-    for registered in ("none", "bf16", "fp16", "powersgd:2"):
-        ddp = Arm(registered).ddp
-        for asked in ("none", "bf16", "fp16", "powersgd", "powersgd:2"):
-            settings: Any = SimpleNamespace(strategy="ddp", compress=asked)
+    for registered in HOOKED:
+        kind, way = registered.split()
+        ddp = Arm(kind, exchange=way).ddp
+        for asked in (*HOOKED, "powersgd backend"):
+            kind, way = asked.split()
+            settings: Any = SimpleNamespace(strategy="ddp", compress=kind, exchange=way)
             try:
                 observe_hook(ddp, settings)
                 said.append(f"{registered} is {asked}")
             except RuntimeError as error:
-                if f"asked for --compress {asked}, but DDP exchanges" not in str(error):
+                more = " --exchange direct" if way == "direct" else ""
+                if f"asked for --compress {kind}{more}, but DDP exchanges" not in str(error):
                     raise
     return said
 
 
 def test_one_hook_is_not_recorded_as_another() -> None:
     (said,) = set(map(tuple, ranks(2, hooks_and_words)))
-    assert said == tuple(f"{kind} is {kind}" for kind in ("none", "bf16", "fp16", "powersgd:2"))
+    assert said == tuple(f"{way} is {way}" for way in HOOKED)

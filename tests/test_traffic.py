@@ -117,6 +117,7 @@ def test_the_sum_of_a_run_is_unknown_where_an_epoch_is(tmp_path: Path) -> None:
 WAYS = {
     "{strategy: ddp}": 1.0,
     "{strategy: ddp, compress: bf16}": 1 / 2,
+    "{strategy: ddp, exchange: direct}": 1.0,
     "{strategy: local_sgd, sync_every: 5}": 1 / 5,
     "{strategy: diloco, sync_every: 10}": 1 / 10,
     "{strategy: diloco, sync_every: 5, compress: int8}": 1 / 5 * (8 + 32 / 1024) / 32,
@@ -139,8 +140,8 @@ def test_what_leaves_a_node_is_what_theory_says(tmp_path: Path) -> None:
         settings = read_json(folder.settings) or {}
         way = ", ".join(
             f"{name}: {settings[name]}"
-            for name in ("strategy", "sync_every", "compress")
-            if settings[name] not in (None, "none")
+            for name in ("strategy", "sync_every", "compress", "exchange")
+            if settings[name] not in (None, "none", "backend")
         )
         gradient = (read_json(folder.environment) or {})["link"]["gradient_bytes"]
         expected = row["updates"] * gradient * WAYS[f"{{{way}}}"]

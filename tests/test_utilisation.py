@@ -215,7 +215,7 @@ def test_what_cannot_be_counted_is_null_and_disturbs_nothing(tmp_path: Path) -> 
 # ---- shapes ----
 
 
-def ids(mask: list[list[int]], device: str = "cpu") -> dict[str, torch.Tensor]:
+def ids(mask: list[list[int]], device: str = "cpu") -> dict[str, Any]:
     tensor = torch.tensor(mask)
     labels = torch.zeros(len(mask), dtype=torch.long)
     batch = {"input_ids": tensor, "attention_mask": tensor, "labels": labels}
@@ -230,7 +230,7 @@ def test_shapes_by_hand() -> None:
     shape = Shape(samples=3, tokens=12, squares=48, text_tokens=8, text_squares=26)
     assert shape_of({**ids(MASK), AMOUNT: amount}) == shape
     # What is on a device is not asked for.
-    there = shape_of(ids(MASK, torch.device("meta")))
+    there = shape_of(ids(MASK, "meta"))
     assert there == shape_of(ids(MASK)) == Shape(3, 12, 48)
     assert added(shape, shape) == Shape(6, 24, 96, 16, 52)
     assert added(shape, there) == Shape(6, 24, 96)

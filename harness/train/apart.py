@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.settings import UserError
+from harness.train.direct import Direct
 from harness.train.exchange import Exchange
 from harness.train.quantised import CODES, coded_bytes, mean
 from harness.train.units import Aside, Sending, Units
@@ -47,6 +48,10 @@ class Apart(Exchange):
         self.first_exchange: int | None = None
         self.together = False  # nothing is apart any more: the last update has been made
         self.aside: Aside | None = None
+        self.begun = 0  # exchanges by way of
+        self.direct: Direct | None = None
+        if settings.exchange == "direct" and self.units.count > 1 and self.units.leads:
+            self.direct = Direct(self.units.between)
         if self.units.count > 1:
             # With one unit DDP does all of it, bit for bit.
             wrapped.register_comm_hook(None, self._inside)
@@ -77,7 +82,7 @@ class Apart(Exchange):
         units, code = self.units, CODES.get(self.run.settings.compress)
         if units.count == 1 or not units.leads:
             return Sending(row)
-        if code is None:
+        if code is None and self.direct is None:
             self.sends(row.nbytes)
             work = dist.all_reduce(row, group=units.between, async_op=True)
 
@@ -87,11 +92,17 @@ class Apart(Exchange):
 
             return Sending(row, divided)
 
-        self.sends(coded_bytes(row.numel(), units.count, code))
-        coded = partial(mean, row, code, units.between)
+        if self.direct is not None:
+            self.sends(row.nbytes)
+            self.begun += 1
+            averaged = self.direct.begin(row, self.begun)
+        else:
+            assert code is not None
+            self.sends(coded_bytes(row.numel(), units.count, code))
+            averaged = partial(mean, row, code, units.between)
         if wait:
-            return Sending(row, coded)
-        self.aside = Aside(coded, self.aside, row.device)
+            return Sending(row, averaged)
+        self.aside = Aside(averaged, self.aside, row.device)
         return Sending(row, self.aside.wait)
 
     def _arrive(self, sending: Sending) -> torch.Tensor:

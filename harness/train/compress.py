@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from harness.records import read_json
 from harness.settings import UserError
+from harness.train.direct import DirectGradients
 from harness.train.exchange import Exchange
 from harness.train.run import COMPLETE, Run
 
@@ -29,6 +30,7 @@ WHOLE_UPDATES = 2
 # Added to the length of a column before it is divided by it: nothing beside any length but 0, and
 # the gradient of a matrix that is 0 does not become NaN.
 TINY = 1e-20
+SENT_AS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Gradients(Exchange):
@@ -47,7 +49,10 @@ class Gradients(Exchange):
         ddp: Any = getattr(model, "_orig_mod", model)  # inside torch.compile
         trained = [p for p in ddp.parameters() if p.requires_grad]
         self.update_bytes = sum(p.numel() * self._bytes_of(p) for p in trained)
-        if self.kind == "bf16":
+        if self.run.settings.exchange == "direct":
+            direct = DirectGradients(SENT_AS.get(self.kind))
+            ddp.register_comm_hook(direct, direct.hook)
+        elif self.kind == "bf16":
             ddp.register_comm_hook(None, bf16_hook)
         elif self.kind == "fp16":
             ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -56,7 +61,7 @@ class Gradients(Exchange):
             ddp.register_comm_hook(self.powersgd.state, self.powersgd.hook)
 
     def _bytes_of(self, parameter: torch.Tensor) -> int:
-        return 2 if self.kind in ("bf16", "fp16") else parameter.element_size()
+        return SENT_AS[self.kind].itemsize if self.kind in SENT_AS else parameter.element_size()
 
     def after_update(self, update: int, last: bool) -> None:
         sent = self.update_bytes if self.powersgd is None else self.powersgd.take_sent()

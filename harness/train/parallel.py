@@ -72,6 +72,11 @@ def refuse_impossible(settings: Settings, cuda: bool) -> None:
     """What this device cannot do is refused with the reason, never replaced by something else."""
     if not cuda and (reason := why_a_gpu(settings)):
         raise UserError(reason)
+    if settings.exchange == "direct" and cuda and not dict(settings.trainer).get("use_cpu"):
+        raise UserError(
+            "--exchange direct is for gloo, which CPUs use: leave it out on GPUs (NCCL), "
+            "or add --use_cpu"
+        )
     if settings.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
         raise UserError("--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer")
     if settings.precision == "bf16" and cuda and not torch.cuda.is_bf16_supported():
@@ -215,6 +220,7 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
 
 # What DDP says is registered where gradients are to be compressed so.
 HOOKS = {"bf16": "bf16_hook", "fp16": "fp16_compress_hook", "powersgd": "PowerSGD.hook"}
+DIRECT_HOOK = "DirectGradients.hook"
 
 
 def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
@@ -226,13 +232,21 @@ def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
     for _, state in ddp._comm_hooks:
         if rank := getattr(state, "matrix_approximation_rank", None):
             seen = f"{seen} of rank {rank}"
+        if dtype := getattr(state, "sent_as", None):
+            seen = f"{seen} in {str(dtype).removeprefix('torch.')}"
     kind, _, rank = settings.compress.partition(":")
     expected = HOOKS.get(kind)
     if kind == "powersgd":
         expected = f"{expected} of rank {rank or 1}"
+    if settings.exchange == "direct":
+        sent_as = {"bf16": " in bfloat16", "fp16": " in float16"}
+        expected = DIRECT_HOOK + sent_as.get(kind, "")
     if settings.strategy == "ddp" and seen != expected:
+        asked = f"--compress {settings.compress}"
+        if settings.exchange != "backend":
+            asked += f" --exchange {settings.exchange}"
         raise RuntimeError(
-            f"asked for --compress {settings.compress}, but DDP exchanges gradients by {seen}: "
+            f"asked for {asked}, but DDP exchanges gradients by {seen}: "
             "refusing to record one as the other"
         )
     return {"gradient_hook": seen}

@@ -1,0 +1,204 @@
+"""Adding up over a link: gloo's own all-reduce against --exchange direct, and what is possible.
+
+    python -m benchmarks.exchange                            two nodes, six links: six minutes
+    python -m benchmarks.exchange --nodes 4 --links 40ms/1000mbit
+    python -m benchmarks.exchange --nodes 2 --links loopback --out found.json
+    python -m benchmarks.exchange --training --links 10ms/1000mbit,40ms/1000mbit
+    python -m benchmarks.exchange --training --caps 0,1,200 -- --model vit-tiny-patch32
+
+A link's delay is one way. Both ways take turns in the same processes. A row of a size is added up
+again and again, and one time is that of all of them divided by their number: who begins late makes
+the others wait. With --training the steps of vit.py --tiny are timed, with what follows -- added;
+--caps are DDP's sizes of buckets in MB, 0 for its own. What is possible: all bytes at the rate of
+the link, and one delay for two nodes, two for more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.networks import link_of
+from harness.records import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "exchange: "
+LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
+SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
+WAYS = ("backend", "direct")
+LONG_S = 1.5  # for one way and size in one round, if one exchange does not take longer
+Found = dict[str, list[float]]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="exchange")
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--links", default=LINKS, help="with commas; loopback: one node")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--training", action="store_true", help="time the steps of a training")
+    parser.add_argument("--caps", default="0", help="MB of a bucket, with commas; 0: DDP's own")
+    parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--link", default="loopback", help=argparse.SUPPRESS)
+    parser.add_argument("flags", nargs="*", help="of vit.py, with --training")
+    asked = parser.parse_args(argv)
+    if asked.inside:
+        inside(asked)
+        return 0
+    found = {link: measured(link, asked) for link in asked.links.split(",")}
+    lines = training_table(found) if asked.training else table(found, asked.nodes)
+    text = "\n".join(lines)
+    print(text)
+    if asked.out:
+        about = {"nodes": asked.nodes, "flags": asked.flags, "load": os.getloadavg()[0]}
+        write_json(asked.out, {**about, "links": found})
+        asked.out.with_suffix(".md").write_text(text + "\n")
+    return 0
+
+
+def measured(link: str, asked: argparse.Namespace) -> Found:
+    """Seconds by way and size, or by way and cap."""
+    words = [f"--rounds={asked.rounds}", f"--caps={asked.caps}", f"--link={link}"]
+    words += ["--training"] if asked.training else []
+    inner = ["-m", "benchmarks.exchange", "--inside", *words, "--", *asked.flags]
+    nodes, run = str(asked.nodes), ["-m", "torch.distributed.run", "--standalone"]
+    if link == "loopback":
+        command = [sys.executable, *run, f"--nproc_per_node={nodes}", *inner]
+    else:
+        emulated = [sys.executable, "-m", "harness", "nodes", nodes, "--link", link, "--"]
+        command = [*emulated, "torchrun", *inner]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    (line,) = [text for text in done.stdout.splitlines() if MARK in text]
+    found: Found = json.loads(line.split(MARK, 1)[1])
+    return found
+
+
+def ideal_s(size: int, nodes: int, link: str) -> float | None:
+    """All bytes at the rate of the link, and the delays that nothing can avoid."""
+    if link == "loopback":
+        return None
+    of = link_of(link).between(0, 1)
+    sending_s = 2 * (nodes - 1) / nodes * size * 8e-6 / of.rate_mbit if of.rate_mbit else 0.0
+    return sending_s + of.delay_ms / 1000 * (1 if nodes == 2 else 2)
+
+
+def table(found: dict[str, Found], nodes: int) -> list[str]:
+    """Medians over the rounds."""
+    lines = [
+        f"| {nodes} nodes, link one way | bytes | gloo, ms | direct, ms | times as fast | "
+        "possible, ms |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for link, by in found.items():
+        for size in SIZES:
+            theirs, ours = by[f"backend {size}"], by[f"direct {size}"]
+            ideal = ideal_s(size, nodes, link)
+            lines.append(
+                f"| {link} | {size:,} | {_ms(statistics.median(theirs))} "
+                f"| {_ms(statistics.median(ours))} | {_ratio(theirs, ours)} "
+                f"| {'' if ideal is None else _ms(ideal)} |"
+            )
+    return lines
+
+
+def training_table(found: dict[str, Found]) -> list[str]:
+    lines = ["| link one way | bucket, MB | gloo, ms a step | direct, ms a step | times as fast |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for link, by in found.items():
+        for name, ours in by.items():
+            way, cap = name.split()
+            if way == "direct":
+                theirs = by[f"backend {cap}"]
+                medians = [_ms(statistics.median(of)) for of in (theirs, ours)]
+                shown = "DDP's own" if cap == "0" else cap
+                ratio = _ratio(theirs, ours)
+                lines.append(f"| {link} | {shown} | {medians[0]} | {medians[1]} | {ratio} |")
+    return lines
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}"
+
+
+def _ratio(theirs: list[float], ours: list[float]) -> str:
+    """By round: the machine changes less within one."""
+    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+# ---- what each node's process does ----
+
+
+def inside(asked: argparse.Namespace) -> None:
+    found = trained(asked) if asked.training else added_up(asked)
+    if os.environ["RANK"] == "0":
+        print(MARK + json.dumps(found), flush=True)
+
+
+def added_up(asked: argparse.Namespace) -> Found:
+    import torch
+    import torch.distributed as dist
+
+    from harness.train.direct import Direct
+
+    dist.init_process_group("gloo")
+    direct = Direct(dist.new_group())
+    found: Found = {}
+    for slot, size in enumerate(SIZES):
+        row = torch.zeros(size // 4)
+
+        def by_backend(again: bool, row: torch.Tensor = row) -> None:
+            dist.all_reduce(row)
+
+        def directly(again: bool, row: torch.Tensor = row, slot: int = slot) -> None:
+            direct.begin(row, slot, again)()
+
+        often = _often(ideal_s(size, dist.get_world_size(), asked.link))
+        for number in range(-1, asked.rounds):
+            for way, once in zip(WAYS, (by_backend, directly), strict=True):
+                seconds = _each_s(once, often if number >= 0 else 1)
+                if number >= 0:
+                    found.setdefault(f"{way} {size}", []).append(seconds)
+    return found
+
+
+def _often(ideal: float | None) -> int:
+    return 20 if ideal is None else min(20, max(2, round(LONG_S / 2 / ideal)))
+
+
+def _each_s(once: Callable[[bool], None], often: int) -> float:
+    began_s = time.perf_counter()
+    for number in range(often):
+        once(number < often - 1)
+    return (time.perf_counter() - began_s) / often
+
+
+def trained(asked: argparse.Namespace) -> Found:
+    """Median step times, one training after the other."""
+    from benchmarks.overlap import train
+
+    found: Found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(-1, asked.rounds):
+            for cap in asked.caps.split(","):
+                for way in WAYS:
+                    flags = [f"--exchange={way}", "--epochs=1", *asked.flags]
+                    flags += [] if cap == "0" else [f"--ddp_bucket_cap_mb={cap}"]
+                    rows = train(f"{folder}/{number}", flags)
+                    if number >= 0:
+                        steps = [row["step_time_median_s"] for row in rows]
+                        found.setdefault(f"{way} {cap}", []).append(statistics.median(steps or [0]))
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
