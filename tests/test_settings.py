@@ -36,8 +36,8 @@ image_column | label_column | train_size max_train_samples | test_size max_eval_
 validation_split | data_seed | tail | augment | tiny | per_gpu_batch b per_device_train_batch_size
 grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rate | seed | precision
 rank_dropout | padding | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard
-fsdp_offload | elastic_batch | compress | exchange | sync_every | sync_scope | outer_lr | outer_momentum
-fragments | overlap | target_batch | local_updates | initial_peers | repeat run
+fsdp_offload | elastic_batch | compress | exchange | sync_every | sync_scope | outer_lr
+outer_momentum | fragments | overlap | target_batch | local_updates | initial_peers | repeat run
 num_workers dataloader_num_workers | log_every logging_steps
 telemetry_hz | peak_tflops | comm_probe | save
 best_metric metric_for_best_model | output_dir o | rerun
