@@ -352,7 +352,7 @@ def test_a_row_is_on_disk_when_its_epoch_has_ended(how: str, tmp_path: Path) -> 
     assert row["epoch"] == 1 and ("eval_loss" in row) == (how == "epoch")
     assert {p.name for p in folder.iterdir() if not p.name.startswith(".")} == {
         "attempts.jsonl", "environment.json", "epochs.jsonl", "progress.json", "ranks",
-        "settings.json",
+        "settings.json", "telemetry",
     }  # fmt: skip
 
 
@@ -530,7 +530,7 @@ def test_no_secrets_and_no_names(tmp_path: Path) -> None:
     folder = tmp_path / "record"
     ranks(1, secrets, str(folder), env=env)
     files = [p for p in folder.rglob("*") if p.is_file()]
-    assert len(files) == 6
+    assert len(files) == 7
     real = [name for name in (socket.gethostname(), str(tmp_path)) if len(name) > 4]
     found = [
         (p.name, word) for p in files for word in (MARKER, *NAMES, *real) if word in p.read_text()

@@ -142,7 +142,7 @@ def test_a_slice_of_a_card_has_memory_and_nothing_else(driver: Driver) -> None:
 def test_no_driver_and_an_unknown_device_are_said(driver: Driver) -> None:
     unknown = Gpus(["GPU-other"])
     assert unknown.read() == [] and "Not Found" in unknown.missing["power_w"]
-    assert Gpus([]).missing == {}
+    assert Gpus([]).missing == {"gpu": "training uses no NVIDIA device"}
 
 
 # ---- the node ----
@@ -266,7 +266,8 @@ def test_a_sampler_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
 def told(power: float, energy: float | None, sent: int) -> dict[str, Any]:
     spread = {"mean": power, "p95": 2 * power, "max": 3 * power}
     card = {"power_w": spread, "energy_j": energy, "throttled": {"heat": power / 1000}}
-    return {"gpus": [card], "node": {"cpu_percent": None, "network_sent_bytes": sent}}
+    node = {"cpu_percent": None, "network_sent_bytes": sent}
+    return {"gpus": [card], "node": node, "energy_j": energy}
 
 
 def test_devices_of_all_nodes_make_one_row() -> None:
@@ -274,7 +275,6 @@ def test_devices_of_all_nodes_make_one_row() -> None:
     assert found == {
         "gpu": {
             "power_w": {"mean": 200, "p95": 600, "max": 900},
-            "energy_j": 11.0,
             "throttled": {"heat": 0.3},
         },
         "node": {"cpu_percent": None, "network_sent_bytes": 15},
@@ -286,5 +286,5 @@ def test_a_part_is_never_taken_for_the_whole() -> None:
     assert epoch_fields([told(100, 5.0, 7), told(300, None, 8)])["energy_j"] is None
     nothing = {"gpu": None, "node": None, "energy_j": None}
     assert epoch_fields([told(100, 5.0, 7), None]) == nothing == epoch_fields([None])
-    on_cpu = epoch_fields([told(100, 5.0, 7) | {"gpus": []}])
+    on_cpu = epoch_fields([told(100, None, 7) | {"gpus": []}])
     assert on_cpu["gpu"] is on_cpu["energy_j"] is None and on_cpu["node"] is not None

@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import harness
+from harness.versions import ROOT
 
-ROOT = Path(harness.__file__).parents[1]
 ANSWER_S = 5.0
 GONE = "the process that looks at the machine is gone or does not answer"
 
