@@ -195,12 +195,12 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         self.stop_showing()
-        if self.watch is not None:
-            self.watch.close()
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.
             for number in self.previous_handlers:
                 signal.signal(number, signal.SIG_IGN)
+        if self.watch is not None:
+            self.watch.close()  # which takes its time
         try:
             if error is not None and not isinstance(error, (UserError, SystemExit)):
                 record_failure(self, error)
