@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Seconds and what follows from them, and what the network adds; everything else must not depend on
 # what a run went through.
 TIMES = ("_s", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank", "timed_samples",
-         "timed_steps", "network_sent_bytes", "tflops_per_s_without_padding", "mfu")  # fmt: skip
+         "timed_steps", "network_sent_bytes", "gpu", "node", "energy_j",
+         "tflops_per_s_without_padding", "mfu")  # fmt: skip
 
 
 def sweep_file(folder: Path, text: str, name: str = "mine") -> Path:
