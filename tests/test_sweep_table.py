@@ -545,7 +545,7 @@ def test_columns_of_devices_where_they_are_known(
     for names in (["mfu"], ["gpu_utilisation_percent"], ["gpu_utilisation_percent", "mfu"]):
         said = table(plan.write(columns=["wall_s", *names, "tflops_per_s"]), capsys)
         assert row_of(said, "1_2")[2:] == ["40.0", "0.4125", "97.50", "-"]
-        assert row_of(said, "1_1")[2:] == ["40.0", "-", "-", "0.5000"]
+        assert row_of(said, "1_1")[2:] == ["40.0", "-", "-", "0.500"]
     assert row_of(table(plan.write(columns=["energy_j"]), capsys), "1_2")[2:] == ["812.00"]
 
 

@@ -68,11 +68,12 @@ class StandIn(TrainerCallback):
         self.events.append(("closed", state.global_step, {}))
 
 
-def told(folder: str, name: str) -> tuple[list[Any], list[bool]]:
-    """What the tracker of this rank was told, and whether there is one who tells."""
-    integration_utils.INTEGRATION_TO_CALLBACK[name] = StandIn
-    arguments.get_available_reporting_integrations = lambda: [name]
-    asked = ["--report_to", name] if name else []
+def told(folder: str, *names: str) -> tuple[list[Any], list[bool]]:
+    """What the trackers of this rank were told, and whether there is one who tells."""
+    for name in names:
+        integration_utils.INTEGRATION_TO_CALLBACK[name] = type(name, (StandIn,), {})
+    arguments.get_available_reporting_integrations = lambda: names
+    asked = ["--report_to", *names] if names else []
     trainer, run = ours(folder, Net(), Points(32), Points(8), "--epochs=2", *asked)
     handlers = trainer.callback_handler.callbacks
     run.train(trainer)
@@ -91,6 +92,13 @@ def test_other_trackers_are_told_the_same_on_rank_0_alone(tmp_path: Path) -> Non
     assert events[-2][2] == numbers(read_json(folder.summary) or {}, "harness/summary")
 
 
+def test_several_trackers_are_told_the_same(tmp_path: Path) -> None:
+    ((events, _),) = ranks(1, told, str(tmp_path), "mlflow", "trackio")
+    # One after the other, each time.
+    assert events[:-4:2] == events[1:-4:2] and len(events) > 8
+    assert events[-4] == events[-3] and [kind for kind, *_ in events[-2:]] == ["closed"] * 2
+
+
 def test_nobody_is_told_where_none_is_asked_for(tmp_path: Path) -> None:
-    ((events, tells),) = ranks(1, told, str(tmp_path), "")
+    ((events, tells),) = ranks(1, told, str(tmp_path))
     assert events == [] and not any(tells) and not list(tmp_path.rglob("events*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,6 +81,10 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
         ours["tf32"] = settings.precision == "tf32"
     if settings.num_workers > 0:
         ours["dataloader_persistent_workers"] = True
+    trackers = passed.get("report_to")
+    if isinstance(trackers, tuple):  # the Trainer's parser takes one alone
+        others = tuple(pair for pair in settings.trainer if pair[0] != "report_to")
+        settings = replace(settings, trainer=others)
     argv = [w for k, v in ours.items() if k not in passed for w in (f"--{k}", str(v))]
     try:
         (args,) = _Parser(TrainingArguments).parse_args_into_dataclasses(
@@ -94,6 +99,8 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
         )
     # Copies out of pinned pages go on while the host does.
     args.accelerator_config.non_blocking = _has_cuda() and args.dataloader_pin_memory
+    if isinstance(trackers, tuple):
+        args.report_to = list(trackers)
     _check_trackers(args.report_to)
     return args
 
