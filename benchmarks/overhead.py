@@ -148,6 +148,7 @@ def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[
     """A trainer with the weights that all arms have; called, it trains and says what it took."""
     script, *flags = case.split()
     flags += ["--tiny", "--save", "none", "--rerun", "--output_dir", str(root / arm)]
+    flags += ["--padding", "batch"] if script == "bert" else []  # as the other arms are fed
     run = start(parse(script, flags, environ={}))
     assert run is not None
     data = (load_texts if script == "bert" else load_images)(run.settings, run.batches)
