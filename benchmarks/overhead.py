@@ -107,6 +107,7 @@ def begin(arm: str, case: str, root: Path, *more: str) -> tuple[Any, Any, dict[s
     """(run, data, what every Trainer is given), with the weights that all arms have."""
     script, *flags = case.split()
     flags += ["--tiny", "--save", "none", "--rerun", "--output_dir", str(root / arm), *more]
+    flags += ["--padding", "batch"] if script == "bert" else []  # as the other arms are fed
     run = start(parse(script, flags, environ={}))
     assert run is not None
     data = (load_texts if script == "bert" else load_images)(run.settings, run.batches)

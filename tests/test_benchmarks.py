@@ -114,6 +114,18 @@ def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
     assert set(machine(1)) <= set(read_json(folder / "environment.json") or {})
 
 
+# ---- padding.py ----
+
+
+def test_padding_compares_layouts_of_the_same_texts() -> None:
+    done = benchmark("padding", "--quick")
+    packed, *others = (cells(done.out, arm) for arm in ("packed", "parts", "batch", "pad500"))
+    assert packed[3] == "1.00"
+    # Between 12 and 500 columns a text there is no doubt which is faster.
+    assert float(others[-1][3]) > 1.5
+    assert all(float(row[2]) > 0 for row in (packed, *others))
+
+
 # ---- sweep_speed.py ----
 
 

@@ -35,6 +35,7 @@ LAYERS = {
 # They count positions from behind the number of the padding token.
 COUNT_BEHIND_PADDING = ("camembert", "roberta", "xlm-roberta")
 HALF = (torch.bfloat16, torch.float16)
+KERNEL_DEVICE = "cuda"
 
 
 def layers_of(model: nn.Module) -> nn.Module | None:
@@ -140,7 +141,7 @@ def by_kernel(
 
 def why_no_kernel(device: torch.device, dtype: torch.dtype, heads: int, width: int) -> str | None:
     """Why attention is not left to the kernel; None where it gives here what padding gives."""
-    if device.type != "cuda":
+    if device.type != KERNEL_DEVICE:
         return f"the kernel needs CUDA, not {device.type}"
     if dtype not in HALF:
         return f"the kernel needs half precision, not {str(dtype).removeprefix('torch.')}"
@@ -174,4 +175,8 @@ def _largest_difference(device: torch.device, dtype: torch.dtype, heads: int, wi
         )
         found.backward(drawn[3])
         results.append(torch.stack([found.detach(), *(r.grad for r in rows if r.grad is not None)]))
+    # Nothing to compare with, but it must run.
+    by_kernel(
+        [r.clone().requires_grad_() for r in drawn[:3]], bounds, 40, 0.1, None
+    ).sum().backward()
     return float((results[0].float() - results[1].float()).abs().max())
