@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -198,6 +199,15 @@ def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 # ---- samples ----
+
+
+def test_a_class_may_be_in_the_test_set_alone() -> None:
+    sets = {"train": {"label": [2, 0]}, "test": {"label": [3, 0]}}
+    data = {name: datasets.Dataset.from_dict(rows) for name, rows in sets.items()}
+    assert task.labels_of(datasets.DatasetDict(data)) == ["0", "2", "3"]
+    named = datasets.ClassLabel(names=["a", "b", "c", "d"])
+    classes = datasets.DatasetDict(data).cast_column("label", named)
+    assert task.labels_of(classes) == ["a", "b", "c", "d"]
 
 
 def test_long_texts_are_cut_at_a_word(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def labels_of(data: datasets.DatasetDict) -> list[str]:
     feature = data["train"].features["label"]
     if isinstance(feature, datasets.ClassLabel):
         return list(feature.names)
-    return [str(number) for number in sorted(set(data["train"]["label"]))]
+    return [str(number) for number in sorted({n for split in SPLITS for n in data[split]["label"]})]
 
 
 def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
