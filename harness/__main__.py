@@ -13,6 +13,7 @@ VERBS = {
     "nodes": ("harness.launch.netns.inside", "a command on each of several emulated nodes"),
     "link": ("harness.train.link_table", "links between nodes: round trip, bandwidth, all-reduce"),
     "figures": ("harness.read.figures", "a picture of what a sweep measured"),
+    "import": ("harness.read.importing", "records of others: text files, trainer_state.json"),
     "store": ("harness.train.store", "where nodes of an elastic run meet: each may be lost"),
     "env": ("harness.train.environment", "machine and versions, to paste into a question"),
 }
