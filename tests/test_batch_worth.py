@@ -154,7 +154,7 @@ AT = ("--target", "accuracy=0.8")
 def test_a_planted_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, sweep_of(tmp_path), *AT)
     assert "bert, bert-nano, to accuracy at least 0.8" in text
-    assert "32 0.003 3 1,800 ± 36 1,800 566 3.18 ± 0.06" in text
+    assert "32 0.003 3 1,800 ± 36 1,801 566 3.18 ± 0.06" in text
     assert "Bcrit: 40 (95 % interval 3" in text and "extrapolated" not in text
     # (40 + 128) / (40 + 8)
     assert "from batch 8 to 128 the samples needed grow 3.50-fold" in text
@@ -166,7 +166,10 @@ def test_a_planted_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_beyond_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, sweep_of(tmp_path, critical=40.0, batches=(8, 16, 32)), *AT)
     assert "extrapolated: batches of 8 to 32 were measured" in text
-    assert "at batch 32, the largest that was measured: larger ones may be faster" in text
+    assert "at batch 32, the largest of those compared: larger ones may be faster" in text
+    gone = run(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
+    lines(gone / "epochs.jsonl", rows(0.1, 0.2))
+    assert "the largest of those compared: larger ones are left out" in said(capsys, tmp_path, *AT)
 
 
 def test_misses_and_failures_are_left_out_and_named(
@@ -182,7 +185,7 @@ def test_misses_and_failures_are_left_out_and_named(
     assert not (bare / "epochs.jsonl").exists()
     text = said(capsys, tmp_path, *AT)
     assert "batch 256 is left out: 1 of 1 runs miss the target" in text
-    assert "batch 512 is left out: 1 did not finish" in text
+    assert "batch 512 is left out: 1 not finished" in text
     assert "batch 4 is left out: 1 reach it before their first evaluation" in text
     assert "batch 2 is left out: its records do not tell" in text
     assert "Bcrit: 40" in text

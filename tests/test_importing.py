@@ -36,7 +36,8 @@ def state(**changes: Any) -> dict[str, Any]:
         history.append(
             {
                 "eval_loss": 2 * loss, "eval_accuracy": accuracy, "eval_runtime": 0.25 * n,
-                "eval_samples_per_second": 400.5, "eval_steps_per_second": 7.0, **at,
+                "eval_samples_per_second": 400.5, "eval_samples": 100, "eval_steps_per_second": 7.0,
+                **at,
             }
         )  # fmt: skip
     end = {
@@ -243,6 +244,7 @@ def test_a_trainer_state_has_a_row_an_evaluation(tmp_path: Path) -> None:
     assert [row["train_loss"] for row in rows] == [1.5, 1.25, 1.0, 0.5]
     assert [row["eval_time_s"] for row in rows] == [0.25, 0.5, 0.75, 1.0]
     assert {row["eval_samples_per_s"] for row in rows} == {400.5}
+    assert {(row["eval_samples"], row["samples"]) for row in rows} == {(100, None)}
     # Its times hold evaluation and saving: they are no times of ours.
     assert {row["epoch_time_s"] for row in rows} == {None}
     (run,) = load_runs(tmp_path / "out").to_dict("records")

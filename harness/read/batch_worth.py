@@ -226,7 +226,7 @@ def left_out(family: Family) -> Iterator[str]:
         early = sum(found.early for found in batch.known)
         why = [f"{missed} of {len(batch.runs)} runs miss the target"] if missed else []
         why += [f"{early} reach it before their first evaluation"] if early else []
-        why += [f"{batch.failed} did not finish"] if batch.failed else []
+        why += [f"{batch.failed} not finished"] if batch.failed else []
         yield f"batch {batch.size} is left out: {', '.join(why) or 'its records do not tell'}"
 
 
@@ -262,7 +262,9 @@ def fastest(family: Family) -> Iterator[str]:
     said = f"least training time to the target: {times[best.size]:,.2f} s, at batch {best.size}"
     larger = [batch for batch in timed if batch.size > best.size]
     if not larger:
-        yield f"{said}, the largest that was measured: larger ones may be faster"
+        beyond_it = any(batch.size > best.size for batch in family.batches)
+        why = "larger ones are left out" if beyond_it else "larger ones may be faster"
+        yield f"{said}, the largest of those compared: {why}"
         return
     after = larger[0]
     beyond = difference(after.seconds(), best.seconds()).is_beyond_noise

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.read.foreign import Foreign, check_share, digest
+from harness.read.foreign import ROW, Foreign, check_share, digest
 from harness.read.sweeps import is_number
 from harness.records import FINISHED
 from harness.settings import UserError
@@ -120,8 +120,14 @@ def _quality(where: str, entry: dict[str, Any]) -> dict[str, Any]:
     }
     for name, value in given.items():
         if name not in TIMING and isinstance(value, (int, float)):
-            row["eval_loss" if name == "loss" else name] = _value(where, name, value)
+            row[_column(name)] = _value(where, name, value)
     return row
+
+
+def _column(name: str) -> str:
+    """eval_samples are not the samples of training, which have the name without the prefix."""
+    taken = {"loss", *ROW} - {"accuracy", "precision", "recall", "f1"}
+    return f"eval_{name}" if name in taken else name
 
 
 def _value(where: str, name: str, value: Any) -> float:
