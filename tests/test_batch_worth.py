@@ -66,12 +66,7 @@ def test_a_planted_critical_batch_is_found(least: float, critical: float) -> Non
 
 
 def test_the_interval_is_that_of_the_ratio() -> None:
-    """Three points and one degree of freedom, by hand.
-
-    Batches 1, 2, 4 with means 10, 20, 40 would weigh 16 : 4 : 1. The values are those means but
-    for one: instead the check is against the definition, that at either end R of the interval
-    base - R slope is just as far from zero as t standard errors.
-    """
+    """Against its definition: at either end R, base - R slope is t standard errors from zero."""
     values = {8.0: [110.0, 122.0, 119.0], 16.0: [138.0, 150.0, 141.0], 64.0: [290.0, 262.0, 275.0]}
     found = fit(values)
     assert found.critical is not None and found.low is not None and found.high is not None
