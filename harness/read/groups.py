@@ -147,7 +147,12 @@ def _is_plain(baseline: dict[str, Any], other: Group) -> bool:
 def kind_of_machine(group: Group) -> str | None:
     """The label without the number of GPUs: one GPU of a kind is the baseline of four."""
     gpus = any(run.environment.get("gpus") for run in group.runs)
-    return re.sub(r"x\d+$", "", group.machine) if group.machine and gpus else group.machine
+    return without_count(group.machine) if group.machine and gpus else group.machine
+
+
+def without_count(machine: str) -> str:
+    """The kind of GPU that a label names."""
+    return re.sub(r"x\d+$", "", machine)
 
 
 def compare(group: Group, base: Group | None) -> dict[str, Any]:

@@ -81,12 +81,14 @@ def _shared(folder: RunFolder) -> dict[str, Any]:
         # The setting and the metric have one name; the metric keeps it.
         settings["number_format"] = settings.pop("precision")
     passed = settings.pop("trainer", None) or {}
+    imported = settings.pop("imported", None) or {}
     environment = read_json(folder.environment) or {}
     nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
     return {
         "path": str(folder.path),
         **settings,
         **{f"trainer_{name}": value for name, value in passed.items()},
+        "imported": imported.get("source"),  # None: measured by this project
         "machine": environment.get("machine"),
         "nodes": nodes,
         "processes_per_node": per_node,

@@ -46,6 +46,23 @@ class Estimate:
         return Estimate(turned(self.value), turned(self.low), turned(self.high))
 
 
+@dataclass(frozen=True)
+class Difference:
+    """mean(one) - mean(other), with its 95 % interval by Student's t where both have several."""
+
+    value: float
+    low: float | None
+    high: float | None
+    paired: bool
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """None where the values do not tell: one on a side, or none that differs from another."""
+        if self.low is None or self.high is None or (self.low == self.high and self.value != 0):
+            return None
+        return self.low > 0 or self.high < 0
+
+
 def spread(values: Sequence[float]) -> Spread:
     """A miss is infinity: then the mean is infinite, the median may not be, a spread is not."""
     n = len(values)
@@ -63,7 +80,33 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(n, mean, median, sd, mean - half, mean + half)
 
 
-def student_t(freedom: int) -> float:
+def difference(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Difference:
+    """Paired where both go by the same keys, such as seeds; else Welch's, for unequal spreads.
+
+    Of finite values, at least one on each side.
+    """
+    ones, others = list(one.values()), list(other.values())
+    value = statistics.mean(ones) - statistics.mean(others)
+    if min(len(ones), len(others)) < 2:
+        return Difference(value, None, None, False)
+    if set(one) == set(other):
+        found = spread([one[key] - other[key] for key in one])
+        return Difference(value, found.low, found.high, True)
+    half = _welch_half(statistics.variance(ones) / len(ones), len(ones) - 1,
+                       statistics.variance(others) / len(others), len(others) - 1)  # fmt: skip
+    return Difference(value, value - half, value + half, False)
+
+
+def _welch_half(one: float, freedom: int, other: float, freedom_other: int) -> float:
+    """Half of the interval, from the squared standard errors of two means."""
+    total = one + other
+    if total == 0:
+        return 0.0
+    freedom_of_both = total**2 / (one**2 / freedom + other**2 / freedom_other)
+    return student_t(freedom_of_both) * math.sqrt(total)
+
+
+def student_t(freedom: float) -> float:
     """The value that Student's t exceeds, on either side, with a probability of 5 % together."""
     from scipy.special import stdtrit  # a fifth of a second: only where it is needed
 

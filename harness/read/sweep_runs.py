@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +121,21 @@ def _read(sweep: Sweep, planned: PlannedRun) -> SweepRun:
     folder = RunFolder(sweep.output_dir / planned.path)
     if folder.settings.exists():
         settings_of(folder)  # refuses other definitions
+    run = read_record(folder, planned.label, planned.path, sweep.target, sweep.per_node)
+    if run.state != UNFINISHED:
+        return run
+    state, reason = _without_outcome(folder, planned)
+    return replace(run, state=state, reason=reason)
+
+
+def read_record(
+    folder: RunFolder, label: dict[str, Any], path: str, target: Target | None, nodes: bool = False
+) -> SweepRun:
+    """What one folder holds."""
     summary = read_json(folder.summary)
     environment = read_json(folder.environment) or {}
     if summary is None:
-        state, reason = _without_outcome(folder, planned)
-        return SweepRun(planned.label, planned.path, state, reason, environment)
+        return SweepRun(label, path, UNFINISHED, None, environment)
     state, reason = str(summary.get("outcome")), summary.get("reason")
     measures = {
         name: float(value)
@@ -134,9 +144,9 @@ def _read(sweep: Sweep, planned: PlannedRun) -> SweepRun:
     }
     measures |= link_numbers(environment)
     if state == FINISHED:
-        measures |= _derived(folder, summary, sweep.target)
-    nodes = per_node(folder, environment) if sweep.per_node and state == FINISHED else ()
-    return SweepRun(planned.label, planned.path, state, reason, environment, measures, nodes)
+        measures |= _derived(folder, summary, target)
+    by_node = per_node(folder, environment) if nodes and state == FINISHED else ()
+    return SweepRun(label, path, state, reason, environment, measures, by_node)
 
 
 def _without_outcome(folder: RunFolder, planned: PlannedRun) -> tuple[str, str | None]:

@@ -200,6 +200,15 @@ def _baseline(named: dict[str, Any] | None, axes: tuple[str, ...]) -> dict[str, 
     return named or None
 
 
+def parse_target(text: str) -> Target:
+    """accuracy=0.9, as on the command line."""
+    metric, _, value = text.partition("=")
+    try:
+        return Target("eval_loss" if metric == "loss" else metric, float(value))
+    except ValueError:
+        raise UserError(f"--target {text}: expected METRIC=VALUE, such as accuracy=0.9") from None
+
+
 def _target(named: dict[str, Any] | None) -> Target | None:
     if named is None:
         return None

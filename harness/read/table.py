@@ -59,6 +59,10 @@ LEGEND = (
     "batch: samples of one update over all processes; samples/s: training only, all processes, "
     "first steps left out; wall s: everything from start to end, earlier attempts included"
 )
+IMPORTED = (
+    "imported: what others have measured, read from their files; as their source says it, "
+    "on machines that are not known here"
+)
 
 
 # Said once above the table where it is the same for all runs of a machine.
@@ -112,6 +116,8 @@ def _show_runs(root: Path) -> int:
     for _, run in runs[runs["link_warning"].notna()].iterrows():
         screen.print(f"warning: {run['link_warning']}\n  {run['path']}")
     screen.print(LEGEND, style="dim")
+    if runs["imported"].notna().any():
+        screen.print(IMPORTED, style="dim")
     screen.print(f"records: {root}")
     return 0
 
