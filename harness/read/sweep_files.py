@@ -134,8 +134,8 @@ def write_files(sweep: Sweep, shown: Shown, rows: list[Row], runs: list[SweepRun
     """table.md, table.csv and runs.csv, each whole or not at all."""
     texts = {
         "table.md": markdown(shown),
-        "table.csv": _csv(rows),
-        "runs.csv": _csv([run_row(sweep, run) for run in runs]),
+        "table.csv": csv_text(rows),
+        "runs.csv": csv_text([run_row(sweep, run) for run in runs]),
     }
     files = []
     for name, text in texts.items():
@@ -151,10 +151,10 @@ def write_files(sweep: Sweep, shown: Shown, rows: list[Row], runs: list[SweepRun
     return files
 
 
-def _csv(rows: Any) -> str:
+def csv_text(rows: Any) -> str:
     """Unknown is empty, a miss is inf, a list is its values with ; between them."""
     cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
-    return str(pd.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n"))
+    return str(pd.DataFrame(cells, dtype=object).tocsv_text(index=False, lineterminator="\n"))
 
 
 def _cell(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ class SweepRun:
     environment: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     per_node: tuple[dict[str, float | None], ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    epochs: tuple[dict[str, Any], ...] = ()
+    broken_lines: int = 0  # of epochs.jsonl, left out
 
     @property
     def repetition(self) -> tuple[Any, Any]:
@@ -119,13 +123,18 @@ def _read(sweep: Sweep, planned: PlannedRun) -> SweepRun:
     if planned.path is None:
         return SweepRun(planned.label, None, SKIPPED, planned.skipped)
     folder = RunFolder(sweep.output_dir / planned.path)
-    if folder.settings.exists():
-        settings_of(folder)  # refuses other definitions
+    # Refuses other definitions.
+    settings = settings_of(folder) if folder.settings.exists() else {}
     summary = read_json(folder.summary)
     environment = read_json(folder.environment) or {}
+    epochs, broken = read_rows(folder.epochs)
+    found: dict[str, Any] = {
+        "label": planned.label, "path": planned.path, "environment": environment,
+        "settings": settings, "epochs": tuple(epochs), "broken_lines": broken,
+    }  # fmt: skip
     if summary is None:
         state, reason = _without_outcome(folder, planned)
-        return SweepRun(planned.label, planned.path, state, reason, environment)
+        return SweepRun(**found, state=state, reason=reason)
     state, reason = str(summary.get("outcome")), summary.get("reason")
     measures = {
         name: float(value)
@@ -134,9 +143,9 @@ def _read(sweep: Sweep, planned: PlannedRun) -> SweepRun:
     }
     measures |= link_numbers(environment)
     if state == FINISHED:
-        measures |= _derived(folder, summary, sweep.target)
+        measures |= _derived(epochs, summary, sweep.target)
     nodes = per_node(folder, environment) if sweep.per_node and state == FINISHED else ()
-    return SweepRun(planned.label, planned.path, state, reason, environment, measures, nodes)
+    return SweepRun(**found, state=state, reason=reason, measures=measures, per_node=nodes)
 
 
 def _without_outcome(folder: RunFolder, planned: PlannedRun) -> tuple[str, str | None]:
@@ -146,7 +155,9 @@ def _without_outcome(folder: RunFolder, planned: PlannedRun) -> tuple[str, str |
     return (WAITING, None) if planned.skipped is None else (SKIPPED, planned.skipped)
 
 
-def _derived(folder: RunFolder, summary: dict[str, Any], target: Target | None) -> dict[str, float]:
+def _derived(
+    rows: list[dict[str, Any]], summary: dict[str, Any], target: Target | None
+) -> dict[str, float]:
     found = {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     if epochs and is_number(train_s):
@@ -154,7 +165,6 @@ def _derived(folder: RunFolder, summary: dict[str, Any], target: Target | None) 
     for name, total in PER_UPDATE.items():
         if is_number(summary.get(total)) and summary.get("updates"):
             found[name] = summary[total] / summary["updates"] / 1e6
-    rows, _ = read_rows(folder.epochs)
     found |= memory_of_devices(rows)
     if target is not None:
         found |= time_to_target(rows, target)
@@ -170,7 +180,7 @@ def memory_of_devices(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
-def time_to_target(rows: list[dict[str, Any]], target: Target) -> dict[str, float]:
+def time_to_target(rows: Sequence[dict[str, Any]], target: Target) -> dict[str, float]:
     """At the end of the first epoch that reaches it; a miss is infinity.
 
     Empty where no epoch has the metric: that is unknown, not missed.
