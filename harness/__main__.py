@@ -14,6 +14,7 @@ VERBS = {
     "link": ("harness.train.link_table", "links between nodes: round trip, bandwidth, all-reduce"),
     "figures": ("harness.read.figures", "a picture of what a sweep measured"),
     "store": ("harness.train.store", "where nodes of an elastic run meet: each may be lost"),
+    "report": ("harness.read.report", "tables and figures of a folder as one page"),
     "env": ("harness.train.environment", "machine and versions, to paste into a question"),
 }
 

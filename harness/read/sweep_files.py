@@ -154,7 +154,7 @@ def write_files(sweep: Sweep, shown: Shown, rows: list[Row], runs: list[SweepRun
 def csv_text(rows: Any) -> str:
     """Unknown is empty, a miss is inf, a list is its values with ; between them."""
     cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
-    return str(pd.DataFrame(cells, dtype=object).tocsv_text(index=False, lineterminator="\n"))
+    return str(pd.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 def _cell(value: Any) -> Any:
@@ -169,9 +169,9 @@ def markdown(shown: Shown) -> str:
 
 
 def _markdown(shown: Shown) -> Iterator[str]:
-    yield f"### {_escaped(shown.title)}"
+    yield f"### {escaped(shown.title)}"
     yield ""
-    yield _escaped(shown.about)
+    yield escaped(shown.about)
     yield ""
     yield _line(shown.headings)
     yield "|" + "|".join("--:" if right else "---" for right in shown.right) + "|"
@@ -180,23 +180,23 @@ def _markdown(shown: Shown) -> Iterator[str]:
         yield ""
         for which, what, path in shown.not_finished:
             where = f" ({_code(path)})" if path else ""
-            yield f"- {_escaped(which)}{where}: {_code(what)}"
+            yield f"- {escaped(which)}{where}: {_code(what)}"
     for text in (*shown.notes, *shown.legend):
         yield ""
-        yield _escaped(text)
+        yield escaped(text)
     if shown.environment:
         yield ""
-        yield f"Environment: {_escaped('; '.join(shown.environment))}"
+        yield f"Environment: {escaped('; '.join(shown.environment))}"
     if shown.command:
         yield ""
         yield f"Command: {_code(shown.command)}"
 
 
 def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(map(_escaped, cells)) + " |"
+    return "| " + " | ".join(map(escaped, cells)) + " |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """What Markdown would take for its own; an underscore inside a word is none of it."""
     return re.sub(r"([|*<>`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
 
