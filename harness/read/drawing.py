@@ -42,6 +42,7 @@ class Drawn:
     notes: list[str] = field(default_factory=list)
     # Name of a drawn set of points (its gid) -> what each of them is.
     tips: dict[str, list[str]] = field(default_factory=dict)
+    svg: str = ""  # once it has been drawn so
 
     def tip(self, artist: object, texts: Sequence[str]) -> None:
         """Say what the points of an artist are, where a pointer can ask."""
@@ -66,8 +67,9 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
 
 
 def legend(figure: Figure, styles: dict[str, Style]) -> None:
-    """Above all panels; none where there is nothing to tell apart."""
-    if list(styles) in ([], [""]):
+    """Above all panels, of what has a name; none where there is nothing to tell apart."""
+    styles = {name: style for name, style in styles.items() if name}
+    if not styles:
         return
     marks = [
         Line2D([], [], color=s.colour, marker=s.marker, linestyle=s.dash, markersize=5, label=name)

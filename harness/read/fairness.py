@@ -28,16 +28,19 @@ def fairness(measured: Measured) -> list[str]:
 
 def _trainings(measured: Measured) -> Iterator[str]:
     finished = [group for group in measured.groups if group.finished]
-    for words, values in (
-        ("updates", {group.mean("updates") for group in finished}),
-        ("effective batches", {group.fact("effective_batch") for group in finished}),
-    ):
-        known = sorted(value for value in values if value is not None)
-        if len(known) > 1:
-            yield (
-                f"Different {words} ({_some(f'{value:g}' for value in known)}): rows that differ "
-                "in them are not the same training, and a gain in speed is no gain in quality."
-            )
+    for script in dict.fromkeys(_script(group.runs[0]) for group in finished):
+        of = f" of {script}" if script else ""
+        theirs = [group for group in finished if _script(group.runs[0]) == script]
+        for words, values in (
+            ("updates", {group.mean("updates") for group in theirs}),
+            ("effective batches", {group.fact("effective_batch") for group in theirs}),
+        ):
+            known = sorted(value for value in values if value is not None)
+            if len(known) > 1:
+                yield (
+                    f"Different {words}{of} ({_some(f'{value:g}' for value in known)}): rows that "
+                    "differ in them are not the same training."
+                )
     counts = {len(group.finished) for group in finished}
     if 1 in counts:
         yield "Groups of one run have no spread: a difference between them may be the seed's."

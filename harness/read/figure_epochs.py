@@ -101,6 +101,9 @@ def _panel(drawn: Drawn, axes: Axes, panel: PanelOf, metric: str, styles: dict[s
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if not seen:
         return ""
+    first, end = axes.get_xlim()
+    if end - first < 1:  # one epoch
+        axes.set_xlim(first - 0.6, end + 0.6)
     fitted(axes, seen, bars)
     return f"{panel.title}, {_words(metric)} at the end: {listed(last)}."
 

@@ -81,7 +81,7 @@ def scaling_efficiency(measured: Measured) -> Drawn:
     if not shown:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
     kind = " and ".join(sorted(kinds - {None}))
-    legend(figure, {n: s for n, s in styles.items() if n})
+    legend(figure, styles)
     drawn.notes.append(f"{kind}; bars are 95 % bootstrap intervals over the seeds")
     drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + listed(said, " ")
     return drawn

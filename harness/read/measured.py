@@ -148,7 +148,7 @@ def _made_up(root: Path, name: str, folders: Mapping[RunFolder, dict[str, Any]])
     ]
     single = "setup" in axes and any(run.label["setup"] == "1_1" for run in runs)
     return Sweep(
-        file=root / "sweeps" / name / FILE,  # where it would lie: nothing is written there
+        file=root / "sweeps" / "none" / FILE,  # where it would lie: nothing is written there
         name=name,
         question=name,
         tiny=False,

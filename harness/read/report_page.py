@@ -52,12 +52,6 @@ def _section(section: Section) -> Iterator[str]:
     yield f"<p>{_text(section.about)}</p>"
     yield "<h3>Results</h3>"
     yield from _table(*section.results)
-    if section.nodes[1]:
-        yield "<h3>By node</h3>"
-        yield from _table(*section.nodes)
-    yield "<h3>All that was compared</h3>"
-    yield from _table(shown.headings, shown.rows)
-    yield from (f'<p class="small">{_text(text)}</p>' for text in (*shown.notes, *shown.legend))
     for title, texts in (
         ("Explanation", section.explained),
         ("To be fair", section.fairness),
@@ -70,6 +64,12 @@ def _section(section: Section) -> Iterator[str]:
         yield "<h3>Not finished</h3>"
         yield from _table(["run", "what became of it", "record"], [*map(list, section.failures)])
     yield from _figures(section)
+    if section.nodes[1]:
+        yield "<h3>By node</h3>"
+        yield from _table(*section.nodes)
+    yield "<h3>All that was compared</h3>"
+    yield from _table(shown.headings, shown.rows)
+    yield from (f'<p class="small">{_text(text)}</p>' for text in (*shown.notes, *shown.legend))
     yield "<h3>Environment and command</h3>"
     yield from _list(shown.environment or ["unknown"])
     if shown.command:

@@ -75,6 +75,11 @@ def save(drawn: Drawn, folder: Path, name: str, kinds: Sequence[str] = KINDS) ->
 
 def svg(drawn: Drawn) -> str:
     """The figure as text, and in words; letters as letters, a tenth of the size of outlines."""
+    drawn.svg = drawn.svg or _drawn_svg(drawn)
+    return drawn.svg
+
+
+def _drawn_svg(drawn: Drawn) -> str:
     held = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": SALT, "svg.fonttype": "none"}):
         drawn.figure.savefig(held, format="svg", metadata={"Date": None, "Creator": None})
