@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from PIL import Image
 
 from harness.links import Link
 from harness.read.statistics import spread
@@ -26,6 +28,7 @@ FAINT = "#777777"  # of what is only compared with
 FAILED = "#B00020"
 WIDTH = 8.0  # inches: 800 px at the width of a README
 PER_ROW = 3  # panels beside each other
+NOTEBOOK_DPI, COLOURS = 90, 128
 MOST_LINES, MOST_PANELS, MOST_SAID = 12, 12, 12
 
 
@@ -33,7 +36,7 @@ class NothingToDraw(UserError):
     """The records do not hold what a figure shows: said in its place."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Drawn:
     """A figure, the same in words, and what does not stand in it."""
 
@@ -44,11 +47,26 @@ class Drawn:
     tips: dict[str, list[str]] = field(default_factory=dict)
     svg: str = ""  # once it has been drawn so
 
+    def __repr__(self) -> str:
+        return self.alt
+
+    def _repr_png_(self) -> bytes:
+        """What a notebook shows."""
+        return png(self.figure, NOTEBOOK_DPI)
+
     def tip(self, artist: object, texts: Sequence[str]) -> None:
         """Say what the points of an artist are, where a pointer can ask."""
         name = f"points_{len(self.tips)}"
         artist.set_gid(name)  # type: ignore[attr-defined]
         self.tips[name] = list(texts)
+
+
+def png(figure: Figure, dpi: int) -> bytes:
+    """With so many colours as a figure has: a third of the size, and nobody sees it."""
+    drawn, held = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png")
+    Image.open(drawn).convert("RGB").quantize(COLOURS).save(held, format="png", optimize=True)
+    return held.getvalue()
 
 
 class Style(NamedTuple):
@@ -82,9 +100,9 @@ def legend(figure: Figure, styles: dict[str, Style]) -> None:
     )
 
 
-def panels(count: int, height: float, per_row: int = PER_ROW) -> tuple[Figure, list[Axes]]:
-    """A figure of README width, with so many panels in rows."""
-    wide = min(count, per_row)
+def panels(count: int, height: float, wide: int | None = None) -> tuple[Figure, list[Axes]]:
+    """A figure of README width, with so many panels, and so many of them in a row."""
+    wide = min(count, wide) if wide else beside(count)
     rows = math.ceil(count / wide)
     figure = Figure(figsize=(WIDTH, height * rows + 0.5), layout="constrained")
     axes = [figure.add_subplot(rows, wide, n + 1) for n in range(count)]
@@ -119,7 +137,14 @@ def crosses(axes: Axes, places: Sequence[tuple[float, str]]) -> None:
                       textcoords="offset points", fontsize=8, color=FAILED)  # fmt: skip
 
 
-def fitted(axes: Axes, values: Iterable[float], bars: Iterable[float] = ()) -> None:
+def beside(count: int) -> int:
+    """How many of so many panels stand in a row."""
+    return 2 if count == 4 else min(count, PER_ROW)
+
+
+def fitted(
+    axes: Axes, values: Iterable[float], bars: Iterable[float] = (), share: bool = False
+) -> None:
     """The vertical axis fits the values; of long bars at most as much again is shown."""
     known = [v for v in values if math.isfinite(v)]
     low, high = min(known), max(known)
@@ -127,7 +152,8 @@ def fitted(axes: Axes, values: Iterable[float], bars: Iterable[float] = ()) -> N
     ends = [b for b in bars if math.isfinite(b)]
     bottom = max(low - room, min([low, *ends])) - 0.08 * room
     top = min(high + room, max([high, *ends])) + 0.08 * room
-    axes.set_ylim(max(bottom, 0) if low >= 0 else bottom, top)
+    # A share ends at one, with room for a marker.
+    axes.set_ylim(max(bottom, 0) if low >= 0 else bottom, min(top, 1.03) if share else top)
 
 
 def listed(texts: Iterable[str], joined_by: str = "; ") -> str:

@@ -14,6 +14,7 @@ from harness.read.drawing import (
     Drawn,
     NothingToDraw,
     Style,
+    beside,
     fitted,
     legend,
     listed,
@@ -47,13 +48,15 @@ def by_epoch(measured: Measured, metrics: Sequence[str]) -> Drawn:
     groups = [g for g in measured.groups if any(_curve(r, m) for r in g.runs for m in metrics)]
     if not groups:
         raise NothingToDraw(f"no epoch of any run has {' or '.join(metrics)}")
+    if all(len(run.epochs) < 2 for group in groups for run in group.runs):
+        raise NothingToDraw("one epoch makes no line")
     arranged, notes = panels_and_lines(measured, groups)
     room = MOST_PANELS // len(metrics)
     if len(arranged) > room:
         notes.append(f"{len(arranged) - room} more panels are not drawn")
         arranged = arranged[:room]
     styles = styles_of(line.name for panel in arranged for line in panel.lines)
-    per_row = min(3, len(arranged))
+    per_row = beside(len(arranged))
     blocks = [arranged[n : n + per_row] for n in range(0, len(arranged), per_row)]
     count = len(blocks) * len(metrics) * per_row if len(arranged) > 1 else len(metrics)
     figure, axes = panels(count, 2.5, per_row)
@@ -101,10 +104,7 @@ def _panel(drawn: Drawn, axes: Axes, panel: PanelOf, metric: str, styles: dict[s
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if not seen:
         return ""
-    first, end = axes.get_xlim()
-    if end - first < 1:  # one epoch
-        axes.set_xlim(first - 0.6, end + 0.6)
-    fitted(axes, seen, bars)
+    fitted(axes, seen, bars, share=max(seen) <= 1 and not metric.endswith("loss"))
     return f"{panel.title}, {_words(metric)} at the end: {listed(last)}."
 
 

@@ -34,20 +34,19 @@ from harness.read.sweeps import Target, is_number
 
 TIME, QUALITY = "tta_train_s", "accuracy"
 MOST_ROWS = 80
-OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best accuracy
+OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
 LONGEST_NAME = 46
 
 
 def targets_of(measured: Measured) -> dict[str, Target]:
-    """Of each script: that of the sweep, or made of what was reached, rounded down to a percent."""
+    """Of each script: that of the sweep, or made of the best mean, rounded down to a percent."""
     best: dict[str, float] = {}
     for group in measured.groups:
-        script = str(setting(group, "script") or "")
-        for row in (row for run in group.finished for row in run.epochs):
-            if is_number(row.get(QUALITY)):
-                best[script] = max(best.get(script, 0.0), row[QUALITY])
+        if (mean := group.mean(QUALITY)) is not None:
+            script = str(setting(group, "script") or "")
+            best[script] = max(best.get(script, 0.0), mean)
     if not best:
-        raise NothingToDraw(f"no epoch of any finished run has {QUALITY}")
+        raise NothingToDraw(f"no finished run has {QUALITY}")
     named = measured.sweep.target
     made = {
         s: Target(QUALITY, math.floor(100 * OF_BEST * value) / 100) for s, value in best.items()
@@ -69,7 +68,7 @@ def time_to_accuracy(measured: Measured) -> Drawn:
     left = sum(max(len(rows) - MOST_ROWS, 0) for _, rows in blocks)
     notes = [f"{left} more groups are not drawn"] if left else []
     if measured.sweep.target is None:
-        notes.append(f"target: {OF_BEST:.0%} of the best accuracy, as no sweep names one")
+        notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
     heights = [0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks]
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
     grid = figure.add_gridspec(len(blocks), 1, height_ratios=heights)
@@ -94,10 +93,13 @@ def _block(
     axes.set_yticks(range(len(rows)), names, fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     finite = [t for _, times in rows for _, t in times if math.isfinite(t)]
+    told = any(len(times) > len([t for _, t in times if math.isfinite(t)]) or failed_runs(group)
+               for group, times in rows)  # fmt: skip
     if max(finite) > 8 * min(finite):
         log_times(axes)
+        axes.set_xlim(min(finite) / 1.2, max(finite) * (3 if told else 1.2))
     else:
-        axes.set_xlim(0, max(finite) * 1.15)
+        axes.set_xlim(0, max(finite) * (1.4 if told else 1.1))
     axes.set_xlabel(f"training time to {_short(target)} (s)", fontsize=9)
     axes.tick_params(axis="x", labelsize=9)
     return f"To {target}: {listed(said)}."

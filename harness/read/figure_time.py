@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from harness.read.figure_epochs import failed_runs, run_words
 from harness.read.figure_target import MOST_ROWS, cut
 from harness.read.groups import Group
 from harness.read.lines import name_of, short_name
-from harness.read.measured import Measured
+from harness.read.measured import Measured, setting, topology
 from harness.read.parts import (
     COMPUTE,
     DATA,
@@ -136,7 +137,7 @@ def usage(measured: Measured) -> Drawn:
     notes = []
     if len(found) > MOST_RUNS:
         notes.append(f"{len(found) - MOST_RUNS} more groups have readings: not drawn")
-        found = found[:MOST_RUNS]
+        found = _unlike_first(found)[:MOST_RUNS]
     figure, axes = panels(len(shown) * len(found), 1.6, len(found))
     drawn, said = Drawn(figure, "", notes), []
     for x, (group, run, readings) in enumerate(found):
@@ -156,6 +157,20 @@ def usage(measured: Measured) -> Drawn:
         said.append(f"{name}: {', '.join(words)}.")
     drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(said)
     return drawn
+
+
+def _unlike_first(
+    found: list[tuple[Group, SweepRun, Readings]],
+) -> list[tuple[Group, SweepRun, Readings]]:
+    """One of each script and set-up before a second of any."""
+    seen: Counter[tuple[str, str]] = Counter()
+    turns = []
+    for entry in found:
+        kind = (str(setting(entry[0], "script")), topology(entry[0]))
+        turns.append(seen[kind])
+        seen[kind] += 1
+    order = sorted(range(len(found)), key=lambda n: turns[n])
+    return [found[n] for n in order]
 
 
 def _readings(measured: Measured, run: SweepRun) -> Readings:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")  # files, no windows
-
-from matplotlib.figure import Figure
 
 from harness.read.drawing import Drawn, NothingToDraw, listed, numbers_of
 from harness.read.figure_epochs import accuracy_by_epoch, loss_by_epoch
@@ -118,9 +116,26 @@ def figure_for(sweep: Sweep) -> str:
     return "frontier"
 
 
-def draw(sweep: Sweep) -> tuple[str, Figure]:
-    name = figure_for(sweep)
-    return name, FIGURES[name][0](read_measured(sweep.file)).figure
+def show(parts: Sequence[Measured], name: str) -> Drawn | None:
+    """A figure of the sweep whose question it answers, else of the smallest that has it.
+
+    One with a target goes before. None where no sweep has it: then it is said why.
+    """
+    reasons: dict[str, None] = {}
+    for measured in sorted(parts, key=lambda part: _rank(part, name)):
+        try:
+            drawn = FIGURES[name][0](measured)
+        except UserError as error:
+            reasons[str(error)] = None
+            continue
+        print(f"{FIGURES[name][1]}. {measured.sweep.question} ({measured.sweep.name})")
+        return drawn
+    print(f"{FIGURES[name][1]}: not drawn, {'; '.join(reasons)}")
+    return None
+
+
+def _rank(part: Measured, name: str) -> tuple[bool, bool, int]:
+    return figure_for(part.sweep) != name, part.sweep.target is None, len(part.groups)
 
 
 def missing(measured: Measured) -> str | None:

@@ -17,7 +17,7 @@ import matplotlib
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 
-from harness.read.drawing import Drawn
+from harness.read.drawing import Drawn, png
 
 PNG_DPI = 150
 BLACK, WHITE = "#000000", "#ffffff"
@@ -66,10 +66,10 @@ def save(drawn: Drawn, folder: Path, name: str, kinds: Sequence[str] = KINDS) ->
         (folder / f"{name}.svg").write_text(light, "utf-8")
         (folder / f"{name}-dark.svg").write_text(_dark_text(light), "utf-8")
     if "png" in kinds:
-        drawn.figure.savefig(folder / f"{name}.png", dpi=PNG_DPI)
+        (folder / f"{name}.png").write_bytes(png(drawn.figure, PNG_DPI))
         drawn.figure.set_layout_engine("none")  # laid out once, for both
         darken(drawn.figure)
-        drawn.figure.savefig(folder / f"{name}-dark.png", dpi=PNG_DPI)
+        (folder / f"{name}-dark.png").write_bytes(png(drawn.figure, PNG_DPI))
     return files
 
 
