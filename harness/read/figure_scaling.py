@@ -82,6 +82,7 @@ def scaling_efficiency(measured: Measured) -> Drawn:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
     kind = " and ".join(sorted(kinds - {None}))
     legend(figure, styles)
+    drawn.notes += _shared_cores(measured)
     drawn.notes.append(f"{kind}; bars are 95 % bootstrap intervals over the seeds")
     drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + listed(said, " ")
     return drawn
@@ -98,6 +99,19 @@ def _efficiencies(groups: list[Group]) -> list[tuple[float, Any, float, float, f
             high = share.value if share.high is None else share.high
             found.append((_devices(group), kind, share.value, low, high))
     return found
+
+
+def _shared_cores(measured: Measured) -> list[str]:
+    """What emulated nodes on one machine do to each other is no property of the set-up."""
+    shares = [(run.environment.get("launch") or {}).get("processes_per_core") or 0.0
+              for group in measured.groups for run in group.finished]  # fmt: skip
+    crowded = sum(share > 1 for share in shares)
+    if not crowded:
+        return []
+    return [
+        f"{crowded} of {len(shares)} runs had more processes than cores (up to {max(shares):g} a "
+        "core): that they compute more slowly is the machine's doing, not the set-up's"
+    ]
 
 
 def _along(measured: Measured) -> tuple[str, ...]:
@@ -126,7 +140,7 @@ def _against(
     arranged, notes = panels_and_lines(measured, groups, across, by_setup=False)
     styles = styles_of(line.name for panel in arranged for line in panel.lines)
     figure, axes = panels(len(arranged), 3.0)
-    drawn, said = Drawn(figure, "", notes), []
+    drawn, said = Drawn(figure, "", [*notes, *_shared_cores(measured)]), []
     for place, panel in zip(axes, arranged, strict=True):
         said.append(_lines(drawn, place, panel, styles, measure, place_of, ideal))
         _dress(place, panel.title, x, y if place is axes[0] else "")

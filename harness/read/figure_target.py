@@ -30,7 +30,7 @@ from harness.read.lines import name_of, short_name
 from harness.read.measured import Measured, setting, topology
 from harness.read.naming import strategy_text
 from harness.read.sweep_runs import SweepRun, time_to_target
-from harness.read.sweeps import Target, is_number
+from harness.read.sweeps import Target
 
 TIME, QUALITY = "tta_train_s", "accuracy"
 MOST_ROWS = 80

@@ -117,7 +117,7 @@ def figure_for(sweep: Sweep) -> str:
 
 
 def show(parts: Sequence[Measured], name: str) -> Drawn | None:
-    """A figure of the sweep whose question it answers, else of the smallest that has it.
+    """A figure of the largest sweep whose question it answers, else of the smallest that has it.
 
     One with a target goes before. None where no sweep has it: then it is said why.
     """
@@ -129,13 +129,15 @@ def show(parts: Sequence[Measured], name: str) -> Drawn | None:
             reasons[str(error)] = None
             continue
         print(f"{FIGURES[name][1]}. {measured.sweep.question} ({measured.sweep.name})")
+        print(*drawn.notes, sep="\n")
         return drawn
     print(f"{FIGURES[name][1]}: not drawn, {'; '.join(reasons)}")
     return None
 
 
 def _rank(part: Measured, name: str) -> tuple[bool, bool, int]:
-    return figure_for(part.sweep) != name, part.sweep.target is None, len(part.groups)
+    other = figure_for(part.sweep) != name
+    return other, part.sweep.target is None, len(part.groups) * (1 if other else -1)
 
 
 def missing(measured: Measured) -> str | None:
