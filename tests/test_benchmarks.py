@@ -92,6 +92,13 @@ def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
     assert set(machine(1)) <= set(read_json(folder / "environment.json") or {})
 
 
+def test_report_is_timed_and_weighed() -> None:
+    done = benchmark("report", "--quick")
+    figures, *numbers = map(float, cells(done.out, "5"))
+    best, worst, target_s, size, target = numbers
+    assert figures == 5 and 0 < best <= worst < target_s and 0.05 < size < target
+
+
 # ---- sweep_speed.py ----
 
 
