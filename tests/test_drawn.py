@@ -138,6 +138,7 @@ def test_epoch_time_over_the_batch(plan: Plan) -> None:
     means = [tuple(np.asarray(line.get_ydata())) for line in drawn.figure.axes[0].lines]
     assert (20.75, 10.75) in means
     assert failed_at(drawn) == [64.0] and "oom" in texts(drawn)  # marked, not left out
+    assert "setup 1_1 at 64 oom" in drawn.alt
     plan.content["runs"] = plan.content["runs"][:2]
     with pytest.raises(NothingToDraw, match="the batch per GPU does not vary"):
         epoch_time_by_batch(measured(plan))
@@ -183,6 +184,21 @@ def test_shared_cores_and_missing_devices_are_said(plan: Plan) -> None:
     plan.content["runs"].pop()
     with pytest.raises(NothingToDraw, match="the number of devices does not vary"):
         throughput(measured(plan))
+
+
+def test_set_ups_with_as_many_devices_are_told_apart(plan: Plan) -> None:
+    for setup, devices, rate in (("1_1", 1, 100), ("1_4", 4, 300), ("2_2", 4, 200)):
+        plan.run(setup, 4, 1, devices, train_samples_per_s=rate)
+    plan.run("4_1", 8, 1, 4, outcome="oom", reason="planted")
+    found = measured(plan)
+    for drawn, best, other in ((throughput(found), 300.0, 200.0),
+                               (scaling_efficiency(found), 0.75, 0.5)):  # fmt: skip
+        drawn_lines = [line.get_ydata() for line in drawn.figure.axes[0].lines]
+        values = [tuple(map(float, np.asarray(line))) for line in drawn_lines]
+        assert any(len(line) == 2 and line[-1] == best for line in values)
+        assert any(other in line for line in values) and (best, other) not in values
+    assert set(texts(throughput(found))) == {"1_4", "2_2", "oom"}
+    assert failed_at(throughput(found)) == [4.0]
 
 
 def test_no_efficiency_of_unlike_work(plan: Plan) -> None:
@@ -253,11 +269,13 @@ def test_the_frontier_is_what_nothing_else_beats(plan: Plan) -> None:
     plan.run("1_1", 256, outcome="oom", reason="planted")
     drawn = frontier(measured(plan))
     assert [axes.get_xlabel() for axes in drawn.figure.axes] == [
-        "training time (s)", "energy of the devices (J)",
+        "training time (s)", "energy of the devices (kJ)",
     ]  # fmt: skip
-    for panel, factor in ((0, 1), (1, 100)):
+    for panel, factor in ((0, 1), (1, 0.1)):
         step = next(x for x in drawn.figure.axes[panel].lines if x.get_drawstyle() == "steps-post")
-        assert [*np.asarray(step.get_xdata())] == [10 * factor, 20 * factor, 40 * factor]
+        assert [*np.asarray(step.get_xdata())] == pytest.approx(
+            [10 * factor, 20 * factor, 40 * factor]
+        )
         assert [*np.asarray(step.get_ydata())] == [0.6, 0.8, 0.9]
         assert texts(drawn, panel) == ["1", "2", "3"]
     assert any("failed runs have no place here: 1_1 b256 (oom)" in note for note in drawn.notes)

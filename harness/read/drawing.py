@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -127,10 +128,15 @@ def mean_with_interval(
 
 
 def crosses(axes: Axes, places: Sequence[tuple[float, str]]) -> None:
-    """What failed, at its place on the horizontal axis, with what became of it."""
-    across = axes.get_xaxis_transform()
-    for n, (x, what) in enumerate(places):
-        height = 0.05 + 0.08 * (n % 3)
+    """What failed, above its place on the horizontal axis, with what became of it."""
+    across, stacked = axes.get_xaxis_transform(), Counter[float]()
+    most = max(Counter(x for x, _ in places).values(), default=0)
+    if most:  # room above all values
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, top + (top - bottom) * 0.1 * most)
+    for x, what in places:
+        height = 0.96 - 0.08 * stacked[x]
+        stacked[x] += 1
         axes.plot([x], [height], marker="X", color=FAILED, markersize=7, linestyle="",
                   transform=across, zorder=4)  # fmt: skip
         axes.annotate(what, (x, height), xycoords=across, xytext=(6, 0), va="center",

@@ -53,7 +53,7 @@ def throughput(measured: Measured) -> Drawn:
 
 def scaling_efficiency(measured: Measured) -> Drawn:
     """The share of the ideal that is reached: weak at equal batch a device, else strong."""
-    groups = _scaled(measured)
+    groups = [group for group in _scaled(measured) if group.finished]
     arranged, notes = panels_and_lines(measured, groups, _along(measured), by_setup=False)
     styles = styles_of(line.name for panel in arranged for line in panel.lines)
     figure, axes = panels(len(arranged), 3.0)
@@ -67,8 +67,10 @@ def scaling_efficiency(measured: Measured) -> Drawn:
                 continue
             shown = True
             style = styles[line.name]
+            best = _best([(n, v) for n, _, v, _, _ in found])
+            place.plot([*best], [*best.values()], color=style.colour, linestyle=style.dash)
             place.plot([n for n, *_ in found], [v for _, _, v, _, _ in found], color=style.colour,
-                       marker=style.marker, linestyle=style.dash, markersize=6)  # fmt: skip
+                       marker=style.marker, linestyle="", markersize=6)  # fmt: skip
             for devices, _, value, low, high in found:
                 place.plot([devices] * 2, [low, high], color=style.colour, linewidth=1.2)
                 values += [value, low, high]
@@ -124,8 +126,8 @@ def _devices(group: Group) -> float:
 
 
 def _scaled(measured: Measured) -> list[Group]:
-    groups = [g for g in measured.groups if g.finished and _devices(g)]
-    if len({_devices(group) for group in groups}) < 2:
+    groups = [g for g in measured.groups if _devices(g) and (g.finished or failed_runs(g))]
+    if len({_devices(group) for group in groups if group.finished}) < 2:
         raise NothingToDraw("the number of devices does not vary")
     return groups
 
@@ -158,7 +160,9 @@ def _lines(
         style, means = styles[line.name], []
         for group in line.groups:
             at = float(place_of(group))
-            failed += [(at, what) for what in failed_runs(group)]
+            lost = failed_runs(group)
+            failed += [(at, what) for what in lost]
+            words += [f"{line.name or 'all'} at {at:g} {what}" for what in lost]
             known = [r for r in group.finished if measure in r.measures]
             if not known:
                 continue
@@ -174,8 +178,9 @@ def _lines(
             words.append(f"{line.name or 'all'} at {at:g} {numbers_of(numbers)}")
         if not means:
             continue
-        axes.plot([a for a, _ in means], [m for _, m in means], color=style.colour,
-                  linestyle=style.dash, linewidth=1.4)  # fmt: skip
+        best = _best(means) if ideal else dict(means)
+        axes.plot([*best], [*best.values()], color=style.colour, linestyle=style.dash,
+                  linewidth=1.4)  # fmt: skip
         if ideal and len(means) > 1:
             (first, rate), last = means[0], means[-1][0]
             axes.plot([first, last], [rate, rate * last / first], color=style.colour,
@@ -191,9 +196,17 @@ def _lines(
     return f"{panel.title}: {listed(words)}."
 
 
+def _best(points: list[tuple[float, float]]) -> dict[float, float]:
+    """A line goes through the best of the set-ups with as many devices; the others stand alone."""
+    found: dict[float, float] = {}
+    for at, value in points:
+        found[at] = max(value, found.get(at, value))
+    return found
+
+
 def _same_place(axes: Axes, panel: PanelOf, place_of: Callable[[Group], Any], measure: str) -> None:
-    """Two set-ups with as many devices are told apart by name."""
-    for line in panel.lines:
+    """Two set-ups with as many devices are told apart by name, on the first line that has them."""
+    for line in panel.lines[:1]:
         places = [place_of(group) for group in line.groups]
         for group, at in zip(line.groups, places, strict=True):
             mean = group.mean(measure)

@@ -152,25 +152,29 @@ class Point(NamedTuple):
     quality: float
 
 
-COSTS = (("train_time_s", "training time (s)"), ("energy_j", "energy of the devices (J)"))
+# Measure, its words and unit, and how many of its own unit that is.
+COSTS = (
+    ("train_time_s", "training time (s)", 1.0),
+    ("energy_j", "energy of the devices (kJ)", 1e3),
+)
 COLOUR_BY = ("strategy", "lr", "per_gpu_batch", "setup", "link")
 
 
 def frontier(measured: Measured) -> Drawn:
     """Accuracy over time and over energy; the line: what nothing else beats in both."""
     groups = [g for g in measured.groups if g.values(QUALITY)]
-    shown = [(m, words) for m, words in COSTS if any(g.values(m) for g in groups)]
+    shown = [cost for cost in COSTS if any(g.values(cost[0]) for g in groups)]
     if not shown:
         raise NothingToDraw("no finished run has accuracy and a time")
     by = next((axis for axis in COLOUR_BY if axis in measured.sweep.axes), "")
     styles = styles_of(_colour_name(g, by) for g in groups)
     scripts = [*dict.fromkeys(setting(g, "script") for g in groups)]
-    parts = [(m, words, script) for m, words in shown for script in scripts]
+    parts = [(*cost, script) for cost in shown for script in scripts]
     figure, axes = panels(len(parts), 4.0 if len(scripts) == 1 else 3.2, len(scripts))
     drawn, said = Drawn(figure, ""), []
-    for place, (measure, words, script) in zip(axes, parts, strict=True):
+    for place, (measure, words, unit, script) in zip(axes, parts, strict=True):
         points = [
-            _point(drawn, place, measured, g, measure, styles[_colour_name(g, by)])
+            _point(drawn, place, measured, g, (measure, unit), styles[_colour_name(g, by)])
             for g in groups
             if setting(g, "script") == script and g.values(measure)
         ]
@@ -196,11 +200,13 @@ def frontier(measured: Measured) -> Drawn:
 
 
 def _point(
-    drawn: Drawn, axes: Axes, measured: Measured, group: Group, measure: str, style: Style
-) -> Point:
+    drawn: Drawn, axes: Axes, measured: Measured, group: Group, cost_of: tuple[str, float],
+    style: Style,
+) -> Point:  # fmt: skip
     """Each run faintly, and the means of both."""
+    measure, unit = cost_of
     known = [r for r in group.finished if {measure, QUALITY} <= r.measures.keys()]
-    pairs = [(r.measures[measure], r.measures[QUALITY]) for r in known]
+    pairs = [(r.measures[measure] / unit, r.measures[QUALITY]) for r in known]
     artist = axes.scatter([c for c, _ in pairs], [q for _, q in pairs], s=12, color=style.colour,
                           alpha=0.35, linewidths=0)  # fmt: skip
     drawn.tip(artist, [f"{name_of(measured, group)}, {run_words(r)}: {c:,.4g}, {q:.4f}"

@@ -39,6 +39,7 @@ from harness.read.parts import (
     TRAINING,
     parts_of_time,
 )
+from harness.read.results import duration
 from harness.read.sweep_runs import SweepRun
 from harness.read.sweeps import is_number
 from harness.records import read_rows
@@ -73,7 +74,7 @@ def where_time_went(measured: Measured) -> Drawn:
                   hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for height, total in enumerate(left):
-        axes.annotate(f"{total:,.3g} s", (total, height), xytext=(4, 0), va="center", fontsize=8,
+        axes.annotate(duration(total), (total, height), xytext=(4, 0), va="center", fontsize=8,
                       textcoords="offset points", color=INK)  # fmt: skip
     axes.set_yticks(range(len(rows)), [cut(short_name(measured, g)) for g, _ in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -81,7 +82,7 @@ def where_time_went(measured: Measured) -> Drawn:
     axes.set_xlabel("time of a run from its start to its end (s), mean over the seeds", fontsize=9)
     axes.tick_params(axis="x", labelsize=9)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    said = (f"{name_of(measured, g)} {sum(p.values()):,.3g} s: {_shares(p)}" for g, p in rows)
+    said = (f"{name_of(measured, g)} {duration(sum(p.values()))}: {_shares(p)}" for g, p in rows)
     return Drawn(figure, "Where the time of a run went. " + listed(said) + ".", notes)
 
 
@@ -224,10 +225,13 @@ def _drawn_lines(axes: Axes, lines: dict[str, tuple[int, list[Any]]], begin: flo
 
 
 def _thinned(times: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    parts = min(len(times), MOST_POINTS)
-    means = ([float(part.mean()) for part in np.array_split(np.array(v, float), parts)]
-             for v in (times, values))  # fmt: skip
-    first, second = means
+    """Means over as many readings each, so that no part of a line is calmer than another."""
+    step = math.ceil(len(times) / MOST_POINTS)
+    whole = len(times) - len(times) % step
+    first, second = (
+        [float(mean) for mean in np.array(v[:whole], float).reshape(-1, step).mean(axis=1)]
+        for v in (times, values)
+    )
     return first, second
 
 
