@@ -1,16 +1,26 @@
 # make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data
 # make test   set up, then run all tests
+# make figures   draw the published tables and figures, and the notebook, from their records
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := outputs/demo
 
-.PHONY: demo test lint check-python clean
+.PHONY: demo test figures lint check-python clean
 
 demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
 
 test: .venv/ready-dev lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Without the times of cells, and with the language alone: the same records give the same notebook.
+figures: .venv/ready
+	for sweep in outputs/published/sweeps/*/; do \
+	  $(BIN)/python -m harness table "$$sweep" --write >/dev/null && \
+	  $(BIN)/python -m harness figures "$$sweep" || exit 1; \
+	done
+	$(BIN)/python -m jupyter nbconvert --to notebook --execute --inplace plot_values.ipynb \
+	  --ExecutePreprocessor.record_timing=False
 
 lint: .venv/ready-dev
 	$(BIN)/ruff format --check .

@@ -126,6 +126,16 @@ def test_padding_compares_layouts_of_the_same_texts() -> None:
     assert all(float(row[2]) > 0 for row in (packed, *others))
 
 
+# ---- report.py ----
+
+
+def test_report_is_timed_and_weighed() -> None:
+    done = benchmark("report", "--quick")
+    figures, *numbers = map(float, cells(done.out, "5"))
+    best, worst, target_s, size, target = numbers
+    assert figures == 5 and 0 < best <= worst < target_s and 0.05 < size < target
+
+
 # ---- sweep_speed.py ----
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import shutil
 from pathlib import Path
 
+import nbformat
+import numpy as np
 import pytest
+from nbclient import NotebookClient
+from PIL import Image
 
 from harness.read import load_sweep, load_sweep_runs
+from harness.read.figures import FIGURES as ALL
 from harness.read.figures import main, propagation
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
@@ -39,20 +46,65 @@ def test_every_run_is_a_point_and_every_mean_on_a_line(root: Path) -> None:
         assert axes.lines[-1].get_ydata()[0] == pytest.approx(base["train_samples_per_s"].item())
 
 
+def pixels(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), dtype=float)
+
+
+def same_picture(one: bytes, other: bytes) -> bool:
+    """But for what another machine's fonts may do to single dots."""
+    first, second = pixels(one), pixels(other)
+    return first.shape == second.shape and float(np.abs(first - second).mean()) < 1.0
+
+
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_published_table_is_that_of_the_records(name: str, root: Path, tmp_path: Path) -> None:
+def test_what_is_published_is_that_of_the_records(name: str, root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "outputs" / "published", tmp_path / "copy")
     sweep = tmp_path / "copy" / "sweeps" / name
-    assert [file.name for file in sweep.glob("*.png")] == [FIGURES[name]]
-    (sweep / FIGURES[name]).unlink()
+    drawn = [FIGURES[name], FIGURES[name].replace(".png", "-dark.png")]
+    assert sorted(file.name for file in sweep.glob("*.png")) == sorted(drawn)
+    pictures = [(sweep / file).read_bytes() for file in drawn]
+    assert not same_picture(*pictures)
+    for file in drawn:
+        (sweep / file).unlink()
     before = {file: (sweep / file).read_text() for file in ("table.csv", "runs.csv", "table.md")}
     from harness.read.table import main as table
 
     assert table([str(sweep), "--write"]) == 0
     assert {file: (sweep / file).read_text() for file in before} == before
     assert main([str(sweep)]) == 0
-    assert [file.name for file in sweep.glob("*.png")] == [FIGURES[name]]
-    assert (sweep / FIGURES[name]).read_bytes()[:4] == b"\x89PNG"
+    for file, picture in zip(drawn, pictures, strict=True):
+        assert same_picture((sweep / file).read_bytes(), picture), f"make figures: {file} is old"
+
+
+def test_the_notebook_is_that_of_the_records(root: Path) -> None:
+    notebook = nbformat.read(root / "plot_values.ipynb", as_version=4)
+    shown = outputs(notebook)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert code[1:] == [f'show(parts, "{name}")' for name in ALL]  # a figure a cell, and no number
+    assert sum(isinstance(output, bytes) for output in shown) >= 8
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(root)}}).execute()
+    now = outputs(notebook)
+    assert len(now) == len(shown)
+    for one, other in zip(now, shown, strict=True):
+        if isinstance(one, bytes) and isinstance(other, bytes):
+            assert same_picture(one, other), "make figures: the notebook is old"
+        else:
+            assert one == other, "make figures: the notebook is old"
+    assert (root / "plot_values.ipynb").stat().st_size < 1_000_000
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[str | bytes]:
+    """What the cells show, texts and pictures; what is a picture is also said in words."""
+    found: list[str | bytes] = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                assert output.name == "stdout"
+                found.append(output.text)
+            else:
+                found.append(output.data["text/plain"])
+                found.append(base64.b64decode(output.data["image/png"]))
+    return found
 
 
 def test_all_published_sweeps_have_their_figure(root: Path) -> None:
@@ -61,6 +113,11 @@ def test_all_published_sweeps_have_their_figure(root: Path) -> None:
 
 def test_mistakes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2 and main(["--help"]) == 0
+    capsys.readouterr()
+    for wrong, told in ((["a", "b"], "one folder"), (["--out"], "--out: name a folder"),
+                        (["--every", "a"], "one folder")):  # fmt: skip
+        assert main(wrong) == 2
+        assert told in capsys.readouterr().err
     assert main([str(tmp_path)]) == 2
     assert "there is no sweep.json" in capsys.readouterr().err
     shutil.copytree(root / PUBLISHED, tmp_path / "sweeps" / "mine")

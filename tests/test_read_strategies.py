@@ -359,7 +359,9 @@ def test_the_file_is_called_after_the_figure_and_says_what_is_missing(
     plan.measured(DDP, 40)
     plan.measured(FAR, 8)
     assert figures([str(plan.write())]) == 0
-    assert capsys.readouterr().out == f"written: {plan.folder / 'strategies.png'}\n"
+    assert capsys.readouterr().out.splitlines() == [
+        f"written: {plan.folder / name}" for name in ("strategies.png", "strategies-dark.png")
+    ]
     assert (plan.folder / "strategies.png").read_bytes()[:4] == b"\x89PNG"
     plan.measured(POWER, 8, outcome="failed", reason="no")
     plan.waiting(POWER)

@@ -65,7 +65,7 @@ def test_links_lead_somewhere(root: Path) -> None:
     links = [
         (path, link)
         for path in texts(root)
-        for link in re.findall(r"\]\(([^)#]+)\)", path.read_text())
+        for link in re.findall(r"(?:\]\(|src=\"|srcset=\")([^)#\"]+)[)\"]", path.read_text())
         if "://" not in link
     ]
     assert links

@@ -7,14 +7,23 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.links import Link, plain_link
-from harness.read.drawing import LINES, NO_LINK, calm, delay_axis, rate_text
+from harness.read.drawing import (
+    DASHES,
+    INK,
+    LINES,
+    NO_LINK,
+    Style,
+    calm,
+    delay_axis,
+    rate_text,
+)
 from harness.read.groups import Group, baseline_of, make_groups
 from harness.read.naming import shown_axes, strategy_text
 from harness.read.sweep_runs import read_runs
@@ -23,17 +32,9 @@ from harness.settings import UserError
 
 TIME, QUALITY = "tta_train_s", "accuracy"
 BASE_STYLE = ("#000000", "X")  # what all are compared with is seen at once
-DASHES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
 SHOWN = ("script", "strategy", "setup", "link")
 MISS_ROW = 0.085  # of a panel's height: a line of small text
-INK = "#333333"  # of small text: the lighter colours are hard to read
 APART = 1.06  # strategies at the same delay stand side by side, this factor from one to the next
-
-
-class Style(NamedTuple):
-    colour: str
-    marker: str
-    dash: Literal["-", "--", ":"]
 
 
 @dataclass(frozen=True)

@@ -1,48 +1,148 @@
-"""Figures of sweeps, drawn from their records: python -m harness figures SWEEP."""
+"""Figures drawn from records, all in one list: python -m harness figures FOLDER."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")  # files, no windows
 
-from matplotlib.figure import Figure
-
+from harness.read.drawing import Drawn, NothingToDraw, listed, numbers_of
+from harness.read.figure_epochs import accuracy_by_epoch, loss_by_epoch
 from harness.read.figure_propagation import propagation
+from harness.read.figure_scaling import epoch_time_by_batch, scaling_efficiency, throughput
 from harness.read.figure_strategies import strategies
+from harness.read.figure_target import frontier, time_to_accuracy
+from harness.read.figure_time import usage, where_time_went
 from harness.read.groups import load_sweep
-from harness.read.sweep_runs import load_sweep_runs, read_runs
+from harness.read.lines import name_of
+from harness.read.measured import Measured, read_measured
+from harness.read.sweep_runs import load_sweep_runs
 from harness.read.sweeps import Sweep, read_sweep
+from harness.read.themes import save
 from harness.records import FINISHED
 from harness.settings import UserError
 from harness.strategies import OF_ONE_STRATEGY
 
-FIGURES = {
-    "strategies": lambda sweep: strategies(sweep),
-    "propagation": lambda sweep: propagation(load_sweep_runs(sweep.file), load_sweep(sweep.file)),
+USAGE = """usage: python -m harness figures FOLDER [--all] [--out DIR]
+
+the figure that answers a sweep's question, beside its records; --all: every figure that the
+records of a sweep, or of any folder, have something for, as PNG and SVG, light and dark"""
+
+
+def propagation_delay(measured: Measured) -> Drawn:
+    """Samples a second over the delay between nodes."""
+    _with_links(measured)
+    if others := [axis for axis in measured.sweep.axes if axis not in ("script", "setup", "link")]:
+        raise NothingToDraw(f"{', '.join(others)} varies too")
+    linked = [g for g in measured.groups if g.finished and g.label.get("link") is not None]
+    if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
+        raise NothingToDraw("links of several set-ups or machines do not go into one line")
+    rows = load_sweep(measured.sweep.file)
+    figure = propagation(load_sweep_runs(measured.sweep.file), rows)
+    return Drawn(figure, "Training samples/s over the delay between nodes: " + _speeds(measured))
+
+
+def slow_links(measured: Measured) -> Drawn:
+    """Time to the target over the delay between nodes, a line a strategy."""
+    _with_links(measured)
+    said = [
+        f"{name_of(measured, g)} {numbers_of(finite)} s"
+        for g in measured.groups
+        if (finite := [t for t in g.values("tta_train_s") if t != float("inf")])
+    ]
+    alt = f"Training time to {measured.sweep.target} over the delay between nodes: "
+    return Drawn(strategies(measured.sweep), alt + listed(said) + ".")
+
+
+def _with_links(measured: Measured) -> None:
+    if "link" not in measured.sweep.axes or not measured.sweep.file.is_file():
+        raise NothingToDraw("no sweep over links")
+
+
+def _speeds(measured: Measured) -> str:
+    rate = "train_samples_per_s"
+    said = (
+        f"{name_of(measured, group)} {numbers_of(group.values(rate))}"
+        for group in measured.groups
+        if group.values(rate)
+    )
+    return listed(said) + "."
+
+
+# Name of the file -> what draws it, and what it is called. The one list of figures.
+FIGURES: dict[str, tuple[Callable[[Measured], Drawn], str]] = {
+    "accuracy": (accuracy_by_epoch, "Accuracy by epoch"),
+    "loss": (loss_by_epoch, "Loss by epoch"),
+    "epoch_time": (epoch_time_by_batch, "Epoch time by batch"),
+    "throughput": (throughput, "Throughput by number of devices"),
+    "efficiency": (scaling_efficiency, "Scaling efficiency"),
+    "time_to_accuracy": (time_to_accuracy, "Time to accuracy"),
+    "propagation": (propagation_delay, "Propagation delay"),
+    "strategies": (slow_links, "Strategies on slow links"),
+    "usage": (usage, "Utilisation, power and memory over time"),
+    "where_time_went": (where_time_went, "Where the time went"),
+    "frontier": (frontier, "What accuracy costs"),
 }
+
+
+def draw_all(measured: Measured) -> tuple[dict[str, Drawn], dict[str, str]]:
+    """The figures that the records have something for; of the others why not."""
+    drawn, missing = {}, {}
+    for name, (function, _) in FIGURES.items():
+        try:
+            drawn[name] = function(measured)
+        except UserError as error:
+            missing[name] = str(error)
+    return drawn, missing
 
 
 def figure_for(sweep: Sweep) -> str:
     """The figure that answers a sweep's question, by what varies in it."""
-    if "link" not in sweep.axes:
-        raise UserError(f"{sweep.file}: link does not vary: there is no figure for it yet")
-    ways = {"strategy", *OF_ONE_STRATEGY} & set(sweep.axes)
-    return "strategies" if ways else "propagation"
+    if "link" in sweep.axes:
+        ways = {"strategy", *OF_ONE_STRATEGY} & set(sweep.axes)
+        return "strategies" if ways else "propagation"
+    for axis, name in (
+        ("per_gpu_batch", "epoch_time"),
+        ("lr", "accuracy"),
+        ("setup", "throughput"),
+    ):
+        if axis in sweep.axes:
+            return name
+    return "frontier"
 
 
-def draw(sweep: Sweep) -> tuple[str, Figure]:
-    name = figure_for(sweep)
-    return name, FIGURES[name](sweep)
+def show(parts: Sequence[Measured], name: str) -> Drawn | None:
+    """A figure of the largest sweep whose question it answers, else of the smallest that has it.
+
+    One with a target goes before. None where no sweep has it: then it is said why.
+    """
+    reasons: dict[str, None] = {}
+    for measured in sorted(parts, key=lambda part: _rank(part, name)):
+        try:
+            drawn = FIGURES[name][0](measured)
+        except UserError as error:
+            reasons[str(error)] = None
+            continue
+        print(f"{FIGURES[name][1]}. {measured.sweep.question} ({measured.sweep.name})")
+        print(*drawn.notes, sep="\n")
+        return drawn
+    print(f"{FIGURES[name][1]}: not drawn, {'; '.join(reasons)}")
+    return None
 
 
-def missing(sweep: Sweep) -> str | None:
+def _rank(part: Measured, name: str) -> tuple[bool, bool, int]:
+    other = figure_for(part.sweep) != name
+    return other, part.sweep.target is None, len(part.groups) * (1 if other else -1)
+
+
+def missing(measured: Measured) -> str | None:
     """In one line what the figure does not show."""
-    states = Counter(run.state for run in read_runs(sweep))
+    states = Counter(run.state for run in measured.runs)
     total, finished = states.total(), states.pop(FINISHED, 0)
     if finished == total:
         return None
@@ -51,19 +151,46 @@ def missing(sweep: Sweep) -> str | None:
 
 
 def main(argv: list[str]) -> int:
-    """python -m harness figures SWEEP"""
-    if len(argv) != 1 or argv[0] in ("-h", "--help"):
-        print("usage: python -m harness figures SWEEP\n\nthe folder of a sweep with links")
-        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    """python -m harness figures FOLDER"""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
     try:
-        sweep = read_sweep(argv[0])
-        name, figure = draw(sweep)
+        folder, out, every = _arguments(argv)
+        files, measured = _every(folder, out) if every else _one(folder, out)
     except UserError as error:
         print(f"harness figures: error: {error}", file=sys.stderr)
         return 2
-    path = Path(sweep.file).parent / f"{name}.png"
-    figure.savefig(path, dpi=200)
-    if (said := missing(sweep)) is not None:
-        print(said)
-    print(f"written: {path}")
+    said = [*measured.problems, missing(measured), *(f"written: {file}" for file in files)]
+    print("\n".join(filter(None, said)))
     return 0
+
+
+def _arguments(argv: list[str]) -> tuple[Path, Path | None, bool]:
+    words = [word for word in argv if word != "--all"]
+    out = None
+    if "--out" in words:
+        at = words.index("--out")
+        if at + 1 == len(words):
+            raise UserError("--out: name a folder")
+        out = Path(words.pop(at + 1))
+        words.pop(at)
+    if len(words) != 1 or words[0].startswith("-"):
+        raise UserError(f"one folder is expected, not {' '.join(words)}; {USAGE.splitlines()[0]}")
+    return Path(words[0]), out, "--all" in argv
+
+
+def _one(folder: Path, out: Path | None) -> tuple[list[Path], Measured]:
+    sweep = read_sweep(folder)
+    measured = read_measured(folder)
+    name = figure_for(sweep)
+    return save(FIGURES[name][0](measured), out or sweep.folder, name, ("png",)), measured
+
+
+def _every(folder: Path, out: Path | None) -> tuple[list[Path], Measured]:
+    measured = read_measured(folder)
+    drawn, _ = draw_all(measured)
+    if not drawn:
+        raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
+    into = out or folder / "figures"
+    return [f for name, found in drawn.items() for f in save(found, into, name)], measured

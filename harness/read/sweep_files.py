@@ -134,8 +134,8 @@ def write_files(sweep: Sweep, shown: Shown, rows: list[Row], runs: list[SweepRun
     """table.md, table.csv and runs.csv, each whole or not at all."""
     texts = {
         "table.md": markdown(shown),
-        "table.csv": _csv(rows),
-        "runs.csv": _csv([run_row(sweep, run) for run in runs]),
+        "table.csv": csv_text(rows),
+        "runs.csv": csv_text([run_row(sweep, run) for run in runs]),
     }
     files = []
     for name, text in texts.items():
@@ -151,7 +151,7 @@ def write_files(sweep: Sweep, shown: Shown, rows: list[Row], runs: list[SweepRun
     return files
 
 
-def _csv(rows: Any) -> str:
+def csv_text(rows: Any) -> str:
     """Unknown is empty, a miss is inf, a list is its values with ; between them."""
     cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
     return str(pd.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n"))
@@ -169,9 +169,9 @@ def markdown(shown: Shown) -> str:
 
 
 def _markdown(shown: Shown) -> Iterator[str]:
-    yield f"### {_escaped(shown.title)}"
+    yield f"### {escaped(shown.title)}"
     yield ""
-    yield _escaped(shown.about)
+    yield escaped(shown.about)
     yield ""
     yield _line(shown.headings)
     yield "|" + "|".join("--:" if right else "---" for right in shown.right) + "|"
@@ -180,23 +180,23 @@ def _markdown(shown: Shown) -> Iterator[str]:
         yield ""
         for which, what, path in shown.not_finished:
             where = f" ({_code(path)})" if path else ""
-            yield f"- {_escaped(which)}{where}: {_code(what)}"
+            yield f"- {escaped(which)}{where}: {_code(what)}"
     for text in (*shown.notes, *shown.legend):
         yield ""
-        yield _escaped(text)
+        yield escaped(text)
     if shown.environment:
         yield ""
-        yield f"Environment: {_escaped('; '.join(shown.environment))}"
+        yield f"Environment: {escaped('; '.join(shown.environment))}"
     if shown.command:
         yield ""
         yield f"Command: {_code(shown.command)}"
 
 
 def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(map(_escaped, cells)) + " |"
+    return "| " + " | ".join(map(escaped, cells)) + " |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """What Markdown would take for its own; an underscore inside a word is none of it."""
     return re.sub(r"([|*<>`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
 

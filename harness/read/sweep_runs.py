@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ class SweepRun:
     environment: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     per_node: tuple[dict[str, float | None], ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    epochs: tuple[dict[str, Any], ...] = ()
+    broken_lines: int = 0  # of epochs.jsonl, left out
 
     @property
     def repetition(self) -> tuple[Any, Any]:
@@ -119,8 +123,6 @@ def _read(sweep: Sweep, planned: PlannedRun) -> SweepRun:
     if planned.path is None:
         return SweepRun(planned.label, None, SKIPPED, planned.skipped)
     folder = RunFolder(sweep.output_dir / planned.path)
-    if folder.settings.exists():
-        settings_of(folder)  # refuses other definitions
     run = read_record(folder, planned.label, planned.path, sweep.target, sweep.per_node)
     if run.state != UNFINISHED:
         return run
@@ -131,11 +133,17 @@ def _read(sweep: Sweep, planned: PlannedRun) -> SweepRun:
 def read_record(
     folder: RunFolder, label: dict[str, Any], path: str, target: Target | None, nodes: bool = False
 ) -> SweepRun:
-    """What one folder holds."""
+    """What one folder holds; other definitions are refused."""
+    settings = settings_of(folder) if folder.settings.exists() else {}
     summary = read_json(folder.summary)
     environment = read_json(folder.environment) or {}
+    epochs, broken = read_rows(folder.epochs)
+    found: dict[str, Any] = {
+        "label": label, "path": path, "environment": environment,
+        "settings": settings, "epochs": tuple(epochs), "broken_lines": broken,
+    }  # fmt: skip
     if summary is None:
-        return SweepRun(label, path, UNFINISHED, None, environment)
+        return SweepRun(**found, state=UNFINISHED, reason=None)
     state, reason = str(summary.get("outcome")), summary.get("reason")
     measures = {
         name: float(value)
@@ -144,9 +152,9 @@ def read_record(
     }
     measures |= link_numbers(environment)
     if state == FINISHED:
-        measures |= _derived(folder, summary, target)
+        measures |= _derived(epochs, summary, target)
     by_node = per_node(folder, environment) if nodes and state == FINISHED else ()
-    return SweepRun(label, path, state, reason, environment, measures, by_node)
+    return SweepRun(**found, state=state, reason=reason, measures=measures, per_node=by_node)
 
 
 def _without_outcome(folder: RunFolder, planned: PlannedRun) -> tuple[str, str | None]:
@@ -156,7 +164,9 @@ def _without_outcome(folder: RunFolder, planned: PlannedRun) -> tuple[str, str |
     return (WAITING, None) if planned.skipped is None else (SKIPPED, planned.skipped)
 
 
-def _derived(folder: RunFolder, summary: dict[str, Any], target: Target | None) -> dict[str, float]:
+def _derived(
+    rows: list[dict[str, Any]], summary: dict[str, Any], target: Target | None
+) -> dict[str, float]:
     found = {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     if epochs and is_number(train_s):
@@ -164,7 +174,6 @@ def _derived(folder: RunFolder, summary: dict[str, Any], target: Target | None) 
     for name, total in PER_UPDATE.items():
         if is_number(summary.get(total)) and summary.get("updates"):
             found[name] = summary[total] / summary["updates"] / 1e6
-    rows, _ = read_rows(folder.epochs)
     found |= memory_of_devices(rows)
     if target is not None:
         found |= time_to_target(rows, target)
@@ -180,7 +189,7 @@ def memory_of_devices(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
-def time_to_target(rows: list[dict[str, Any]], target: Target) -> dict[str, float]:
+def time_to_target(rows: Sequence[dict[str, Any]], target: Target) -> dict[str, float]:
     """At the end of the first epoch that reaches it; a miss is infinity.
 
     Empty where no epoch has the metric: that is unknown, not missed.

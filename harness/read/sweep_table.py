@@ -59,6 +59,12 @@ class Shown:
 def make_table(sweep: Sweep) -> tuple[Shown, list[Row], list[SweepRun]]:
     """The table, and the groups and runs that it was made of."""
     runs = read_runs(sweep)
+    shown, rows = table_of(sweep, runs)
+    return shown, rows, runs
+
+
+def table_of(sweep: Sweep, runs: list[SweepRun]) -> tuple[Shown, list[Row]]:
+    """Of runs that were read already."""
     groups = make_groups(sweep, runs)
     rows: list[Row] = list(group_rows(sweep, groups))
     columns = columns_of(sweep, rows, measures_of(sweep, groups))
@@ -85,7 +91,7 @@ def make_table(sweep: Sweep) -> tuple[Shown, list[Row], list[SweepRun]]:
         environment=environment_lines(runs),
         command=sweep.command,
     )
-    return shown, rows, runs
+    return shown, rows
 
 
 def _is_same(column: Column, rows: list[Row]) -> bool:

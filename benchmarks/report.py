@@ -1,0 +1,57 @@
+"""How long a report takes, and how large its page is, over many run folders.
+
+    python benchmarks/report.py            1,000 runs of 5 epochs; targets: 20 s and 10 MB
+
+The folders are those of benchmarks/loading.py: two kinds of machine, a seed a run.
+"""
+
+# ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.loading import EPOCHS, make_runs
+from harness.read.report import make_report
+
+TARGET_S, TARGET_MB = 20.0, 10.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000, help="run folders (1000)")
+    parser.add_argument("--times", type=int, default=3, help="reports, one after the other (3)")
+    parser.add_argument("--quick", action="store_true", help="20 run folders, one report")
+    asked = parser.parse_args(argv)
+    count, times = (20, 1) if asked.quick else (asked.runs, asked.times)
+    print(f"{count} runs of {EPOCHS} epochs, made anew; best and worst of {times}\n")
+    print("| figures | best s | worst s | target s | page MB | target MB |")
+    print("|---|---|---|---|---|---|")
+    took = []
+    with tempfile.TemporaryDirectory() as folder:
+        records, out = Path(folder) / "outputs", Path(folder) / "report"
+        # Waiting for the disk ten thousand times is no part of what is measured.
+        with mock.patch("os.fsync"):
+            make_runs(records, count)
+        for _ in range(times):
+            began = time.perf_counter()
+            page, *_ = make_report(records, out)
+            took.append(time.perf_counter() - began)
+        size = page.stat().st_size / 1e6
+        figures = page.read_text("utf-8").count("<figure ")
+    cells = (figures, f"{min(took):.2f}", f"{max(took):.2f}", f"{TARGET_S:g}", f"{size:.2f}",
+             f"{TARGET_MB:g}")  # fmt: skip
+    print(f"| {' | '.join(map(str, cells))} |")
+    return int(max(took) > TARGET_S or size > TARGET_MB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
