@@ -9,8 +9,9 @@
 A link's delay is one way. Both ways take turns in the same processes. A row of a size is added up
 again and again, and one time is that of all of them divided by their number: who begins late makes
 the others wait. With --training the steps of vit.py --tiny are timed, with what follows -- added;
---caps are DDP's sizes of buckets in MB, 0 for its own. What is possible: all bytes at the rate of
-the link, and one delay for two nodes, two for more.
+--caps are DDP's sizes of buckets in MB, 0 for its own. What is possible: the bytes between two
+nodes at the rate of their link, which emulated nodes share with no others, and one delay for two
+nodes, two for more.
 """
 
 from __future__ import annotations
@@ -83,11 +84,11 @@ def measured(link: str, asked: argparse.Namespace) -> Found:
 
 
 def ideal_s(size: int, nodes: int, link: str) -> float | None:
-    """All bytes at the rate of the link, and the delays that nothing can avoid."""
+    """A part and a sum, or all of it, to each node over its own link, and the delays."""
     if link == "loopback":
         return None
     of = link_of(link).between(0, 1)
-    sending_s = 2 * (nodes - 1) / nodes * size * 8e-6 / of.rate_mbit if of.rate_mbit else 0.0
+    sending_s = 2 / nodes * size * 8e-6 / of.rate_mbit if of.rate_mbit else 0.0
     return sending_s + of.delay_ms / 1000 * (1 if nodes == 2 else 2)
 
 

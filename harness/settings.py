@@ -193,10 +193,8 @@ class Settings:
     )  # fmt: skip
     exchange: str = flag(
         "backend", "text", "Slow links",
-        "how the processes of ddp, local_sgd and diloco add up what they send: as the backend "
-        "does it, or each part sent straight to the process that adds it, which costs one delay "
-        "(two processes) or two whatever the size (gloo)",
-        choices=("backend", "direct"),
+        "who adds up what ddp, local_sgd and diloco send: the backend, or each part goes straight "
+        "to the process that adds it, in one delay or two (gloo)", choices=("backend", "direct"),
     )  # fmt: skip
     sync_every: int | None = flag(
         None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"

@@ -72,7 +72,7 @@ def means() -> int:
     return checked
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_mean_is_the_closed_form_to_the_bit(count: int) -> None:
     assert ranks(count, means, env={"RANK": "0", **ALONE} if count == 1 else None) == [90] * count
 
@@ -119,25 +119,27 @@ def test_of_two_ranks_gradients_are_those_of_ddp_to_the_bit() -> None:
             assert ours == theirs and sent == sent_there
 
 
-def summed(compress: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def summed(ways: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
     """What comes, and the closed form, which does not know of buckets."""
-    rank, arm, found = group(), Arm(compress, exchange="direct", small=True), []
-    sent_as = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[compress]
-    for step in range(4):
-        given = [drawn(step, r) for r in range(dist.get_world_size())]
-        came = arm.step([g.clone() for g in given[rank]])
-        true = [closed_form([g.flatten() for g in of], sent_as) for of in zip(*given, strict=True)]
-        found.append((flat(came), flat(true)))
+    rank, found = group(), []
     numbers = sum(int(np.prod(shape)) for shape in SHAPES)
-    assert arm.exchange.payload_bytes == 4 * numbers * (2 if sent_as else 4)
+    for compress in ways:
+        arm = Arm(compress, exchange="direct", small=True)
+        sent_as = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[compress]
+        for step in range(4):
+            given = [drawn(step, r) for r in range(dist.get_world_size())]
+            came = arm.step([g.clone() for g in given[rank]])
+            rows = [[g.flatten() for g in of] for of in zip(*given, strict=True)]
+            found.append((flat(came), flat([closed_form(of, sent_as) for of in rows])))
+        assert arm.exchange.payload_bytes == 4 * numbers * (2 if sent_as else 4)
     return found
 
 
 @pytest.mark.parametrize(
-    ("count", "compress"), [(3, "none"), (4, "none"), (2, "bf16"), (3, "fp16")]
+    ("count", "ways"), [(2, ["bf16", "fp16"]), (3, ["none", "fp16"]), (4, ["none", "bf16"])]
 )
-def test_gradients_are_the_closed_form_to_the_bit(count: int, compress: str) -> None:
-    for of_rank in ranks(count, summed, compress):
+def test_gradients_are_the_closed_form_to_the_bit(count: int, ways: list[str]) -> None:
+    for of_rank in ranks(count, summed, ways):
         for came, true in of_rank:
             assert np.array_equal(came, true)
 
@@ -168,30 +170,30 @@ class Counts(TrainerCallback):
         return [tuple(np.subtract(*pair)) for pair in zip(self.seen[1:], self.seen, strict=False)]
 
 
-def counted(folder: str, argv: list[str]) -> list[tuple[int, ...]]:
-    counts = Counts()
-    trainer, run = toys.ours(
-        folder, toys.Net(dropout=0.1), toys.Points(64), toys.Points(8), *argv, callbacks=[counts]
-    )
-    with run:
-        run.train(trainer)
-    return counts.by_step()
+def counted(folder: str, asked: list[list[str]]) -> list[list[tuple[int, ...]]]:
+    found = []
+    for argv in asked:
+        counts = Counts()
+        net, data = toys.Net(dropout=0.1), toys.Points(64)
+        trainer, run = toys.ours(folder, net, data, toys.Points(8), *argv, callbacks=[counts])
+        trainer.train()
+        assert run.args.max_grad_norm > 0
+        found.append(counts.by_step())
+    return found
 
 
-@pytest.mark.parametrize("way", ["backend", "direct"])
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_step_exchanges_its_gradients_and_nothing_else(
-    way: str, accumulated: int, tmp_path: Path
-) -> None:
+def test_a_step_exchanges_its_gradients_and_nothing_else(tmp_path: Path) -> None:
     """No gathering of sample counts, no buffers, no search for unused parameters, no norm. A bucket
     is enough for this model; DDP agrees once, before the second step, what is in it.
     """
-    argv = [f"--exchange={way}", f"--grad_acc={accumulated}", "--per_gpu_batch=4"]
-    for steps in ranks(2, counted, str(tmp_path), argv):
-        assert len(steps) == 8 // accumulated - 1
-        collectives, messages = (1, 0) if way == "backend" else (0, 1)
-        assert steps[0] == (collectives + 2, messages)
-        assert set(steps[1:]) == {(collectives, messages)}
+    ways = [(way, passes) for way in ("backend", "direct") for passes in (1, 2)]
+    asked = [[f"--exchange={way}", f"--grad_acc={passes}"] for way, passes in ways]
+    for found in ranks(2, counted, str(tmp_path), asked):
+        for (way, passes), steps in zip(ways, found, strict=True):
+            assert len(steps) == 8 // passes - 1
+            collectives, messages = (1, 0) if way == "backend" else (0, 1)
+            assert steps[0] == (collectives + 2, messages)
+            assert set(steps[1:]) == {(collectives, messages)}
 
 
 # ---- when a peer is gone ----
@@ -207,12 +209,12 @@ def left_alone(how: str) -> str:
         if how == "gone":
             del arm
             dist.destroy_process_group()  # closes its connections, as the end of a process does
-        time.sleep(4)
+        time.sleep(2.5)
         return ""
     began_s = time.monotonic()
     with pytest.raises(RuntimeError) as error:
         arm.step(drawn(2, rank))
-    assert time.monotonic() - began_s < 3.5
+    assert time.monotonic() - began_s < 2.3
     return str(error.value)
 
 
@@ -250,12 +252,13 @@ def test_a_broken_off_run_goes_on_and_is_that_of_the_backend(tmp_path: Path) -> 
 
 APART = {
     "local_sgd": ["--strategy", "local_sgd", "--sync_every", "7"],
-    "diloco": ["--strategy", "diloco", "--sync_every", "6"],
-    "streamed": ["--strategy", "diloco", "--sync_every=6", "--fragments=3", "--overlap=5"],
+    "diloco": ["--strategy", "diloco", "--sync_every=6", "--fragments=3", "--overlap=5"],
 }
 
 
-@pytest.mark.parametrize(("count", "tolerance"), [(2, 0.0), (3, 1e-6)])
+@pytest.mark.parametrize(
+    ("count", "tolerance"), [(2, 0.0), pytest.param(3, 1e-6, marks=pytest.mark.slow)]
+)
 def test_apart_they_exchange_the_same(count: int, tolerance: float, tmp_path: Path) -> None:
     asked = [[*SGD, *way, *BY_RANK] for way in APART.values()]
     asked = [[*argv, f"--exchange={way}"] for argv in asked for way in ("backend", "direct")]
