@@ -1,0 +1,91 @@
+"""Runs of one process among the records of a run: what several processes are held against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.read.comparable import SPEED, judge
+from harness.read.sides import Record, Side, record_of
+from harness.records import find_runs
+from harness.settings import UserError
+from harness.strategies import OF_ONE_STRATEGY
+
+BATCH = ("per_gpu_batch", "grad_acc")
+# What may differ from a run of one process that is taken unasked: how work is spread and exchanged,
+# and what does not change how long a step takes.
+MAY_DIFFER = (
+    "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
+    "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", *BATCH, *OF_ONE_STRATEGY,
+)  # fmt: skip
+
+
+def single_runs(side: Side) -> list[Side]:
+    """Of one process each, otherwise like these, in the same folder of records; by batch."""
+    root = side.records[0].path.absolute().parents[2]
+    wanted = _fixed(side.records[0])
+    groups: dict[Any, list[Record]] = {}
+    for folder in find_runs(root):
+        if not folder.path.parent.name.startswith("1_1"):
+            continue
+        try:
+            record = record_of(folder, {}, None)
+        except UserError:
+            continue  # of other definitions: nothing to hold anything against
+        if record.run.facts["devices"] == 1 and _fixed(record) == wanted and not record.imported:
+            groups.setdefault(tuple(record.settings.items()), []).append(record)
+    found = [Side("baseline", _shown(r), tuple(r)) for r in groups.values()]
+    found = [single for single in found if single.finished]
+    return [single for single in found if not judge(side, single)[SPEED].reasons]
+
+
+def nearest(side: Side, singles: list[Side]) -> Side | None:
+    """With the same batch a process, else with the same effective batch; like in most settings."""
+    for of in (_each, _all):
+        like = [single for single in singles if of(single) == of(side) is not None]
+        if like:
+            return max(like, key=lambda single: _alike(single, side))
+    return None
+
+
+def micro_batch(side: Side) -> int:
+    return int(side.settings["per_gpu_batch"])
+
+
+def why_not(side: Side, base: Side) -> str | None:
+    """In one line why a baseline that was asked for is none; None where it is one."""
+    for name in ("script", "model"):
+        values = [str(s.settings[name]) for s in (side, base)]
+        if values[0] != values[1]:
+            return f"the {name} differs: {values[0]} and {values[1]}"
+    reasons = judge(side, base)[SPEED].reasons
+    return reasons[0] if reasons else None
+
+
+def _fixed(record: Record) -> dict[str, Any]:
+    return {name: v for name, v in record.settings.items() if name not in MAY_DIFFER}
+
+
+def _all(side: Side) -> Any:
+    return side.finished[0].run.facts["effective_batch"]
+
+
+def _each(side: Side) -> Any:
+    batch, devices = _all(side), side.finished[0].run.facts["devices"]
+    # Passes of the same size: accumulation is another way to the same batch, at another speed.
+    return None if not batch else (batch / devices, micro_batch(side))
+
+
+def _alike(one: Side, other: Side) -> int:
+    return sum(one.settings[name] == other.settings.get(name) for name in one.settings)
+
+
+def _shown(records: list[Record]) -> str:
+    """As a reader would find them."""
+    path = records[0].path
+    return str(_near(path if len(records) == 1 else path.parent))
+
+
+def _near(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
