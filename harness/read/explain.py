@@ -33,8 +33,6 @@ USAGE = """usage: python -m harness explain RUN [BASELINE]
 
 RUN, BASELINE: a run, a folder whose runs differ only in their seed, or FOLDER:NAME=VALUE,...
 Without BASELINE the runs of one process beside RUN are looked through for one that is like it"""
-# Less than this share lost in all is no loss to be explained.
-HARDLY = 0.05
 # Of what stands out beside the main cause, so many are told.
 OTHERS = 2
 # A start that takes more of a run than this is worth a word.
@@ -82,7 +80,7 @@ def explain(run: Side, baseline: Side | None = None) -> Explanation:
     others = [(micro_batch(side), read_account(side)) for side in (*singles, *named)]
     scaling = [] if base is None else of_scaling(account, base, facts)
     alone = of_run(account, facts, others)
-    is_lost = base is not None and share_lost(account, base) >= HARDLY
+    is_lost = base is not None and share_lost(account, base) >= LARGE
     main = _main(scaling if is_lost else alone)
     told = _also(main, scaling if is_lost else [], alone)
     sentences = [
@@ -184,7 +182,7 @@ def _no_baseline(account: Account) -> list[str]:
 
 def _of_main(account: Account, main: Cause | None, is_lost: bool | None) -> list[str]:
     """Lost: against a baseline; None without one."""
-    said = ["Hardly anything is lost against the baseline."] if is_lost is False else []
+    said = [f"Under {percent(LARGE)} is lost against it."] if is_lost is False else []
     if main is None:
         return [*said, f"Nothing stands out: no cause takes {percent(LARGE)} of the run."]
     scales = is_lost is False or account.devices == 1
