@@ -27,13 +27,14 @@ from harness.read.account import (
     together,
 )
 from harness.read.causes import bound, lost, of_run, of_scaling, share_lost
-from harness.read.explain import explain
+from harness.read.explain import Explanation, explain
 from harness.read.facts import Facts
 from harness.read.sides import read_side
 from harness.read.statistics import spread
 from tests.test_compare import run as record
 from tests.test_importing import TEXT, text_file
 
+PUBLISHED = Path(__file__).resolve().parents[1] / "outputs" / "published"
 FACTS = Facts(
     strategy="ddp", nodes=1, processes=2, micro_batch=8, baseline_micro_batch=8, eval_batch=64,
     threads=1, baseline_threads=1, on_cpu=True, emulated=False, cpu_percent=None,
@@ -209,6 +210,25 @@ def test_where_ranks_do_not_tell_the_probe_and_the_data_do(tmp_path: Path) -> No
         "start and rest": 1.0,
     }  # fmt: skip
     assert found.evaluation_s == 2 * 2 / 16
+
+
+def published(word: str) -> Explanation:
+    """Of records that were made before ranks told of their steps."""
+    return explain(read_side("RUN", str(PUBLISHED / word), None))
+
+
+def test_what_is_hidden_may_be_the_main_cause() -> None:
+    found = published("vit/1_2:epochs=1")
+    text = " ".join(found.sentences)
+    assert found.main is None and "The main cause is not known" in text
+    assert "Nothing stands out" not in text and "Main cause" not in text
+
+
+def test_nodes_are_held_against_as_many_processes_on_one() -> None:
+    found = published("vit/2_1_20ms")
+    assert found.main == UNTOLD
+    assert "2 processes on one node with batch 16" in found.sentences[1]
+    assert "the link takes 40." in found.sentences[3]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:

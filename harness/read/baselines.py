@@ -1,4 +1,4 @@
-"""Runs of one process among the records of a run: what several processes are held against."""
+"""Runs on one node among the records of a run: what several processes or nodes are held against."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.settings import UserError
 from harness.strategies import OF_ONE_STRATEGY
 
 BATCH = ("per_gpu_batch", "grad_acc")
-# What may differ from a run of one process that is taken unasked: how work is spread and exchanged,
+# What may differ from a run that is taken unasked: how work is spread and exchanged,
 # and what does not change how long a step takes.
 MAY_DIFFER = (
     "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
@@ -20,32 +20,47 @@ MAY_DIFFER = (
 )  # fmt: skip
 
 
-def single_runs(side: Side) -> list[Side]:
-    """Of one process each, otherwise like these, in the same folder of records; by batch."""
+def runs_beside(side: Side) -> list[Side]:
+    """On one node, otherwise like these, in the same folder of records: of one process, or where
+    these are on several nodes, of as many as they have.
+    """
     root = side.records[0].path.absolute().parents[2]
-    wanted = _fixed(side.records[0])
+    wanted, facts = _fixed(side.records[0]), side.finished[0].run.facts
+    counts = (1, facts["devices"]) if facts["nodes"] > 1 else (1,)
     groups: dict[Any, list[Record]] = {}
     for folder in find_runs(root):
-        if not folder.path.parent.name.startswith("1_1"):
+        if not folder.path.parent.name.startswith("1_"):
             continue
         try:
             record = record_of(folder, {}, None)
         except UserError:
             continue  # of other definitions: nothing to hold anything against
-        if record.run.facts["devices"] == 1 and _fixed(record) == wanted and not record.imported:
+        fits = record.run.facts["nodes"] == 1 and record.run.facts["devices"] in counts
+        if fits and _fixed(record) == wanted and not record.imported:
             groups.setdefault(tuple(record.settings.items()), []).append(record)
     found = [Side("baseline", _shown(r), tuple(r)) for r in groups.values()]
-    found = [single for single in found if single.finished]
-    return [single for single in found if not judge(side, single)[SPEED].reasons]
+    found = [other for other in found if other.finished]
+    return [other for other in found if not judge(side, other)[SPEED].reasons]
 
 
-def nearest(side: Side, singles: list[Side]) -> Side | None:
-    """With the same batch a process, else with the same effective batch; like in most settings."""
-    for of in (_each, _all):
-        like = [single for single in singles if of(single) == of(side) is not None]
+def nearest(side: Side, beside: list[Side]) -> Side | None:
+    """Of one process with the same batch each, else with the same effective batch, else of as many
+    processes; the one that is alike in most settings.
+    """
+    several = [other for other in beside if not is_single(other)]
+    for of, among in ((_each, singles(beside)), (_all, singles(beside)), (_each, several)):
+        like = [other for other in among if of(other) == of(side) is not None]
         if like:
-            return max(like, key=lambda single: _alike(single, side))
+            return max(like, key=lambda other: _alike(other, side))
     return None
+
+
+def singles(beside: list[Side]) -> list[Side]:
+    return [side for side in beside if is_single(side)]
+
+
+def is_single(side: Side) -> bool:
+    return bool(side.finished[0].run.facts["devices"] == 1)
 
 
 def micro_batch(side: Side) -> int:

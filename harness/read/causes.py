@@ -79,7 +79,7 @@ def of_scaling(run: Account, base: Account, facts: Facts) -> list[Cause]:
         _step_cause(run, DATA, more.get(DATA), *text.data(run)),
         _step_cause(run, EXCHANGE, more.get(EXCHANGE), *text.exchange(run, facts)),
         _step_cause(run, SLOW_RANK, more.get(STRAGGLERS), *text.stragglers(run, facts)),
-        _step_cause(run, UNTOLD, more.get(UNTOLD), *text.untold(facts)),
+        _step_cause(run, UNTOLD, more.get(UNTOLD), *text.untold(run, more.get(UNTOLD), facts)),
         _beside(run, FIRST, more.get(FIRST), *text.first(run)),
     ]
     smaller = facts.micro_batch < facts.baseline_micro_batch

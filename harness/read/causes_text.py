@@ -53,13 +53,7 @@ def exchange(run: Account, facts: Facts) -> Words:
     took_s = run.parts[EXCHANGE]
     words = f"exchanging, with nothing computed meanwhile, takes {_of_step(run, took_s)}"
     limit = _limit(facts, took_s or 0.0)
-    if facts.payload_bytes:
-        words += f"; each process hands over {facts.payload_bytes / 1e6:.3g} MB an update"
-    if facts.rtt_ms is not None:
-        words += f", over a link of {number(facts.rtt_ms)} ms there and back"
-        if facts.bandwidth_mbit is not None:
-            words += f" and {number(facts.bandwidth_mbit)} Mbit/s"
-        words += f" (asked for: {facts.link_asked})" if facts.link_asked else ""
+    words += _over(facts)
     if limit is not None:
         words += f"; the {limit} is the limit"
     rarely = "exchanging more rarely: a larger batch or --grad_acc (another training)"
@@ -70,6 +64,19 @@ def exchange(run: Account, facts: Facts) -> Words:
     if facts.strategy == "ddp" and facts.compress in (None, "none"):
         return words, f"{rarely}, or smaller gradients: --compress"
     return words, rarely
+
+
+def _over(facts: Facts) -> str:
+    """What is sent, and over which link."""
+    said = ""
+    if facts.payload_bytes:
+        said += f"; each process hands over {facts.payload_bytes / 1e6:.3g} MB an update"
+    if facts.rtt_ms is not None:
+        said += f"; the link takes {number(facts.rtt_ms)} ms there and back"
+        if facts.bandwidth_mbit is not None:
+            said += f" and carries {number(facts.bandwidth_mbit)} Mbit/s"
+        said += f" (asked for: {facts.link_asked})" if facts.link_asked else ""
+    return said
 
 
 def _limit(facts: Facts, took_s: float) -> str | None:
@@ -98,14 +105,18 @@ def stragglers(run: Account, facts: Facts) -> Words:
     if facts.throttled:
         words += f"; a device was slowed down in {percent(facts.throttled)} of the readings"
     where = f" on node {slow.rank // max(facts.processes // facts.nodes, 1)}" * (facts.nodes > 1)
-    return words, f"finding out what else runs beside rank {slow.rank}{where}, or what it has more"
-
-
-def untold(facts: Facts) -> Words:
     return (
-        "exchanging, waiting for others and computing that may be slower cost time that the "
-        f"record of {facts.strategy} does not tell apart",
-        "a run with fewer exchanges tells how much of it they are",
+        words,
+        f"finding out what else runs beside rank {slow.rank}{where}, or what more it has to do",
+    )
+
+
+def untold(run: Account, lost_s: float | None, facts: Facts) -> Words:
+    return (
+        f"exchanging, waiting for others and slower computing, which this record of "
+        f"{facts.strategy} does not tell apart, take {_of_step(run, lost_s)} more than in the "
+        f"baseline{_over(facts)}",
+        "fewer exchanges or a faster link, as far as they are the reason",
     )
 
 

@@ -22,7 +22,7 @@ from harness.read.account import (
     account_of,
     together,
 )
-from harness.read.baselines import MAY_DIFFER, micro_batch, nearest, single_runs, why_not
+from harness.read.baselines import MAY_DIFFER, micro_batch, nearest, runs_beside, singles, why_not
 from harness.read.causes import LARGE, Cause, bound, ideal, of_run, of_scaling, share_lost
 from harness.read.causes_text import number, percent, seconds
 from harness.read.facts import facts_of
@@ -71,17 +71,21 @@ def explain(run: Side, baseline: Side | None = None) -> Explanation:
     """Of runs that differ in their seed alone; without a baseline one is looked for."""
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
         raise UserError(f"{run.word} and {baseline.word} are not comparable: {reason}")
-    account, singles, given = read_account(run), single_runs(run), baseline is not None
+    account, beside, given = read_account(run), runs_beside(run), baseline is not None
     if baseline is None and account.devices > 1:
-        baseline = nearest(run, singles)
+        baseline = nearest(run, beside)
     base = None if baseline is None else read_account(baseline)
     facts = facts_of(run, baseline)
     named = [baseline] if baseline is not None and given else []
-    others = [(micro_batch(side), read_account(side)) for side in (*singles, *named)]
+    single = singles([*beside, *named])
+    others = [(micro_batch(side), read_account(side)) for side in single]
     scaling = [] if base is None else of_scaling(account, base, facts)
     alone = of_run(account, facts, others)
     is_lost = base is not None and share_lost(account, base) >= LARGE
     main = _main(scaling if is_lost else alone)
+    hidden_s = 0.0 if is_lost else account.parts[UNTOLD] or 0.0
+    if main is not None and main.lost_s < hidden_s:
+        main = None  # what is not known may be larger
     told = _also(main, scaling if is_lost else [], alone)
     sentences = [
         _headline(run, account),
@@ -90,7 +94,7 @@ def explain(run: Side, baseline: Side | None = None) -> Explanation:
             if baseline and base
             else _no_baseline(account)
         ),
-        *_of_main(account, main, None if base is None else is_lost),
+        *_of_main(account, main, None if base is None else is_lost, hidden_s),
         *(_of_other(account, cause) for cause in told),
         *([said] if (said := causes_text.unknown(account)) else []),
         *_notes(run, account),
@@ -157,6 +161,8 @@ def _against(side: Side, account: Account, baseline: Side, base: Account, given:
     times, devices = account.rate.mean / base.rate.mean, account.devices / base.devices
     found = "" if given else ", found beside it"
     one = "one process" if base.devices == 1 else f"{base.devices} processes"
+    if baseline.finished[0].run.facts["nodes"] == 1 < side.finished[0].run.facts["nodes"]:
+        one += " on one node"
     said = (
         f"The baseline, {one} with batch {micro_batch(baseline)}, makes {_rate(base)} samples/s "
         f"({baseline.word}{found})."
@@ -175,14 +181,18 @@ def _no_baseline(account: Account) -> list[str]:
     if account.devices == 1:
         return []
     return [
-        "There is no run of one process beside it that is like it in all else: this is from the "
-        "run alone, and whether computing is slower than on one process is not known."
+        "No run of one process beside it is like it in all else, so this is from the run alone; "
+        "whether computing is slower than on one process is not known."
     ]
 
 
-def _of_main(account: Account, main: Cause | None, is_lost: bool | None) -> list[str]:
+def _of_main(
+    account: Account, main: Cause | None, is_lost: bool | None, hidden_s: float
+) -> list[str]:
     """Lost: against a baseline; None without one."""
     said = [f"Under {percent(LARGE)} is lost against it."] if is_lost is False else []
+    if main is None and hidden_s >= LARGE * account.at_work_s:
+        return [*said, "The main cause is not known: the record does not tell its steps apart."]
     if main is None:
         return [*said, f"Nothing stands out: no cause takes {percent(LARGE)} of the run."]
     scales = is_lost is False or account.devices == 1
