@@ -133,7 +133,7 @@ def test_why_computing_is_slower() -> None:
     busy = said(cpu_percent=100.0, others_cores=0.75)
     assert "about 0.75 cores for other programs" in busy and "ending other programs" in busy
     assert "OMP_NUM_THREADS" in said(baseline_threads=2)
-    assert "look for other programs" in said(nodes=2)
+    assert "does not say why" in said(nodes=2)
     assert "share cores" in said(nodes=2, emulated=True)
     assert "slowed down in 50 %" in said(on_cpu=False, throttled=0.5)
 

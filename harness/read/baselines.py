@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.read.comparable import SPEED, judge
 from harness.read.sides import Record, Side, record_of
-from harness.records import find_runs
+from harness.records import RunFolder, find_runs
 from harness.settings import UserError
 from harness.strategies import OF_ONE_STRATEGY
 
@@ -25,7 +25,9 @@ def runs_beside(side: Side) -> list[Side]:
     these are on several nodes, of as many as they have.
     """
     root = side.records[0].path.absolute().parents[2]
-    wanted, facts = _fixed(side.records[0]), side.finished[0].run.facts
+    # Without its label in a sweep, which those beside it may not have.
+    wanted = _fixed(record_of(RunFolder(side.records[0].path), {}, None))
+    facts = side.finished[0].run.facts
     counts = (1, facts["devices"]) if facts["nodes"] > 1 else (1,)
     groups: dict[Any, list[Record]] = {}
     for folder in find_runs(root):

@@ -173,7 +173,7 @@ def slower_computing(run: Account, base: Account, facts: Facts) -> Words:
     if facts.throttled:
         words += f"; a device was slowed down in {percent(facts.throttled)} of the readings"
         return words, "cooling or power for the devices"
-    return words, "the record does not say why: look for other programs on these nodes"
+    return words, "what else runs on these nodes; the record does not say why they are slower"
 
 
 def first(run: Account) -> Words:
