@@ -227,6 +227,7 @@ def test_what_is_hidden_may_be_the_main_cause() -> None:
 def test_nodes_are_held_against_as_many_processes_on_one() -> None:
     found = published("vit/2_1_20ms")
     assert found.main == UNTOLD
+    assert "277 ± 3.34 samples/s (mean and standard deviation of 3 runs)" in found.sentences[0]
     assert "2 processes on one node with batch 16" in found.sentences[1]
     assert "the link takes 40." in found.sentences[3]
 

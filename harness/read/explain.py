@@ -144,16 +144,16 @@ def _headline(side: Side, account: Account) -> str:
         batch += f" x {settings['grad_acc']}"
     return (
         f"{settings['model']} with {settings['strategy']} on {where}, {batch} each: "
-        f"{_rate(account)} samples/s, {seconds(account.step_s)} a step."
+        f"{_rate(account)}, {seconds(account.step_s)} a step."
     )
 
 
 def _rate(account: Account) -> str:
     assert account.rate.mean is not None
-    text = number(account.rate.mean)
-    if account.rate.sd is not None:
-        text += f" ± {number(account.rate.sd)} ({account.rate.n} runs)"
-    return text
+    if account.rate.sd is None:
+        return f"{number(account.rate.mean)} samples/s"
+    spread = f"{number(account.rate.mean)} ± {number(account.rate.sd)} samples/s"
+    return f"{spread} (mean and standard deviation of {account.rate.n} runs)"
 
 
 def _against(side: Side, account: Account, baseline: Side, base: Account, given: bool) -> list[str]:
@@ -161,18 +161,18 @@ def _against(side: Side, account: Account, baseline: Side, base: Account, given:
     times, devices = account.rate.mean / base.rate.mean, account.devices / base.devices
     found = "" if given else ", found beside it"
     one = "one process" if base.devices == 1 else f"{base.devices} processes"
-    if baseline.finished[0].run.facts["nodes"] == 1 < side.finished[0].run.facts["nodes"]:
+    on_one = baseline.finished[0].run.facts["nodes"] == 1
+    if base.devices > 1 and on_one and side.finished[0].run.facts["nodes"] > 1:
         one += " on one node"
     said = (
-        f"The baseline, {one} with batch {micro_batch(baseline)}, makes {_rate(base)} samples/s "
+        f"The baseline, {one} with batch {micro_batch(baseline)}, makes {_rate(base)} "
         f"({baseline.word}{found})."
     )
     unlike = [n for n, _, _ in differing(side, baseline) if n not in MAY_DIFFER]
     than = f"Its training is {times:.2f} times as fast as that"
     if devices != 1:
-        than += (
-            f" on {devices:g} times as many devices, an efficiency of {percent(times / devices)}"
-        )
+        share = percent(times / devices)
+        than += f", on {devices:g} times as many devices: an efficiency of {share}"
     besides = [f"They also differ in {', '.join(unlike)}."] if unlike else []
     return [said, f"{than}.", *besides]
 
