@@ -161,7 +161,7 @@ def test_ranks_that_take_turns_have_no_slow_one_among_them() -> None:
     assert "take turns" in causes_text.stragglers(run, FACTS)[0]
     slow = replace(run, slowest=Slowest(1, 0.5, 0.5))
     words, change = causes_text.stragglers(slow, replace(FACTS, nodes=2))
-    assert "rank 1 is slow" in words and "waiting for its data" in words and "node 1" in change
+    assert "rank 1 is slower" in words and "waiting for its data" in words and "node 1" in change
 
 
 def test_several_runs_are_one_with_a_spread() -> None:

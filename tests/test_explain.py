@@ -114,7 +114,7 @@ def test_what_is_planted_is_the_main_cause(name: str, planted: Path) -> None:
     assert "No run of one process" in found.sentences[1]
     assert found.sentences[2].startswith("Main cause: ")
     if name == "rank":
-        assert "rank 1 is slow" in found.sentences[2] and "for computing" in found.sentences[2]
+        assert "rank 1 is slower" in found.sentences[2] and "for computing" in found.sentences[2]
 
 
 @pytest.mark.parametrize("name", ["loader", "rank", "exchange", "evaluation"])

@@ -99,8 +99,8 @@ def stragglers(run: Account, facts: Facts) -> Words:
         )
     what = "waiting for its data" if slow.of_data_s > slow.more_s / 2 else "computing"
     words = (
-        f"rank {slow.rank} is slow: it takes {seconds(slow.more_s)} an update longer for {what}, "
-        f"and the others wait for it, {took}"
+        f"rank {slow.rank} is slower than others: over the run it takes {seconds(slow.more_s)} an "
+        f"update longer for {what}, and waiting for it takes {took}"
     )
     if facts.throttled:
         words += f"; a device was slowed down in {percent(facts.throttled)} of the readings"

@@ -165,8 +165,8 @@ def _against(side: Side, account: Account, baseline: Side, base: Account, given:
     if base.devices > 1 and on_one and side.finished[0].run.facts["nodes"] > 1:
         one += " on one node"
     said = (
-        f"The baseline, {one} with batch {micro_batch(baseline)}, makes {_rate(base)} "
-        f"({baseline.word}{found})."
+        f"The baseline is {one} with batch {micro_batch(baseline)} ({baseline.word}{found}): "
+        f"{_rate(base)}."
     )
     unlike = [n for n, _, _ in differing(side, baseline) if n not in MAY_DIFFER]
     than = f"Its training is {times:.2f} times as fast as that"
