@@ -79,6 +79,9 @@ def test_what_is_not_told_apart_is_held_against_all_that_it_may_be() -> None:
     assert {n: s for n, s in lost(run, ONE).items() if s} == {UNTOLD: 0.5}
     (cause,) = of_scaling(run, ONE, replace(FACTS, strategy="diloco"))
     assert cause.key == UNTOLD and "diloco" in cause.words
+    # The same the other way round: a baseline on as many devices that does not tell.
+    told = account(parts={COMPUTE: 0.75, EXCHANGE: 0.5, DATA: 0.125, EVALUATION: 0.125})
+    assert {n: s for n, s in lost(told, run).items() if s} == {UNTOLD: 0.5}
     said = causes_text.unknown(run)
     assert said is not None and "computing, exchanging, waiting for slower ranks" in said
     assert causes_text.unknown(ONE) is None

@@ -59,11 +59,13 @@ def lost(run: Account, base: Account) -> dict[str, float]:
     """Part -> seconds an update more than that; less where it is below 0. What is unknown of
     either side is missing.
     """
-    should = ideal(run, base)
-    # What the run does not tell apart is held against all of the baseline's that belongs to it.
-    unknown = [name for name in OF_STEP if run.parts[name] is None or name == UNTOLD]
-    should[UNTOLD] = math.fsum(should[name] or 0.0 for name in unknown)
-    pairs = {name: (run.parts[name], should[name]) for name in PARTS}
+    does, should = dict(run.parts), ideal(run, base)
+    # What one side does not tell apart is held against all of the other's that belongs to it.
+    unknown = [n for n in OF_STEP if does[n] is None or should[n] is None or n == UNTOLD]
+    does[UNTOLD], should[UNTOLD] = (
+        math.fsum(side[name] or 0.0 for name in unknown) for side in (does, should)
+    )
+    pairs = {name: (does[name], should[name]) for name in PARTS}
     return {n: a - b for n, (a, b) in pairs.items() if a is not None and b is not None}
 
 
