@@ -15,6 +15,7 @@ VERBS = {
     "figures": ("harness.read.figures", "a picture of what a sweep measured"),
     "import": ("harness.read.importing", "records of others: text files, trainer_state.json"),
     "compare": ("harness.read.compare", "two runs or groups: difference, interval, is it noise"),
+    "explain": ("harness.read.explain", "why several processes were not as many times as fast"),
     "batches": ("harness.read.batch_worth", "from which batch on larger ones do not pay"),
     "store": ("harness.train.store", "where nodes of an elastic run meet: each may be lost"),
     "report": ("harness.read.report", "tables and figures of a folder as one page"),

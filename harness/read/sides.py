@@ -94,7 +94,7 @@ def read_records(word: str, target: Target | None) -> tuple[list[Record], Target
         places = [(RunFolder(sweep.output_dir / str(run.path)), run.label) for run in planned]
     else:
         places = [(folder, {}) for folder in find_runs(path)]
-    records = [_record(f, label, target) for f, label in places if f.settings.exists()]
+    records = [record_of(f, label, target) for f, label in places if f.settings.exists()]
     if not records:
         raise UserError(f"{path}: there is no record of a run below it")
     return _selected(path, records, wanted), target
@@ -113,7 +113,7 @@ def _parsed(word: str) -> tuple[Path, dict[str, str]]:
     return Path(folder), wanted
 
 
-def _record(folder: RunFolder, label: dict[str, Any], target: Target | None) -> Record:
+def record_of(folder: RunFolder, label: dict[str, Any], target: Target | None) -> Record:
     found = settings_of(folder)
     passed = found.get("trainer") or {}
     fields = {n: f for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"}
