@@ -16,6 +16,7 @@ VERBS = {
     "import": ("harness.read.importing", "records of others: text files, trainer_state.json"),
     "compare": ("harness.read.compare", "two runs or groups: difference, interval, is it noise"),
     "batches": ("harness.read.batch_worth", "from which batch on larger ones do not pay"),
+    "predict": ("harness.read.predict", "step time, cost ... of topologies that nobody here has"),
     "store": ("harness.train.store", "where nodes of an elastic run meet: each may be lost"),
     "env": ("harness.train.environment", "machine and versions, to paste into a question"),
 }
