@@ -85,7 +85,7 @@ def fit_records(word: str, given: Given) -> Fitted:
         line, sharing, sharing_spread, inside_s, gradient, backend,
         grad_acc=first.settings.get("grad_acc") or 1,
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
-        table=tuple(_table(word, records)),
+        table=tuple(link_table(word, records)),
     )  # fmt: skip
     if first.settings.get("grad_acc") is None:
         assumed.append("one forward pass an update: the records do not say how many")
@@ -250,7 +250,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 # ---- links ----
 
 
-def _table(word: str, records: Sequence[Record]) -> Iterable[Reduction]:
+def link_table(word: str, records: Sequence[Record]) -> Iterable[Reduction]:
     """All-reduces of finished runs, and of files beside them. What adds up is not the model, so
     that of all of them counts.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.read.prediction.fitting import Fitted
-from harness.read.prediction.model import EXCHANGE, Prediction
+from harness.read.prediction.model import APART, EXCHANGE, Prediction
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def as_fields(found: Outcome) -> dict[str, Any]:
         "setup": str(each.plan.shape),
         "strategy": each.plan.strategy,
         "compress": each.plan.compress,
-        "sync_every": each.plan.sync_every if each.plan.strategy in ("local_sgd", "diloco") else 1,
+        "sync_every": each.plan.sync_every if each.plan.strategy in APART else 1,
         "per_gpu_batch": each.plan.batch,
         "effective_batch": each.samples,
         "step_s": each.step_s,

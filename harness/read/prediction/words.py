@@ -10,7 +10,7 @@ from rich.table import Table
 from harness.links import Link
 from harness.read.prediction.advice import Choice
 from harness.read.prediction.fitting import Fitted
-from harness.read.prediction.model import Prediction, bend
+from harness.read.prediction.model import APART, Prediction, bend
 from harness.read.prediction.outcome import Outcome
 
 UNKNOWN = "not known"
@@ -83,6 +83,11 @@ def _of_the_link(found: Prediction) -> Iterator[str]:
 def why_no_interval(fitted: Fitted, found: Prediction) -> str:
     if fitted.model.line.spread is None:
         return "too few runs of one process repeat a batch"
+    if found.plan.shape.nodes > 1 and found.plan.strategy in APART:
+        return (
+            "connections that rest between exchanges begin slowly again, which is not modelled: "
+            "over long delays a step takes longer"
+        )
     if found.plan.shape.nodes > 1 and found.correction.spread is None:
         return "no spread of all-reduces over links was measured"
     return "what processes of a machine cost each other was measured once"
@@ -124,7 +129,7 @@ def advice_table(choices: list[Choice]) -> Table:
 def _strategy(found: Prediction) -> str:
     plan = found.plan
     compress = "" if plan.compress == "none" else f" {plan.compress}"
-    every = f" every {plan.sync_every}" if plan.strategy in ("local_sgd", "diloco") else ""
+    every = f" every {plan.sync_every}" if plan.strategy in APART else ""
     return f"{plan.strategy}{compress}{every}"
 
 
