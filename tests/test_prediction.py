@@ -59,6 +59,9 @@ def test_the_ring_of_gloo_by_hand() -> None:
     cost = allreduce(GLOO, 5 * MB, Shape(2), FAR)
     assert cost == Cost(0.2, pytest.approx(3 * 0.04), pytest.approx(0.7 * 0.04))
     assert cost.alone_s == pytest.approx(0.32)
+    # Four ranks: 1.5 times the bytes, half of them while pieces are waited for.
+    four = allreduce(GLOO, 5 * MB, Shape(2, 2), FAR)
+    assert four.alone_s == pytest.approx(6 * 0.04 + 0.3 / 2)
     assert allreduce(GLOO, 5 * MB, Shape(1, 8), FAR) == Cost()
 
 
@@ -95,6 +98,9 @@ def test_exchanges_overlap_by_hand() -> None:
     assert last_end([1, 3], [cost, cost], 2) == 6
     # The third waits for the first (4), and for the link (5).
     assert last_end([1, 3, 3], [cost, cost, cost], 2) == 8
+    # Half of what passes does so while it waits: 1 + 2 - 1 + 1, and never before all has passed.
+    assert last_end([1], [Cost(2.0, 1.0, added=0.5)], 2) == 3
+    assert last_end([1], [Cost(2.0, 4.0, added=0.5)], 2) == 6
     # What may pass while it waits hides what is shorter.
     assert last_end([1], [Cost(0.5, 1.0, 2.0)], 2) == 4
     assert last_end([], [], 1) == 0

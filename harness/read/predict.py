@@ -30,6 +30,7 @@ from harness.read.prediction.words import (
 from harness.settings import UserError, parse_setup
 from harness.strategies import STRATEGIES
 
+PICTURES = (".png", ".svg", ".pdf")
 SHOWN = 5  # choices of --advise
 MOST = 100_000  # nodes; what is beyond is a slip of the finger
 
@@ -92,7 +93,7 @@ def _parser() -> _Parser:
     add("--train_size", type=_whole, help="samples of an epoch, where the records do not say")
     add("--backend", choices=BACKENDS, help="where the records do not say")
     add("--sharing", type=_share, help="what each more process of a machine slows all by, 0 to 1")
-    add("--plot", type=Path, metavar="FILE", help="draws samples/s over nodes: png, svg or pdf")
+    add("--plot", type=_picture, metavar="FILE", help="draws samples/s over nodes: png, svg or pdf")
     add("--advise", action="store_true", help="the best topology, batch and strategy")
     add("--deadline", type=_positive, help="hours, with --advise")
     add("--budget", type=_positive, help="with --advise and --cost_per_gpu_hour")
@@ -176,6 +177,12 @@ def _wide(table: Table) -> None:
     screen = _screen()
     width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
     Console(highlight=False, width=width).print(table)
+
+
+def _picture(text: str) -> Path:
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text}: expected a file that ends in png, svg or pdf")
+    return Path(text)
 
 
 def _number(text: str, least: float, most: float, what: str) -> float:

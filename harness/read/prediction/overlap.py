@@ -40,5 +40,5 @@ def last_end(ready_s: Sequence[float], costs: Sequence[Cost], lanes: int) -> flo
         before = ends[number - lanes] if number >= lanes else 0.0
         begins_s = max(at_s, before)
         link_free_s = max(begins_s, link_free_s) + cost.wire_s
-        ends.append(max(link_free_s, begins_s + cost.slack_s) + cost.waits_s)
+        ends.append(cost.end_s(begins_s, link_free_s))
     return max(ends, default=0.0)
