@@ -197,7 +197,7 @@ def test_advice(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"\n +1_1 +ddp +32 +0\.6", out) and "fewest device hours first" in out
     # In half of that only those do that exchange seldom.
     out = said(capsys, *argv, "--deadline", "0.4", "--strategy", "diloco", "--sync_every", "50")
-    assert re.search(r"─\n +[24]_1 +diloco every 50 ", out)
+    assert re.search(r"─ *\n +[24]_1 +diloco every 50 ", out)
     out = said(capsys, *argv, "--budget", "5", "--cost_per_gpu_hour", "2")
     assert "fastest first" in out and "quality is not predicted" in out
     assert "nothing up to 4_1" in said(capsys, *argv, "--deadline", "0.0001", code=1)

@@ -157,7 +157,8 @@ def _advise(asked: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
     _wide(advice_table(choices[:SHOWN]))
     screen.print(
         "quality is not predicted: other effective batches and diloco are other trainings "
-        "(python -m harness batches says from which batch on larger ones do not pay)"
+        "(python -m harness batches says from which batch on larger ones do not pay); "
+        "over long delays diloco takes longer than is said here (its connections rest)"
     )
     return 0
 

@@ -21,9 +21,9 @@ GLOO_PIECE, GLOO_PIECES_PER_RANK, GLOO_IN_FLIGHT = MIB, 2, 2
 # one, in which bytes may pass: from all-reduces measured over 15 links and sizes, 1 to 25 MB,
 # which the form meets within 18 %.
 GLOO_SLACK = 0.7
-# A piece is asked for before it is sent. Between two ranks that request queues behind the piece that
-# goes the same way; from three on requests and pieces go over different connections, and while one
-# piece is waited for the other passes.
+# A piece is asked for before it is sent. Between two ranks that request queues behind the piece
+# that goes the same way; from three on requests and pieces go over different connections, and while
+# one piece is waited for the other passes.
 GLOO_ADDED, GLOO_ADDED_OF_TWO = 0.5, 1.0
 GLOO, NCCL = "gloo", "nccl"
 BACKENDS = (GLOO, NCCL)

@@ -281,6 +281,9 @@ def _wire(link: dict[str, Any]) -> Wire | None:
     """As it was asked for, where it was; else as it was measured."""
     asked = link.get("asked")
     if isinstance(asked, dict):
+        if asked.get("delay_ms") and asked.get("rate_mbit") is None:
+            # Then TCP's window decides what passes, and a probe ends before that has opened.
+            return None
         return wire_of(Link(asked.get("delay_ms") or 0.0, asked.get("rate_mbit")))
     if asked or not is_number(link.get("rtt_min_ms")) or not is_number(link.get("bandwidth_mbit")):
         return None  # unequal links, or nothing is known
