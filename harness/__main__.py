@@ -17,6 +17,7 @@ VERBS = {
     "compare": ("harness.read.compare", "two runs or groups: difference, interval, is it noise"),
     "explain": ("harness.read.explain", "why several processes were not as many times as fast"),
     "batches": ("harness.read.batch_worth", "from which batch on larger ones do not pay"),
+    "predict": ("harness.read.predict", "step time, cost ... of topologies that nobody here has"),
     "store": ("harness.train.store", "where nodes of an elastic run meet: each may be lost"),
     "report": ("harness.read.report", "tables and figures of a folder as one page"),
     "env": ("harness.train.environment", "machine and versions, to paste into a question"),

@@ -103,11 +103,16 @@ def _measured(world: World, mb: list[float]) -> dict[str, Any] | None:
     if torch.cuda.is_available():
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend)
     found = measure(world, device, [max(1, int(size * 1e6)) for size in mb])
     dist.barrier()  # all ranks end together: torchrun stops the others as soon as one has left
     dist.destroy_process_group()
-    return found
+    if found is None:
+        return None
+    # Predictions read this from a file, which says by itself what it is of.
+    about = {"backend": backend, "nodes": world.nodes, "processes_per_node": world.per_node}
+    return {**about, **found}
 
 
 # ---- the table ----

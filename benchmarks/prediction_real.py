@@ -1,0 +1,57 @@
+"""Two emulated nodes that really compute, one core each, for benchmarks/prediction.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.prediction_table import Row, compared
+from harness.links import plain_link
+from harness.read.prediction.exchange import Shape, wire_of
+from harness.read.prediction.fitting import Given, fit_records, link_table
+from harness.read.prediction.model import Plan
+from harness.read.sides import read_records
+
+ROOT = Path(__file__).resolve().parents[1]
+FLAGS = ("--tiny", "--epochs", "1", "--telemetry_hz", "0", "--save", "none")
+BATCHES, BATCH = (8, 16, 32), 16
+
+
+def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
+    """Runs that are finished are not run again: the script sees to that."""
+    if measure:
+        for batch in BATCHES:
+            _run([sys.executable], out / "fit", "1_1", batch)
+        torchrun = [sys.executable, "-m", "torch.distributed.run"]
+        _run([*torchrun, "--standalone", "--nproc_per_node=2"], out / "fit", "1_2", BATCH)
+        for link in links:
+            nodes = [sys.executable, "-m", "harness", "nodes", "2", "--link", link, "--"]
+            setup = f"2_1_{plain_link(link).tag}"
+            _run([*nodes, "torchrun"], out / "far", setup, BATCH)
+    if not ((out / "fit").exists() and (out / "far").exists()):
+        return
+    fitted = fit_records(str(out / "fit"), Given())
+    # The probe that a run makes of its link before its first step; the steps are not looked at.
+    records, _ = read_records(str(out / "far"), None)
+    table = tuple(link_table(str(out / "far"), records))
+    for link in links:
+        plan = Plan(Shape(2), BATCH, wire_of(plain_link(link)), emulated=True)
+        tag = plain_link(link).tag
+        for record in records:
+            rate = record.run.measures.get("train_samples_per_s")
+            if rate is None or not str(record.settings["setup"]).endswith(f"_{tag}"):
+                continue
+            measured_s = record.run.environment["effective_batch"] / rate
+            yield compared(
+                "vit.py --tiny", link, measured_s, replace(fitted.model, table=table), plan
+            )
+
+
+def _run(start: list[str], out: Path, setup: str, batch: int) -> None:
+    words = ["vit.py", *FLAGS, "--per_gpu_batch", str(batch), "--setup", setup, "--o", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*start, *words], cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,41 @@
+"""What benchmarks/prediction.py has found, as a table."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from harness.read.prediction.model import Model, Plan, predict
+
+Row = dict[str, Any]
+
+
+def compared(what: str, link: str, measured_s: float, model: Model, plan: Plan) -> Row:
+    """With the probe's table, with the closed form alone, and with the textbook's ring."""
+    with_table = predict(model, plan)
+    form = predict(replace(model, table=()), plan)
+    said = {"table": with_table.step_s, "form": form.step_s, "alpha_beta": with_table.baseline_s}
+    errors = {name: seconds / measured_s - 1 for name, seconds in said.items()}
+    return {"what": what, "setup": str(plan.shape), "link": link, "measured_s": measured_s,
+            "predicted_s": said, "errors": errors}  # fmt: skip
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        "| what | set-up | link, one way | step, ms | predicted | off | closed form | alpha-beta |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        off = " | ".join(f"{row['errors'][name]:+.1%}" for name in ("table", "form", "alpha_beta"))
+        lines.append(
+            f"| {row['what']} | {row['setup']} | {row['link']} | {row['measured_s'] * 1e3:,.1f} | "
+            f"{row['predicted_s']['table'] * 1e3:,.1f} | {off} |"
+        )
+    lines.append("")
+    for name, words in (("table", "with the link's probe"), ("form", "closed form alone"),
+                        ("alpha_beta", "alpha-beta")):  # fmt: skip
+        sizes = [abs(row["errors"][name]) for row in rows]
+        lines.append(f"{words}: {len(sizes)} cases, off by {statistics.median(sizes):.1%} in the "
+                     f"median, by {max(sizes):.1%} at most  ")  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,365 @@
+"""The model of a step: worked out by hand, planted parameters found again, limits kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.links import Link, plain_link
+from harness.read.prediction.compute import fit_line, fit_sharing
+from harness.read.prediction.exchange import (
+    GLOO,
+    NCCL,
+    TCP_SHARE,
+    Cost,
+    Shape,
+    Wire,
+    allreduce,
+    alpha_beta,
+    gloo_round_trips,
+    wire_of,
+)
+from harness.read.prediction.fitting import link_table
+from harness.read.prediction.measured import Reduction, correction
+from harness.read.prediction.model import (
+    COMPUTE,
+    EXCHANGE,
+    SHARING,
+    Model,
+    Plan,
+    bend,
+    over_nodes,
+    predict,
+)
+from harness.read.prediction.overlap import buckets, last_end, ready_times
+from harness.read.sides import read_records
+from harness.settings import UserError
+
+MB = 1e6
+# 10 ms + 1 ms a sample, without noise.
+LINE = fit_line([(8, 0.018), (16, 0.026), (32, 0.042), (16, 0.026)])
+MODEL = Model(LINE, 0.1, 0.0, 0.002, int(4 * MB), GLOO)
+FAR = Wire(0.020, 25e6)
+
+
+# ---- exchange ----
+
+
+def test_the_ring_of_gloo_by_hand() -> None:
+    # 25 MB in pieces of 1 MiB: 24 of them, 12 a rank; two ranks send 12 twice, two at a time.
+    assert gloo_round_trips(25 * MB, 2) == (12, 0.7)
+    # A small one has two pieces a rank all the same; four ranks pass them on three times, twice.
+    assert gloo_round_trips(1000, 2) == (2, 0.7)
+    assert gloo_round_trips(1000, 4) == (6, pytest.approx(2.1))
+    cost = allreduce(GLOO, 5 * MB, Shape(2), FAR)
+    assert cost == Cost(0.2, pytest.approx(3 * 0.04), pytest.approx(0.7 * 0.04))
+    assert cost.alone_s == pytest.approx(0.32)
+    # Four ranks: 1.5 times the bytes, half of them while pieces are waited for.
+    four = allreduce(GLOO, 5 * MB, Shape(2, 2), FAR)
+    assert four.alone_s == pytest.approx(6 * 0.04 + 0.3 / 2)
+    assert allreduce(GLOO, 5 * MB, Shape(1, 8), FAR) == Cost()
+
+
+def test_nccl_waits_for_a_tree_and_the_textbook_for_a_ring() -> None:
+    cost = allreduce(NCCL, 8 * MB, Shape(8, 2), Wire(0.001, 1e9))
+    assert cost.wire_s == pytest.approx(2 * 15 / 16 * 0.008)
+    assert cost.waits_s == pytest.approx(2 * 3 * 0.001)
+    assert allreduce(NCCL, 8 * MB, Shape(2), Wire(0.001, 1e9)).waits_s == pytest.approx(0.002)
+    assert alpha_beta(8 * MB, Shape(4), Wire(0.001, 1e9)) == pytest.approx(0.006 + 1.5 * 0.008)
+
+
+def test_a_link_in_seconds_and_bytes() -> None:
+    wire = wire_of(Link(20, 200))
+    assert wire.round_trip_s == 0.04 and wire.bytes_per_s == pytest.approx(25e6 * TCP_SHARE)
+    assert math.isinf(wire_of(Link()).bytes_per_s)
+
+
+# ---- overlap ----
+
+
+def test_buckets_as_ddp_makes_them() -> None:
+    mib = 2**20
+    assert buckets(60 * mib) == [mib, 25 * mib, 25 * mib, 9 * mib]
+    assert buckets(mib / 2) == [mib / 2] and buckets(0) == []
+    assert buckets(3 * mib, cap_mb=2) == [mib, 2 * mib]
+    assert ready_times([1, 3], 8.0) == [2.0, 8.0]
+
+
+def test_exchanges_overlap_by_hand() -> None:
+    cost = Cost(wire_s=2.0, waits_s=1.0)
+    # One at a time: 1 to 4, 4 to 7.
+    assert last_end([1, 3], [cost, cost], 1) == 7
+    # Two at a time share the link (1 to 3, 3 to 5) and wait together.
+    assert last_end([1, 3], [cost, cost], 2) == 6
+    # The third waits for the first (4), and for the link (5).
+    assert last_end([1, 3, 3], [cost, cost, cost], 2) == 8
+    # Half of what passes does so while it waits: 1 + 2 - 1 + 1, and never before all has passed.
+    assert last_end([1], [Cost(2.0, 1.0, added=0.5)], 2) == 3
+    assert last_end([1], [Cost(2.0, 4.0, added=0.5)], 2) == 6
+    # What may pass while it waits hides what is shorter.
+    assert last_end([1], [Cost(0.5, 1.0, 2.0)], 2) == 4
+    assert last_end([], [], 1) == 0
+
+
+# ---- computing ----
+
+
+def test_planted_lines_are_found() -> None:
+    assert (LINE.fixed_s, LINE.per_sample_s) == pytest.approx((0.010, 0.001))
+    assert LINE.spread == pytest.approx(0, abs=1e-9) and LINE.freedom == 2
+    random = np.random.default_rng(1)
+    noisy = [(b, (0.01 + 0.001 * b) * f) for b in (4, 8, 16, 32, 64) * 20
+             for f in [1 + 0.03 * random.standard_normal()]]  # fmt: skip
+    found = fit_line(noisy)
+    assert (found.fixed_s, found.per_sample_s) == pytest.approx((0.01, 0.001), rel=0.05)
+    assert found.spread == pytest.approx(0.03, rel=0.2)
+
+
+def test_a_line_has_no_part_below_zero() -> None:
+    falling = fit_line([(8, 0.02), (16, 0.018)])
+    assert falling.per_sample_s == 0 and 0.018 < falling.fixed_s < 0.02
+    steep = fit_line([(8, 0.008), (16, 0.020)])
+    assert steep.fixed_s == 0 and 0.001 < steep.per_sample_s < 0.00125
+
+
+def test_one_batch_says_nothing_of_others() -> None:
+    line = fit_line([(16, 0.02), (16, 0.03)])
+    assert line.step_s(16) == 0.025 and line.knows(16) and not line.knows(32)
+    assert line.backward_s(16) == pytest.approx(0.025 * 2 / 3)
+    assert fit_line([(16, 0.02)]).spread is None
+    with pytest.raises(UserError, match=r"only batch 16 was measured.*--per_gpu_batch 32"):
+        predict(replace(MODEL, line=line), Plan(Shape(1), 32))
+
+
+def test_sharing_by_hand() -> None:
+    assert fit_sharing({2: [1.1, 1.3]}) == pytest.approx(0.2)
+    # By least squares: (1 x 0.1 + 3 x 0.9) / (1 + 9).
+    assert fit_sharing({2: [1.1], 4: [1.9]}) == pytest.approx(0.28)
+    assert fit_sharing({2: [0.9]}) == 0 and fit_sharing({}) == 0
+
+
+# ---- steps ----
+
+
+def test_a_step_by_hand() -> None:
+    """Two nodes, 4 MB: 1 MiB is ready first, the rest at the end of 10.67 ms of backward pass."""
+    found = predict(MODEL, Plan(Shape(2), 16, FAR))
+    first, rest = 2**20, 4 * MB - 2**20
+    backward_s = 0.016 * 2 / 3
+    first_ready_s = backward_s * first / (4 * MB)
+    first_sent_s = first_ready_s + first / 25e6
+    # The rest waits until the first is off the link, then two round trips.
+    end_s = max(first_sent_s, backward_s) + rest / 25e6 + 2 * 0.04
+    assert found.parts == {
+        COMPUTE: pytest.approx(0.026), SHARING: 0.0, EXCHANGE: pytest.approx(end_s - backward_s),
+    }  # fmt: skip
+    assert found.step_s == pytest.approx(sum(found.parts.values()))
+    assert found.samples_per_s == pytest.approx(32 / found.step_s)
+    assert found.efficiency == pytest.approx(0.026 / found.step_s)
+    assert found.dominating == EXCHANGE
+
+
+def test_limits() -> None:
+    """No link, no waiting; and nothing is more than as many times one process."""
+    near = predict(MODEL, Plan(Shape(64), 16, Wire()))
+    assert near.efficiency == 1 and near.dominating == COMPUTE
+    for shape in (Shape(1), Shape(1, 4), Shape(2), Shape(16, 8), Shape(4096)):
+        for backend in (GLOO, NCCL):
+            found = predict(replace(MODEL, backend=backend), Plan(shape, 16, FAR))
+            assert 0 < found.efficiency <= 1
+    inside = predict(MODEL, Plan(Shape(1, 4), 16))
+    assert inside.parts[SHARING] == pytest.approx(0.3 * 0.026)
+    assert inside.parts[EXCHANGE] == pytest.approx(0.002 * 2 * 3 / 4)
+    # Emulated nodes share one machine.
+    shared = predict(MODEL, Plan(Shape(4), 16, FAR, emulated=True))
+    assert shared.parts[SHARING] == pytest.approx(0.3 * 0.026)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "local_sgd", "diloco"])
+@pytest.mark.parametrize("backend", [GLOO, NCCL])
+def test_a_worse_link_is_never_faster(strategy: str, backend: str) -> None:
+    model = replace(MODEL, backend=backend)
+
+    def step_s(nodes: int, delay_s: float, rate: float, size: int = 4_000_000) -> float:
+        plan = Plan(Shape(nodes), 16, Wire(delay_s, rate), strategy, blocks=12)
+        return predict(replace(model, gradient_bytes=size), plan).step_s
+
+    by_delay = [step_s(4, delay, 1e8) for delay in (0, 0.001, 0.01, 0.1)]
+    by_rate = [step_s(4, 0.001, rate) for rate in (1e9, 1e8, 1e7, 1e6)]
+    by_nodes = [step_s(nodes, 0.001, 1e8) for nodes in (1, 2, 4, 8, 64, 1024)][strategy == "fsdp" :]
+    by_size = [step_s(4, 0.001, 1e8, size) for size in (10**5, 10**6, 10**7, 10**8)]
+    for steps in (by_delay, by_rate, by_nodes, by_size):
+        assert steps == sorted(steps)
+        assert steps[0] < steps[-1]
+
+
+def test_what_makes_a_slow_link_bearable() -> None:
+    def exposed_s(**more: object) -> float:
+        return predict(MODEL, Plan(Shape(2), 16, FAR, **more)).parts[EXCHANGE]  # type: ignore[arg-type]
+
+    whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
+    assert exposed_s(strategy="diloco", sync_every=50) == pytest.approx(whole_s / 50)
+    going_on_s = 4 * 0.026
+    assert exposed_s(strategy="diloco", sync_every=50, overlap=4) == pytest.approx(
+        (whole_s - going_on_s) / 50
+    )
+    assert exposed_s(strategy="diloco", overlap=100, sync_every=200) == 0
+    assert exposed_s(compress="bf16") < exposed_s()
+    coded_s = (0.25 + 1 / 1024) * 4 * MB / 25e6 + 2 * 0.04
+    assert exposed_s(strategy="diloco", compress="int8") == pytest.approx(coded_s / 10)
+
+
+def test_fsdp_by_hand() -> None:
+    """Two layers of 2 MB: half of an all-reduce each, 80 ms + 80 ms / 2; nothing hides much."""
+    plan = Plan(Shape(2), 16, FAR, "fsdp", blocks=2)
+    half_s = allreduce(GLOO, 2 * MB, Shape(2), FAR).alone_s / 2
+    forward_s, backward_s = 0.016 / 3, 0.016 * 2 / 3
+    expected = half_s + (half_s - forward_s) + 2 * half_s + (2 * half_s - backward_s)
+    assert predict(MODEL, plan).parts[EXCHANGE] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("model", "plan", "said"), [
+    (MODEL, Plan(Shape(2), 16, FAR, "hivemind"), "hivemind: not modelled"),
+    (MODEL, Plan(Shape(2), 16, FAR, compress="powersgd"), "powersgd with ddp: not modelled"),
+    (MODEL, Plan(Shape(2), 16, FAR, "fsdp"), "give --blocks"),
+    (MODEL, Plan(Shape(1, 2), 16, FAR, "fsdp", blocks=2), "fsdp on one node"),
+    (replace(MODEL, gradient_bytes=None), Plan(Shape(2), 16, FAR), "give --gradient_mb"),
+    (replace(MODEL, sharing=None), Plan(Shape(1, 2), 16), "measure --setup 1_2"),
+])  # fmt: skip
+def test_what_is_not_known_is_not_guessed(model: Model, plan: Plan, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        predict(model, plan)
+
+
+def test_where_the_curve_bends() -> None:
+    curve = over_nodes(replace(MODEL, backend=NCCL), Plan(Shape(1), 16, Wire(0.002, 1e9)), 3000)
+    assert [each.plan.shape.nodes for each in curve][-3:] == [1024, 2048, 3000]
+    rates = [each.samples_per_s for each in curve]
+    assert rates == sorted(rates)
+    bends = bend(curve)
+    assert bends is not None
+    at = curve.index(bends)
+    assert bends.efficiency < 0.5 <= curve[at - 1].efficiency
+    assert bend(curve[:1]) is None
+
+
+# ---- what was measured ----
+
+
+def reductions(
+    factor: float, wire: Wire, sizes: tuple[int, ...] = (10**5, 10**7)
+) -> list[Reduction]:
+    return [
+        Reduction(GLOO, n, factor * allreduce(GLOO, n, Shape(2), wire).alone_s, Shape(2), wire)
+        for n in sizes
+    ]
+
+
+def test_a_measured_link_is_given_back() -> None:
+    table = reductions(1.5, FAR) + reductions(0.8, Wire(0.001, 25e6))
+    found = correction(table, GLOO, Shape(2), FAR)
+    assert found.of_link and found.at(10**5) == pytest.approx(1.5)
+    assert found.at(10**6) == pytest.approx(1.5) and found.at(1) == pytest.approx(1.5)
+    # Between two sizes half way by the logarithm.
+    mixed = reductions(1.0, FAR, (10**4,)) + reductions(4.0, FAR, (10**6,))
+    assert correction(mixed, GLOO, Shape(4), FAR).at(10**5) == pytest.approx(2.0)
+    # Another link: the median of all, and how much they differ.
+    other = correction(table, GLOO, Shape(2), Wire(0.1, 1e6))
+    assert not other.of_link and other.at(10**6) == pytest.approx(math.sqrt(1.5 * 0.8))
+    logs = [math.log(1.5)] * 2 + [math.log(0.8)] * 2
+    assert other.spread == pytest.approx(statistics.stdev(logs)) and other.freedom == 3
+    assert correction(table, NCCL, Shape(2), FAR).at(10**6) == 1
+    # A rate that is not limited is another link than one that is.
+    assert not correction(table, GLOO, Shape(2), Wire(0.020)).of_link
+
+
+def test_an_interval_needs_a_spread_of_every_part() -> None:
+    plan = Plan(Shape(2), 16, FAR)
+    assert predict(MODEL, plan).low_s is None
+    noisy = fit_line([(8, 0.0185), (16, 0.0255), (32, 0.042), (16, 0.0265)])
+    table = tuple(reductions(1.0, FAR) + reductions(1.1, FAR) + reductions(0.9, FAR))
+    model = replace(MODEL, line=noisy, table=table)
+    found = predict(model, plan)
+    assert found.low_s is not None and found.high_s is not None
+    assert found.low_s < found.step_s < found.high_s
+    # Two of freedom: Student's t is 4.303.
+    assert noisy.spread is not None and found.correction.spread is not None
+    half = 4.3027 * math.hypot(
+        noisy.spread * found.parts[COMPUTE], found.correction.spread * found.parts[EXCHANGE]
+    )
+    assert found.high_s - found.step_s == pytest.approx(half, rel=1e-4)
+    assert predict(model, replace(plan, strategy="diloco")).low_s is None
+    assert predict(model, Plan(Shape(1), 16)).low_s is not None
+
+
+def test_published_steps_over_links(root: Path) -> None:
+    """DDP on two nodes over twenty links, from what it takes without one: nothing is fitted on
+    what is predicted, and the textbook's ring is far off.
+    """
+    records, _ = read_records(str(root / "outputs/published/sweeps/propagation-tiny"), None)
+    steps: dict[tuple[str, str | None], list[float]] = {}
+    sizes = {}
+    for record in records:
+        environment = record.run.environment
+        if environment["nodes"] == 2:
+            rate = record.run.measures["train_samples_per_s"]
+            key = record.settings["script"], record.settings["link"]
+            steps.setdefault(key, []).append(environment["effective_batch"] / rate)
+            sizes[record.settings["script"]] = environment["link"]["gradient_bytes"]
+    ours, textbook = [], []
+    for (script, link), seconds in steps.items():
+        if link in (None, "none"):
+            continue
+        near = next(s for (name, at), s in steps.items() if name == script and at in (None, "none"))
+        line = fit_line([(16, statistics.median(near))])
+        model = Model(line, 0.0, None, 0.0, sizes[script], GLOO)
+        found = predict(model, Plan(Shape(2), 16, wire_of(plain_link(link))))
+        measured_s = statistics.median(seconds)
+        ours.append(abs(found.step_s / measured_s - 1))
+        textbook.append(abs(found.baseline_s / measured_s - 1))
+    assert len(ours) == 18
+    assert statistics.median(ours) < 0.1 and max(ours) < 0.25
+    assert statistics.median(textbook) > 0.1 and max(textbook) > 0.5
+    # Of 60 runs, those over a distance without a rate say only how far TCP's window had opened.
+    assert len(list(link_table("nothing", records))) == 36
+
+
+# ---- the benchmark ----
+
+
+def test_the_benchmark_finds_no_error_where_none_is_planted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From results as its folder holds them; nothing is run."""
+    from benchmarks.prediction import MB as PLANTED_MB
+    from benchmarks.prediction import main as benchmark
+
+    def write(name: str, step_s: float, **more: object) -> None:
+        text = json.dumps({"step_s": step_s, **more})
+        (tmp_path / f"standin-{PLANTED_MB:g}mb-{name}.json").write_text(text)
+
+    argv = ["--out", str(tmp_path), "--table", "--links", "20ms/200mbit"]
+    assert benchmark(argv) == 1
+    for batch in (8, 16, 32):
+        write(f"1_1-b{batch}", 0.010 + 0.002 * batch)
+    write("1_2", 0.042)
+    wire = wire_of(plain_link("20ms/200mbit"))
+    line = fit_line([(8, 0.026), (16, 0.042), (32, 0.074)])
+    model = Model(line, 0.0, None, 0.0, int(PLANTED_MB * MB), GLOO)
+    steps = {str(s): predict(model, Plan(s, 16, wire)).step_s for s in (Shape(2), Shape(4))}
+    seconds = allreduce(GLOO, 10**6, Shape(2), wire).alone_s
+    link = {"allreduce": [{"bytes": 10**6, "s": seconds}, {"bytes": None, "s": None}]}
+    write("20ms-200mbit-2_1", steps["2_1"], link=link)
+    write("20ms-200mbit-4_1", 2 * steps["4_1"])
+    assert benchmark(argv) == 0
+    out = capsys.readouterr().out
+    assert "| stand-in | 2_1 | 20ms/200mbit | " in out and "| +0.0% | +0.0% |" in out
+    assert "| -50.0% | -50.0% |" in out
+    assert "with the link's probe: 2 cases, off by 25.0% in the median, by 50.0% at most" in out
+    assert (tmp_path / "prediction.md").read_text().startswith("| what |")
