@@ -17,11 +17,14 @@ from harness.read import causes
 from harness.read.account import COMPUTE, DATA, EXCHANGE, PARTS, STRAGGLERS, UNTOLD
 from harness.read.causes import bound, lost, of_run
 from harness.read.explain import Explanation, explain, read_account
+from harness.read.explained import explained as of_report
 from harness.read.facts import facts_of
+from harness.read.measured import read_measured
 from harness.read.sides import read_side
 from harness.records import read_json
 from harness.train import compress
 from tests.ranks import ranks
+from tests.test_sweep_table import Plan
 from tests.toys import Net, Points, ours
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,6 +134,31 @@ def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
     run, one = (read_account(read_side("x", str(p), None)) for p in (planted / "batch", base))
     # As long for half as many samples: half of a step is lost, of ten seconds a batch.
     assert lost(run, one)[COMPUTE] == pytest.approx(PLANTED_S / 2, rel=0.25)
+
+
+def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted: Path) -> None:
+    """Of one that cannot be explained the reason."""
+    healthy, slow = planted / "healthy", planted / "rank"
+    (said,) = of_report(read_measured(healthy))
+    assert all(s in said for s in explained(healthy / "bert" / "1_2").sentences)
+    (said,) = of_report(read_measured(slow))
+    assert all(s in said for s in explained(slow / "bert" / "1_2").sentences)
+    assert "Main cause: rank 1 is slower" in said
+
+
+def test_a_report_explains_each_set_up_once(planted: Path) -> None:
+    """Those of one process are not explained beside those of two."""
+    found = of_report(read_measured(planted))
+    assert len(found) == 1 and "on 2 processes" in found[0]
+    (alone,) = of_report(read_measured(planted / "batch_of_all"))
+    assert "on 1 process" in alone
+
+
+def test_a_report_says_why_a_group_is_not_explained(tmp_path: Path) -> None:
+    plan = Plan(tmp_path)
+    plan.run(setup="1_2")
+    (said,) = of_report(read_measured(plan.write()))
+    assert "has no timed steps" in said
 
 
 def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +139,11 @@ def test_all_of_a_step_is_one_thing_or_the_other(slow_ones: list[dict[str, Any]]
         assert found["hooks"] == 1  # after the first backward pass
 
 
+def probe_exposed_s(found: dict[str, Any]) -> float:
+    probe = found["environment"]["comm_probe"]
+    return statistics.median(map(float.__sub__, probe["with_s"], probe["without_s"]))
+
+
 def test_an_exchange_that_is_slow_is_seen_as_one(slow_ones: list[dict[str, Any]]) -> None:
     """By both measures: the step as it is, and without its exchange."""
     found, plain = slow_ones[0]["exchange"], slow_ones[0]["neither"]
@@ -148,7 +154,10 @@ def test_an_exchange_that_is_slow_is_seen_as_one(slow_ones: list[dict[str, Any]]
     probe = found["environment"]["comm_probe"]
     assert min(probe["with_s"]) >= SLEEP_S
     assert all(map(float.__gt__, probe["with_s"], probe["without_s"]))
-    assert summary["comm_share"] == probe["comm_share"] > plain["summary"]["comm_share"]
+    assert probe_exposed_s(found) > probe_exposed_s(plain)
+    # None where the machine was disturbed so much that it would be more than a whole step.
+    share = probe_exposed_s(found) / probe["step_s"]
+    assert summary["comm_share"] == probe["comm_share"] == (share if share < 1 else None)
     assert summary["comm_exposed_share"] == row["comm_exposed_share"]
 
 

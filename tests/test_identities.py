@@ -77,6 +77,7 @@ def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[f
             ARCHITECTURES[name] = {**entries, model_name: shrunk(entry)}
             argv = ["--tiny", "--model", model_name, "--b", str(batch), "--grad_acc", str(acc)]
             argv += ["--epochs", "1", "--dropout", "0", "--save", "none", "--o", folder]
+            argv += ["--telemetry_hz", "0", "--comm_probe", "off"]
             run = start(parse(name, argv))
             assert run is not None
             model = models.build(run.settings, [str(c) for c in range(CLASSES)])

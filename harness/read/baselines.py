@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,34 @@ MAY_DIFFER = (
 )  # fmt: skip
 
 
-def runs_beside(side: Side) -> list[Side]:
-    """On one node, otherwise like these, in the same folder of records: of one process, or where
-    these are on several nodes, of as many as they have.
-    """
-    root = side.records[0].path.absolute().parents[2]
-    # Without its label in a sweep, which those beside it may not have.
-    wanted = _fixed(record_of(RunFolder(side.records[0].path), {}, None))
-    facts = side.finished[0].run.facts
-    counts = (1, facts["devices"]) if facts["nodes"] > 1 else (1,)
-    groups: dict[Any, list[Record]] = {}
-    for folder in find_runs(root):
+def on_one_node(folders: Iterable[RunFolder]) -> list[Record]:
+    """What may be a baseline, of all runs of these folders."""
+    found = []
+    for folder in folders:
         if not folder.path.parent.name.startswith("1_"):
             continue
         try:
             record = record_of(folder, {}, None)
         except UserError:
             continue  # of other definitions: nothing to hold anything against
-        fits = record.run.facts["nodes"] == 1 and record.run.facts["devices"] in counts
-        if fits and _fixed(record) == wanted and not record.imported:
+        if record.run.facts["nodes"] == 1 and not record.imported:
+            found.append(record)
+    return found
+
+
+def runs_beside(side: Side, near: Sequence[Record] | None = None) -> list[Side]:
+    """On one node, otherwise like these: of one process, or where these are on several nodes, of
+    as many as they have. Of those near, or else of the same folder of records.
+    """
+    if near is None:
+        near = on_one_node(find_runs(side.records[0].path.absolute().parents[2]))
+    # Without its label in a sweep, which those beside it may not have.
+    wanted = _fixed(record_of(RunFolder(side.records[0].path), {}, None))
+    facts = side.finished[0].run.facts
+    counts = (1, facts["devices"]) if facts["nodes"] > 1 else (1,)
+    groups: dict[Any, list[Record]] = {}
+    for record in near:
+        if record.run.facts["devices"] in counts and _fixed(record) == wanted:
             groups.setdefault(tuple(record.settings.items()), []).append(record)
     found = [Side("baseline", _shown(r), tuple(r)) for r in groups.values()]
     found = [other for other in found if other.finished]

@@ -26,7 +26,7 @@ from harness.read.baselines import MAY_DIFFER, micro_batch, nearest, runs_beside
 from harness.read.causes import LARGE, Cause, bound, ideal, of_run, of_scaling, share_lost
 from harness.read.causes_text import number, percent, seconds
 from harness.read.facts import facts_of
-from harness.read.sides import Side, differing, read_side
+from harness.read.sides import Record, Side, differing, read_side
 from harness.settings import UserError
 
 USAGE = """usage: python -m harness explain RUN [BASELINE]
@@ -67,11 +67,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def explain(run: Side, baseline: Side | None = None) -> Explanation:
-    """Of runs that differ in their seed alone; without a baseline one is looked for."""
+def explain(
+    run: Side, baseline: Side | None = None, near: Sequence[Record] | None = None
+) -> Explanation:
+    """Of runs that differ in their seed alone; without a baseline one is looked for, among those
+    near or else beside the run.
+    """
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
         raise UserError(f"{run.word} and {baseline.word} are not comparable: {reason}")
-    account, beside, given = read_account(run), runs_beside(run), baseline is not None
+    account, given = read_account(run), baseline is not None
+    beside = runs_beside(run, near)
     if baseline is None and account.devices > 1:
         baseline = nearest(run, beside)
     base = None if baseline is None else read_account(baseline)

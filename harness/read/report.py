@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+from harness.read.explained import explained
 from harness.read.fairness import fairness
 from harness.read.figures import draw_all
 from harness.read.groups import group_rows
@@ -27,9 +27,6 @@ USAGE = """usage: python -m harness report [FOLDER] [--out DIR]   (outputs, FOLD
 
 report.html opens from disk, without a network; beside it report.md, and for each sweep its
 numbers as CSV and its figures as PNG and SVG, light and dark"""
-
-# Sentences about a sweep: why its runs were as fast as they were.
-Explain = Callable[[Measured], list[str]]
 
 
 def main(argv: list[str]) -> int:
@@ -60,14 +57,12 @@ def _arguments(argv: list[str]) -> tuple[Path, Path]:
     return folder, out or folder / "report"
 
 
-def make_report(folder: Path, out: Path, explain: Explain | None = None) -> list[Path]:
+def make_report(folder: Path, out: Path) -> list[Path]:
     """Write everything below out; the page and the text are named last, when all is there."""
     parts, problems = read_all(folder)
     sections: list[Section] = []
     for measured in parts:
         sections.append(_section(measured, {s.name for s in sections}))
-        if explain is not None:
-            sections[-1].explained = explain(measured)
         _write_numbers(measured, out / sections[-1].name)
         _write_figures(sections[-1], out)
     page_file, text_file = out / "report.html", out / "report.md"
@@ -89,6 +84,7 @@ def _section(measured: Measured, taken: set[str]) -> Section:
         nodes=by_node(measured),
         figures=figures,
         not_drawn=not_drawn,
+        explained=explained(measured),
         failures=_failures(measured),
         fairness=fairness(measured),
         problems=measured.problems,

@@ -21,8 +21,8 @@ class Section:
     nodes: Rows
     figures: dict[str, Drawn]
     not_drawn: dict[str, str]
+    explained: list[str]
     failures: list[tuple[str, str, str]]  # which, what became of it, where
     fairness: list[str]
     problems: list[str]
-    explained: list[str] = field(default_factory=list)
     drawings: dict[str, str] = field(default_factory=dict)  # as they stand in the page

@@ -21,12 +21,12 @@ def main(argv: list[str]) -> int:
     except DistNetworkError:
         print(f"harness store: error: port {port} is taken: use another", file=sys.stderr)
         return 2
-    print(
-        f"torchrun --rdzv_backend=c10d --rdzv_endpoint=THIS_MACHINE:{store.port} "
-        "--rdzv_conf=is_host=0,... meets here; one store for one start",
-        flush=True,
-    )
     try:
+        print(
+            f"torchrun --rdzv_backend=c10d --rdzv_endpoint=THIS_MACHINE:{store.port} "
+            "--rdzv_conf=is_host=0,... meets here; one store for one start",
+            flush=True,
+        )
         signal.pause()
     except KeyboardInterrupt:
         return 130
