@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 ROOT = Path(__file__).resolve().parents[1]
-PRELOAD = ["bert", "vit", "tests.ranks"]
+PRELOAD = ["bert", "vit", "tests.ranks", "tests.frozen"]
 
 multiprocessing.set_forkserver_preload(PRELOAD)
 SERVER = multiprocessing.get_context("forkserver")

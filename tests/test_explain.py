@@ -147,9 +147,9 @@ def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted
 
 
 def test_a_report_explains_each_set_up_once(planted: Path) -> None:
-    """Those of one process are not explained beside those of two."""
+    """And each strategy: one run has --compress. Those of one process are not explained here."""
     found = of_report(read_measured(planted))
-    assert len(found) == 1 and "on 2 processes" in found[0]
+    assert len(found) == 2 and all("on 2 processes" in said for said in found)
     (alone,) = of_report(read_measured(planted / "batch_of_all"))
     assert "on 1 process" in alone
 
