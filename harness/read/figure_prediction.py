@@ -32,6 +32,7 @@ NO_NODES = (
     "no finished run is on several nodes, so there is nothing to predict: "
     "python -m harness sweep experiments/prediction.yaml --tiny --launcher netns makes some"
 )
+MOST_NAMED = 4
 NEAR = 0.1  # the band around the diagonal
 
 
@@ -40,7 +41,7 @@ def prediction(measured: Measured) -> Drawn:
     tasks, left = tasks_of(measured)
     if not tasks and not left:
         raise NothingToDraw(NO_NODES)
-    not_predicted = [f"{reason} ({listed(names, ', ')})" for reason, names in left.items()]
+    not_predicted = [f"{reason} ({_short(names)})" for reason, names in left.items()]
     if not tasks:
         raise NothingToDraw("; ".join(not_predicted))
     notes = [f"not predicted: {reason}" for reason in not_predicted]
@@ -145,6 +146,10 @@ def _errors(cases: Sequence[Case]) -> str:
         f"most; the textbook's alpha-beta by {statistics.median(textbook):.1%} and "
         f"{max(textbook):.1%}"
     )
+
+
+def _short(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} groups of runs"
 
 
 def _numbers(case: Case) -> str:
