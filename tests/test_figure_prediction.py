@@ -165,6 +165,23 @@ def test_the_textbook_exchanges_as_rarely(tmp_path: Path) -> None:
     assert textbook_s == pytest.approx(1.1 * planted_s(16) + exchange_s)
 
 
+def test_a_prediction_has_its_interval_where_it_has_one(tmp_path: Path) -> None:
+    for seed, noise in ((1, 0.97), (2, 1.03)):
+        for batch in (8, 16, 32):
+            record(tmp_path, batch, seed=seed, step_s=noise * planted_s(batch))
+        record(tmp_path, 16, 1, 2, seed=seed, step_s=noise * planted_s(16, 2))
+        far(tmp_path, 0.4, seed=seed)
+        far(tmp_path, 0.08, FAR, "--strategy", "diloco", seed=seed)
+    found = read_measured(tmp_path)
+    ((task,), _) = tasks_of(found)
+    diloco, ddp = sorted((c.found for c in task.cases), key=lambda f: f.step_s)
+    assert diloco.low_s is None and ddp.low_s is not None and ddp.high_s is not None
+    lines = prediction(found).figure.axes[0].lines
+    bars = [line for line in lines if len({*np.asarray(line.get_xdata())}) == 1]
+    upright = [np.asarray(bar.get_ydata()) for bar in bars if len(np.asarray(bar.get_ydata())) == 2]
+    assert [[*bar] for bar in upright] == [pytest.approx([1e3 * ddp.low_s, 1e3 * ddp.high_s])]
+
+
 def test_only_emulated_nodes_share_a_machine(tmp_path: Path) -> None:
     near(tmp_path)
     step_s, _ = planted(FAR, emulated=False)

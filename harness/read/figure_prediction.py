@@ -84,7 +84,7 @@ def _mark(drawn: Drawn, axes: Axes, measured: Measured, case: Case, style: Style
     mean = spread(steps)
     axes.plot([1e3 * case.mean_s], [1e3 * found.baseline_s], color=FAINT, marker="o", alpha=0.7,
               markerfacecolor="none", markersize=5, linestyle="", zorder=2)  # fmt: skip
-    if mean.low is not None and mean.high is not None:
+    if mean.low is not None and mean.high is not None and mean.low < mean.high:
         axes.plot([mean.low, mean.high], [predicted] * 2, color=style.colour, linewidth=1.2)
     if found.low_s is not None and found.high_s is not None:
         bar = [1e3 * found.low_s, 1e3 * found.high_s]

@@ -59,9 +59,10 @@ class Case(NamedTuple):
 
     @property
     def strategy(self) -> str:
-        """With the flags of it that tell runs apart."""
-        label = {**self.runs.group.label, STRATEGY: strategy_of(self.runs.records[0])}
-        return strategy_text(label) or ""
+        """In short: with what is compressed, and how often it exchanges."""
+        first = self.runs.records[0]
+        label = {name: first.settings[name] for name in ("compress", "sync_every")}
+        return strategy_text({STRATEGY: strategy_of(first), **label}) or ""
 
 
 class Task(NamedTuple):
