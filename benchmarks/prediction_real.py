@@ -12,8 +12,9 @@ from pathlib import Path
 from benchmarks.prediction_table import Row, compared
 from harness.links import plain_link
 from harness.read.prediction.exchange import Shape, wire_of
-from harness.read.prediction.fitting import Given, fit_records, link_table
+from harness.read.prediction.fitting import fit_records
 from harness.read.prediction.model import Plan
+from harness.read.prediction.told import Given, measured_beside, recorded
 from harness.read.sides import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +38,7 @@ def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
     fitted = fit_records(str(out / "fit"), Given())
     # The probe that a run makes of its link before its first step; the steps are not looked at.
     records, _ = read_records(str(out / "far"), None)
-    table = tuple(link_table(str(out / "far"), records))
+    table = (*recorded(records), *measured_beside(str(out / "far")))
     for link in links:
         plan = Plan(Shape(2), BATCH, wire_of(plain_link(link)), emulated=True)
         tag = plain_link(link).tag

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from harness.read.account import PARTS
 from harness.read.drawing import FAILED, MOST_LINES, Drawn, NothingToDraw, listed, numbers_of
 from harness.read.figure_epochs import accuracy_by_epoch, loss_by_epoch
 from harness.read.figure_scaling import epoch_time_by_batch, scaling_efficiency, throughput
@@ -18,7 +19,6 @@ from harness.read.figure_target import frontier, targets_of, time_to_accuracy
 from harness.read.figure_time import usage, where_time_went
 from harness.read.figures import FIGURES, draw_all, propagation_delay, show
 from harness.read.measured import Measured, read_all, read_measured
-from harness.read.parts import PARTS, parts_of_time
 from harness.read.themes import DARK, darken, for_page, save
 from tests.test_read import lines
 from tests.test_sweep_table import Plan
@@ -289,31 +289,76 @@ def with_ranks(folder: Path, *rows: dict[str, Any]) -> None:
         lines(folder / "ranks" / f"rank_{rank}.jsonl", [{"epoch": 1.0, "rank": rank, **row}])
 
 
+def timed(**more: Any) -> dict[str, Any]:
+    """An epoch of 10 steps, of which 8 were timed and took 2 s each."""
+    return {"epoch": 1.0, "epoch_time_s": 22.0, "timed_steps": 8, "timed_s": 16.0,
+            "timed_samples": 64, **more}  # fmt: skip
+
+
+ALL_OF_IT = {"updates": 10, "wall_s": 40.0, "eval_time_s": 5.0, "save_time_s": 2.0}
+
+
+def bars(drawn: Drawn) -> list[dict[str, float]]:
+    """Of each row the widths of its parts, by their names in the legend."""
+    axes = drawn.figure.axes[0]
+    named = [(c.get_label(), c.patches) for c in axes.containers]  # type: ignore[attr-defined]
+    rows = len(axes.get_yticks())
+    return [{n: p[row].get_width() for n, p in named if p[row].get_width()} for row in range(rows)]
+
+
 def test_parts_add_up_to_all_of_the_time(plan: Plan) -> None:
-    folder = plan.run(epochs=epochs(0.5, seconds=20.0), wall_s=40.0, eval_time_s=5.0, save_time_s=2)
-    first = {"compute_s": 10.0, "comm_exposed_s": 3.0, "comm_wait_s": 0.0, "data_wait_s": 1.0}
-    other = {"compute_s": 8.0, "comm_exposed_s": 5.0, "comm_wait_s": 2.0, "data_wait_s": 2.0}
-    with_ranks(folder, first, other)
-    found = measured(plan)
-    parts = parts_of_time(found.runs[0], found.folder(found.runs[0]))
-    assert [*parts.values()] == [9.0, 3.0, 1.0, 1.5, 5.5, 5.0, 2.0, 13.0]
-    assert [*parts] == [*PARTS] and sum(parts.values()) == 40.0
-    drawn = where_time_went(found)
-    widths = [bar.get_width() for bar in drawn.figure.axes[0].patches]
-    assert widths == [*parts.values()] and texts(drawn) == ["40 s"]
-    assert "computing 22%, exchanging 8%" in drawn.alt
+    """Of the timed steps the rank in the middle tells 4.8 + 2.4 + 3.2 + 5.6 s; 10 of 8 run."""
+    folder = plan.run("1_3", devices=3, epochs=[timed()], **ALL_OF_IT)
+    with_ranks(
+        folder,
+        {"compute_s": 4.8, "comm_exposed_s": 8.8, "comm_wait_s": 5.6},
+        {"compute_s": 4.0, "comm_exposed_s": 10.0, "comm_wait_s": 6.8},
+        {"compute_s": 11.0, "comm_exposed_s": 3.2, "comm_wait_s": 0.0},
+    )
+    drawn = where_time_went(measured(plan))
+    (row,) = bars(drawn)
+    assert row == pytest.approx({
+        "computing": 6.0, "waiting for data": 3.0, "exchanging": 4.0,
+        "waiting for slower ranks": 7.0, "first steps": 2.0, "evaluation": 5.0, "saving": 2.0,
+        "start and rest": 11.0,
+    })  # fmt: skip
+    assert [*row] == [name for name in PARTS if name in row]
+    assert math.fsum(row.values()) == pytest.approx(ALL_OF_IT["wall_s"])
+    assert texts(drawn) == ["40 s"] and drawn.notes == []
+    assert "40 s: computing 15%, " in drawn.alt and "first steps 5%, " in drawn.alt
 
 
-def test_what_is_not_known_is_not_told_apart(plan: Plan) -> None:
-    folder = plan.run(epochs=epochs(0.5, seconds=20.0), wall_s=40.0, eval_time_s=5.0)
-    with_ranks(folder, {"data_wait_s": 1.0, "compute_s": None}, {"data_wait_s": None})
-    found = measured(plan)
-    parts = parts_of_time(found.runs[0], found.folder(found.runs[0]))
-    assert parts == {"training, not told apart": 20.0, "evaluation": 5.0, "saving": 0.0,
-                     "start, link and rest": 15.0}  # fmt: skip
+def test_the_bar_of_several_runs_is_their_mean_time(plan: Plan) -> None:
+    """One of them tells its steps apart and the other does not: then none of both is told apart."""
+    for seed, more in ((1, {}), (2, {"wall_s": 60.0})):
+        folder = plan.run("1_2", seed=seed, devices=2, epochs=[timed()], **{**ALL_OF_IT, **more})
+        told = {"compute_s": 8.0, "comm_exposed_s": 8.0, "comm_wait_s": 0.0}
+        with_ranks(folder, told if seed == 1 else {"compute_s": None}, told)
+    (row,) = bars(where_time_went(measured(plan)))
+    assert row == pytest.approx({
+        "not told apart": 20.0, "first steps": 2.0, "evaluation": 5.0, "saving": 2.0,
+        "start and rest": 21.0,
+    })  # fmt: skip
+    assert math.fsum(row.values()) == pytest.approx(50.0)
+
+
+def test_runs_without_timed_steps_are_named_and_not_drawn(plan: Plan) -> None:
+    plan.run("1_1", 4, epochs=[timed()], **ALL_OF_IT)
+    for seed in (1, 2):
+        plan.run("1_1", 8, seed, epochs=epochs(0.5))
+    plan.run("1_1", 16, outcome="oom", reason="planted")
+    drawn = where_time_went(measured(plan))
+    assert [label.get_text() for label in drawn.figure.axes[0].get_yticklabels()] == ["1_1 b4"]
+    assert drawn.notes == [
+        "not drawn: has no timed steps: measure a longer run, or more epochs (1_1 b8: 2 runs)",
+        "failed runs are left out: 1_1 b16 (oom)",
+    ]
+    plan.content["runs"] = plan.content["runs"][1:]
+    with pytest.raises(NothingToDraw, match=r"where its time went: has no timed steps.*b8: 2 runs"):
+        where_time_went(measured(plan))
     plan.content["runs"].clear()
     plan.run(seed=5, outcome="oom", reason="planted")
-    with pytest.raises(NothingToDraw, match="no finished run says how long"):
+    with pytest.raises(NothingToDraw, match="no run tells where its time went: none finished"):
         where_time_went(measured(plan))
 
 

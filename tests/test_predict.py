@@ -14,7 +14,8 @@ from harness.__main__ import main
 from harness.flags import as_mapping, parse
 from harness.links import Link
 from harness.read.prediction.exchange import GLOO, Shape, allreduce, wire_of
-from harness.read.prediction.fitting import Given, fit_records
+from harness.read.prediction.fitting import fit_records
+from harness.read.prediction.told import Given
 from harness.records import SCHEMA
 from tests.test_importing import TEXT, text_file
 

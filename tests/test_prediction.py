@@ -25,7 +25,6 @@ from harness.read.prediction.exchange import (
     gloo_round_trips,
     wire_of,
 )
-from harness.read.prediction.fitting import link_table
 from harness.read.prediction.measured import Reduction, correction
 from harness.read.prediction.model import (
     COMPUTE,
@@ -38,6 +37,7 @@ from harness.read.prediction.model import (
     predict,
 )
 from harness.read.prediction.overlap import buckets, last_end, ready_times
+from harness.read.prediction.told import recorded
 from harness.read.sides import read_records
 from harness.settings import UserError
 
@@ -327,7 +327,7 @@ def test_published_steps_over_links(root: Path) -> None:
     assert statistics.median(ours) < 0.1 and max(ours) < 0.25
     assert statistics.median(textbook) > 0.1 and max(textbook) > 0.5
     # Of 60 runs, those over a distance without a rate say only how far TCP's window had opened.
-    assert len(list(link_table("nothing", records))) == 36
+    assert len(list(recorded(records))) == 36
 
 
 # ---- the benchmark ----

@@ -190,7 +190,8 @@ def _padding(folder: RunFolder, rows: list[dict[str, Any]]) -> float | None:
 def together(accounts: Sequence[Account]) -> Account:
     """The means; a part that one run does not know is unknown."""
     first = accounts[0]
-    values = {name: _known([a.parts[name] for a in accounts]) for name in PARTS}
+    parts = _told_alike(accounts)
+    values = {name: _known([told[name] for told in parts]) for name in PARTS}
     spreads = {name: spread(found) for name, found in values.items()}
     evaluation = _known([account.evaluation_s for account in accounts])
     padding = _known([account.padding for account in accounts])
@@ -207,6 +208,19 @@ def together(accounts: Sequence[Account]) -> Account:
         evaluation_s=spread(evaluation).mean,
         slowest=_same_rank([account.slowest for account in accounts]),
     )
+
+
+def _told_alike(accounts: Sequence[Account]) -> list[dict[str, float | None]]:
+    """What one run does not tell apart is told apart of none, so that means add up as well."""
+    found = [dict(account.parts) for account in accounts]
+    for names, rest in ((OF_STEP, UNTOLD), (BESIDE, REST)):
+        unknown = [n for n in names if n != rest and any(parts[n] is None for parts in found)]
+        for parts in found:
+            left = parts[rest]
+            if left is not None:
+                parts[rest] = left + math.fsum(parts[name] or 0.0 for name in unknown)
+            parts.update(dict.fromkeys(unknown))
+    return found
 
 
 def _known(values: list[float | None]) -> list[float]:

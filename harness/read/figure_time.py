@@ -11,6 +11,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from harness.read.account import (
+    COMPUTE,
+    DATA,
+    EVALUATION,
+    EXCHANGE,
+    FIRST,
+    PARTS,
+    REST,
+    SAVING,
+    STRAGGLERS,
+    UNTOLD,
+    account_of,
+    together,
+)
 from harness.read.drawing import (
     FAINT,
     INK,
@@ -27,39 +41,33 @@ from harness.read.figure_target import MOST_ROWS, cut
 from harness.read.groups import Group
 from harness.read.lines import name_of, short_name
 from harness.read.measured import Measured, setting, topology
-from harness.read.parts import (
-    COMPUTE,
-    DATA,
-    EVALUATION,
-    EXCHANGE,
-    PARTS,
-    REST,
-    SAVING,
-    STRAGGLERS,
-    TRAINING,
-    parts_of_time,
-)
 from harness.read.results import duration
+from harness.read.sides import record_of
 from harness.read.sweep_runs import SweepRun
 from harness.read.sweeps import is_number
 from harness.records import read_rows
+from harness.settings import UserError
 
 # Greys are what is not told apart; hatches help where colours do not.
 LOOKS = {
-    COMPUTE: ("#009E73", ""), EXCHANGE: ("#D55E00", "//"), STRAGGLERS: ("#CC79A7", ""),
-    DATA: ("#E69F00", ".."), TRAINING: ("#9FB8C8", ""), EVALUATION: ("#0072B2", "\\\\"),
-    SAVING: ("#56B4E9", ""), REST: ("#C8C8C8", ""),
+    COMPUTE: ("#009E73", ""), DATA: ("#E69F00", ".."), EXCHANGE: ("#D55E00", "//"),
+    STRAGGLERS: ("#CC79A7", ""), UNTOLD: ("#9FB8C8", ""), FIRST: ("#F0E442", ""),
+    EVALUATION: ("#0072B2", "\\\\"), SAVING: ("#56B4E9", ""), REST: ("#C8C8C8", ""),
 }  # fmt: skip
 
 
 def where_time_went(measured: Measured) -> Drawn:
     """Seconds of a run, means over the seeds, stacked in parts that add up to all of it."""
-    rows = [(g, _parts(measured, g)) for g in measured.groups]
+    untold: dict[str, list[str]] = {}
+    rows = [(group, _parts(measured, group, untold)) for group in measured.groups]
     lost = [f"{short_name(measured, g)} ({', '.join(f)})" for g, _ in rows if (f := failed_runs(g))]
     rows = [(g, parts) for g, parts in rows if parts]
+    told_by_none = [f"{why} ({_counted(names)})" for why, names in untold.items()]
     if not rows:
-        raise NothingToDraw("no finished run says how long it took")
+        why = "; ".join(told_by_none) or "none finished"
+        raise NothingToDraw(f"no run tells where its time went: {why}")
     notes = [f"{len(rows) - MOST_ROWS} more groups are not drawn"] if len(rows) > MOST_ROWS else []
+    notes += [f"not drawn: {each}" for each in told_by_none]
     notes += [f"failed runs are left out: {'; '.join(lost)}"] if lost else []
     rows = rows[:MOST_ROWS]
     figure = Figure(figsize=(WIDTH, 0.28 * len(rows) + 1.4), layout="constrained")
@@ -86,20 +94,26 @@ def where_time_went(measured: Measured) -> Drawn:
     return Drawn(figure, "Where the time of a run went. " + listed(said) + ".", notes)
 
 
-def _parts(measured: Measured, group: Group) -> dict[str, float]:
-    """Means over the finished runs, of what all of them know; the rest takes up what is left."""
-    runs = [parts_of_time(run, measured.folder(run)) for run in group.finished]
-    runs = [parts for parts in runs if parts]
-    if not runs:
+def _parts(measured: Measured, group: Group, untold: dict[str, list[str]]) -> dict[str, float]:
+    """Means over the runs that tell; untold: why not -> the groups of those that do not."""
+    accounts = []
+    for run in group.finished:
+        record = record_of(measured.folder(run), run.label, None)
+        try:
+            accounts.append(account_of(record))
+        except UserError as error:
+            reason = str(error).removeprefix(f"{record.path} ")
+            untold.setdefault(reason, []).append(short_name(measured, group))
+    if not accounts:
         return {}
-    means = {
-        name: math.fsum(parts[name] for parts in runs) / len(runs)
-        for name in PARTS
-        if all(name in parts for parts in runs)
-    }
-    total = math.fsum(sum(parts.values()) for parts in runs) / len(runs)
-    means[TRAINING] = means.get(TRAINING, 0.0) + max(total - math.fsum(means.values()), 0.0)
-    return means
+    whole = together(accounts)
+    return {n: whole.updates * value for n, value in whole.parts.items() if value is not None}
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Each group once, with how many of its runs."""
+    counts = Counter(names).items()
+    return listed((f"{name}: {n} run{'s' if n > 1 else ''}" for name, n in counts), ", ")
 
 
 def _shares(parts: dict[str, float]) -> str:

@@ -13,6 +13,7 @@ matplotlib.use("Agg")  # files, no windows
 
 from harness.read.drawing import Drawn, NothingToDraw, listed, numbers_of
 from harness.read.figure_epochs import accuracy_by_epoch, loss_by_epoch
+from harness.read.figure_prediction import prediction
 from harness.read.figure_propagation import propagation
 from harness.read.figure_scaling import epoch_time_by_batch, scaling_efficiency, throughput
 from harness.read.figure_strategies import strategies
@@ -87,6 +88,7 @@ FIGURES: dict[str, tuple[Callable[[Measured], Drawn], str]] = {
     "usage": (usage, "Utilisation, power and memory over time"),
     "where_time_went": (where_time_went, "Where the time went"),
     "frontier": (frontier, "What accuracy costs"),
+    "prediction": (prediction, "Prediction against measurement"),
 }
 
 
@@ -103,6 +105,8 @@ def draw_all(measured: Measured) -> tuple[dict[str, Drawn], dict[str, str]]:
 
 def figure_for(sweep: Sweep) -> str:
     """The figure that answers a sweep's question, by what varies in it."""
+    if {"link", "per_gpu_batch"} <= {*sweep.axes} and _has_one_process(sweep):
+        return "prediction"
     if "link" in sweep.axes:
         ways = {"strategy", *OF_ONE_STRATEGY} & set(sweep.axes)
         return "strategies" if ways else "propagation"
@@ -114,6 +118,11 @@ def figure_for(sweep: Sweep) -> str:
         if axis in sweep.axes:
             return name
     return "frontier"
+
+
+def _has_one_process(sweep: Sweep) -> bool:
+    """Batches on one process say what computing takes: with links beside them, a prediction."""
+    return any(run.label.get("setup") == "1_1" for run in sweep.runs)
 
 
 def show(parts: Sequence[Measured], name: str) -> Drawn | None:

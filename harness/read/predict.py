@@ -17,9 +17,10 @@ from harness.links import Link
 from harness.networks import link_of
 from harness.read.prediction.advice import advise
 from harness.read.prediction.exchange import BACKENDS, Shape, wire_of
-from harness.read.prediction.fitting import Fitted, Given, fit_records
+from harness.read.prediction.fitting import Fitted, fit_records
 from harness.read.prediction.model import Plan, Prediction, over_nodes, predict
 from harness.read.prediction.outcome import as_fields, outcome
+from harness.read.prediction.told import Given
 from harness.read.prediction.words import (
     advice_table,
     bend_line,

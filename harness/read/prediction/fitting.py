@@ -6,36 +6,31 @@ import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from harness.links import Link
 from harness.read.prediction.compute import fit_line, fit_sharing
-from harness.read.prediction.exchange import BACKENDS, GLOO, NCCL, Shape, Wire, wire_of
+from harness.read.prediction.exchange import BACKENDS, GLOO, NCCL
 from harness.read.prediction.measured import Reduction
 from harness.read.prediction.model import Model
+from harness.read.prediction.told import (
+    Given,
+    batch_of,
+    batch_or_none,
+    measured_beside,
+    recorded,
+    shape_of,
+    step_s,
+)
 from harness.read.sides import Record, read_records
 from harness.read.sweeps import is_number
 from harness.records import FINISHED, read_json
-from harness.settings import UserError, parse_setup
+from harness.settings import UserError
 
 # Settings in which the runs of one fit may differ: they change the topology, or no step's time.
 FREE = (
     "per_gpu_batch", "setup", "link", "strategy", "lr", "epochs", "train_size", "test_size",
     "eval_batch", "rank_dropout", "comm_probe",
 )  # fmt: skip
-# Links that were measured by themselves: what `python -m harness link --json` prints.
-LINK_FILES = "link*.json"
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the command line says in place of records."""
-
-    gradient_mb: float | None = None
-    backend: str | None = None
-    sharing: float | None = None
-    train_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,19 +49,29 @@ class Fitted:
 
 
 def fit_records(word: str, given: Given) -> Fitted:
-    """UserError where they do not determine a model; says what to run."""
+    """On the runs that a word of the command line names, and the links measured beside them."""
     records, _ = read_records(word, None)
+    return fit_on(word, records, given, [*recorded(records), *measured_beside(word)])
+
+
+def fit_on(
+    word: str, records: Sequence[Record], given: Given, table: Iterable[Reduction]
+) -> Fitted:
+    """UserError where they do not determine a model; says what to run. Called by a word.
+
+    Runs on several nodes are never fitted on.
+    """
     basis = [record for record in records if _is_basis(record)]
-    singles = [r for r in basis if _shape(r).ranks == 1 and _step_s(r, given) is not None]
+    singles = [r for r in basis if shape_of(r).ranks == 1 and step_s(r, given) is not None]
     if not singles:
         raise UserError(
             f"{word}: no finished run of one process, from which computing would be known: "
             f"{_command(records, '1_1', None)}"
         )
-    basis = [r for r in basis if _shape(r).ranks > 1 or r in singles]
+    basis = [r for r in basis if shape_of(r).ranks > 1 or r in singles]
     _check_one_kind(word, basis)
     assumed: list[str] = []
-    line = fit_line([(_batch(r), _step_s(r, given) or 0.0) for r in singles])
+    line = fit_line([(batch_of(r), step_s(r, given) or 0.0) for r in singles])
     if len(line.batches) == 1:
         assumed.append(
             f"only batch {line.batches[0]} was measured on one process: nothing is known of "
@@ -85,7 +90,7 @@ def fit_records(word: str, given: Given) -> Fitted:
         line, sharing, sharing_spread, inside_s, gradient, backend,
         grad_acc=first.settings.get("grad_acc") or 1,
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
-        table=tuple(link_table(word, records)),
+        table=tuple(table),
     )  # fmt: skip
     if first.settings.get("grad_acc") is None:
         assumed.append("one forward pass an update: the records do not say how many")
@@ -108,10 +113,10 @@ def _is_basis(record: Record) -> bool:
     settings = record.settings
     plain = settings.get("compress") in (None, "none") and settings.get("exchange") != "direct"
     known = settings.get("strategy") in (None, "single", "ddp")
-    if record.run.state != FINISHED or not (plain and known) or _batch_or_none(record) is None:
+    if record.run.state != FINISHED or not (plain and known) or batch_or_none(record) is None:
         return False
     crowded = ((record.run.environment.get("launch") or {}).get("packed")) is True
-    return _shape(record).nodes == 1 and not crowded
+    return shape_of(record).nodes == 1 and not crowded
 
 
 def _check_one_kind(word: str, records: Sequence[Record]) -> None:
@@ -130,39 +135,6 @@ def _check_one_kind(word: str, records: Sequence[Record]) -> None:
             )
 
 
-def _shape(record: Record) -> Shape:
-    environment = record.run.environment
-    nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
-    if not (nodes and per_node):  # imported: the set-up is all that is known
-        nodes, per_node, _ = parse_setup(str(record.settings.get("setup") or "1_1"))
-    return Shape(int(nodes), int(per_node))
-
-
-def _batch_or_none(record: Record) -> int | None:
-    batch = record.settings.get("per_gpu_batch")
-    return int(batch) if is_number(batch) else None
-
-
-def _batch(record: Record) -> int:
-    batch = _batch_or_none(record)
-    assert batch is not None
-    return batch
-
-
-def _step_s(record: Record, given: Given) -> float | None:
-    """Mean over the timed steps; of imported records what an epoch gives."""
-    rate = record.run.measures.get("train_samples_per_s")
-    effective = record.run.environment.get("effective_batch")
-    if rate and effective and not record.imported:
-        return float(effective) / rate
-    epoch_s, size = record.run.measures.get("epoch_time_s"), record.settings.get("train_size")
-    samples = given.train_size or (size if is_number(size) else None)
-    if not record.imported or not epoch_s or not samples:
-        return None
-    per_update = _batch(record) * (record.settings.get("grad_acc") or 1) * _shape(record).ranks
-    return float(epoch_s) / -(-int(samples) // per_update)
-
-
 # ---- what they tell ----
 
 
@@ -173,11 +145,11 @@ def _sharing(
     slower: dict[int, list[float]] = {}
     inside = []
     for record in basis:
-        count, step_s = _shape(record).per_node, _step_s(record, given)
-        if count == 1 or step_s is None or not line.knows(_batch(record)):
+        count, took_s = shape_of(record).per_node, step_s(record, given)
+        if count == 1 or took_s is None or not line.knows(batch_of(record)):
             continue
-        exposed_s = step_s * _exposed_share(record)
-        slower.setdefault(count, []).append((step_s - exposed_s) / line.step_s(_batch(record)))
+        exposed_s = took_s * _exposed_share(record)
+        slower.setdefault(count, []).append((took_s - exposed_s) / line.step_s(batch_of(record)))
         inside.append(exposed_s * count / (2 * (count - 1)))
     if not slower:
         return None, None, 0.0
@@ -245,49 +217,6 @@ def _power(singles: Sequence[Record]) -> tuple[float | None, float | None]:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.mean(known) if known else None
-
-
-# ---- links ----
-
-
-def link_table(word: str, records: Sequence[Record]) -> Iterable[Reduction]:
-    """All-reduces of finished runs, and of files beside them. What adds up is not the model, so
-    that of all of them counts.
-    """
-    for record in records:
-        link = record.run.environment.get("link") or {}
-        observed = record.run.environment.get("observed") or {}
-        row = {"bytes": link.get("allreduce_bytes"), "s": link.get("allreduce_s")}
-        yield from _reductions(link, [row], _shape(record), str(observed.get("backend")))
-    folder = Path(word.rpartition(":")[0] if not Path(word).exists() else word)
-    for file in sorted(folder.rglob(LINK_FILES)) if folder.is_dir() else ():
-        found = read_json(file) or {}
-        if found.get("nodes") and found.get("backend"):
-            shape = Shape(int(found["nodes"]), int(found["processes_per_node"]))
-            yield from _reductions(found, found.get("allreduce") or [], shape, found["backend"])
-
-
-def _reductions(
-    link: dict[str, Any], rows: Iterable[dict[str, Any]], shape: Shape, backend: str
-) -> Iterable[Reduction]:
-    wire = _wire(link)
-    for row in rows:
-        size, seconds = row.get("bytes"), row.get("s")
-        if wire is not None and shape.nodes > 1 and size and seconds and backend in BACKENDS:
-            yield Reduction(backend, int(size), float(seconds), shape, wire)
-
-
-def _wire(link: dict[str, Any]) -> Wire | None:
-    """As it was asked for, where it was; else as it was measured."""
-    asked = link.get("asked")
-    if isinstance(asked, dict):
-        if asked.get("delay_ms") and asked.get("rate_mbit") is None:
-            # Then TCP's window decides what passes, and a probe ends before that has opened.
-            return None
-        return wire_of(Link(asked.get("delay_ms") or 0.0, asked.get("rate_mbit")))
-    if asked or not is_number(link.get("rtt_min_ms")) or not is_number(link.get("bandwidth_mbit")):
-        return None  # unequal links, or nothing is known
-    return Wire(link["rtt_min_ms"] / 2000, link["bandwidth_mbit"] * 1e6 / 8)
 
 
 def _command(records: Sequence[Record], setup: str, batch: int | None) -> str:

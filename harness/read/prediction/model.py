@@ -99,8 +99,7 @@ def predict(model: Model, plan: Plan) -> Prediction:
     exposed_s = _exposed(model, plan, slower, found)
     parts = {COMPUTE: alone_s, SHARING: alone_s * (slower - 1), EXCHANGE: exposed_s}
     step_s = sum(parts.values())
-    size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress]
-    baseline_s = alone_s * slower + alpha_beta(size, plan.shape, plan.wire)
+    baseline_s = alone_s * slower + _textbook(model, plan)
     half_s = _half(model, plan, parts, found)
     low_s, high_s = (None, None) if half_s is None else (max(0.0, step_s - half_s), step_s + half_s)
     samples = plan.batch * model.grad_acc * plan.shape.ranks
@@ -178,10 +177,23 @@ def _fsdp(model: Model, plan: Plan, slower: float, found: Correction) -> float:
     return model.grad_acc * (forward + backward)
 
 
+def _textbook(model: Model, plan: Plan) -> float:
+    """Of an update: its exchange after all else, of local_sgd and diloco every so many updates."""
+    size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress]
+    if plan.strategy in APART:
+        return alpha_beta(size, _units(plan), plan.wire) / plan.sync_every
+    return alpha_beta(size, plan.shape, plan.wire)
+
+
+def _units(plan: Plan) -> Shape:
+    """What trains apart from the others."""
+    return Shape(plan.shape.nodes, plan.shape.per_node if plan.sync_scope == "rank" else 1)
+
+
 def _apart(model: Model, plan: Plan, slower: float, found: Correction) -> float:
     """Inside a unit as ddp; between units every sync_every updates, piece by piece."""
     inside_s = _inside(model, plan) if plan.sync_scope == "node" else 0.0
-    units = Shape(plan.shape.nodes, plan.shape.per_node if plan.sync_scope == "rank" else 1)
+    units = _units(plan)
     if units.nodes == 1:
         return inside_s
     size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress] / plan.fragments
