@@ -76,6 +76,9 @@ def run(task: Task) -> dict[str, Any]:
         found.append(_evaluate(model, precise, (test(numbers) for numbers in test_plan)))
         clock.note("on_evaluate")
     if processes > 1:
+        # Before the group: DDP as its last owner would wait, holding Python's lock, for a thread
+        # of gloo that needs the lock to let go of its last tensors.
+        del wrapped
         dist.destroy_process_group()
     return {"prepare_s": prepare_s, "quality": found, **clock.result()}
 
