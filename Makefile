@@ -1,6 +1,6 @@
 # make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data
 # make test   set up, then run all tests
-# make figures   draw the published tables and figures, and the notebook, from their records
+# make figures   draw the published tables and figures, the README's tables and the notebook
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := outputs/demo
@@ -19,6 +19,7 @@ figures: .venv/ready
 	  $(BIN)/python -m harness table "$$sweep" --write >/dev/null && \
 	  $(BIN)/python -m harness figures "$$sweep" || exit 1; \
 	done
+	$(BIN)/python -m harness.read.readme README.md
 	$(BIN)/python -m jupyter nbconvert --to notebook --execute --inplace plot_values.ipynb \
 	  --ExecutePreprocessor.record_timing=False
 

@@ -31,7 +31,10 @@ class Loop:
         self.test = self._ready(data, test)
 
     def _ready(self, data: Any, numbers: np.ndarray) -> dict[str, Any]:
-        batch = {name: value.to(self.device) for name, value in data.collate(numbers).items()}
+        batch = {  # what is told of texts beside their numbers stays on the host
+            name: value.to(self.device) if isinstance(value, torch.Tensor) else value
+            for name, value in data.collate(numbers).items()
+        }
         return dict(data.to_device(batch))
 
     def train(self) -> None:

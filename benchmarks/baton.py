@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,41 +58,3 @@ class Marks(TrainerCallback):
         self.baton.take(self.arm)
         self.last = (time.perf_counter(), time.thread_time())
         self.waited_s += self.last[0] - now
-
-
-class Blocks(Marks):
-    """Turns of some seconds instead of one step; each gives the mean time of its steps."""
-
-    SKIPPED = 2  # first steps of a turn: they find caches as the other arm has left them
-
-    def __init__(
-        self, arm: str, baton: Baton, cuda: bool, block_s: float, blocks: int,
-        switch: Callable[[bool], None],
-    ) -> None:  # fmt: skip
-        super().__init__(arm, baton, cuda)
-        self.block_s, self.left, self.switch = block_s, blocks, switch
-        self.means: list[float] = []
-        self.block: list[float] = []
-        self.began_s, self.own_s = 0.0, 0.0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self.seen += 1
-        if self.last is not None:
-            self.block.append(now - self.last[0])
-        self.last = (now, 0.0)
-        self.began_s = self.began_s or now
-        if now - self.began_s < self.block_s or len(self.block) <= self.SKIPPED:
-            return
-        self.own_s += now - self.began_s if self.means else 0.0  # without the first turn
-        self.means.append(sum(self.block[self.SKIPPED :]) / len(self.block[self.SKIPPED :]))
-        self.left -= 1
-        control.should_training_stop |= self.left <= 0
-        self.switch(False)
-        self.baton.give(self.arm)
-        self.baton.take(self.arm)
-        self.switch(True)
-        self.began_s = time.perf_counter()
-        self.block, self.last = [], (self.began_s, 0.0)

@@ -42,7 +42,7 @@ from transformers import PrinterCallback, Trainer
 
 from benchmarks import start_up, telemetry_cost
 from benchmarks.bare_loop import Loop
-from benchmarks.baton import Baton, Blocks, Marks
+from benchmarks.baton import Baton, Marks
 from benchmarks.overhead_table import table
 from harness.flags import parse
 from harness.train import models
@@ -56,7 +56,6 @@ from harness.train.trainer import EpochOrder, ExactTrainer
 from logcallback import LogCallback
 
 ARMS = ("ours", "bare", "stock", "loop")
-TELEMETRY_ARMS = {"unwatched": 0, "watched": 1}  # times a second; both are ours
 TURN_S = 2.0  # two or three looks at the machine
 THREADS = int(os.environ.get("OMP_NUM_THREADS", 1))
 # Script and flags. Nano is the worst case: a step takes a few milliseconds.
@@ -181,44 +180,20 @@ def measure(case: str, pairs: int) -> list[dict[str, Any]]:
     return found[1:]
 
 
-def watched(
-    arm: str, case: str, root: Path, baton: Baton, blocks: int, turn_s: float
-) -> Callable[[], Any]:
-    """Ours with and without telemetry; trains until it has had its turns."""
-    more = ("--telemetry_hz", str(TELEMETRY_ARMS[arm]), "--max_steps", "1000000")
-    run, data, same = begin(arm, case, root, *more)
-    sampler = telemetry_cost.Sampler(run.watch)
-    cuda = run.args.device.type == "cuda"
-    # One more: the first turn is the warm-up.
-    marks = Blocks(arm, baton, cuda, turn_s, blocks + 1, sampler.awake)
-    callbacks = [LogCallback(run), Console(run), marks]
-    trainer = ExactTrainer(run=run, to_device=data.to_device, callbacks=callbacks, **same)
-
-    def train() -> dict[str, Any]:
-        torch.set_num_threads(THREADS)
-        baton.take(arm)
+def measure_telemetry(case: str, turns: int, turn_s: float = TURN_S) -> dict[str, Any]:
+    """One training of ours, whose sampler sleeps in every other turn."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        more = ("--telemetry_hz", "1", "--max_steps", "1000000")
+        run, data, same = begin("ours", case, Path(folder), *more)
+        sampler = telemetry_cost.Sampler(run.watch)
+        marks = telemetry_cost.Turns(sampler, turns, turn_s, run.args.device.type == "cuda")
+        callbacks = [LogCallback(run), Console(run), marks]
+        trainer = ExactTrainer(run=run, to_device=data.to_device, callbacks=callbacks, **same)
         try:
             trainer.train()
-            worked_s = sampler.worked_s()
         finally:
-            baton.give(arm, stay=False)
-            if run.watch is not None:
-                run.watch.close()
-        return {"means_s": marks.means[1:], "core_share": worked_s / marks.own_s}
-
-    return train
-
-
-def measure_telemetry(case: str, blocks: int, turn_s: float = TURN_S) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        baton = Baton(list(TELEMETRY_ARMS))
-        trains = [watched(arm, case, Path(folder), baton, blocks, turn_s) for arm in TELEMETRY_ARMS]
-        with ThreadPoolExecutor(len(trains)) as pool:
-            without, with_it = [done.result() for done in [pool.submit(t) for t in trains]]
-    return {
-        "unwatched_s": without["means_s"], "watched_s": with_it["means_s"],
-        "sampler_core_share": with_it["core_share"],
-    }  # fmt: skip
+            run.watch.close()
+        return marks.found()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -230,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bar", action="store_true", help="with the progress bar of a terminal")
     parser.add_argument("--no_start_up", action="store_true", help="do not time the start")
     parser.add_argument("--telemetry", type=int, metavar="TURNS",
-                        help="only telemetry against none, so many turns of each")  # fmt: skip
+                        help="only telemetry against none, so many turns of each kind")  # fmt: skip
     parser.add_argument("--out", type=Path, help="JSON record; the table goes beside it as .md")
     asked = parser.parse_args(argv)
     torch.set_num_threads(THREADS)

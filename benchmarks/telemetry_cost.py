@@ -1,9 +1,9 @@
-"""What watching the machine costs in a step: --telemetry_hz 1 against 0, in short turns.
+"""What watching the machine costs in a step: the sampler at work against asleep, in short turns.
 
-Two trainings of one process take turns of some seconds; the sampler of the one that is watched
-sleeps while it is not its turn. Each turn of it is compared with the mean of the turns before and
-after, so that a machine that becomes slower or faster changes nothing. Means and not medians: a
-sampler that wakes once a second disturbs one step of many.
+One training takes turns of some seconds with the sampler's process awake, once a second, and
+stopped: the same memory, the same model. Each turn with it is compared with the mean of the turns
+before and after, so that a machine that becomes slower or faster changes nothing. Means and not
+medians: a sampler that wakes once a second disturbs one step of many.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import time
 from typing import Any
 
 import psutil
+import torch
+from transformers import TrainerCallback
 
 GOAL = 0.005  # of a step, at 1 Hz
 
@@ -22,24 +25,54 @@ class Sampler:
     """The process that looks, sent to sleep and woken."""
 
     def __init__(self, watch: Any) -> None:
-        self.process = psutil.Process(watch.process.pid) if watch is not None else None
-        self.before_s: float | None = None  # what its start took
+        self.process = psutil.Process(watch.process.pid)
 
     def used_s(self) -> float:
-        if self.process is None:
-            return 0.0
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def awake(self, yes: bool) -> None:
-        if self.process is not None:
-            os.kill(self.process.pid, signal.SIGCONT if yes else signal.SIGSTOP)
-        if self.before_s is None:
-            self.before_s = self.used_s()
+        os.kill(self.process.pid, signal.SIGCONT if yes else signal.SIGSTOP)
 
-    def worked_s(self) -> float:
-        """Processor time after the first turn."""
-        return self.used_s() - (self.before_s or 0.0)
+
+class Turns(TrainerCallback):
+    """Measures the mean step of each turn; the first turn, with the sampler, is the warm-up."""
+
+    SKIPPED = 2  # first steps of a turn
+
+    def __init__(self, sampler: Sampler, turns: int, turn_s: float, cuda: bool) -> None:
+        self.sampler, self.turns, self.turn_s, self.cuda = sampler, turns, turn_s, cuda
+        self.means: list[float] = []
+        self.watched_s, self.used_s = 0.0, 0.0  # of the turns with the sampler, but for the first
+        self.ends: list[float] = []
+        self.before_s = 0.0
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.ends = []  # what lies between epochs is in no turn
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+        took_s = self.ends[-1] - self.ends[0]
+        steps = len(self.ends) - 1 - self.SKIPPED
+        if took_s < self.turn_s or steps < 1:
+            return
+        if self.means and len(self.means) % 2 == 0:
+            self.watched_s += took_s
+            self.used_s += self.sampler.used_s() - self.before_s
+        self.means.append((self.ends[-1] - self.ends[self.SKIPPED]) / steps)
+        # Unwatched, watched, ... and unwatched once more: each watched one has two neighbours.
+        control.should_training_stop |= len(self.means) == 2 * self.turns + 2
+        self.sampler.awake(len(self.means) % 2 == 0)
+        self.before_s, self.ends = self.sampler.used_s(), []
+
+    def found(self) -> dict[str, Any]:
+        self.sampler.awake(True)
+        return {
+            "unwatched_s": self.means[1::2], "watched_s": self.means[2::2],
+            "sampler_core_share": self.used_s / self.watched_s,
+        }  # fmt: skip
 
 
 def paired(watched: list[float], unwatched: list[float]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -173,9 +173,7 @@ def _markdown(shown: Shown) -> Iterator[str]:
     yield ""
     yield escaped(shown.about)
     yield ""
-    yield _line(shown.headings)
-    yield "|" + "|".join("--:" if right else "---" for right in shown.right) + "|"
-    yield from map(_line, shown.rows)
+    yield from table_lines(shown, range(len(shown.headings)))
     if shown.not_finished:
         yield ""
         for which, what, path in shown.not_finished:
@@ -192,7 +190,15 @@ def _markdown(shown: Shown) -> Iterator[str]:
         yield f"Command: {_code(shown.command)}"
 
 
-def _line(cells: list[str]) -> str:
+def table_lines(shown: Shown, columns: Iterable[int]) -> Iterator[str]:
+    columns = list(columns)
+    yield _line(shown.headings[n] for n in columns)
+    yield "|" + "|".join("--:" if shown.right[n] else "---" for n in columns) + "|"
+    for row in shown.rows:
+        yield _line(row[n] for n in columns)
+
+
+def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(map(escaped, cells)) + " |"
 
 

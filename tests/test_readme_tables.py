@@ -1,0 +1,55 @@
+"""The tables of the README are those of the published records, and mistakes are said in a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.read.readme import END, main, with_tables
+from harness.settings import UserError
+
+FOUR = "outputs/published/sweeps/slow_links_four-tiny"
+
+
+def test_the_readme_is_that_of_the_records(root: Path) -> None:
+    text = (root / "README.md").read_text()
+    assert text.count(END) >= 3
+    assert with_tables(text, root) == text, "make figures: a table of the README is old"
+
+
+def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "outputs").symlink_to(root / "outputs")
+    place = f"before\n<!-- table {FOUR}: strategy, n -->\n"
+    file = tmp_path / "PAGE.md"
+    file.write_text(f"{place}old\n{END}\nafter\n{place}{END}\n")
+    assert main([str(file)]) == 0
+    rows = "\n".join(
+        f"| {name} | 3/3 |"
+        for name in ("ddp", "local_sgd h10", "diloco h10 lr1 m0.5", "diloco h25 lr1 m0.5",
+                     "diloco h50 lr1 m0.5")
+    )  # fmt: skip
+    table = f"| strategy | n |\n|---|--:|\n{rows}\n"
+    assert file.read_text() == f"{place}{table}{END}\nafter\n{place}{table}{END}\n"
+    assert with_tables(file.read_text(), root) == file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"<!-- table {FOUR}: strategy, nothing -->\n{END}\n", "has no column nothing; it has"),
+        (f"<!-- table {FOUR}: strategy -->\nold\n", "is not closed"),
+        (f"<!-- table {FOUR} -->\n{END}\n", "names no columns"),
+        (f"<!-- table {FOUR}: n -->\n<!-- table {FOUR}: n -->\n{END}\n", "is not closed"),
+        (f"<!-- table outputs/nowhere: n -->\n{END}\n", "nowhere"),
+    ],
+)
+def test_a_place_that_is_not_one(text: str, words: str, root: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        with_tables(text, root)
+
+
+def test_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2 and main([str(tmp_path / "none.md")]) == 2
+    usage, missing = capsys.readouterr().err.splitlines()
+    assert "usage: " in usage and "none.md cannot be read" in missing
