@@ -20,9 +20,16 @@ from harness.read.figures import main, propagation
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
 FIGURES = {
+    "batch_size-tiny": "epoch_time.png",
+    "demo-tiny": "throughput.png",
+    "learning_rate-tiny": "accuracy.png",
+    "news": "epoch_time.png",
+    "pictures": "epoch_time.png",
+    "prediction-tiny": "prediction.png",
     "propagation-tiny": "propagation.png",
     "slow_links-tiny": "strategies.png",
     "slow_links_four-tiny": "strategies.png",
+    "weak_scaling-tiny": "throughput.png",
 }
 
 

@@ -76,6 +76,8 @@ def scaling_efficiency(measured: Measured) -> Drawn:
                 values += [value, low, high]
             words += [f"{line.name or 'all'} {v:.2f} on {n:g}" for n, _, v, _, _ in found[1:]]
         place.axhline(1.0, color=FAINT, linestyle=":", linewidth=1.4)
+        place.annotate("ideal", (0.98, 1.0), xycoords=place.get_yaxis_transform(), xytext=(0, 2),
+                       textcoords="offset points", ha="right", fontsize=8, color=INK)  # fmt: skip
         doubling_axis(place, {_devices(g) for line in panel.lines for g in line.groups})
         place.set_ylim(0, max(1.1, max(values) * 1.05))
         _dress(place, panel.title, "devices", "scaling efficiency" if place is axes[0] else "")
@@ -185,6 +187,8 @@ def _lines(
             (first, rate), last = means[0], means[-1][0]
             axes.plot([first, last], [rate, rate * last / first], color=style.colour,
                       linestyle=(0, (1, 2)), linewidth=1.1, alpha=0.8)  # fmt: skip
+            axes.annotate("ideal", (last, rate * last / first), xytext=(-4, 2), ha="right",
+                          textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
             bars.append(rate * last / first)
     _same_place(axes, panel, place_of, measure)
     places = [float(place_of(g)) for line in panel.lines for g in line.groups]
