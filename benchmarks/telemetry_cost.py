@@ -44,31 +44,41 @@ class Turns(TrainerCallback):
         self.sampler, self.turns, self.turn_s, self.cuda = sampler, turns, turn_s, cuda
         self.means: list[float] = []
         self.watched_s, self.used_s = 0.0, 0.0  # of the turns with the sampler, but for the first
-        self.ends: list[float] = []
+        self.steps: list[float] = []  # of this turn
+        self.last: float | None = None
         self.before_s = 0.0
 
+    def _is_watched(self) -> bool:
+        return len(self.means) % 2 == 0
+
     def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.ends = []  # what lies between epochs is in no turn
+        self.last = None  # what lies between epochs is in no step
+        self.sampler.awake(self._is_watched())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.cuda:
             torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
-        took_s = self.ends[-1] - self.ends[0]
-        steps = len(self.ends) - 1 - self.SKIPPED
-        if took_s < self.turn_s or steps < 1:
-            return
-        if self.means and len(self.means) % 2 == 0:
-            self.watched_s += took_s
+        now = time.perf_counter()
+        if self.last is not None:
+            self.steps.append(now - self.last)
+        self.last = now
+        if sum(self.steps) >= self.turn_s and len(self.steps) > self.SKIPPED:
+            self._turn_ends(control)
+        if float(state.epoch).is_integer():
+            self.sampler.awake(True)  # it is asked where an epoch ends
+
+    def _turn_ends(self, control: Any) -> None:
+        if self.means and self._is_watched():
+            self.watched_s += sum(self.steps)
             self.used_s += self.sampler.used_s() - self.before_s
-        self.means.append((self.ends[-1] - self.ends[self.SKIPPED]) / steps)
+        kept = self.steps[self.SKIPPED :]
+        self.means.append(sum(kept) / len(kept))
         # Unwatched, watched, ... and unwatched once more: each watched one has two neighbours.
         control.should_training_stop |= len(self.means) == 2 * self.turns + 2
-        self.sampler.awake(len(self.means) % 2 == 0)
-        self.before_s, self.ends = self.sampler.used_s(), []
+        self.sampler.awake(self._is_watched())
+        self.before_s, self.steps = self.sampler.used_s(), []
 
     def found(self) -> dict[str, Any]:
-        self.sampler.awake(True)
         return {
             "unwatched_s": self.means[1::2], "watched_s": self.means[2::2],
             "sampler_core_share": self.used_s / self.watched_s,
