@@ -117,6 +117,7 @@ def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
 # ---- padding.py ----
 
 
+@pytest.mark.slow
 def test_padding_compares_layouts_of_the_same_texts() -> None:
     done = benchmark("padding", "--quick")
     packed, *others = (cells(done.out, arm) for arm in ("packed", "parts", "batch", "pad500"))
@@ -273,6 +274,7 @@ def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
 # ---- exposure.py ----
 
 
+@pytest.mark.slow
 def test_exposure_compares_steps_with_stamps_and_without(tmp_path: Path) -> None:
     few = ["--pairs=2", "--steps=3", "--out", str(tmp_path / "found.json")]
     command = [sys.executable, "-m", "benchmarks.exposure", *few]

@@ -195,6 +195,7 @@ def test_all_of_an_update_is_one_part_or_another(planted: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.slow
 def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
     """Two emulated nodes and torchrun, as a person types it."""
     nodes = [sys.executable, "-m", "harness", "nodes", "2", "--link", "30ms", "--", "torchrun"]
