@@ -197,7 +197,7 @@ def test_set_ups_with_as_many_devices_are_told_apart(plan: Plan) -> None:
         values = [tuple(map(float, np.asarray(line))) for line in drawn_lines]
         assert any(len(line) == 2 and line[-1] == best for line in values)
         assert any(other in line for line in values) and (best, other) not in values
-    assert set(texts(throughput(found))) == {"1_4", "2_2", "oom"}
+    assert set(texts(throughput(found))) == {"1_4", "2_2", "oom", "ideal"}
     assert failed_at(throughput(found)) == [4.0]
 
 

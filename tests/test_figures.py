@@ -101,14 +101,17 @@ def test_the_notebook_is_that_of_the_records(root: Path) -> None:
 
 
 def outputs(notebook: nbformat.NotebookNode) -> list[str | bytes]:
-    """What the cells show, texts and pictures; what is a picture is also said in words."""
+    """What the cells show, texts and pictures; what is a picture is also said in words.
+
+    What a cell prints comes in one part or in several, as it happens.
+    """
     found: list[str | bytes] = []
     for cell in notebook.cells:
+        printed = [o for o in cell.get("outputs", []) if o.output_type == "stream"]
+        assert {output.name for output in printed} <= {"stdout"}
+        found.append("".join(output.text for output in printed))
         for output in cell.get("outputs", []):
-            if output.output_type == "stream":
-                assert output.name == "stdout"
-                found.append(output.text)
-            else:
+            if output.output_type != "stream":
                 found.append(output.data["text/plain"])
                 found.append(base64.b64decode(output.data["image/png"]))
     return found
