@@ -463,3 +463,18 @@ def test_runs_of_no_sweep_are_put_together_by_what_varies(plan: Plan) -> None:
     assert part.sweep.baseline == {"setup": "1_1"}
     assert [len(group.runs) for group in part.groups] == [2, 1, 1]
     assert all(math.isclose(group.mean("accuracy") or 0, 0.8) for group in part.groups)
+
+
+def test_a_sweep_with_several_seeds_is_shown_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once, often = Plan(tmp_path / "once"), Plan(tmp_path / "often")
+    for plan, seeds in ((once, (1,)), (often, (1, 2))):
+        for setup, devices in (("1_1", 1), ("1_2", 2)):
+            for seed in seeds:
+                plan.run(setup, 4, seed, devices, train_samples_per_s=100.0 * devices)
+    target = {"metric": "accuracy", "value": 0.1}
+    parts = [read_measured(once.write(name="once", target=target)),
+             read_measured(often.write(name="often"))]  # fmt: skip
+    assert show(parts, "throughput") is not None
+    assert "(often)" in capsys.readouterr().out

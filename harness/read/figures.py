@@ -128,7 +128,8 @@ def _has_one_process(sweep: Sweep) -> bool:
 def show(parts: Sequence[Measured], name: str) -> Drawn | None:
     """A figure of the largest sweep whose question it answers, else of the smallest that has it.
 
-    One with a target goes before. None where no sweep has it: then it is said why.
+    One with several seeds goes before, then one with a target. None where no sweep has it: then
+    it is said why.
     """
     reasons: dict[str, None] = {}
     for measured in sorted(parts, key=lambda part: _rank(part, name)):
@@ -144,9 +145,9 @@ def show(parts: Sequence[Measured], name: str) -> Drawn | None:
     return None
 
 
-def _rank(part: Measured, name: str) -> tuple[bool, bool, int]:
-    other = figure_for(part.sweep) != name
-    return other, part.sweep.target is None, len(part.groups) * (1 if other else -1)
+def _rank(part: Measured, name: str) -> tuple[bool, bool, bool, int]:
+    other, once = figure_for(part.sweep) != name, len(part.runs) == len(part.groups)
+    return other, once, part.sweep.target is None, len(part.groups) * (1 if other else -1)
 
 
 def missing(measured: Measured) -> str | None:
