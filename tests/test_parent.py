@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -78,3 +79,16 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(parent.subprocess, "Popen", Deaf)
     monkeypatch.setattr(parent.os, "read", lambda *_: b"")
     assert parent.run_while_connected(["deaf"]) == 128 + signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread looks now and then")
+def test_what_loads_for_the_ranks_is_tied_to_its_launcher_before_it_loads() -> None:
+    """Its launcher may be killed in these seconds: then another process is its parent."""
+    env = {**os.environ, parent.PARENT: "1", "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import harness.train.preload"],
+        cwd=ROOT, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "harness.parent" in imported and "torch" not in imported

@@ -5,8 +5,7 @@ import importlib
 import os
 import traceback
 
-from harness.parent import end_with_parent
-from harness.train.warm import SCRIPTS
+from harness.parent import PARENT, end_with_parent
 
 # Loaded by the first run otherwise, that is by every run.
 ALSO = (
@@ -14,9 +13,11 @@ ALSO = (
     "transformers.models.vit.modeling_vit", "rich._emoji_codes",
 )  # fmt: skip
 
-end_with_parent()  # with its launcher, and the ranks with it
+# With its launcher, and the ranks with it. First of all: what is loaded below takes seconds.
+end_with_parent(int(os.environ[PARENT]))
 
-for script in os.environ.get(SCRIPTS, "").split():
+warm = importlib.import_module("harness.train.warm")
+for script in os.environ.get(warm.SCRIPTS, "").split():
     try:
         importlib.import_module(script)
     except Exception:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.flags import command_line
-from harness.parent import end_with_parent
+from harness.parent import PARENT, end_with_parent
 from harness.records import SERVER_KILLED, log_of
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
@@ -223,7 +223,7 @@ def _say(answers: Any, message: dict[str, Any]) -> None:
 def main(scripts: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print is no answer
-    os.environ[SCRIPTS] = " ".join(scripts)
+    os.environ |= {SCRIPTS: " ".join(scripts), PARENT: str(os.getpid())}
     multiprocessing.set_forkserver_preload(["harness.train.preload", "harness.train.warm"])
     # It loads what the ranks need while this process loads what starts them.
     multiprocessing.forkserver.ensure_running()
