@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from harness.links import Link
 from harness.networks import link_of
+from harness.parser import Parser
 from harness.read.prediction.advice import advise
 from harness.read.prediction.exchange import BACKENDS, Shape, wire_of
 from harness.read.prediction.fitting import Fitted, fit_records
@@ -64,13 +64,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "))
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m harness predict", allow_abbrev=False,
         description="Step time, samples/s, efficiency, epochs, energy and cost of a topology.",
     )  # fmt: skip

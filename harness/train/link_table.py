@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.parent import end_with_parent
+from harness.parser import Parser
 from harness.settings import UserError
 from harness.train.link import measure
 from harness.world import World, world_of
@@ -55,13 +56,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "))
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m harness link",
         description="Measure the links between nodes, in ten seconds at most.",
         epilog=f"Started on every node: {START}; on emulated nodes: {EMULATED}",
