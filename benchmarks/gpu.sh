@@ -126,6 +126,8 @@ attempt sweep 90 "$PYTHON" -m harness sweep experiments/precision.yaml --tiny --
 
 # What the apparatus costs, and the table of all runs.
 attempt overhead 120 "$PYTHON" benchmarks/overhead.py --pairs 3 --no_start_up --out "$OUT/overhead.json"
+attempt telemetry 90 "$PYTHON" benchmarks/overhead.py --telemetry 8 --cases bert-nano \
+  --out "$OUT/telemetry.json"
 # Against what a user would run instead: as many runs as the time allows, each in turn.
 LEFT_S=$((LIMIT_S - SECONDS - 30)) # the last run that is begun is to end
 attempt speed 180 "$PYTHON" -m benchmarks.speed --gpu --arms seed2,examples,loop,ideal,ours \
@@ -136,6 +138,6 @@ if $DRY; then
   exit 0
 fi
 mv -- "$OUT/logs/table.txt" "$OUT/table.txt"
-cat -- "$OUT/table.txt" "$OUT/overhead.md" "$OUT/speed/speed.md" "$OUT/failures.txt" 2>/dev/null || true
+cat -- "$OUT/table.txt" "$OUT/overhead.md" "$OUT/telemetry.md" "$OUT/speed/speed.md" "$OUT/failures.txt" 2>/dev/null || true
 echo "$FAILED of $RAN failed, $SECONDS s: $OUT"
 ((FAILED == 0))

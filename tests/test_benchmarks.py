@@ -214,8 +214,9 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
         seen |= {name for name in ("fsdp_offload",) if getattr(settings, name)}
         seen |= set(dict(settings.trainer))
     sweep, table = ["-m", "harness"], ["-m", "harness"]
-    overhead, speed = ["benchmarks/overhead.py", "--pairs"], ["-m", "benchmarks.speed"]
-    assert others == [["-m", "pytest"], sweep, overhead, speed, table]
+    overhead, telemetry = (["benchmarks/overhead.py", f"--{w}"] for w in ("pairs", "telemetry"))
+    speed = ["-m", "benchmarks.speed"]
+    assert others == [["-m", "pytest"], sweep, overhead, telemetry, speed, table]
     assert seen >= {"fp32", "tf32", "bf16", "fp16", "single", "dp", "ddp", "fsdp", "fsdp_offload"}
     assert seen >= {"bert-base", "distilbert-base", "vit-base-patch16", "vit-base-patch32"}
     assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}
@@ -249,7 +250,7 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     assert (out / "table.txt").read_text() == "the table\n"
     failures = (out / "failures.txt").read_text()
     assert failures.count(": 3  ") == 2 and failures.count("out of order") == 2
-    assert done.stdout.splitlines()[-1].startswith("2 of 31 failed")
+    assert done.stdout.splitlines()[-1].startswith("2 of 32 failed")
     assert (out / "logs" / "overhead.txt").exists()
 
 
