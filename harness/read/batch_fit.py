@@ -74,7 +74,8 @@ def fit(values: Mapping[float, Sequence[float]]) -> Fit:
     that samples grow with the batch at all.
     """
     if len(values) < BATCHES:
-        return _undetermined(f"{len(values)} batches reach it in every run; {BATCHES} are needed")
+        many = "1 batch reaches" if len(values) == 1 else f"{len(values)} batches reach"
+        return _undetermined(f"{many} it in every run; {BATCHES} are needed")
     batches = np.array([batch for batch, found in values.items() for _ in found])
     samples = np.array([value for found in values.values() for value in found])
     means = {batch: math.fsum(found) / len(found) for batch, found in values.items()}

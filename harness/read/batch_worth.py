@@ -161,7 +161,12 @@ def _key(record: Record) -> tuple[tuple[str, Any], ...]:
 def _name(key: Any, keys: Iterable[Any], lr: Any) -> str:
     """What tells a family from the others, and always what was trained."""
     unlike = {name for other in keys for name, value in other if (name, value) not in key}
-    shown = [str(v) for n, v in key if v is not None and (n in unlike or n in ("script", "model"))]
+    trained = ("script", "model")
+    shown = [
+        str(v) if n in (*trained, "strategy") else f"{n} {v}"
+        for n, v in key
+        if v is not None and (n in unlike or n in trained)
+    ]
     return ", ".join([*shown, *([f"lr {number(lr)}"] if lr is not None else [])])
 
 

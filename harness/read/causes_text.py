@@ -20,6 +20,9 @@ Words = tuple[str, str]
 OTHERS = 0.25
 
 
+LARGER_BATCH = "a larger --per_gpu_batch, which also exchanges more rarely (another training)"
+
+
 def seconds(value: float) -> str:
     """With three digits, in the unit that a reader would choose."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
@@ -125,7 +128,7 @@ def smaller_batch(run: Account, base: Account, facts: Facts) -> Words:
         f"the batch is small: with {facts.micro_batch} samples a process, computing takes "
         f"{_a_sample(run)} a sample, where the baseline with {facts.baseline_micro_batch} takes "
         f"{_a_sample(base)}",
-        "a larger --per_gpu_batch, which also exchanges more rarely (another training)",
+        LARGER_BATCH,
     )
 
 
@@ -133,7 +136,7 @@ def batch_measured(run: Account, cost_s: float, batch: int) -> Words:
     return (
         f"the batch is small: computing takes {_a_sample(run)} a sample, where one process with "
         f"a batch of {batch} takes {seconds(cost_s)}",
-        "a larger --per_gpu_batch, which also exchanges more rarely (another training)",
+        LARGER_BATCH,
     )
 
 
@@ -142,7 +145,7 @@ def batch_estimated(run: Account, cost_s: float, facts: Facts) -> Words:
         f"the batch is small: computing takes {_a_sample(run)} a sample, where evaluation, in "
         f"batches of {number(facts.eval_batch)}, leads to expect {seconds(cost_s)} (three times "
         "its own; an estimate)",
-        "a larger --per_gpu_batch, which also exchanges more rarely (another training)",
+        LARGER_BATCH,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -111,8 +112,8 @@ def _table(found: Comparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     headings = ("", "A", "B", "difference", "95 % interval", "%", "95 % interval", "")
     for n, heading in enumerate(headings):
-        side = "left" if n in (0, len(headings) - 1) else "right"
-        table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
+        side: Literal["left", "right"] = "left" if n in (0, len(headings) - 1) else "right"
+        table.add_column(heading, justify=side, no_wrap=True)
     for row in found.rows:
         table.add_row(*_cells(row))
     return table

@@ -23,7 +23,8 @@ DEFINITIONS = {
     "T_1/(N T_N) of training time at equal effective batch.",
     "time to accuracy": "training time to the end of the first epoch that reaches the target; a "
     "miss takes for ever, and is counted.",
-    "where the time went": "means over the ranks; what the records do not tell apart is one part.",
+    "where the time went": "of the rank in the middle, means over the seeds; what the records do "
+    "not tell apart is one part.",
 }
 
 
