@@ -17,18 +17,17 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from harness import attempts, summary
-from harness.records import RunFolder, read_json, write_json
-from harness.train import measures, rows
-from harness.train.clock import StepClock
-from harness.train.cpu import CpuTime, of_all_ranks
-from harness.train.environment import environment, facts_of
-from harness.train.memory import Memory
-from harness.train.opening import open_record
-from harness.train.run import Run
-from harness.train.telemetry.session import Telemetry
-from harness.train.traffic import over_ranks, traffic_of
-from harness.world import World, world_of
+from harness.core import attempts
+from harness.core import attempts as summary
+from harness.core.records import RunFolder, read_json, write_json
+from harness.core.topology import World, world_of
+from harness.train.measure import base, rows
+from harness.train.measure.clock import StepClock
+from harness.train.measure.environment import environment, facts_of
+from harness.train.measure.resources import CpuTime, Memory, of_all_ranks
+from harness.train.measure.telemetry import Telemetry
+from harness.train.measure.traffic import over_ranks, traffic_of
+from harness.train.run.lifecycle import Run, open_record
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
 WARMUP_STEPS = 10
@@ -44,7 +43,7 @@ class LogCallback(TrainerCallback):
         self.began_s = run.began_s if isinstance(run, Run) else time.perf_counter()
         self.cpu = run.cpu if isinstance(run, Run) else CpuTime(self.world.size)
         self.clock = StepClock(cuda=False)
-        self.measures: list[measures.Measure] = []
+        self.measures: list[base.Measure] = []
         self.telemetry: Telemetry | None = None
         # Of the epoch that has ended, not yet written: the run's row and this rank's.
         self.row = rows.Pending(self.folder.epochs)
@@ -60,7 +59,7 @@ class LogCallback(TrainerCallback):
         self.earlier_wall_s = self.save_time_s = self.ended_s = self.told_s = 0.0
         if self.run is not None:
             self.run.partial_epoch = self.partial_epoch
-            self.run.aside = lambda: measures.aside(self.clock, self.measures)
+            self.run.aside = lambda: base.aside(self.clock, self.measures)
 
     # ---- the run begins ----
 
@@ -97,7 +96,7 @@ class LogCallback(TrainerCallback):
         self.attempt = open_record(
             self.folder, self.run, args, self.first_update, self.world.size, self.batch
         )
-        self.earlier_wall_s = attempts.wall_s(self.folder)
+        self.earlier_wall_s = attempts.total_wall_s(self.folder)
         self.machine = environment()
         if self.first_update:
             before = read_json(self.folder.environment) or {}
@@ -117,7 +116,7 @@ class LogCallback(TrainerCallback):
             "updates": state.max_steps,
             "first_learning_rate": self.first_learning_rate,
             "timing_warmup_steps": self.clock.untimed,
-            **measures.facts(self.measures),
+            **base.facts(self.measures),
         }
         write_json(self.folder.environment, {**self.machine, **facts})
 
@@ -192,13 +191,13 @@ class LogCallback(TrainerCallback):
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
         mine = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
         self.mine.row = mine | self.cpu.own() | sent
-        self.mine.row |= measures.of_rank(self.measures, untimed)
+        self.mine.row |= base.of_rank(self.measures, untimed)
         everyone = of_all_ranks(self.mine.row, self.world.size, self.run)
         self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)
-            row |= measures.of_run(self.measures, everyone, row)
+            row |= base.of_run(self.measures, everyone, row)
             if first_epoch:
                 # What was seen in the first step is known now.
                 self._write_environment(state)
@@ -246,7 +245,7 @@ class LogCallback(TrainerCallback):
             "epoch_time_s": self.clock.so_far() + self.before.get("epoch_time_s", 0.0),
             "samples": samples + self.before.get("samples", 0),
             "sent": self.clock.traffic.so_far(),  # what follows until it is saved does not count
-            "measured": measures.so_far(self.measures),
+            "measured": base.so_far(self.measures),
         }
 
     # ---- evaluation and saving ----

@@ -7,24 +7,23 @@
 Default: ViT-B/16 on 8,000 pictures of Food-101. bert.py is its sister for text.
 """
 
-from harness.flags import command_line
+from harness.core.command_line import command_line
 
 # Before torch is loaded: a wrong flag is answered at once.
 SETTINGS = command_line("vit") if __name__ == "__main__" else None
 
 from torch import nn
 
-from harness.settings import Settings
-from harness.train import models
-from harness.train.console import Console
-from harness.train.data import Data
-from harness.train.images import load_images
-from harness.train.metrics import BatchMetrics
-from harness.train.parallel import in_turn
-from harness.train.process import leave
-from harness.train.run import Run
-from harness.train.start import start
-from harness.train.trainer import ExactTrainer
+from harness.core.settings import Settings
+from harness.train.data import models
+from harness.train.data.cache import Data
+from harness.train.data.images import load_images
+from harness.train.loop.progress import Console
+from harness.train.loop.trainer import ExactTrainer
+from harness.train.measure.metrics import BatchMetrics
+from harness.train.run.lifecycle import Run
+from harness.train.run.start import leave, start
+from harness.train.strategy.parallel import in_turn
 from logcallback import LogCallback
 
 

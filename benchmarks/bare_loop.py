@@ -11,7 +11,7 @@ import torch
 from transformers import get_linear_schedule_with_warmup
 
 from benchmarks.baton import Marks
-from harness.train.epoch import EpochOrder
+from harness.train.loop.epoch import EpochOrder
 
 
 class Loop:

@@ -27,8 +27,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.networks import link_of
-from harness.records import write_json
+from harness.core.links import link_of
+from harness.core.records import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "exchange: "
@@ -149,7 +149,7 @@ def added_up(asked: argparse.Namespace) -> Found:
     import torch
     import torch.distributed as dist
 
-    from harness.train.direct import Direct
+    from harness.train.strategy.direct import Direct
 
     dist.init_process_group("gloo")
     direct = Direct(dist.new_group())

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness.records import write_json
+from harness.core.records import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "exposure: "
@@ -72,8 +72,8 @@ def inside(pairs: int, steps: int) -> None:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from harness.train.exposure import Exposure
-    from harness.train.process import leave
+    from harness.train.measure.communication import Exposure
+    from harness.train.run.start import leave
 
     dist.init_process_group("gloo")
     layers = [m for _ in range(LAYERS) for m in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]

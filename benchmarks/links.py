@@ -27,9 +27,9 @@ from typing import Any
 
 import psutil
 
+from harness.core.links import link_of
+from harness.core.records import write_json
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.networks import link_of
-from harness.records import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 DELAYS_MS: tuple[int, ...] = (0, 1, 5, 20, 50, 100)  # one way

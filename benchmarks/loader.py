@@ -32,9 +32,9 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from benchmarks.step import opened
-from harness.train.environment import environment
-from harness.train.metrics import BatchMetrics
-from harness.train.trainer import ExactTrainer
+from harness.train.loop.trainer import ExactTrainer
+from harness.train.measure.environment import environment
+from harness.train.measure.metrics import BatchMetrics
 
 TARGET = 2.0
 CASES = {

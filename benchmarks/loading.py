@@ -21,14 +21,13 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness import attempts
-from harness.flags import as_mapping, parse
-from harness.identity import run_id
+from harness.core import attempts
+from harness.core.attempts import write_summary
+from harness.core.command_line import as_mapping, parse, trainer_flags
+from harness.core.identity import run_id
+from harness.core.records import FINISHED, SCHEMA, RunFolder, append_row, write_json
+from harness.core.settings import Settings
 from harness.read import load, load_runs
-from harness.records import FINISHED, SCHEMA, RunFolder, append_row, write_json
-from harness.settings import Settings
-from harness.summary import write_summary
-from harness.trainer_flags import trainer_flags
 
 EPOCHS, RANKS, TARGET_S = 5, 4, 3.0
 QUALITY = (

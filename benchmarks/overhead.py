@@ -44,15 +44,15 @@ from benchmarks import start_up, telemetry_cost
 from benchmarks.bare_loop import Loop
 from benchmarks.baton import Baton, Marks
 from benchmarks.overhead_table import table
-from harness.flags import parse
-from harness.train import models
-from harness.train.console import Console
-from harness.train.environment import environment
-from harness.train.images import load_images
-from harness.train.metrics import BatchMetrics
-from harness.train.start import start
-from harness.train.texts import load_texts
-from harness.train.trainer import EpochOrder, ExactTrainer
+from harness.core.command_line import parse
+from harness.train.data import models
+from harness.train.data.images import load_images
+from harness.train.data.texts import load_texts
+from harness.train.loop.progress import Console
+from harness.train.loop.trainer import EpochOrder, ExactTrainer
+from harness.train.measure.environment import environment
+from harness.train.measure.metrics import BatchMetrics
+from harness.train.run.start import start
 from logcallback import LogCallback
 
 ARMS = ("ours", "bare", "stock", "loop")

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness.records import write_json
+from harness.core.records import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "overlap: "
@@ -98,13 +98,13 @@ def inside(asked: argparse.Namespace) -> None:
 
 def train(folder: str, flags: list[str]) -> list[dict[str, Any]]:
     """The epochs' rows, on rank 0."""
-    import harness.train.trainer as trainers
-    from harness.flags import parse
-    from harness.records import read_rows
-    from harness.train.images import load_images
-    from harness.train.metrics import BatchMetrics
-    from harness.train.models import build
-    from harness.train.start import start
+    import harness.train.loop.trainer as trainers
+    from harness.core.command_line import parse
+    from harness.core.records import read_rows
+    from harness.train.data.images import load_images
+    from harness.train.data.models import build
+    from harness.train.measure.metrics import BatchMetrics
+    from harness.train.run.start import start
     from logcallback import LogCallback
 
     trainers.link_of_run = lambda *given: None  # not the subject, and it takes its time

@@ -34,11 +34,11 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from harness.flags import parse
-from harness.train import models, packed
-from harness.train.parts import parts_of
-from harness.train.text_batches import AMOUNT, Layout, TextBatches, for_model
-from harness.train.texts import load_texts
+from harness.core.command_line import parse
+from harness.train.data import models, text_layout
+from harness.train.data.text_batches import AMOUNT, Layout, TextBatches, for_model
+from harness.train.data.text_layout import parts_of
+from harness.train.data.texts import load_texts
 
 ARMS = ("packed", "parts", "batch", "pad128", "pad500", "ideal")
 EVAL_BATCH = {"pad128": 8}
@@ -107,8 +107,8 @@ def measure(asked: argparse.Namespace, size: int, arms: list[str]) -> str:
         data = load_texts(settings, 1)
         torch.manual_seed(0)
         model: Any = models.build(settings, data.labels)
-    packed.read_rows(model)
-    texts = Texts(data.collate, packed.first_position(model))  # type: ignore[arg-type]
+    text_layout.read_rows(model)
+    texts = Texts(data.collate, text_layout.first_position(model))  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     random = np.random.default_rng(0)
     steps: dict[str, list[float]] = {arm: [] for arm in arms}

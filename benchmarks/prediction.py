@@ -25,12 +25,10 @@ from pathlib import Path
 from benchmarks.prediction_real import real_rows
 from benchmarks.prediction_table import Row, compared, table
 from benchmarks.standin import MARK
-from harness.links import plain_link
-from harness.read.prediction.compute import fit_line, fit_sharing
-from harness.read.prediction.exchange import GLOO, Shape, wire_of
-from harness.read.prediction.measured import Reduction
-from harness.read.prediction.model import Model, Plan
-from harness.records import read_json, write_json
+from harness.core.links import plain_link
+from harness.core.records import read_json, write_json
+from harness.read.predict.exchange import GLOO, Reduction, Shape, wire_of
+from harness.read.predict.model import Model, Plan, fit_line, fit_sharing
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = tuple(f"{delay}ms/{rate}mbit" for delay in (1, 5, 20, 50) for rate in (50, 200, 1000))

@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.prediction_table import Row, compared
-from harness.links import plain_link
-from harness.read.prediction.exchange import Shape, wire_of
-from harness.read.prediction.fitting import fit_records
-from harness.read.prediction.model import Plan
-from harness.read.prediction.told import Given, measured_beside, recorded
-from harness.read.sides import read_records
+from harness.core.links import plain_link
+from harness.read.predict.exchange import Shape, wire_of
+from harness.read.predict.fitting import Given, fit_records, measured_beside, recorded
+from harness.read.predict.model import Plan
+from harness.read.records.selection import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ("--tiny", "--epochs", "1", "--telemetry_hz", "0", "--save", "none")

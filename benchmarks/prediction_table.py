@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from harness.read.prediction.model import Model, Plan, predict
+from harness.read.predict.model import Model, Plan, predict
 
 Row = dict[str, Any]
 

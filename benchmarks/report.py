@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.loading import EPOCHS, make_runs
-from harness.read.report import make_report
+from harness.read.report.report import make_report
 
 TARGET_S, TARGET_MB = 20.0, 10.0
 

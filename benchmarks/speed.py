@@ -39,7 +39,7 @@ from benchmarks.speed_cases import (
 )
 from benchmarks.speed_start import ArmFailed, call
 from benchmarks.speed_table import complaints, table
-from harness.records import read_json, write_json
+from harness.core.records import read_json, write_json
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",

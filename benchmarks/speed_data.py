@@ -15,9 +15,9 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from benchmarks.recipes.task import SCRIPTS, SPLITS, TEXT, labels_of
 from benchmarks.speed_cases import Case
-from harness.flags import parse
-from harness.train import embedded, models
-from harness.train.flops import work_of
+from harness.core.command_line import parse
+from harness.train.data import embedded, models
+from harness.train.measure.flops import work_of
 
 LONGEST = 128  # tokens: recipe (b) cuts longer texts, so they are cut for all
 VOCABULARY = 30522  # at most
@@ -142,6 +142,6 @@ def _jpeg(picture: Image.Image, side: int, number: int) -> bytes:
 
 def environment_of() -> dict[str, Any]:
     """Where it ran; asked in a process that may load torch."""
-    from harness.train.environment import environment
+    from harness.train.measure.environment import environment
 
     return {**environment(), "threads": torch.get_num_threads()}

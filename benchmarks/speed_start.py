@@ -125,7 +125,7 @@ def _use(env: Mapping[str, str]) -> None:
     import datasets
     import torch
 
-    from harness.train.process import quiet
+    from harness.train.run.start import quiet
 
     quiet(bars=False)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))

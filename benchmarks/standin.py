@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.train.link import measure
-from harness.world import world_of
+from harness.core.topology import world_of
+from harness.train.measure.link import measure
 
 MARK = "standin: "
 FIXED_S, PER_SAMPLE_S = 0.010, 0.002  # of a step, forward and backward

@@ -37,18 +37,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-from harness.flags import parse
-from harness.train import models
-from harness.train.console import Console
-from harness.train.data import Data
-from harness.train.environment import environment
-from harness.train.epoch import EpochOrder
-from harness.train.images import load_images
-from harness.train.metrics import BatchMetrics
-from harness.train.run import Run
-from harness.train.start import start
-from harness.train.texts import load_texts
-from harness.train.trainer import ExactTrainer
+from harness.core.command_line import parse
+from harness.train.data import models
+from harness.train.data.cache import Data
+from harness.train.data.images import load_images
+from harness.train.data.texts import load_texts
+from harness.train.loop.epoch import EpochOrder
+from harness.train.loop.progress import Console
+from harness.train.loop.trainer import ExactTrainer
+from harness.train.measure.environment import environment
+from harness.train.measure.metrics import BatchMetrics
+from harness.train.run.lifecycle import Run
+from harness.train.run.start import start
 from logcallback import LogCallback
 
 LEFT_OUT = 5  # first steps of a round

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import harness.read
-from harness.records import write_json
+from harness.core.records import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = """

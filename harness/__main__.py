@@ -9,18 +9,39 @@ import sys
 # Verb -> the module whose main(arguments) does it, and one line for the list.
 VERBS = {
     "sweep": ("harness.launch.sweep", "many runs from one file: experiments/*.yaml"),
-    "table": ("harness.read.table", "what was measured: a row a run, or the table of a sweep"),
-    "nodes": ("harness.launch.netns.inside", "a command on each of several emulated nodes"),
-    "link": ("harness.train.link_table", "links between nodes: round trip, bandwidth, all-reduce"),
-    "figures": ("harness.read.figures", "a picture of what a sweep measured"),
-    "import": ("harness.read.importing", "records of others: text files, trainer_state.json"),
-    "compare": ("harness.read.compare", "two runs or groups: difference, interval, is it noise"),
-    "explain": ("harness.read.explain", "why several processes were not as many times as fast"),
-    "batches": ("harness.read.batch_worth", "from which batch on larger ones do not pay"),
-    "predict": ("harness.read.predict", "step time, cost ... of topologies that nobody here has"),
-    "store": ("harness.train.store", "where nodes of an elastic run meet: each may be lost"),
-    "report": ("harness.read.report", "tables and figures of a folder as one page"),
-    "env": ("harness.train.environment", "machine and versions, to paste into a question"),
+    "table": (
+        "harness.read.tables.command",
+        "what was measured: a row a run, or the table of a sweep",
+    ),
+    "nodes": ("harness.launch.netns.nodes", "a command on each of several emulated nodes"),
+    "link": (
+        "harness.train.measure.link",
+        "links between nodes: round trip, bandwidth, all-reduce",
+    ),
+    "figures": ("harness.read.figures.catalogue", "a picture of what a sweep measured"),
+    "import": ("harness.read.imports.command", "records of others: text files, trainer_state.json"),
+    "compare": (
+        "harness.read.compare.compare",
+        "two runs or groups: difference, interval, is it noise",
+    ),
+    "explain": (
+        "harness.read.explain.explain",
+        "why several processes were not as many times as fast",
+    ),
+    "batches": (
+        "harness.read.compare.critical_batch",
+        "from which batch on larger ones do not pay",
+    ),
+    "predict": (
+        "harness.read.predict.command",
+        "step time, cost ... of topologies that nobody here has",
+    ),
+    "store": (
+        "harness.train.run.elastic",
+        "where nodes of an elastic run meet: each may be lost",
+    ),
+    "report": ("harness.read.report.report", "tables and figures of a folder as one page"),
+    "env": ("harness.train.measure.environment", "machine and versions, to paste into a question"),
 }
 
 

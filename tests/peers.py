@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from harness.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from tests.ranks import ROOT, SERVER, _printing_to, run_script
 from tests.sweeps import wait_for
 

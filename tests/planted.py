@@ -15,12 +15,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.flags import command_line
+from harness.core.command_line import command_line
 
 SETTINGS = command_line("vit")
 
 import vit
-from harness.train.process import leave
+from harness.train.run.start import leave
 
 FOLDER = Path(os.environ["PLANTED"])
 

@@ -129,7 +129,7 @@ def run_script(name: str, argv: list[str], cwd: str) -> int:
     os.chdir(cwd)
     sys.argv = [f"{name}.py", *argv]
     module = __import__(name)
-    from harness.flags import command_line
+    from harness.core.command_line import command_line
 
     return int(module.main(command_line(name, argv)))
 

@@ -85,7 +85,7 @@ def cluster(min_job_age: int = 300) -> Iterator[dict[str, str]]:
         folder = Path(name)
         _write(folder, min_job_age)
         words = [
-            *(sys.executable, "-m", "harness.parent", str(os.getpid())),
+            *(sys.executable, "-m", "harness.core.process", str(os.getpid())),
             *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
             *("sh", "-c", INSIDE.format(folder=shlex.quote(name))),
         ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from harness.records import RunFolder, find_runs, read_rows
+from harness.core.records import RunFolder, find_runs, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 # Seconds and what follows from them, and what the network adds; everything else must not depend on
@@ -66,7 +66,7 @@ def family(runner: int) -> dict[str, list[psutil.Process]]:
     found: dict[str, list[psutil.Process]] = {"launcher": [], "server": [], "rank": []}
     try:
         for launcher in psutil.Process(runner).children():
-            if "harness.train.warm" not in command(launcher):
+            if "harness.train.run.warm" not in command(launcher):
                 continue
             found["launcher"].append(launcher)
             for server in launcher.children():

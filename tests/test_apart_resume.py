@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.records import RunFolder, read_json, read_rows
-from harness.settings import UserError
+from harness.core.records import RunFolder, read_json, read_rows
+from harness.core.settings import UserError
 from tests import toys
 from tests.ranks import ran, ranks, run_script, script
 from tests.sweeps import untimed_rows
@@ -183,7 +183,7 @@ def test_on_disks_of_their_own_each_node_finds_what_it_has_written(tmp_path: Pat
 def best_of(folder: str, argv: list[str]) -> Any:
     """Trained with a validation set: what all ranks are left with."""
     import bert
-    from harness.flags import parse
+    from harness.core.command_line import parse
 
     kept: list[Any] = []
 

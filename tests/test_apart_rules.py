@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from harness.flags import parse
-from harness.settings import UserError
-from harness.strategies import STRATEGIES
-from harness.train.apart import LocalSgd
-from harness.train.diloco import Diloco
-from harness.train.exchanges import exchange_of
-from harness.train.weights import Weights, checksum
-from harness.world import World
+from harness.core.command_line import parse
+from harness.core.settings import UserError
+from harness.core.strategies import STRATEGIES
+from harness.core.topology import World
+from harness.train.strategy.choice import exchange_of
+from harness.train.strategy.diloco import Diloco
+from harness.train.strategy.local_sgd import LocalSgd, Weights, checksum
 from tests.test_settings import launched
 
 DILOCO, LOCAL = "--strategy diloco", "--strategy local_sgd"

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.flags import parse
-from harness.identity import run_id
-from harness.settings import UserError
-from harness.train.augment import Augment
-from harness.train.images import ImageBatches, Normalise, Pixels, fits, load_images
+from harness.core.command_line import parse
+from harness.core.identity import run_id
+from harness.core.settings import UserError
+from harness.train.data.images import Augment, ImageBatches, Normalise, Pixels, fits, load_images
 from tests.ranks import ranks
 from tests.toys import CPU
 
@@ -76,11 +75,11 @@ ARGV = ["--tiny", "--train_size", "64", "--test_size", "20", "--augment", "crop_
 
 def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
     """What the model is given in two epochs: (epoch, sample) -> pixels; and in evaluation."""
-    from harness.train.metrics import BatchMetrics
-    from harness.train.models import build
-    from harness.train.parallel import in_turn
-    from harness.train.start import start
-    from harness.train.trainer import ExactTrainer
+    from harness.train.data.models import build
+    from harness.train.loop.trainer import ExactTrainer
+    from harness.train.measure.metrics import BatchMetrics
+    from harness.train.run.start import start
+    from harness.train.strategy.parallel import in_turn
 
     argv = [*ARGV, "--b", str(batch), "--grad_acc", str(acc), "--epochs", "2", "--save", "none"]
     run = start(parse("vit", [*argv, "--eval_batch", "7", "--o", folder]))

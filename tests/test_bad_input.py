@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.settings import Settings, UserError
-from harness.train.parallel import refuse_impossible
+from harness.core.settings import Settings, UserError
+from harness.train.strategy.parallel import refuse_impossible
 from tests.ranks import script
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from harness.__main__ import main
-from harness.read.batch_fit import fit, reached
-from harness.read.sweeps import Target
+from harness.read.compare.critical_batch import fit, reached
+from harness.read.records.sweeps import Target
 from tests.test_compare import run
 from tests.test_read import lines
 

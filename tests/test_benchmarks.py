@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from harness.flags import parse
-from harness.records import read_json, read_rows
+from harness.core.command_line import parse
+from harness.core.records import read_json, read_rows
 from tests.ranks import Done, ran, script
 
 GPU_SH = ["bash", "benchmarks/gpu.sh"]

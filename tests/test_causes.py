@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.read import causes, causes_text
-from harness.read.account import (
+from harness.read.explain import causes
+from harness.read.explain import causes as causes_text
+from harness.read.explain.account import (
     COMPUTE,
     DATA,
     EVALUATION,
@@ -26,10 +27,10 @@ from harness.read.account import (
     account_of,
     together,
 )
-from harness.read.causes import bound, lost, of_run, of_scaling, share_lost
-from harness.read.explain import Explanation, explain
-from harness.read.facts import Facts
-from harness.read.sides import read_side
+from harness.read.explain.causes import bound, lost, of_run, of_scaling, share_lost
+from harness.read.explain.explain import Explanation, explain
+from harness.read.explain.facts import Facts
+from harness.read.records.selection import read_side
 from harness.read.statistics import spread
 from tests.test_compare import run as record
 from tests.test_importing import TEXT, text_file

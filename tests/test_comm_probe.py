@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from harness.records import RunFolder, read_json, read_rows, write_json
-from harness.train import comm_probe
-from harness.train.comm_probe import NOT_YET, CommProbe, why_not
+from harness.core.records import RunFolder, read_json, read_rows, write_json
+from harness.train.measure import communication
+from harness.train.measure.communication import NOT_YET, CommProbe, why_not
 from tests.ranks import ranks
 from tests.sweeps import untimed_rows
 from tests.toys import Net, Points, head, logged, ours
@@ -98,7 +98,7 @@ def test_the_training_is_the_same_to_the_bit(both: list[Any], name: str) -> None
     assert plain["probe"] is None and plain["missing"] == "--comm_probe off"
     probe = probed["probe"]
     assert probed["missing"] is None and probe["took_s"] > sum(probe["with_s"])
-    assert 1 <= len(probe["with_s"]) == len(probe["without_s"]) <= comm_probe.PAIRS
+    assert 1 <= len(probe["with_s"]) == len(probe["without_s"]) <= communication.PAIRS
     differences = np.subtract(probe["with_s"], probe["without_s"])
     share = np.median(differences) / probe["step_s"]
     assert probe["comm_share"] == (pytest.approx(share) if share < 1 else None)
@@ -107,10 +107,10 @@ def test_the_training_is_the_same_to_the_bit(both: list[Any], name: str) -> None
 def of_its_bounds(folder: str) -> dict[str, Any]:
     """No time for a second pair; no memory for a pass without exchange; too few updates."""
     found: dict[str, Any] = {}
-    comm_probe.LIMIT_S = 1e-9
+    communication.LIMIT_S = 1e-9
     auto = "--comm_probe=auto"
     found["late"] = of_a_run(f"{folder}/late", "ddp", auto)
-    comm_probe.psutil.virtual_memory = lambda: SimpleNamespace(available=2000, total=2**30)
+    communication.psutil.virtual_memory = lambda: SimpleNamespace(available=2000, total=2**30)
     found["full"] = of_a_run(f"{folder}/full", "fsdp", auto)
     found["short"] = of_a_run(f"{folder}/short", "ddp", auto, "--max_steps=3")
     return found

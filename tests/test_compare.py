@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.flags import as_mapping, parse
-from harness.read.differences import compare
-from harness.read.sides import command_for_seeds, read_side
+from harness.core.command_line import as_mapping, parse
+from harness.core.records import SCHEMA
+from harness.core.settings import UserError
+from harness.read.compare.compare import compare
+from harness.read.records.selection import command_for_seeds, read_side
 from harness.read.statistics import difference
-from harness.records import SCHEMA
-from harness.settings import UserError
 from tests.test_importing import TEXT, text_file
 from tests.test_read import TWO, lines
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from harness.records import find_runs, read_json, read_rows
-from harness.train.compiled import Compiled
+from harness.core.records import find_runs, read_json, read_rows
+from harness.train.loop.host_overhead import Compiled
 from tests.ranks import script
 
 # 10 whole updates an epoch and an evaluation whose last batch is short.

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.records import read_json
-from harness.train.outcome import Diverged
-from harness.train.parallel import observe_hook
-from harness.world import World
+from harness.core.records import read_json
+from harness.core.topology import World
+from harness.train.run.failures import Diverged
+from harness.train.strategy.parallel import observe_hook
 from tests.ranks import ranks
 from tests.toys import Net, Points, apart, ours, weights
 
@@ -59,7 +59,7 @@ class Arm:
     def __init__(
         self, compress: str, shapes: list[tuple[int, ...]] = SHAPES, small: bool = False, **run: Any
     ) -> None:
-        from harness.train.exchanges import exchange_of
+        from harness.train.strategy.choice import exchange_of
 
         self.run = run_of(compress, **run)
         self.model = Given(shapes)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import attempts
-from harness.records import RunFolder, read_json, read_rows
-from harness.summary import write_summary
-from harness.train.cpu import CpuTime
+from harness.core import attempts
+from harness.core.attempts import write_summary
+from harness.core.records import RunFolder, read_json, read_rows
+from harness.train.measure.resources import CpuTime
 from tests.ranks import ranks
 from tests.test_logcallback import two_ranks
 from tests.toys import CPU
@@ -57,7 +57,7 @@ def told(user_s: list[float]) -> dict[str, list[float] | None]:
 
 def test_attempts_are_added_up_as_far_as_they_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert attempts.cpu_time(folder) == dict.fromkeys(
+    assert attempts.total_cpu_time(folder) == dict.fromkeys(
         ("user_s", "user_s_per_rank", "system_s", "system_s_per_rank")
     )
     attempts.begin(folder, update=0, processes=2)
@@ -68,13 +68,13 @@ def test_attempts_are_added_up_as_far_as_they_told(tmp_path: Path) -> None:
     attempts.begin(folder, update=4, processes=2)
     attempts.end(folder, "oom", "without a word of it", 2.0)
     found = {"user_s": 33.0, "user_s_per_rank": [11.0, 22.0], "system_s": 1.0}
-    assert attempts.cpu_time(folder) == {**found, "system_s_per_rank": [0.5, 0.5]}
+    assert attempts.total_cpu_time(folder) == {**found, "system_s_per_rank": [0.5, 0.5]}
     write_summary(folder, "oom", "without a word of it")
     summary = read_json(folder.summary) or {}
     assert {name: summary[name] for name in found} == found
     attempts.begin(folder, update=4, processes=1)
     attempts.end(folder, "finished", None, 2.0, told([5.0]))
-    mixed = attempts.cpu_time(folder)
+    mixed = attempts.total_cpu_time(folder)
     assert (mixed["user_s"], mixed["user_s_per_rank"]) == (38.0, None)
 
 

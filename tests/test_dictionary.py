@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness.launch.local import Local
-from harness.launch.plan import plan
-from harness.launch.state import Options, launched
+from harness.core.records import FAILURES, FINISHED
+from harness.core.settings import flag_fields
+from harness.launch.places import Local
+from harness.launch.plan import Options, launched, plan
 from harness.launch.sweepfile import load
-from harness.records import FAILURES, FINISHED
-from harness.settings import flag_fields
 from tests.ranks import script
 from tests.sweeps import sweep_file
 from tests.test_resume import broken_off

@@ -105,8 +105,8 @@ def counted(folder: str, asked: list[list[str]]) -> list[int]:
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    from harness.train import parallel
-    from harness.train.compress import Gradients
+    from harness.train.strategy import parallel
+    from harness.train.strategy.compress import Gradients
 
     handed = [0]
 

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import TrainerCallback
 
-from harness.flags import parse
-from harness.records import read_json
-from harness.settings import Settings, UserError
-from harness.train.direct import Direct
-from harness.train.parallel import refuse_impossible
+from harness.core.command_line import parse
+from harness.core.records import read_json
+from harness.core.settings import Settings, UserError
+from harness.train.strategy.direct import Direct
+from harness.train.strategy.parallel import refuse_impossible
 from tests import toys
 from tests.ranks import ranks, script
 from tests.sweeps import untimed_rows

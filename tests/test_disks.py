@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from harness.records import RunFolder, read_rows
-from harness.train.disks import follow_leader, give_to_leader, hand_out, on_own_disk
-from harness.world import world_of
+from harness.core.records import RunFolder, read_rows
+from harness.core.topology import world_of
+from harness.train.run.checkpoint_copies import follow_leader, give_to_leader, hand_out, on_own_disk
 from tests.ranks import Done, ran, ranks
 from tests.sweeps import untimed_rows
 from tests.test_resume import stop_at

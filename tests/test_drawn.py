@@ -11,15 +11,25 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from harness.read.account import PARTS
-from harness.read.drawing import FAILED, MOST_LINES, Drawn, NothingToDraw, listed, numbers_of
-from harness.read.figure_epochs import accuracy_by_epoch, loss_by_epoch
-from harness.read.figure_scaling import epoch_time_by_batch, scaling_efficiency, throughput
-from harness.read.figure_target import frontier, targets_of, time_to_accuracy
-from harness.read.figure_time import usage, where_time_went
-from harness.read.figures import FIGURES, draw_all, propagation_delay, show
-from harness.read.measured import Measured, read_all, read_measured
-from harness.read.themes import DARK, darken, for_page, save
+from harness.read.drawing import (
+    DARK,
+    FAILED,
+    MOST_LINES,
+    Drawn,
+    NothingToDraw,
+    darken,
+    for_page,
+    listed,
+    numbers_of,
+    save,
+)
+from harness.read.explain.account import PARTS
+from harness.read.figures.catalogue import FIGURES, draw_all, propagation_delay, show
+from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch
+from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency, throughput
+from harness.read.figures.target import frontier, targets_of, time_to_accuracy
+from harness.read.figures.time import usage, where_time_went
+from harness.read.records.measured import Measured, read_all, read_measured
 from tests.test_read import lines
 from tests.test_sweep_table import Plan
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.records import RunFolder, read_rows
+from harness.core.records import RunFolder, read_rows
 from tests.ranks import Done, ran, run_script, script
 from tests.sweeps import untimed_rows
 from tests.test_resume import only_run, stop_at, weights_of

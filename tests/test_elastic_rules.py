@@ -15,17 +15,18 @@ from typing import Any
 
 import pytest
 
-from harness import attempts, elastic
-from harness.flags import parse
-from harness.identity import identity, run_id
-from harness.records import RunFolder, read_rows
-from harness.settings import Settings, UserError
-from harness.summary import write_summary
-from harness.train import failure, restarts
-from harness.train.by_samples import Plan, Position
-from harness.train.epoch import EpochOrder
-from harness.train.outcome import Stopped
-from harness.train.restarts import Launch
+from harness.core import attempts, topology
+from harness.core.attempts import write_summary
+from harness.core.command_line import parse
+from harness.core.identity import identity, run_id
+from harness.core.records import RunFolder, read_rows
+from harness.core.settings import Settings, UserError
+from harness.train.loop.elastic_schedule import Plan, Position
+from harness.train.loop.epoch import EpochOrder
+from harness.train.run import elastic as restarts
+from harness.train.run import failures
+from harness.train.run.elastic import Launch
+from harness.train.run.failures import Stopped
 
 
 def launched(nodes: int, per_node: int, restarts: int = 3) -> dict[str, str]:
@@ -53,26 +54,26 @@ def settings(*argv: str, nodes: int = 1, per_node: int = 1) -> Settings:
 def test_an_effective_batch_is_split_exactly_or_not_at_all(
     effective: int, most: int, processes: int, found: tuple[int, int] | None
 ) -> None:
-    assert elastic.split(effective, most, processes) == found
+    assert topology.split(effective, most, processes) == found
     if found is not None:
         assert found[0] * found[1] * processes == effective and found[0] <= most
 
 
 def test_the_batch_of_fewer_nodes() -> None:
     asked = settings("--b", "16", "--grad_acc", "2", "--setup", "4_2", nodes=2, per_node=2)
-    held = elastic.for_world(asked, 4)
+    held = topology.for_world(asked, 4)
     assert (held.per_gpu_batch, held.grad_acc) == (16, 4)
-    assert elastic.for_world(asked, 8) == asked
-    assert elastic.for_world(replace(asked, elastic_batch="scale"), 4).grad_acc == 2
+    assert topology.for_world(asked, 8) == asked
+    assert topology.for_world(replace(asked, elastic_batch="scale"), 4).grad_acc == 2
     with pytest.raises(UserError, match=r"6 processes cannot share .* 256 .* 1, 2, 4 node\(s\)"):
-        elastic.for_world(asked, 6)
+        topology.for_world(asked, 6)
 
 
 def test_what_cannot_be_held_is_said_before_a_node_is_lost() -> None:
-    told = elastic.warning(settings("--setup", "4_1"))
+    told = topology.warning(settings("--setup", "4_1"))
     assert told is not None and "1, 2, 4 of 4 nodes" in told
-    assert elastic.warning(settings("--setup", "2_1")) is None
-    assert elastic.warning(settings("--setup", "4_1", "--elastic_batch", "scale")) is None
+    assert topology.warning(settings("--setup", "2_1")) is None
+    assert topology.warning(settings("--setup", "4_1", "--elastic_batch", "scale")) is None
 
 
 def test_the_set_up_is_what_was_asked_for() -> None:
@@ -188,7 +189,7 @@ def test_goodput_is_unknown_where_a_killed_attempt_told_nothing(tmp_path: Path) 
     folder = RunFolder(tmp_path)
     for _ in range(2):
         attempts.begin(folder, 0, 1)
-    assert attempts.elapsed_s(folder) is None
+    assert attempts.total_elapsed_s(folder) is None
 
 
 def test_an_attempt_that_died_before_it_began_does_not_end_a_killed_one(tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_an_attempt_that_died_before_it_began_does_not_end_a_killed_one(tmp_path
     ],
 )
 def test_who_goes_on(launch: Launch | None, error: BaseException, again: bool) -> None:
-    assert failure._begins_again(SimpleNamespace(launch=launch), error) is again
+    assert failures._begins_again(SimpleNamespace(launch=launch), error) is again
 
 
 def test_restarts_that_would_fail_are_announced(

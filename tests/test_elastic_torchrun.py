@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.core.links import Link
+from harness.core.records import RunFolder, read_json, read_rows
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.links import Link
-from harness.records import RunFolder, read_json, read_rows
 from tests.ranks import script
 from tests.sweeps import untimed_rows, wait_for
 from tests.test_elastic import attempts_of

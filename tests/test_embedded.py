@@ -11,7 +11,7 @@ import datasets
 import pytest
 import transformers
 
-from harness.train import embedded
+from harness.train.data import embedded
 
 ROOT = Path(__file__).resolve().parents[1]
 # Written out on purpose: a test that imports the list of the program could not find a gap in it.

@@ -15,11 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.core.links import Link, link_of
+from harness.core.settings import UserError
 from harness.launch.netns import emulation
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.links import Link
-from harness.networks import link_of
-from harness.settings import UserError
 from tests.sweeps import gone, wait_for
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.netns import holder, namespaces, tun
+from harness.core.links import Link, link_of
+from harness.core.settings import UserError
+from harness.launch.netns import holder, relay
+from harness.launch.netns import holder as namespaces
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.links import Link
-from harness.networks import link_of
-from harness.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -85,7 +85,7 @@ def test_no_permission_for_namespaces_is_one_line() -> None:
         'exec setpriv --inh-caps=-sys_admin --bounding-set=-sys_admin "$@"'
     )
     code = (
-        "from harness.launch.netns import namespaces\nfrom harness.settings import UserError\n"
+        "from harness.launch.netns import namespaces\nfrom harness.core.settings import UserError\n"
         "try:\n    namespaces.become_owner()\nexcept UserError as error:\n    print(error)"
     )
     command = ["unshare", "--user", "--map-root-user", "bash", "-c", inside, "bash"]
@@ -100,10 +100,10 @@ def test_no_permission_for_namespaces_is_one_line() -> None:
 
 def test_what_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^/nothing/tun is missing: modprobe tun, as root$"):
-        tun.open_device("link0", "/nothing/tun")
+        relay.open_device("link0", "/nothing/tun")
     (tmp_path / "tun").touch()
     with pytest.raises(UserError, match=r"tun: Inappropriate ioctl.*: modprobe tun, as root$"):
-        tun.open_device("link0", str(tmp_path / "tun"))
+        relay.open_device("link0", str(tmp_path / "tun"))
     monkeypatch.setattr(namespaces.sys, "platform", "darwin")
     with pytest.raises(UserError, match="which only Linux has"):
         namespaces.become_owner()

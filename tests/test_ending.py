@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.ending import settle
+from harness.core.locks import Lock
+from harness.core.records import read_json, write_json
 from harness.launch.launcher import Ending
-from harness.launch.local import Local
 from harness.launch.machine import Machine
-from harness.launch.plan import Job, plan
+from harness.launch.outcome import settle
+from harness.launch.places import Local
+from harness.launch.plan import ELSEWHERE, Job, Options, State, plan
 from harness.launch.runner import Runner
-from harness.launch.state import ELSEWHERE, Options, State
 from harness.launch.sweepfile import load
-from harness.locks import Lock
-from harness.records import read_json, write_json
 from tests.sweeps import sweep_file
 
 

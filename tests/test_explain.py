@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 from transformers import default_data_collator
 
-from harness.read import causes
-from harness.read.account import COMPUTE, DATA, EXCHANGE, PARTS, STRAGGLERS, UNTOLD
-from harness.read.causes import bound, lost, of_run
-from harness.read.explain import Explanation, explain, read_account
-from harness.read.explained import explained as of_report
-from harness.read.facts import facts_of
-from harness.read.measured import read_measured
-from harness.read.sides import read_side
-from harness.records import read_json
-from harness.train import compress
+from harness.core.records import read_json
+from harness.read.explain import causes
+from harness.read.explain.account import COMPUTE, DATA, EXCHANGE, PARTS, STRAGGLERS, UNTOLD
+from harness.read.explain.causes import bound, lost, of_run
+from harness.read.explain.explain import Explanation, explain, read_account
+from harness.read.explain.explain import explained as of_report
+from harness.read.explain.facts import facts_of
+from harness.read.records.measured import read_measured
+from harness.read.records.selection import read_side
+from harness.train.strategy import compress
 from tests.ranks import ranks
 from tests.test_sweep_table import Plan
 from tests.toys import Net, Points, ours

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.records import read_json, read_rows
-from harness.train import compress
-from harness.train.clock import StepClock
-from harness.train.exposure import FIELDS, Exposure, parts, skew
-from harness.train.traffic import Traffic
+from harness.core.records import read_json, read_rows
+from harness.train.measure.clock import StepClock
+from harness.train.measure.communication import FIELDS, Exposure, parts, skew
+from harness.train.measure.traffic import Traffic
+from harness.train.strategy import compress
 from tests.ranks import ranks
 from tests.test_compress import group
 from tests.toys import Net, Points, ours
@@ -52,7 +52,7 @@ def test_a_step_waits_for_its_batches_from_the_end_of_what_was_before() -> None:
 def test_what_is_done_aside_is_in_no_time_and_in_no_count(monkeypatch: Any) -> None:
     # A stamp is a look at the clock of its own; two more are at the edges of what is aside.
     now = iter([0.0, 0, 1, 1, 4, 4, 4, 10, 10, 10.5, 10.5, 12, 12, 12]).__next__
-    monkeypatch.setattr("harness.train.clock.time.perf_counter", now)
+    monkeypatch.setattr("harness.train.measure.clock.time.perf_counter", now)
     sent = iter([(0, None), (5, None), (105, None), (107, None)]).__next__
     clock = StepClock(cuda=False, traffic=Traffic(sent))
     clock.start()  # at 0

@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.core.links import Link
 from harness.launch.plan import axes_of, plan
 from harness.launch.sweepfile import load
-from harness.links import Link
 from harness.read.drawing import FAINT, Drawn, NothingToDraw
-from harness.read.figure_prediction import prediction
-from harness.read.figures import figure_for
-from harness.read.measured import read_measured
-from harness.read.prediction.cases import tasks_of
-from harness.read.prediction.compute import fit_line
-from harness.read.prediction.exchange import GLOO, Shape, allreduce, wire_of
-from harness.read.prediction.measured import Reduction
-from harness.read.prediction.model import Model, Plan, predict
-from harness.read.sweeps import PlannedRun
+from harness.read.figures.catalogue import figure_for
+from harness.read.figures.prediction import prediction
+from harness.read.predict.cases import tasks_of
+from harness.read.predict.exchange import GLOO, Reduction, Shape, allreduce, wire_of
+from harness.read.predict.model import Model, Plan, fit_line, predict
+from harness.read.records.measured import read_measured
+from harness.read.records.sweeps import PlannedRun
 from tests.test_predict import GRADIENT, measured, planted_s, record
 
 FACTOR = 1.5  # all-reduces take so much longer than the closed form says

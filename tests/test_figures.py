@@ -15,8 +15,8 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from harness.read import load_sweep, load_sweep_runs
-from harness.read.figures import FIGURES as ALL
-from harness.read.figures import main, propagation
+from harness.read.figures.catalogue import FIGURES as ALL
+from harness.read.figures.catalogue import main, propagation
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
 FIGURES = {
@@ -74,7 +74,7 @@ def test_what_is_published_is_that_of_the_records(name: str, root: Path, tmp_pat
     for file in drawn:
         (sweep / file).unlink()
     before = {file: (sweep / file).read_text() for file in ("table.csv", "runs.csv", "table.md")}
-    from harness.read.table import main as table
+    from harness.read.tables.command import main as table
 
     assert table([str(sweep), "--write"]) == 0
     assert {file: (sweep / file).read_text() for file in before} == before

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from harness.defaults import DEFAULTS, TINY
-from harness.flags import command_line, parse
-from harness.settings import UserError
-from harness.world import World, place
+from harness.core.command_line import command_line, parse
+from harness.core.rules import place
+from harness.core.settings import DEFAULTS, TINY, UserError
+from harness.core.topology import World
 from tests.test_settings import ALONE, launched, refusal
 
 

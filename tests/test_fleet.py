@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from harness.launch import cold, warm
-from harness.launch.cold import Cold
-from harness.launch.launcher import Ending, Node, Start
+from harness.core.settings import UserError
+from harness.launch import launcher as cold
+from harness.launch import warm
+from harness.launch.launcher import Cold, Ending, Node, Start
 from harness.launch.plan import Elastic, Job, plan, torchrun
 from harness.launch.sweepfile import load
 from harness.launch.warm import Warm
-from harness.settings import UserError
 from tests.sweeps import sweep_file
 
 NODES = [Node(f"node{n}", f"10.0.0.{n + 1}") for n in range(3)]

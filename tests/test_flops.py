@@ -14,10 +14,10 @@ from transformers import (
     RobertaConfig,
 )
 
-from harness.architectures import ARCHITECTURES
-from harness.flags import parse
-from harness.train import models
-from harness.train.flops import CLOSED, COUNTED, Uncountable, Work, counted, work_of
+from harness.core.architectures import ARCHITECTURES
+from harness.core.command_line import parse
+from harness.train.data import models
+from harness.train.measure.flops import CLOSED, COUNTED, Uncountable, Work, counted, work_of
 
 
 def built(script: str, *argv: str) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from harness.records import read_json, read_rows
+from harness.core.records import read_json, read_rows
 from tests.ranks import ranks
 from tests.toys import Net, Points, apart, flat, ours, rows, summary, weights
 
@@ -197,7 +197,7 @@ def test_8_bits_take_any_gradient(value: float | None, shape: tuple[int, ...]) -
     """hivemind's own makes nothing of one number, or of numbers that are all the same."""
     from hivemind.compression import CompressionInfo, serialization
 
-    from harness.train.peers.int8 import Int8
+    from harness.train.strategy.hivemind.optimizer import Int8
 
     sent = torch.randn(shape) if value is None else torch.full(shape, value)
     packed = Int8().compress(sent, CompressionInfo.from_tensor(sent))
@@ -223,7 +223,7 @@ def test_batchnorm_statistics_are_averaged_with_the_weights(tmp_path: Path) -> N
 
 
 def test_weights_meet_at_the_end_of_every_epoch() -> None:
-    from harness.train.peers.optimizer import divisor
+    from harness.train.strategy.hivemind.optimizer import divisor
 
     for updates in range(1, 200):
         assert updates % divisor(updates) == 0 and divisor(updates) <= 16

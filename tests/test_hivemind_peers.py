@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.flags import parse
-from harness.peers import INSTALL, addresses_to_join
-from harness.records import read_json, read_rows
-from harness.settings import UserError
-from harness.train.data import cut_tail
-from harness.world import World, place
+from harness.core.command_line import parse
+from harness.core.records import read_json, read_rows
+from harness.core.rules import INSTALL, addresses_to_join, place
+from harness.core.settings import UserError
+from harness.core.topology import World
+from harness.train.data.cache import cut_tail
 from tests import peers
 from tests.ranks import ran, run_script
 from tests.sweeps import command, gone, wait_for
@@ -79,7 +79,7 @@ def test_addresses_come_from_the_flag_or_the_variable() -> None:
 
 
 def test_the_line_to_join_with_gives_back_the_settings() -> None:
-    from harness.train.peers.network import join_command
+    from harness.train.strategy.hivemind.network import join_command
 
     asked = ["--lr", "3e-4", "--grad_acc", "2", "--setup", "3_1", "--warmup_steps", "7", "--rerun"]
     settings = place(parse("vit", [*TINY, *asked], {}), World())
@@ -91,20 +91,20 @@ def test_the_line_to_join_with_gives_back_the_settings() -> None:
 
 
 def test_what_differs_is_named() -> None:
-    from harness.train.peers import likeness
+    from harness.train.strategy.hivemind import network
 
     here = parse("vit", [*TINY, "--lr", "0.001", "--warmup_steps", "3"], {})
-    run = likeness.of(parse("vit", [*TINY, "--lr", "0.003", "--model", "vit-tiny"], {}))
+    run = network.of(parse("vit", [*TINY, "--lr", "0.003", "--model", "vit-tiny"], {}))
     with pytest.raises(UserError) as refused:
-        likeness.compare(here, run | {"torch": "1.0"})
+        network.compare(here, run | {"torch": "1.0"})
     assert "--lr is 0.001 here, 0.003 in the run" in str(refused.value)
     assert "--model is vit-nano here, vit-tiny in the run" in str(refused.value)
     assert "--warmup_steps is 3 here, not given in the run" in str(refused.value)
     assert "torch is 2" in str(refused.value) and "--seed" not in str(refused.value)
-    likeness.compare(here, likeness.of(here))
-    likeness.compare(here, None)
+    network.compare(here, network.of(here))
+    network.compare(here, None)
     with pytest.raises(UserError, match="checksum a here, b in the run"):
-        likeness.compare_data("a", "b")
+        network.compare_data("a", "b")
 
 
 def without_hivemind(*argv: str) -> int:
@@ -135,12 +135,11 @@ def test_nobody_answers(tmp_path: Path) -> None:
 
 def other_settings(folder: str) -> int:
     """What peers are told that do not fit a run, or come too late, by a stand-in for the run."""
-    from harness.train.peers import likeness
-    from harness.train.peers.board import SETTINGS, Board
-    from harness.train.peers.network import addresses, open_table
+    from harness.train.strategy.hivemind import network
+    from harness.train.strategy.hivemind.network import SETTINGS, Board, addresses, open_table
 
     board = Board(open_table("127.0.0.1", []))
-    board.say(SETTINGS, likeness.of(parse("vit", [*TINY, "--lr", "0.5"], {})))
+    board.say(SETTINGS, network.of(parse("vit", [*TINY, "--lr", "0.5"], {})))
     at = addresses(board.table)[0]
     Path(folder, "at").write_text(at)
     wait_for(lambda: Path(folder, "next").is_file())

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.records import find_runs, read_json, read_rows
+from harness.core.records import find_runs, read_json, read_rows
 from tests.sweeps import command, gone, start, sweep_file, wait_for
 
 

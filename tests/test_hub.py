@@ -19,9 +19,9 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from harness.records import RunFolder, find_runs, read_json, read_rows
-from harness.settings import flag_fields
-from harness.trainer_flags import REFUSED, trainer_flags
+from harness.core.command_line import REFUSED, trainer_flags
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.settings import flag_fields
 from tests.hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
 from tests.ranks import ROOT
 

@@ -1,4 +1,4 @@
-"""What the Hub's libraries raise becomes one line that says what to do (harness/train/hub.py)."""
+"""What the Hub's libraries raise becomes one line that says what to do (train/data/models.py)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub import errors
 
-from harness.settings import Settings, UserError
-from harness.train import models
-from harness.train.hub import explain
+from harness.core.settings import Settings, UserError
+from harness.train.data import models
+from harness.train.data.models import explain
 from tests.hub import Hub, tiny_bert, tiny_vit
 
 OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]

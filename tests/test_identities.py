@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.architectures import ARCHITECTURES
+from harness.core.architectures import ARCHITECTURES
 from tests.ranks import ranks, script
 
 SAMPLES = 16
@@ -63,12 +63,12 @@ class Toys:
 
 def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[float, float]]:
     """Loss and gradient norm of one update for every architecture of the table."""
-    from harness.flags import parse
-    from harness.train import models
-    from harness.train.data import Indices
-    from harness.train.metrics import BatchMetrics
-    from harness.train.start import start
-    from harness.train.trainer import ExactTrainer
+    from harness.core.command_line import parse
+    from harness.train.data import models
+    from harness.train.data.cache import Indices
+    from harness.train.loop.trainer import ExactTrainer
+    from harness.train.measure.metrics import BatchMetrics
+    from harness.train.run.start import start
 
     _, batch, acc = split
     found = {}
@@ -169,9 +169,10 @@ def test_fsdp_is_really_sharded(tmp_path: Path) -> None:
 
 def refusal(folder: str) -> str:
     """Ask for one strategy and let another run."""
-    from harness.flags import parse
-    from harness.train import models, parallel
-    from harness.train.start import start
+    from harness.core.command_line import parse
+    from harness.train.data import models
+    from harness.train.run.start import start
+    from harness.train.strategy import parallel
 
     run = start(parse("vit", ["--tiny", "--o", folder]))
     assert run is not None
@@ -192,13 +193,13 @@ def test_another_strategy_than_asked_for_is_not_recorded(tmp_path: Path) -> None
 
 def fed(folder: str, tail: str) -> tuple[dict[str, Any], list[list[int]]]:
     """The data's facts and the sample numbers of two epochs, as this rank is fed them."""
-    from harness.flags import parse
-    from harness.train.images import load_images
-    from harness.train.metrics import BatchMetrics
-    from harness.train.models import build
-    from harness.train.parallel import in_turn
-    from harness.train.start import start
-    from harness.train.trainer import ExactTrainer
+    from harness.core.command_line import parse
+    from harness.train.data.images import load_images
+    from harness.train.data.models import build
+    from harness.train.loop.trainer import ExactTrainer
+    from harness.train.measure.metrics import BatchMetrics
+    from harness.train.run.start import start
+    from harness.train.strategy.parallel import in_turn
 
     argv = ["--tiny", "--tail", tail, "--train_size", "100", "--b", "16", "--o", folder]
     run = start(parse("vit", argv))
@@ -251,12 +252,12 @@ def test_dp_on_one_gpu_equals_single(tmp_path: Path) -> None:
 
 def other_precision(folder: str) -> str:
     """Ask for bf16 and let the Trainer compute in fp32."""
-    from harness.flags import parse
-    from harness.train.images import load_images
-    from harness.train.metrics import BatchMetrics
-    from harness.train.models import build
-    from harness.train.start import start
-    from harness.train.trainer import ExactTrainer
+    from harness.core.command_line import parse
+    from harness.train.data.images import load_images
+    from harness.train.data.models import build
+    from harness.train.loop.trainer import ExactTrainer
+    from harness.train.measure.metrics import BatchMetrics
+    from harness.train.run.start import start
 
     argv = ["--tiny", "--train_size", "32", "--test_size", "32", "--save", "none", "--o", folder]
     run = start(parse("vit", argv))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
+from harness.core.records import RunFolder, read_json, read_rows
 from harness.read import load, load_runs
-from harness.read.foreign_text import learning_rate
-from harness.records import RunFolder, read_json, read_rows
+from harness.read.imports.formats import learning_rate
 from tests.test_dictionary import documented
 from tests.test_read import record
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.records import read_json, read_rows
-from harness.train.run import whole_checkpoints
+from harness.core.records import read_json, read_rows
+from harness.train.run.lifecycle import whole_checkpoints
 from tests.ranks import script
 from tests.sweeps import untimed_rows
 from tests.test_resume import ARGV, only_run, weights_of

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from harness.train.lean import Lean
+from harness.train.loop.host_overhead import Lean
 from tests.ranks import ranks
 from tests.toys import CPU, Net, Points, logged, ours, weights
 

@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.train.lengths import MOST_PARTS, MOST_SHAPES, PART_TOKENS, edges_of, split
-from harness.train.text_batches import AMOUNT, Layout, TextBatches, for_model
+from harness.train.data.text_batches import (
+    AMOUNT,
+    MOST_PARTS,
+    MOST_SHAPES,
+    PART_TOKENS,
+    Layout,
+    TextBatches,
+    edges_of,
+    for_model,
+    split,
+)
 
 PAD = 1
 

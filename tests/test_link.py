@@ -11,11 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.train import link, pairs, probe
-from harness.train.link import difference, interface, measure, warning
-from harness.train.pairs import pairs_of
-from harness.train.probe import SAMPLES, SMALLEST, busbw, climb
-from harness.world import World, world_of
+from harness.core.topology import World, world_of
+from harness.train.measure import link, link_probe
+from harness.train.measure.link import difference, interface, measure, warning
+from harness.train.measure.link_probe import SAMPLES, SMALLEST, busbw, climb, pairs_of
 from tests.ranks import ranks
 
 MIB = 2**20
@@ -276,12 +275,12 @@ def test_one_node_has_no_link() -> None:
 def test_nccl_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    probe.Wire(torch.device("cpu")).finish()
+    link_probe.Wire(torch.device("cpu")).finish()
     assert waited == []
-    probe.Wire(torch.device("cuda", 1)).finish()
+    link_probe.Wire(torch.device("cuda", 1)).finish()
     assert waited == [torch.device("cuda", 1)]
 
 
 def test_a_transfer_shorter_than_a_round_trip_says_nothing_of_bandwidth() -> None:
-    row = pairs._row((0, 1), 0.001, 0.002, SMALLEST, -0.0001)
+    row = link_probe._row((0, 1), 0.001, 0.002, SMALLEST, -0.0001)
     assert row["bandwidth_mbit"] is row["transfer_bytes"] is None and row["rtt_min_ms"] == 1.0

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.records import RunFolder, find_runs, read_json
-from harness.train.warm import free_port
+from harness.core.records import RunFolder, find_runs, read_json
+from harness.train.run.warm import free_port
 from tests.ranks import ROOT, ran, script
 from tests.sweeps import untimed_rows
 

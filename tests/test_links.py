@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.core.links import LONGEST_TAG, PRESETS, Link, Network, link_of
+from harness.core.settings import UserError, parse_setup
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
-from harness.links import PRESETS, Link
-from harness.networks import LONGEST_TAG, Network, link_of
-from harness.settings import UserError, parse_setup
 from tests.sweeps import sweep_file
 
 RACK, FAR = PRESETS["rack"], PRESETS["continent"]

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from harness.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from logcallback import LogCallback
 from tests.ranks import ran, ranks, run_script, script
 from tests.toys import CPU, BreakOff, BrokenOffError, Net, Points

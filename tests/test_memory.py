@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.train.memory import GIB, Memory, forget_peak_memory, peak_memory_gib
-from harness.train.rows import peaks_of
+from harness.train.measure.resources import GIB, Memory, forget_peak_memory, peak_memory_gib
+from harness.train.measure.rows import peaks_of
 
 
 @pytest.fixture

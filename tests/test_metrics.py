@@ -24,11 +24,11 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForImageClassification, EvalPrediction
 
-from harness.flags import parse
-from harness.records import find_runs, read_rows
-from harness.train.evaluation import eval_batch
-from harness.train.images import load_images
-from harness.train.metrics import BatchMetrics
+from harness.core.command_line import parse
+from harness.core.records import find_runs, read_rows
+from harness.train.data.images import load_images
+from harness.train.loop.evaluation import eval_batch
+from harness.train.measure.metrics import BatchMetrics
 from tests.ranks import ranks, script
 from tests.toys import CPU, Points, ours
 

@@ -15,14 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.core.records import find_runs, read_json, read_rows
+from harness.core.settings import UserError
 from harness.launch.machine import Machine
-from harness.launch.netns.inside import main
+from harness.launch.netns.nodes import main
 from harness.launch.netns.place import Netns
-from harness.launch.plan import Elastic, Job, plan
-from harness.launch.state import Options
+from harness.launch.plan import Elastic, Job, Options, plan
 from harness.launch.sweepfile import load
-from harness.records import find_runs, read_json, read_rows
-from harness.settings import UserError
 from tests.sweeps import ROOT, command, gone, start, sweep, sweep_file, untimed_rows, wait_for
 
 TWO = Machine((), (0, 1))

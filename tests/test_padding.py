@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from harness.train import packed
-from harness.train.text_batches import AMOUNT, Layout, TextBatches, for_model
+from harness.train.data import text_layout
+from harness.train.data.text_batches import AMOUNT, Layout, TextBatches, for_model
 from tests.ranks import ranks, script
 from tests.test_lengths import PAD, texts
 
@@ -70,16 +70,16 @@ def by_each_text(
     return torch.cat([f.transpose(0, 1) for f in found])
 
 
-@pytest.mark.parametrize("name", packed.LAYERS)
+@pytest.mark.parametrize("name", text_layout.LAYERS)
 def test_a_row_of_texts_is_read_like_padded_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = texts(tmp_path, lengths(), pair=name != "distilbert")
     model, samples = small(name), np.random.default_rng(0).permutation(TRAIN)[:16]
     scores, gradient = outcome(model, batches(samples))
-    packed.read_rows(model)
-    first = packed.first_position(model)
-    monkeypatch.setattr(packed, "by_kernel", by_each_text)
+    text_layout.read_rows(model)
+    first = text_layout.first_position(model)
+    monkeypatch.setattr(text_layout, "by_kernel", by_each_text)
     again = outcome(model, batches(samples))  # it still takes padded texts
     assert torch.equal(again[0], scores) and torch.equal(again[1], gradient)
     for attention, few in (("runs", False), ("padded", False), ("kernel", False), ("kernel", True)):
@@ -94,7 +94,7 @@ def test_a_row_of_texts_is_read_like_padded_ones(
 def test_texts_in_a_row_do_not_see_each_other(tmp_path: Path) -> None:
     batches = texts(tmp_path, lengths())
     model = small("bert").eval()
-    packed.read_rows(model)
+    text_layout.read_rows(model)
     batches.layout = Layout("packed", "runs")
     samples = np.arange(6)
     before = model(**for_model(batches(samples))).logits
@@ -115,7 +115,9 @@ def test_attention_drops_what_it_is_told_to(tmp_path: Path) -> None:
         told = batches(np.arange(8))["texts"]
         torch.manual_seed(0)
         rows = [places[None].transpose(1, 2)] * 3
-        (found,), _ = packed.attention(torch.nn.Identity(), *rows, None, dropout=0.5, texts=told)
+        (found,), _ = text_layout.attention(
+            torch.nn.Identity(), *rows, None, dropout=0.5, texts=told
+        )
         # Forty equal weights, each kept with one half and doubled.
         assert found.mean() == pytest.approx(1, abs=0.02)
         assert found[:, 0, 0].std() == pytest.approx(40**-0.5, rel=0.2)
@@ -137,11 +139,11 @@ class Noted(TextBatches):
 
 def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, dict[str, Any]]:
     """A few updates with each layout: what they lead to on this rank."""
-    from harness.flags import parse
-    from harness.train.data import Indices
-    from harness.train.metrics import BatchMetrics
-    from harness.train.start import start
-    from harness.train.trainer import ExactTrainer
+    from harness.core.command_line import parse
+    from harness.train.data.cache import Indices
+    from harness.train.loop.trainer import ExactTrainer
+    from harness.train.measure.metrics import BatchMetrics
+    from harness.train.run.start import start
 
     found = {}
     for kind in kinds:
@@ -160,7 +162,7 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
         if kind == "parts" and batches.layout.kind != "parts":
             batches.layout = Layout("parts")
         if kind == "padded":
-            batches.layout = Layout("packed", "padded", packed.first_position(trainer.model))
+            batches.layout = Layout("packed", "padded", text_layout.first_position(trainer.model))
         trainer.train()
         logs = trainer.state.log_history
         quality = next(log for log in logs if "eval_loss" in log)
@@ -237,9 +239,9 @@ def test_a_model_that_reads_one_text_a_row_gets_parts(tmp_path: Path) -> None:
 
 
 def chosen(folder: str, name: str, *argv: str, **more: Any) -> tuple[str, str | None]:
-    from harness.flags import parse
-    from harness.train.padding import arrange
-    from harness.train.start import start
+    from harness.core.command_line import parse
+    from harness.train.data.text_layout import arrange
+    from harness.train.run.start import start
 
     run = start(parse("bert", ["--tiny", "--o", folder, *argv]))
     assert run is not None
@@ -294,7 +296,7 @@ def test_the_kernel_is_refused_with_the_reason() -> None:
         ("cpu", torch.bfloat16, "CUDA"),
         ("cuda", torch.float32, "half precision, not float32"),
     ):
-        assert word in str(packed.why_no_kernel(torch.device(device), dtype, 2, 16))
+        assert word in str(text_layout.why_no_kernel(torch.device(device), dtype, 2, 16))
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -305,8 +307,8 @@ def test_the_kernel_is_compared_before_it_is_used(
         bounds = torch.tensor([0, int(bounds[-1])]) if wrong else bounds  # one text of all
         return by_each_text(rows, bounds, int(bounds[-1]), 0.0, scale)
 
-    monkeypatch.setattr(packed, "by_kernel", kernel)
-    apart = packed._largest_difference(torch.device("cpu"), torch.bfloat16, 2, 16)
+    monkeypatch.setattr(text_layout, "by_kernel", kernel)
+    apart = text_layout._largest_difference(torch.device("cpu"), torch.bfloat16, 2, 16)
     assert (apart > 0.05) == wrong
 
 
@@ -315,20 +317,20 @@ def broken(*args: Any) -> torch.Tensor:
 
 
 def test_a_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "by_kernel", broken)
-    monkeypatch.setattr(packed, "KERNEL_DEVICE", "cpu")
-    reason = packed.why_no_kernel(torch.device("cpu"), torch.bfloat16, 2, 16)
+    monkeypatch.setattr(text_layout, "by_kernel", broken)
+    monkeypatch.setattr(text_layout, "KERNEL_DEVICE", "cpu")
+    reason = text_layout.why_no_kernel(torch.device("cpu"), torch.bfloat16, 2, 16)
     assert reason == "the kernel does not run here: no kernel image"
 
 
 @pytest.mark.gpu
 def test_the_kernel_reads_rows_like_padding(tmp_path: Path) -> None:
     device = torch.device("cuda")
-    for dtype in packed.HALF:
-        assert packed.why_no_kernel(device, dtype, 2, 64) is None
+    for dtype in text_layout.HALF:
+        assert text_layout.why_no_kernel(device, dtype, 2, 64) is None
     batches = texts(tmp_path, lengths(), pair=False)
     model = small("distilbert").to(device)
-    packed.read_rows(model)
+    text_layout.read_rows(model)
     found = []
     for layout in (Layout(), Layout("packed", "kernel"), Layout("packed", "kernel", 0, True)):
         batches.layout = layout

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import parent
+from harness.core import process as parent
 from tests.sweeps import ROOT, gone, wait_for
 
 # Says that it runs, and what it was asked.
@@ -26,7 +26,7 @@ time.sleep(60)
 
 
 def started(*command: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "harness.parent", "-", sys.executable, *command]
+    words = [sys.executable, "-m", "harness.core.process", "-", sys.executable, *command]
     return subprocess.Popen(
         words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -86,9 +86,9 @@ def test_what_loads_for_the_ranks_is_tied_to_its_launcher_before_it_loads() -> N
     """Its launcher may be killed in these seconds: then another process is its parent."""
     env = {**os.environ, parent.PARENT: "1", "PYTHONPROFILEIMPORTTIME": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", "import harness.train.preload"],
+        [sys.executable, "-c", "import harness.train.run.preload"],
         cwd=ROOT, env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "harness.parent" in imported and "torch" not in imported
+    assert "harness.core.process" in imported and "torch" not in imported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.train.peaks import PEAKS, peak_tflops
+from harness.train.measure.flops import PEAKS, peak_tflops
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.flags import parse
-from harness.identity import run_id
-from harness.launch.local import Local
+from harness.core.command_line import parse
+from harness.core.identity import run_id
+from harness.core.settings import UserError
 from harness.launch.machine import Machine, disturbed, others, this_machine
-from harness.launch.plan import Job, axes_of, commands, plan
-from harness.launch.state import Options
-from harness.launch.sweepfile import load
-from harness.launch.yamlfile import header_of
-from harness.read.sweep_columns import FACTS, OPTIONAL
-from harness.settings import UserError
+from harness.launch.places import Local
+from harness.launch.plan import Job, Options, axes_of, commands, plan
+from harness.launch.sweepfile import header_of, load
+from harness.read.tables.columns import FACTS, OPTIONAL
 from tests.sweeps import ROOT, sweep_file
 
 FILES = sorted((ROOT / "experiments").rglob("*.yaml"))

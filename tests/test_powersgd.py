@@ -11,10 +11,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.records import read_json, read_rows, write_json
-from harness.settings import UserError
-from harness.train.compress import PowerSGD, _shared_out, memory_of
-from harness.train.run import COMPLETE
+from harness.core.records import read_json, read_rows, write_json
+from harness.core.settings import UserError
+from harness.train.run.lifecycle import COMPLETE
+from harness.train.strategy.compress import PowerSGD, _shared_out, memory_of
 from tests.ranks import ranks, script
 from tests.sweeps import untimed_rows
 from tests.test_compress import SHAPES, Arm, Given, drawn, exact, flat, group

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.flags import as_mapping, parse
-from harness.links import Link
-from harness.read.prediction.exchange import GLOO, Shape, allreduce, wire_of
-from harness.read.prediction.fitting import fit_records
-from harness.read.prediction.told import Given
-from harness.records import SCHEMA
+from harness.core.command_line import as_mapping, parse
+from harness.core.links import Link
+from harness.core.records import SCHEMA
+from harness.read.predict.exchange import GLOO, Shape, allreduce, wire_of
+from harness.read.predict.fitting import Given, fit_records
 from tests.test_importing import TEXT, text_file
 
 GRADIENT = 4_000_000

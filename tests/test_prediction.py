@@ -11,35 +11,39 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.links import Link, plain_link
-from harness.read.prediction.compute import fit_line, fit_sharing
-from harness.read.prediction.exchange import (
+from harness.core.links import Link, plain_link
+from harness.core.settings import UserError
+from harness.read.predict.exchange import (
     GLOO,
     NCCL,
     TCP_SHARE,
     Cost,
+    Reduction,
     Shape,
     Wire,
     allreduce,
     alpha_beta,
+    buckets,
+    correction,
     gloo_round_trips,
+    last_end,
+    ready_times,
     wire_of,
 )
-from harness.read.prediction.measured import Reduction, correction
-from harness.read.prediction.model import (
+from harness.read.predict.fitting import recorded
+from harness.read.predict.model import (
     COMPUTE,
     EXCHANGE,
     SHARING,
     Model,
     Plan,
     bend,
+    fit_line,
+    fit_sharing,
     over_nodes,
     predict,
 )
-from harness.read.prediction.overlap import buckets, last_end, ready_times
-from harness.read.prediction.told import recorded
-from harness.read.sides import read_records
-from harness.settings import UserError
+from harness.read.records.selection import read_records
 
 MB = 1e6
 # 10 ms + 1 ms a sample, without noise.

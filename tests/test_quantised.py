@@ -24,7 +24,7 @@ def means(size: int, code: str, spoilt: float) -> tuple[np.ndarray, int, dict[st
     """The mean as this rank sees it, its bytes, and those handed to the collectives."""
     import torch.distributed as dist
 
-    from harness.train import quantised
+    from harness.train.strategy import compress
 
     dist.init_process_group("gloo")
     row = rows_of(dist.get_world_size(), size)[dist.get_rank()].clone()
@@ -39,8 +39,8 @@ def means(size: int, code: str, spoilt: float) -> tuple[np.ndarray, int, dict[st
 
         called[name] = getattr(dist, name)
         setattr(dist, name, counted)
-    quantised.mean(row, quantised.CODES[code])
-    sent = quantised.coded_bytes(size, dist.get_world_size(), quantised.CODES[code])
+    compress.mean(row, compress.CODES[code])
+    sent = compress.coded_bytes(size, dist.get_world_size(), compress.CODES[code])
     dist.destroy_process_group()
     return row.numpy(), sent, handed
 

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from harness.__main__ import main
-from harness.flags import as_mapping, parse
+from harness.core.command_line import as_mapping, parse
+from harness.core.records import ASIDE, SCHEMA, RunFolder
+from harness.core.settings import UserError
 from harness.read import load, load_runs
-from harness.records import ASIDE, SCHEMA, RunFolder
-from harness.settings import UserError
 from tests.ranks import script
 
 # What torchrun tells each of two processes.

@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from harness.read.figure_strategies import strategies
-from harness.read.figures import main as figures
-from harness.read.naming import shown_axes, strategy_text
-from harness.read.sweeps import read_sweep
-from harness.settings import UserError
+from harness.core.settings import UserError
+from harness.read.figures.catalogue import main as figures
+from harness.read.figures.strategies import strategies
+from harness.read.labels import shown_axes, strategy_text
+from harness.read.records.sweeps import read_sweep
 from tests.test_sweep_table import TARGET, Plan, row_of, table
 
 DDP: dict[str, Any] = {"strategy": "ddp"}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.flags import command_line, parse
+from harness.core.command_line import command_line, parse
+from harness.core.settings import Settings
 from harness.launch.plan import plan
 from harness.launch.sweep import main as sweep
 from harness.launch.sweepfile import KEYS, SCRIPTS, load
-from harness.settings import Settings
 from tests.ranks import script
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.read.readme import END, main, with_tables
-from harness.settings import UserError
+from harness.core.settings import UserError
+from harness.read.tables.files import END, main, with_tables
 
 FOUR = "outputs/published/sweeps/slow_links_four-tiny"
 

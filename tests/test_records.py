@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.flags import parse
-from harness.public import command_line, settings_of
-from harness.records import (
+from harness.core.command_line import parse
+from harness.core.provenance import command_line, settings_of
+from harness.core.records import (
     ASIDE,
     FINISHED,
     RunFolder,
@@ -109,7 +109,7 @@ def test_text_with_line_ends_of_all_kinds_is_one_row(tmp_path: Path) -> None:
 
 def test_a_row_is_on_disk_when_append_returns(tmp_path: Path, root: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from harness.records import append_row\n"
+        "import os, sys; from pathlib import Path; from harness.core.records import append_row\n"
         "append_row(Path(sys.argv[1]), {'epoch': 1}); os.kill(os.getpid(), 9)"
     )
     process = writer(root, code, str(tmp_path / "epochs.jsonl"))

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.launch.netns import netem, relay, tun
+from harness.core.links import Link, link_of
+from harness.core.settings import UserError
+from harness.launch.netns import netem, relay
+from harness.launch.netns import relay as tun
 from harness.launch.netns.relay import Relay, Wire, wire_of
 from harness.launch.netns.shape import LARGEST_HANDOVER, ONE_PACKET, address, queue_s
-from harness.links import Link
-from harness.networks import link_of
-from harness.settings import UserError
 
 MS = 1e-3
 

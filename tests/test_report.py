@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.locks import Lock, is_held
-from harness.read.measured import read_all, read_measured
-from harness.read.report import make_report
-from harness.read.results import duration
-from harness.records import SCHEMA, RunFolder
-from harness.settings import UserError
+from harness.core.locks import Lock, is_held
+from harness.core.records import SCHEMA, RunFolder
+from harness.core.settings import UserError
+from harness.read.records.measured import read_all, read_measured
+from harness.read.report.report import make_report
+from harness.read.tables.results import duration
 from tests.test_drawn import epochs, with_ranks
 from tests.test_read import lines, record
 from tests.test_sweep_table import Plan
@@ -127,7 +127,8 @@ def test_an_explanation_has_its_place(
 ) -> None:
     """What it says is tested where real runs are (test_explain.py)."""
     monkeypatch.setattr(
-        "harness.read.report.explained", lambda found: [f"{found.sweep.name} & its <reasons>"]
+        "harness.read.report.report.explained",
+        lambda found: [f"{found.sweep.name} & its <reasons>"],
     )
     plan.run()
     page, text, *_ = make_report(plan.write(), tmp_path / "report")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.read.report import make_report
+from harness.read.report.report import make_report
 from tests.browser import browser, chromium
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt install chromium")

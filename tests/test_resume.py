@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification
 
-from harness.records import RunFolder, read_json, read_rows
+from harness.core.records import RunFolder, read_json, read_rows
 from tests.ranks import Done, ran, run_script, script
 from tests.sweeps import untimed_rows
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import attempts
-from harness.records import RunFolder, append_row, write_json
-from harness.summary import best_of
-from harness.train.clock import StepClock
-from harness.train.epoch import Sums
-from harness.train.rows import mean_of_log, quantile
+from harness.core import attempts
+from harness.core.attempts import best_of
+from harness.core.records import RunFolder, append_row, write_json
+from harness.train.loop.epoch import Sums
+from harness.train.measure.clock import StepClock
+from harness.train.measure.rows import mean_of_log, quantile
 
 
 def test_quantile_is_a_value_that_occurs() -> None:
@@ -71,7 +71,7 @@ def test_a_killed_attempt_counts_as_far_as_it_told(tmp_path: Path) -> None:
     attempts.tell_progress(folder, {"attempt": 1, "wall_s": 7.5})
     assert attempts.begin(folder, update=4, processes=2) == 2
     attempts.end(folder, "finished", None, wall_s=2.0)
-    assert attempts.wall_s(folder) == 9.5
+    assert attempts.total_wall_s(folder) == 9.5
 
 
 def test_the_first_failure_of_this_attempt_is_the_one(tmp_path: Path) -> None:

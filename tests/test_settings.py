@@ -13,12 +13,18 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from harness.defaults import DEFAULTS
-from harness.flags import as_mapping, command_line, help_text, parse, to_argv
-from harness.identity import SHOWN_ONLY, number, run_id
-from harness.settings import Settings, UserError, flag_fields
-from harness.strategies import OF_ONE_STRATEGY, STRATEGIES
-from harness.trainer_flags import REFUSED, trainer_flags
+from harness.core.command_line import (
+    REFUSED,
+    as_mapping,
+    command_line,
+    help_text,
+    parse,
+    to_argv,
+    trainer_flags,
+)
+from harness.core.identity import SHOWN_ONLY, number, run_id
+from harness.core.settings import DEFAULTS, Settings, UserError, flag_fields
+from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 
 
 def launched(nodes: int, per_node: int) -> dict[str, str]:

@@ -11,21 +11,18 @@ from typing import Any
 
 import pytest
 
-from harness.launch.arguments import parse
-from harness.launch.plan import Job, plan
+from harness.core.locks import Lock
+from harness.core.records import read_json, write_json
+from harness.core.settings import UserError
+from harness.launch.plan import ELSEWHERE, WAITING, Job, Options, State, plan
 from harness.launch.screen import Screen, standing
 from harness.launch.slurm import queue
-from harness.launch.slurm.endings import ending_of
+from harness.launch.slurm.cluster import Note, Submitted, ending_of
 from harness.launch.slurm.flags import Slurm
 from harness.launch.slurm.queue import Queue, Watched
 from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
-from harness.launch.slurm.submitted import Note, Submitted
-from harness.launch.state import ELSEWHERE, WAITING, Options, State
-from harness.launch.sweep import main
+from harness.launch.sweep import main, parse
 from harness.launch.sweepfile import load
-from harness.locks import Lock
-from harness.records import read_json, write_json
-from harness.settings import UserError
 from tests.sweeps import start, sweep_file, wait_for
 
 SITE = Site(

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.records import find_runs, read_rows
+from harness.core.records import find_runs, read_rows
 from tests import slurm_cluster
 from tests.sweeps import start, summary, sweep, sweep_file, untimed_rows, wait_for
 

@@ -15,9 +15,9 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
 
-from harness.settings import Settings, UserError
-from harness.train import sources
-from harness.train.sources import Source, load
+from harness.core.settings import Settings, UserError
+from harness.train.data import sources
+from harness.train.data.sources import Source, load
 
 WORDS = ("good", "bad")
 

@@ -18,9 +18,9 @@ from benchmarks.recipes import clock, loop, ours, task
 from benchmarks.speed_cases import ARMS, CPU_CASES, GPU_CASES, QUICK_CASES, Case, arms_of, is_exact
 from benchmarks.speed_cases import task_of as fields_of
 from benchmarks.speed_start import ArmFailed, call
-from harness.architectures import ARCHITECTURES
-from harness.flags import parse
-from harness.train import embedded
+from harness.core.architectures import ARCHITECTURES
+from harness.core.command_line import parse
+from harness.train.data import embedded
 from tests.ranks import Done, ran
 
 TEXT, PICTURES = Case("text", "bert-mini", 512, 128, 16), CPU_CASES["jpeg"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from harness.checks import check
-from harness.settings import Settings, UserError, share_of
-from harness.train import sources
-from harness.train.sources import Source, load
+from harness.core.rules import check
+from harness.core.settings import Settings, UserError, share_of
+from harness.train.data import sources
+from harness.train.data.sources import Source, load
 from tests.test_sources import check_pairs, rows, settings, texts
 
 

@@ -15,23 +15,19 @@ from typing import Any
 
 import pytest
 
-from harness.launch.arguments import parse
-from harness.launch.ending import settle
+from harness.core.provenance import ROOT, command_line, without_home
+from harness.core.records import RunFolder, read_json, write_json
+from harness.core.settings import UserError
 from harness.launch.launcher import Ending
-from harness.launch.plan import Job, plan
+from harness.launch.outcome import settle
+from harness.launch.plan import Job, Options, plan
 from harness.launch.ssh import place as ssh_module
-from harness.launch.ssh.agreement import address_of, problems, warnings
+from harness.launch.ssh.agreement import Facts, address_of, facts, facts_of, problems, warnings
 from harness.launch.ssh.fetch import Sent, merged, put, received, send
-from harness.launch.ssh.host import Facts, facts, facts_of
 from harness.launch.ssh.hosts import Host, Remote
 from harness.launch.ssh.place import Ssh
-from harness.launch.state import Options
-from harness.launch.sweep import PLACES
+from harness.launch.sweep import PLACES, parse
 from harness.launch.sweepfile import load
-from harness.public import command_line, without_home
-from harness.records import RunFolder, read_json, write_json
-from harness.settings import UserError
-from harness.versions import ROOT
 from tests.sweeps import sweep, sweep_file
 
 A, B = Host("a"), Host("b", "me", 2222)
@@ -203,7 +199,10 @@ def test_addresses_and_interfaces_of_nodes() -> None:
 def test_a_host_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 50000 127.0.0.1 22")
     line = subprocess.run(
-        [sys.executable, "-m", "harness.launch.ssh.host"], cwd=ROOT, capture_output=True, check=True
+        [sys.executable, "-m", "harness.launch.ssh.agreement"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     ).stdout
     told = facts_of(json.loads(line))
     assert told.address == "127.0.0.1" and told.interface == "lo" and told.cores >= 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from tests.ssh_hosts import SSHD, Host, Machines, hosts
 from tests.sweeps import ROOT, gone, outcomes, start, sweep, sweep_file, untimed_rows, wait_for
 

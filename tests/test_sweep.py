@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from harness.launch import runner
 from harness.launch.sweep import main
-from harness.records import RunFolder, find_runs, read_json, read_rows
 from tests.sweeps import (
     ROOT,
     family,

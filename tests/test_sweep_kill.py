@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.core.records import find_runs, read_rows
 from harness.read import load_sweep
-from harness.records import find_runs, read_rows
 from tests.sweeps import (
     ROOT,
     alive,

@@ -14,19 +14,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.flags import as_mapping
+from harness.core.command_line import as_mapping
+from harness.core.locks import Lock
+from harness.core.process import end_when_orphaned
+from harness.core.records import SCHEMA, append_row, write_json
+from harness.core.settings import UserError
 from harness.launch import machine
-from harness.launch.arguments import parse
 from harness.launch.machine import Machine
-from harness.launch.plan import plan
+from harness.launch.plan import RUNNING, SKIPPED, State, plan, settled
 from harness.launch.screen import Screen, short, time_left_s, window
-from harness.launch.state import RUNNING, SKIPPED, State, settled
-from harness.launch.sweep import choose, main, overridden, skipped
+from harness.launch.sweep import choose, main, overridden, parse, skipped
 from harness.launch.sweepfile import load
-from harness.locks import Lock
-from harness.parent import end_when_orphaned
-from harness.records import SCHEMA, append_row, write_json
-from harness.settings import UserError
 from tests.sweeps import ROOT, sweep_file
 
 GRID = """
@@ -47,7 +45,7 @@ def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> 
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.launch.local.this_machine", lambda: Machine((), (0, 1)))
+    monkeypatch.setattr("harness.launch.places.this_machine", lambda: Machine((), (0, 1)))
 
 
 def test_dry_run_prints_commands_to_be_pasted(
@@ -75,7 +73,7 @@ def test_on_gpus_the_visible_ones_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "harness.launch.local.this_machine", lambda: Machine(("0", "3"), tuple(range(8)))
+        "harness.launch.places.this_machine", lambda: Machine(("0", "3"), tuple(range(8)))
     )
     monkeypatch.delenv("OMP_NUM_THREADS")
     lines = printed(tmp_path, capsys, "--select", "lr=0.001,seed=2")
@@ -325,7 +323,7 @@ def test_others_on_the_machine_are_refused_on_demand(
 def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
     lock = Lock(tmp_path / "a" / "lock")
     code = (
-        "import sys, time; from pathlib import Path; from harness.locks import Lock; "
+        "import sys, time; from pathlib import Path; from harness.core.locks import Lock; "
         "assert Lock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
@@ -350,7 +348,7 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
 def test_locks_leave_nothing_and_never_two_holders(tmp_path: Path) -> None:
     """Many processes take and give back one lock, whose file and folder come and go."""
     code = (
-        "import sys; from pathlib import Path; from harness.locks import Lock\n"
+        "import sys; from pathlib import Path; from harness.core.locks import Lock\n"
         "count = Path(sys.argv[2])\n"
         "for _ in range(150):\n"
         "    lock = Lock(Path(sys.argv[1]))\n"
@@ -373,7 +371,7 @@ def test_a_file_system_without_locks_is_said(
     def without(file: int, how: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("harness.locks.fcntl.flock", without)
+    monkeypatch.setattr("harness.core.locks.fcntl.flock", without)
     assert Lock(tmp_path / "lock").take()
     assert "file system without locks (Operation not supported)" in capsys.readouterr().err
 
@@ -382,7 +380,7 @@ def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
     """Even when that is killed; also where the kernel does not see to it."""
     code = (
         "import os, subprocess, sys; child = subprocess.Popen([sys.executable, '-m', "
-        "'harness.parent', str(os.getpid()), 'sleep', '60']); print(child.pid, flush=True); "
+        "'harness.core.process', str(os.getpid()), 'sleep', '60']); print(child.pid, flush=True); "
         "child.wait()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:

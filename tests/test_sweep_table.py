@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
+from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
+from harness.read.records.sweep_runs import memory_of_devices
 from harness.read.statistics import difference_of_means, ratio_of_means, spread
-from harness.read.sweep_runs import memory_of_devices
-from harness.settings import UserError
 from tests.test_read import lines
 
 ENVIRONMENT = {

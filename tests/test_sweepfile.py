@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.core.links import Link, link_of
+from harness.core.settings import UserError
 from harness.launch.sweepfile import Sweep, load
-from harness.links import Link
-from harness.networks import link_of
-from harness.settings import UserError
 from tests.sweeps import sweep_file
 
 

@@ -15,14 +15,10 @@ import psutil
 import pynvml
 import pytest
 
-from harness.train.telemetry import gpus as gpus_of
-from harness.train.telemetry import node as node_of
-from harness.train.telemetry.gpus import READINGS, SLICE, Gpus
-from harness.train.telemetry.node import Node
-from harness.train.telemetry.sampler import Sampler
-from harness.train.telemetry.told import epoch_fields
-from harness.train.telemetry.watch import Watch
-from harness.train.telemetry.window import summed_up
+from harness.train.measure import sampler as gpus_of
+from harness.train.measure import sampler as node_of
+from harness.train.measure.sampler import READINGS, SLICE, Gpus, Node, Sampler, summed_up
+from harness.train.measure.telemetry import Watch, epoch_fields
 
 # ---- adding up ----
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.records import RunFolder, find_runs, read_json, read_rows
-from harness.train.telemetry import session
-from harness.train.telemetry.session import Telemetry
-from harness.world import World
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.topology import World
+from harness.train.measure import telemetry
+from harness.train.measure.telemetry import Telemetry
 from tests.ranks import ranks, script
 from tests.sweeps import untimed_rows
 from tests.test_logcallback import trainer_for
@@ -45,7 +45,7 @@ class nvmlDeviceGetMemoryInfo:
 
 def trained_with_a_card(folder: str, lost: bool = False) -> None:
     """A script of anybody's that trains on one card, as far as its recorder knows."""
-    session.uuids = lambda devices: ["GPU-one"]  # type: ignore[assignment]
+    telemetry.uuids = lambda devices: ["GPU-one"]  # type: ignore[assignment]
     trainer = trainer_for(folder)
     recorder = trainer.callback_handler.callbacks[-1]
     if lost:
@@ -131,7 +131,7 @@ def test_looking_changes_no_number(tmp_path: Path) -> None:
     assert ["telemetry" in row for row in by_rank] == [True, False]  # one looks on each node
     assert found["20"].telemetry(0).is_file() and not found["0"].telemetry(0).exists()
     said = {hz: read_json(found[hz].environment) or {} for hz in found}
-    assert said["0"]["telemetry_missing"] == {"all": session.OFF}
+    assert said["0"]["telemetry_missing"] == {"all": telemetry.OFF}
     assert said["20"]["telemetry_hz"] == 20 and "gpu" in said["20"]["telemetry_missing"]
     assert found["0"].path.name == found["20"].path.name  # the same experiment
 

@@ -10,9 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
-from harness.records import read_json, read_rows
-from harness.train import arguments
-from harness.train.trackers import Trackers, numbers
+from harness.core.records import read_json, read_rows
+from harness.train.loop.progress import Trackers, numbers
+from harness.train.run import start
 from tests.ranks import ranks, script
 from tests.test_resume import only_run
 from tests.toys import Net, Points, ours
@@ -72,7 +72,7 @@ def told(folder: str, *names: str) -> tuple[list[Any], list[bool]]:
     """What the trackers of this rank were told, and whether there is one who tells."""
     for name in names:
         integration_utils.INTEGRATION_TO_CALLBACK[name] = type(name, (StandIn,), {})
-    arguments.get_available_reporting_integrations = lambda: names
+    start.get_available_reporting_integrations = lambda: names
     asked = ["--report_to", *names] if names else []
     trainer, run = ours(folder, Net(), Points(32), Points(8), "--epochs=2", *asked)
     handlers = trainer.callback_handler.callbacks

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from harness.records import RunFolder, append_row, find_runs, read_json, read_rows
-from harness.summary import write_summary
-from harness.train.clock import StepClock
-from harness.train.exchanges import exchange_of
-from harness.train.traffic import Traffic, interfaces_sent, over_ranks, traffic_of
-from harness.world import World
+from harness.core.attempts import write_summary
+from harness.core.records import RunFolder, append_row, find_runs, read_json, read_rows
+from harness.core.topology import World
+from harness.train.measure.clock import StepClock
+from harness.train.measure.traffic import Traffic, interfaces_sent, over_ranks, traffic_of
+from harness.train.strategy.choice import exchange_of
 from tests.sweeps import sweep, sweep_file
 
 COUNTERS = """Inter-|   Receive                          |  Transmit

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.flags import parse
-from harness.records import read_json
-from harness.settings import UserError
-from harness.train.outcome import Diverged
+from harness.core.command_line import parse
+from harness.core.records import read_json
+from harness.core.settings import UserError
+from harness.train.run.failures import Diverged
 from tests.ranks import ranks, script
 from tests.toys import (
     CONFIGS,

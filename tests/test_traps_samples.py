@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.flags import parse
-from harness.records import read_json
-from harness.settings import UserError
+from harness.core.command_line import parse
+from harness.core.records import read_json
+from harness.core.settings import UserError
 from tests.ranks import ranks, script
 from tests.toys import (
     CPU,

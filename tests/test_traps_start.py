@@ -21,11 +21,10 @@ import torch
 import torch.distributed as dist
 from transformers import ViTConfig, ViTForImageClassification
 
-from harness.flags import parse
-from harness.settings import UserError
-from harness.train import models, sources
-from harness.train.arguments import training_arguments
-from harness.train.start import start
+from harness.core.command_line import parse
+from harness.core.settings import UserError
+from harness.train.data import models, sources
+from harness.train.run.start import start, training_arguments
 from tests.ranks import ROOT, ranks
 from tests.toys import (
     CPU,

@@ -16,11 +16,11 @@ import safetensors.torch
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from harness.flags import parse
-from harness.settings import UserError
-from harness.train import models
-from harness.train.images import load_images
-from harness.train.start import start
+from harness.core.command_line import parse
+from harness.core.settings import UserError
+from harness.train.data import models
+from harness.train.data.images import load_images
+from harness.train.run.start import start
 from tests.ranks import ROOT, ranks, script
 from tests.toys import (
     CPU,

@@ -15,9 +15,9 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from transformers import TrainerCallback
 
-from harness.flags import parse
-from harness.records import RunFolder, read_json
-from harness.settings import UserError
+from harness.core.command_line import parse
+from harness.core.records import RunFolder, read_json
+from harness.core.settings import UserError
 from tests.ranks import ranks, script
 from tests.test_compress import Arm, flat, group
 from tests.toys import (

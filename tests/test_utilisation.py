@@ -13,17 +13,25 @@ from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
 
-from harness.architectures import ARCHITECTURES
-from harness.flags import parse
+from harness.core.architectures import ARCHITECTURES
+from harness.core.command_line import parse
+from harness.core.records import RunFolder, read_json, read_rows
 from harness.read import load_runs
-from harness.records import RunFolder, read_json, read_rows
-from harness.train.console import utilisation
-from harness.train.data import Indices
-from harness.train.flops import COUNTED, Work
-from harness.train.shapes import Shape, added, shape_of
-from harness.train.text_batches import AMOUNT, Amount
-from harness.train.texts import load_texts
-from harness.train.utilisation import SUMS, peak_of, rates, sums_of
+from harness.train.data.cache import Indices
+from harness.train.data.text_batches import AMOUNT, Amount
+from harness.train.data.texts import load_texts
+from harness.train.loop.progress import utilisation
+from harness.train.measure.flops import (
+    COUNTED,
+    SUMS,
+    Shape,
+    Work,
+    added,
+    peak_of,
+    rates,
+    shape_of,
+    sums_of,
+)
 from tests.ranks import ranks, script
 from tests.test_resume import broken_off, only_run
 from tests.toys import CLASSES, FEATURES, ours

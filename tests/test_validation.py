@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
-from harness.flags import parse
-from harness.records import RunFolder, read_json, read_rows
-from harness.train import parallel
-from harness.train.images import load_images
+from harness.core.command_line import parse
+from harness.core.records import RunFolder, read_json, read_rows
+from harness.train.data.images import load_images
+from harness.train.strategy import parallel
 from tests.ranks import ran, ranks, run_script, script
 from tests.sweeps import untimed_rows
 from tests.test_metrics import expected
@@ -164,7 +164,7 @@ def test_a_run_killed_around_its_test_is_tested(
 
 def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
     """Each rank has other weights, and rank 0 alone the file with the ones to load."""
-    from harness.train.start import start
+    from harness.train.run.start import start
 
     argv = ["--tiny", "--strategy", strategy, "--save", "none", "--o", folder]
     run = start(parse("vit", argv))

@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError
 
 from harness.launch import machine
 from harness.launch.machine import Machine
-from harness.train import warm
+from harness.train.run import warm
 
 REQUEST = {
     "id": "1", "processes": 1, "nodes": 1, "node": 0, "address": "127.0.0.1",

@@ -28,13 +28,13 @@ from transformers import (
     ViTConfig,
 )
 
-from harness.flags import parse
-from harness.records import read_json, read_rows
-from harness.train.data import cut_tail
-from harness.train.metrics import BatchMetrics
-from harness.train.run import Run
-from harness.train.start import start
-from harness.train.trainer import ExactTrainer
+from harness.core.command_line import parse
+from harness.core.records import read_json, read_rows
+from harness.train.data.cache import cut_tail
+from harness.train.loop.trainer import ExactTrainer
+from harness.train.measure.metrics import BatchMetrics
+from harness.train.run.lifecycle import Run
+from harness.train.run.start import start
 from logcallback import LogCallback
 
 FEATURES, CLASSES, WIDTH = 8, 3, 16

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.recipes.clock import EpochClock
 from benchmarks.recipes.task import Task, main, quality_row, world
-from harness.flags import command_line
-from harness.records import read_rows
+from harness.core.command_line import command_line
+from harness.core.records import read_rows
 
 
 def flags(task: Task) -> list[str]:

@@ -22,9 +22,9 @@ import torch
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 from transformers import set_seed
 
-from harness.flags import parse
-from harness.settings import Settings
-from harness.train import models
+from harness.core.command_line import parse
+from harness.core.settings import Settings
+from harness.train.data import models
 
 TEXT, IMAGE = "text", "image"
 SCRIPTS = {TEXT: "bert", IMAGE: "vit"}

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pynvml
 
+from harness.core.strategies import why_a_gpu
 from harness.launch.plan import Job
-from harness.strategies import why_a_gpu
 
 BUSY = 0.25  # share of all cores that others may use before it is worth a word
 

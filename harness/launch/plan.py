@@ -5,24 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.checks import resolve
-from harness.flags import bare, to_argv
-from harness.identity import number, run_id
+from harness.core.command_line import bare, to_argv
+from harness.core.identity import number, run_id
+from harness.core.links import Link, Network, link_of
+from harness.core.records import FAILURES, FINISHED, RunFolder
+from harness.core.rules import place, resolve
+from harness.core.settings import Settings, UserError, parse_setup
+from harness.core.strategies import STRATEGIES
+from harness.core.topology import World
+from harness.launch.slurm.flags import Slurm
+from harness.launch.ssh.hosts import Remote
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
-from harness.links import Link
-from harness.networks import Network, link_of
-from harness.records import RunFolder
-from harness.settings import Settings, UserError, parse_setup
-from harness.strategies import STRATEGIES
-from harness.world import World, place
 
 # Repetitions of one measurement: never an axis of the table.
 REPLICATES = ("seed", "repeat")
+
+
 # A node that is gone is missed after 5 s; those that are left wait 5 s for others to come.
 KEEP_ALIVE = {
     "last_call_timeout": 5,
@@ -30,6 +33,8 @@ KEEP_ALIVE = {
     "keep_alive_max_attempt": 5,
     "read_timeout": 20,
 }
+
+
 PORT = 29500  # on which the first node is met, where nothing better is known
 
 
@@ -256,3 +261,95 @@ def commands(job: Job, scripts_in: str = "", elastic: Elastic | None = None) -> 
         " ".join(["torchrun", *torchrun(job, node, master, PORT, elastic), script])
         for node in range(job.nodes)
     ]
+
+
+# ----
+# A run of a sweep as its runner sees it, and what decides whether it is to be run.
+
+# What becomes of a run here, beside the outcomes of its record.
+WAITING, RUNNING, ELSEWHERE, SKIPPED = "waiting", "running", "elsewhere", "skipped"
+
+
+@dataclass
+class Options:
+    """How a sweep is run; nothing here changes what is measured."""
+
+    output_dir: str = "outputs"
+    launcher: str = "local"
+    oversubscribe: bool = False
+    elastic: Elastic | None = None
+    timeout_s: float | None = None
+    rerun: str | None = None  # failed | all
+    fail_fast: bool = False
+    pack: bool = False
+    cold: bool = False
+    isolation: str = "warn"  # warn | error | off
+    remote: Remote = field(default_factory=Remote)
+    slurm: Slurm = field(default_factory=Slurm)
+
+
+@dataclass
+class State:
+    """One run, as the runner and its screen see it."""
+
+    job: Job
+    state: str = WAITING
+    reason: str | None = None
+    began_s: float | None = None
+    took_s: float | None = None
+    known: bool = False  # had its outcome before this runner came to it
+
+    @property
+    def failed(self) -> bool:
+        return self.state in FAILURES
+
+
+def place_facts(launcher: str) -> dict[str, Any]:
+    """What a record says of the place, before the place has its say."""
+    return {
+        "launcher": launcher,
+        "emulator": None,
+        "link": None,
+        "processes_per_core": None,
+    }
+
+
+def launched(
+    sweep: str, options: Options, found: Mapping[str, object], place: Mapping[str, object]
+) -> dict[str, object]:
+    """What stands under launch in a run's environment.json."""
+    return {
+        "sweep": sweep,
+        **place,
+        "start": "cold" if options.cold else "warm",
+        "packed": options.pack,
+        "cpu_busy_share": found.get("cpu_busy_share"),
+        "gpu_processes": found.get("gpu_processes"),
+    }
+
+
+def settled(outcome: str | None, rerun: str | None) -> str | None:
+    """The outcome of a run that is not to be run (again); None of one that is.
+
+    What was interrupted goes on; what failed otherwise stays a result until somebody asks.
+    """
+    if outcome is None or outcome == "interrupted" or rerun == "all":
+        return None
+    if outcome != FINISHED and rerun == "failed":
+        return None
+    return outcome
+
+
+def in_short(row: Mapping[str, object]) -> str:
+    """Quality and speed of a row or a summary, on a line."""
+    parts = [("accuracy", "accuracy {:.4f}"), ("train_samples_per_s", "{:,.0f} samples/s")]
+    return ", ".join(form.format(row[name]) for name, form in parts if row.get(name) is not None)
+
+
+def new_log(folder: Path, job: Job) -> Path:
+    """A file of its own for what each start prints."""
+    stem = job.path.replace("/", "_")
+    number = 1
+    while (log := folder / f"{stem}_{number}.txt").exists():
+        number += 1
+    return log

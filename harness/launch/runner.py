@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness.launch import ending, machine
-from harness.launch.ending import written_since
+from harness.core.locks import Lock
+from harness.core.records import read_json
+from harness.core.settings import UserError
+from harness.launch import machine, outcome
 from harness.launch.launcher import Launcher, Start
 from harness.launch.machine import Machine
+from harness.launch.outcome import written_since
 from harness.launch.places import Devices, Machines
-from harness.launch.state import (
+from harness.launch.plan import (
     ELSEWHERE,
     RUNNING,
     WAITING,
@@ -25,12 +28,13 @@ from harness.launch.state import (
     new_log,
     settled,
 )
-from harness.locks import Lock
-from harness.records import read_json
-from harness.settings import UserError
 
 GRACE_S = 20.0  # for ranks that were asked to end, before they are killed
+
+
 LOOK_AGAIN_S = 1.0  # at runs of other runners
+
+
 ISOLATION_S = 60.0  # between two looks at who else uses the machine
 
 
@@ -137,7 +141,7 @@ class Runner:
         if not lock.take():
             state.state = ELSEWHERE
             return False
-        if ending.is_measured(job.folder):  # by a person, without a sweep
+        if outcome.is_measured(job.folder):  # by a person, without a sweep
             state.state = ELSEWHERE
             lock.release()
             return False
@@ -159,7 +163,7 @@ class Runner:
         log = new_log(self.folder / "logs", job)
         argv = (*job.argv, *(("--rerun",) if self.options.rerun == "all" else ()))
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
-        running = Running(state, launcher, lock, devices, log, time.time(), ending.oom_kills())
+        running = Running(state, launcher, lock, devices, log, time.time(), outcome.oom_kills())
         self.running.append(running)
         launcher.begin(
             Start(
@@ -227,13 +231,13 @@ class Runner:
         running.asked, running.asked_s = why, time.monotonic()
         running.launcher.stop()
 
-    def _settle(self, running: Running, found: ending.Ending) -> None:
+    def _settle(self, running: Running, found: outcome.Ending) -> None:
         state, job = running.state, running.state.job
-        kills = ending.oom_kills() - running.oom_kills
+        kills = outcome.oom_kills() - running.oom_kills
         if (lost := self.place.collect(job)) is not None:
             # Whatever it is, it lies where it was written: the next start brings it.
             found = replace(found, error=f"no record came back: {lost}", launcher_died=True)
-        state.state = ending.settle(
+        state.state = outcome.settle(
             job, found, running.began_unix, running.log, running.asked, kills
         )
         assert state.began_s is not None

@@ -12,12 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.identity import number
-from harness.launch.state import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
-from harness.records import FINISHED, read_json, read_rows
+from harness.core.identity import number
+from harness.core.records import FINISHED, read_json, read_rows
+from harness.launch.plan import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
 
 STYLES = {FINISHED: "green", RUNNING: "bold cyan", WAITING: "dim", ELSEWHERE: "cyan",
           SKIPPED: "dim"}  # fmt: skip
+
+
 EVERY_S = 0.25
 
 

@@ -1,6 +1,6 @@
 """Launchers that stay on their nodes, loaded: a run starts in well under a second.
 
-On each node a process of harness/train/warm.py takes requests as lines of JSON, wherever it runs:
+On each node a process of train/run/warm.py takes requests as lines of JSON, wherever it runs:
 on this machine, in an emulated node, behind ssh. Whatever becomes of this process, even kill -9,
 they and their ranks end with it: the kernel sees to it, or the end of their input.
 """
@@ -18,18 +18,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from harness.core.settings import UserError
 from harness.launch.launcher import Ending, Launcher, Node, Start
-from harness.settings import UserError
 
 # In a process of its own: the part that torch elastic takes for the main module must be empty.
 SERVE = (
-    "import sys; from harness.parent import end_with_parent; "
+    "import sys; from harness.core.process import end_with_parent; "
     "end_with_parent(int(sys.argv[1]) or None); "
-    "from harness.train.warm import main; main(sys.argv[2:])"
+    "from harness.train.run.warm import main; main(sys.argv[2:])"
 )
+
+
 READY_S = 300.0  # to load what training needs, from a slow disk as well
+
+
 GRACE_S = 20.0  # for the other nodes to record and end when one has failed
+
+
 AGAIN_S = 5.0  # between two tries to reach a node that an elastic run has lost
+
+
 TRIES = 3  # to find a port that nobody takes at the same moment
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 10_000
+
+
 # The same records give the same interval, on every machine and at every call.
 SEED = 0
 

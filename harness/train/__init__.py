@@ -1,0 +1,1 @@
+"""Training: what runs inside each process that torchrun starts."""

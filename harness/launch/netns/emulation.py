@@ -28,11 +28,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from harness.core.links import Link, Network
+from harness.core.settings import UserError
 from harness.launch.launcher import ROOT
 from harness.launch.netns.shape import INTERFACE, MOST_NODES, address
-from harness.links import Link
-from harness.networks import Network
-from harness.settings import UserError
 
 HOLDER = ["-m", "harness.launch.netns.holder"]
 

@@ -1,18 +1,18 @@
-"""The process that holds emulated nodes and carries their packets.
+"""Network namespaces without names: they live as long as a process holds them, and no longer.
 
-    python -m harness.launch.netns.holder OWNER < requests > answers      a line of JSON each
-
-It ends with its owner, kill -9 included, and with it everything that it holds: namespaces and
-devices have no names outside it, so nothing is ever left to be cleaned up. EmulatedNodes
-(emulation.py) is the one that talks to it.
+Python 3.11 has neither os.unshare nor os.setns, so the C library is called.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import select
+import socket
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,13 +20,152 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.launch.netns import namespaces, netem, relay, tun
-from harness.launch.netns.shape import INTERFACE, Matrix, address
-from harness.links import Link
-from harness.parent import end_with_parent
-from harness.settings import UserError
+from harness.core.links import Link
+from harness.core.process import end_with_parent
+from harness.core.settings import UserError
+from harness.launch.netns import netem, relay
+from harness.launch.netns.shape import INTERFACE, QUEUE, Matrix, address
+
+NEW_USER = 0x10000000  # CLONE_NEWUSER of linux/sched.h
+
+
+NEW_NET = 0x40000000  # CLONE_NEWNET
+
+
+SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x8914, 0x8916, 0x891C  # linux/sockios.h
+
+
+SIOCGIFINDEX = 0x8933
+
+
+UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP, IFF_RUNNING
+
+
+RTM_NEWLINK, ACKNOWLEDGE = 16, 0x1 | 0x4  # NLM_F_REQUEST, NLM_F_ACK
+
+
+IFLA_TXQLEN, IFLA_GSO_MAX_SEGS, IFLA_GSO_MAX_SIZE = 13, 40, 41  # linux/if_link.h
+
+
+PREFIX = 24
+
+
+# Windows must hold what is under way: 64 MiB is 2 Gbit/s over a round trip of 0.25 s, and a
+# receiver's window is half of its buffer.
+TCP = {
+    "ipv4/tcp_rmem": "4096 1048576 67108864",
+    "ipv4/tcp_wmem": "4096 1048576 67108864",
+    # What TCP remembers of a link must not be taken for true when the link has been changed.
+    "ipv4/tcp_no_metrics_save": "1",
+}
+
+
+def new_network() -> int:
+    """Move this process into a fresh network namespace; the descriptor keeps it alive."""
+    _call("unshare", NEW_NET)
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def enter(namespace: int) -> None:
+    _call("setns", namespace, NEW_NET)
+
+
+def become_owner() -> bool:
+    """What it takes to make namespaces; True if it took a user namespace of our own."""
+    if sys.platform != "linux":
+        raise UserError("emulated nodes are network namespaces, which only Linux has")
+    try:
+        _call("unshare", NEW_NET)
+        return False
+    except PermissionError:
+        pass
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        _call("unshare", NEW_USER)
+        # Nobody changes: files belong to whom they belonged, only networks may be made.
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        _call("unshare", NEW_NET)
+    except OSError as error:
+        raise UserError(
+            f"no permission to make network namespaces ({error.strerror}): start as root, or let "
+            "users make them: sysctl -w user.max_user_namespaces=10000 "
+            "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0 "
+            "(those of the three that the system knows)"
+        ) from None
+    return True
+
+
+def raise_interface(name: str, node_address: str | None = None) -> None:
+    """In the namespace that this process is in: up, with an address if it needs one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        if node_address is not None:
+            mask = socket.inet_ntoa(struct.pack("!I", 0xFFFFFFFF << (32 - PREFIX) & 0xFFFFFFFF))
+            for request, value in ((SIOCSIFADDR, node_address), (SIOCSIFNETMASK, mask)):
+                packed = struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(value))
+                _set(sock, request, name, packed)
+        _set(sock, SIOCSIFFLAGS, name, struct.pack("H", UP_AND_RUNNING))
+
+
+def prepare_node(node_address: str) -> None:
+    """Loopback and interface, and a TCP that can fill a long fast link."""
+    raise_interface("lo")
+    # The kernel's own chatter is no traffic of a training. Some kernels have no IPv6 at all.
+    write_settings({f"ipv6/conf/{INTERFACE}/disable_ipv6": "1", **TCP})
+    raise_interface(INTERFACE, node_address)
+    _set_link({IFLA_TXQLEN: QUEUE})
+
+
+def write_settings(values: dict[str, str]) -> None:
+    for name, value in values.items():
+        with suppress(FileNotFoundError):
+            Path("/proc/sys/net", name).write_text(value)
+
+
+def set_handover(segments: int, size: int) -> None:
+    """How much this node's kernel may hand over at once as one packet of many segments."""
+    _set_link({IFLA_GSO_MAX_SEGS: segments, IFLA_GSO_MAX_SIZE: size})
+
+
+def _set_link(values: dict[int, int]) -> None:
+    """By netlink, which is open to the owner of a user namespace where ioctl is not."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        found = fcntl.ioctl(sock, SIOCGIFINDEX, struct.pack("16s24x", INTERFACE.encode()))
+    (index,) = struct.unpack_from("i", found, 16)
+    message = struct.pack("BxHiII", socket.AF_UNSPEC, 0, index, 0, 0)
+    message += b"".join(struct.pack("HHI", 8, name, value) for name, value in values.items())
+    header = struct.pack("IHHII", 16 + len(message), RTM_NEWLINK, ACKNOWLEDGE, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
+        route.send(header + message)
+        (code,) = struct.unpack_from("i", route.recv(4096), 16)
+    if code:
+        raise OSError(-code, os.strerror(-code))
+
+
+def _set(sock: socket.socket, request: int, interface: str, value: bytes) -> None:
+    fcntl.ioctl(sock, request, struct.pack("16s24s", interface.encode(), value))
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments):
+        code = ctypes.get_errno() or errno.EPERM
+        raise OSError(code, os.strerror(code))
+
+
+# ----
+# The process that holds emulated nodes and carries their packets.
+#
+# python -m harness.launch.netns.holder OWNER < requests > answers      a line of JSON each
+#
+# It ends with its owner, kill -9 included, and with it everything that it holds: namespaces and
+# devices have no names outside it, so nothing is ever left to be cleaned up. EmulatedNodes
+# (emulation.py) is the one that talks to it.
 
 SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of linux/prctl.h
+
+
 REALTIME, NICE = 1, -10
 
 
@@ -34,7 +173,7 @@ class Nodes:
     """Namespaces with their interfaces, and what carries packets between them."""
 
     def __init__(self, count: int) -> None:
-        self.user = namespaces.become_owner()
+        self.user = become_owner()
         self.carrier: relay.Relay | netem.Switch
         # Raised privileges of a user namespace end with exec, so that tc and ip would have none.
         if not self.user and netem.has_netem():
@@ -48,7 +187,7 @@ class Nodes:
         self.carrier.change(links)
         for node, row in enumerate(links):
             others = [link for other, link in enumerate(row) if other != node]
-            self._inside(node, partial(namespaces.set_handover, *self.handover(others)))
+            self._inside(node, partial(set_handover, *self.handover(others)))
 
     def answer(self, request: dict[str, Any]) -> Any:
         match request["do"]:
@@ -80,30 +219,30 @@ class Nodes:
     def _inside(self, node: int, do: Callable[[], None]) -> None:
         here = os.open("/proc/self/ns/net", os.O_RDONLY)
         try:
-            namespaces.enter(self.held[node])
+            enter(self.held[node])
             do()
         finally:
-            namespaces.enter(here)
+            enter(here)
             os.close(here)
 
 
 def _relayed(count: int) -> tuple[list[int], relay.Relay]:
     held, devices = [], []
     for node in range(count):
-        held.append(namespaces.new_network())
-        devices.append(tun.open_device(INTERFACE))
-        namespaces.prepare_node(address(node))
+        held.append(new_network())
+        devices.append(relay.open_device(INTERFACE))
+        prepare_node(address(node))
     return held, relay.Relay(devices)
 
 
 def _switched(count: int) -> tuple[list[int], netem.Switch]:
-    held = [namespaces.new_network() for _ in range(count)]
-    switch = namespaces.new_network()
+    held = [new_network() for _ in range(count)]
+    switch = new_network()
     carrier = netem.Switch([f"/proc/{os.getpid()}/fd/{fd}" for fd in held])
     for node, namespace in enumerate(held):
-        namespaces.enter(namespace)
-        namespaces.prepare_node(address(node))
-    namespaces.enter(switch)
+        enter(namespace)
+        prepare_node(address(node))
+    enter(switch)
     return held, carrier
 
 

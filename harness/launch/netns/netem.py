@@ -10,6 +10,8 @@ import re
 import subprocess
 from collections.abc import Sequence
 
+from harness.core.links import Link
+from harness.core.settings import UserError
 from harness.launch.netns.shape import (
     INTERFACE,
     LARGEST_HANDOVER,
@@ -19,13 +21,17 @@ from harness.launch.netns.shape import (
     address,
     queue_s,
 )
-from harness.links import Link
-from harness.settings import UserError
 
 Words = list[str]
+
+
 # netem keeps what an earlier call set of the rate, and keeps packets in order only if it has one.
 NO_LIMIT_MBIT = 100_000.0
+
+
 MOST_PACKETS = 1_000_000
+
+
 # tc knows no JSON for classes.
 CLASS = re.compile(r"class htb 1:(\w+) .*\n Sent (\d+) bytes (\d+) pkt \(dropped (\d+),")
 

@@ -6,16 +6,15 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from harness.core.links import Link
+from harness.core.settings import UserError
 from harness.launch import machine
 from harness.launch.launcher import Node
-from harness.launch.local import Local
 from harness.launch.machine import Machine
 from harness.launch.netns import emulation
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.launch.plan import Job, script_of
-from harness.launch.state import Options
-from harness.links import Link
-from harness.settings import UserError
+from harness.launch.places import Local
+from harness.launch.plan import Job, Options, script_of
 
 
 class Netns(Local):

@@ -14,33 +14,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.launch import ending
-from harness.launch.plan import Job
-from harness.launch.runner import Watcher
-from harness.launch.slurm import cluster, scripts
-from harness.launch.slurm.cluster import Queued
-from harness.launch.slurm.endings import ENDED, code_of, ending_of
-from harness.launch.slurm.submitted import Entry, Note, Submitted
-from harness.launch.state import (
+from harness.core.locks import Lock
+from harness.core.records import FINISHED, read_json
+from harness.core.settings import UserError
+from harness.launch import outcome
+from harness.launch.places import Place
+from harness.launch.plan import (
     ELSEWHERE,
     RUNNING,
     SKIPPED,
     WAITING,
+    Job,
     Options,
     State,
     in_short,
     settled,
 )
-from harness.locks import Lock
-from harness.records import FINISHED, read_json
-from harness.settings import UserError
+from harness.launch.runner import Watcher
+from harness.launch.slurm import cluster, scripts
+from harness.launch.slurm.cluster import ENDED, Entry, Note, Queued, Submitted, code_of, ending_of
 
 ASK_EVERY_S = 5.0  # the cluster; it has others to answer
+
+
 # After the end of a job: until other machines see on shared storage what it wrote last.
 NOTE_S, RECORD_S = 10.0, 30.0
+
+
 # Why a job waits that only has to wait; any other reason is worth a line.
 PATIENCE = ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "Cleaning")
+
+
 SECOND_S = 3.0  # in which a second Ctrl-C still cancels
+
+
 AGAIN = "the same command shows and settles them"
 
 
@@ -192,7 +199,7 @@ class Queue:
         known = settled(told.get("outcome"), self.options.rerun)
         if known is not None:
             state.state, state.reason, state.known = known, told.get("reason"), True
-        elif ending.is_measured(state.job.folder):  # by a person, without a sweep
+        elif outcome.is_measured(state.job.folder):  # by a person, without a sweep
             state.state = ELSEWHERE
             self.screen.say(f"{self._number(state)} {state.job}: is measured by somebody else")
         return state.state == WAITING
@@ -263,7 +270,7 @@ class Queue:
             if self.submitted.settled(entry):
                 state.state = job.folder.outcome() or WAITING
             else:
-                state.state = ending.settle(job, found, entry.unix, log, asked, oom_kills=0)
+                state.state = outcome.settle(job, found, entry.unix, log, asked, oom_kills=0)
                 self.submitted.settle(entry, state.state)
         state.took_s = found.wall_s
         summary = read_json(job.folder.summary) or {}
@@ -292,3 +299,18 @@ def _claimed(job: Job) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+# ----
+# A SLURM cluster as a place where runs can run: each is a job, and waits its turn.
+
+
+class Cluster(Place):
+    name = "slurm"
+    in_turn = False
+
+    def why_not(self, job: Job) -> str | None:
+        return scripts.why_not(job, self.options.slurm)
+
+    def dry_run(self, states: list[State], folder: Path) -> list[str]:
+        return scripts.dry_run(states, self.options, folder)

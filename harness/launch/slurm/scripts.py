@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.links import Link
+from harness.core.strategies import why_a_gpu
 from harness.launch.launcher import ROOT
-from harness.launch.plan import Job
+from harness.launch.plan import SKIPPED, Job, Options, State, launched, place_facts
 from harness.launch.slurm.flags import Slurm
-from harness.launch.state import SKIPPED, Options, State, launched, place_facts
-from harness.links import Link
-from harness.strategies import why_a_gpu
 
 # Before the time limit: for ranks that record, and for the job that goes back into the queue.
 LEAD_S = 60

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from harness.records import RunFolder
+from harness.core.records import RunFolder
 
 OF_RANK = re.compile(r"_(\d+)\.\w+$")
 

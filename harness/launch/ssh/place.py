@@ -13,22 +13,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from harness.core.links import Link
+from harness.core.provenance import commit, source
+from harness.core.settings import UserError
+from harness.core.strategies import why_a_gpu
 from harness.launch.launcher import Node
 from harness.launch.places import Devices, Machines
-from harness.launch.plan import PORT, Job, script_of, torchrun
-from harness.launch.ssh.agreement import address_of, problems, warnings
+from harness.launch.plan import PORT, Job, Options, script_of, torchrun
+from harness.launch.ssh.agreement import Facts, address_of, facts_of, problems, warnings
 from harness.launch.ssh.fetch import Sent, merged, put, received
-from harness.launch.ssh.host import Facts, facts_of
 from harness.launch.ssh.hosts import NO_CHECKOUT, SSH_FAILED, Host, Remote
-from harness.launch.state import Options
-from harness.links import Link
-from harness.settings import UserError
-from harness.strategies import why_a_gpu
-from harness.versions import commit, source
 
 ANSWER_S = 60.0  # for a host to say what it has, from a slow disk as well
+
+
 FETCH_S = 300.0  # for a record to come
+
+
 NO_PROGRAM = 127  # exit code of env
+
+
 # What to do about what ssh says.
 HINTS = {
     "Permission denied": "it must let you in without a password (ssh-copy-id)",
@@ -188,7 +192,7 @@ class Ssh(Machines):
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
 
     def _ask(self, host: Host) -> Facts | str:
-        answer = self._run(host, ["-m", "harness.launch.ssh.host"], ANSWER_S)
+        answer = self._run(host, ["-m", "harness.launch.ssh.agreement"], ANSWER_S)
         if isinstance(answer, str):
             return answer
         facts = facts_of(json.loads(answer.splitlines()[-1]))

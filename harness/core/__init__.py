@@ -1,0 +1,1 @@
+"""What launching, training and reading share. Standard library only."""

@@ -1,0 +1,467 @@
+"""The command line, generated from Settings: flags, values, --help."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.core.architectures import listing
+from harness.core.identity import number
+from harness.core.process import end_with_parent
+from harness.core.rules import place, resolve
+from harness.core.settings import Settings, UserError, flag_fields
+from harness.core.strategies import STRATEGIES
+from harness.core.topology import world_of
+
+# Flags of TrainingArguments that are not passed through: what to do instead, and why.
+REFUSED = {
+    "average_tokens_across_devices": "the mean over samples is always used (docs/traps.md)",
+    "accelerator_config": "it changes how batches are split; use --tail and --per_gpu_batch",
+    "auto_find_batch_size": "the batch is what is measured; name it with --per_gpu_batch",
+    "batch_eval_metrics": "evaluation is always batch-wise",
+    "bf16": "use --precision bf16",
+    "bf16_full_eval": "it leaves the weights in bfloat16 for good; use --precision bf16",
+    "dataloader_drop_last": "it drops test samples too; --tail cut drops training samples only",
+    "ddp_broadcast_buffers": "buffers are averaged before evaluation; see --batchnorm",
+    "ddp_find_unused_parameters": "it is always off; these models use all their parameters",
+    "deepspeed": "not a strategy of this harness; see --strategy",
+    "do_eval": "evaluation runs after every epoch",
+    "do_predict": "evaluation runs after every epoch",
+    "do_train": "training always runs",
+    "enable_jit_checkpoint": "runs stop and resume by themselves; see --save",
+    "eval_strategy": "evaluation runs after every epoch",
+    "eval_steps": "evaluation runs after every epoch",
+    "eval_delay": "evaluation runs after every epoch",
+    "eval_on_start": "evaluation runs after every epoch",
+    "eval_use_gather_object": "it fails on the metrics of several ranks",
+    "fp16": "use --precision fp16",
+    "fp16_full_eval": "it leaves the weights in float16 for good; use --precision fp16",
+    "fsdp": "use --strategy fsdp",
+    "fsdp_config": "use --strategy fsdp with --fsdp_shard, --fsdp_offload, --precision",
+    "greater_is_better": "it follows from --best_metric",
+    "hub_token": "a token on the command line ends up in records; set HF_TOKEN instead",
+    "ignore_data_skip": "a resumed run goes on with the samples it has not seen",
+    "include_num_input_tokens_seen": "it synchronises every step",
+    "label_names": "the label is named by --label_column",
+    "load_best_model_at_end": "use --save best",
+    "local_rank": "torchrun sets it",
+    "logging_nan_inf_filter": "it hides a diverged run; NaN always ends a run here",
+    "parallelism_config": "use --strategy",
+    "prediction_loss_only": "the metrics are what is measured",
+    "remove_unused_columns": "only the columns that the model reads are loaded",
+    "restore_callback_states_from_checkpoint": "the records on disk are the state",
+    "resume_from_checkpoint": "the same command resumes by itself; --rerun starts afresh",
+    "save_only_model": "a run could not be resumed; use --save none",
+    "save_strategy": "use --save none, last or best",
+    "save_total_limit": "use --save last or best",
+    "tf32": "use --precision tf32",
+    "train_sampling_strategy": "it gives ranks different orders; samples are shuffled by --seed",
+}
+
+
+@functools.cache
+def trainer_flags() -> dict[str, tuple[str, str]]:
+    """Name -> (default, first sentence of its help) of the installed TrainingArguments.
+
+    From the source text: importing it would load torch. Empty where transformers is missing,
+    as on a login node that only launches.
+    """
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return {}
+    source = Path(spec.submodule_search_locations[0], "training_args.py").read_text("utf-8")
+    found: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
+            for item in node.body:
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                    found[item.target.id] = _default_and_help(item.value)
+    return found
+
+
+def _default_and_help(value: ast.expr | None) -> tuple[str, str]:
+    parts = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
+    default = parts.get("default")
+    text = ""
+    metadata = parts.get("metadata")
+    if isinstance(metadata, ast.Dict) and metadata.values:
+        try:
+            text = str(ast.literal_eval(metadata.values[0]))
+        except ValueError:
+            text = ""
+    shown = ast.unparse(default) if isinstance(default, ast.Constant) else ""
+    return shown, " ".join(text.split()).split(". ")[0].rstrip(".")
+
+
+# ----
+# One flag: which setting a name means, and the typed value that its text stands for.
+
+TEXT_OF_BOOL = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "false": False,
+    "0": False,
+    "no": False,
+}
+
+
+def field_of(script: str, name: str) -> str | None:
+    """The field that a flag means, None for one of the Trainer's; refuses the rest."""
+    names = names_of(script)
+    if name in names:
+        return names[name]
+    if name in REFUSED:
+        raise UserError(f"--{name} is not taken: {REFUSED[name]}")
+    if name in trainer_flags():
+        return None
+    other = {"bert": "vit", "vit": "bert"}[script]
+    if name in names_of(other):
+        raise UserError(f"--{name} is a flag of {other}.py, not of {script}.py")
+    known = [*names, *trainer_flags(), "help", "print_settings", "list_models"]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f": did you mean --{near[0]}?" if near else f": see python {script}.py --help"
+    raise UserError(f"unknown flag --{name}{hint}")
+
+
+def texts_of(value: Any) -> list[str]:
+    """The texts that a value from a settings file would be on a command line."""
+    if isinstance(value, dict):
+        inner = {k: scalar(v) if isinstance(v, str) else v for k, v in value.items()}
+        return [json.dumps(inner)]
+    return [str(v) for v in value] if isinstance(value, list) else [str(value)]
+
+
+def typed(name: str, field_name: str | None, values: list[str]) -> Any:
+    """The typed value of a flag; a flag of the Trainer keeps the type its text has."""
+    if field_name is None:
+        if not values:
+            return True
+        typed = tuple(scalar(v) for v in values)
+        return typed[0] if len(typed) == 1 else typed
+    meta = flag_fields()[field_name].metadata
+    if meta["kind"] == "bool":
+        text = values[0].lower() if values else "true"
+        if text not in TEXT_OF_BOOL:
+            raise UserError(f"--{name} {text}: expected true or false")
+        return TEXT_OF_BOOL[text]
+    if not values or values[0] == "":
+        raise UserError(f"--{name} needs a value: {meta['help']}")
+    value = KINDS[meta["kind"]](name, values[0])
+    if meta["choices"] and value not in meta["choices"]:
+        near = difflib.get_close_matches(str(value), meta["choices"], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"--{name} {value}: expected one of {', '.join(meta['choices'])}{hint}")
+    return value
+
+
+def scalar(text: str) -> Any:
+    if text.startswith("{"):
+        try:
+            return json.dumps(json.loads(text), sort_keys=True)  # one way to write it
+        except ValueError:
+            return text
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for convert in (int, float):
+        try:
+            value = convert(text)
+        except ValueError:
+            continue
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+    return text
+
+
+def _whole(name: str, text: str, least: int, most: int | None = None) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise UserError(f"--{name} {text}: expected a whole number") from None
+    if value < least:
+        raise UserError(f"--{name} {text}: must be at least {least}")
+    if most is not None and value > most:
+        raise UserError(f"--{name} {text}: must be at most {most}")
+    return value
+
+
+def _real(name: str, text: str, above: float, below: float, meaning: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"--{name} {text}: expected a number") from None
+    if not above <= value < below or (meaning == "above 0" and value == 0):
+        raise UserError(f"--{name} {text}: must be {meaning}")
+    return value
+
+
+KINDS: dict[str, Any] = {
+    "text": lambda name, text: text,
+    "count": lambda name, text: _whole(name, text, 1),
+    "natural": lambda name, text: _whole(name, text, 0),
+    "seed": lambda name, text: _whole(name, text, 0, 2**32 - 1),
+    "size": lambda name, text: text if text == "all" else _whole(name, text, 1),
+    "positive": lambda name, text: _real(name, text, 0.0, float("inf"), "above 0"),
+    "rate": lambda name, text: _real(name, text, 0.0, 100.0, "at least 0 and below 100"),
+    "share": lambda name, text: _real(name, text, 0.0, 1.0, "at least 0 and below 1"),
+}
+
+
+# ----
+# --help: our flags in groups, then the Trainer's, then those that are refused.
+
+
+def names_of(script: str) -> dict[str, str]:
+    """Every way to write one of our flags in this script -> the field's name."""
+    return {
+        alias: name
+        for name, f in flag_fields().items()
+        if f.metadata["script"] in ("", script)
+        for alias in (name, *f.metadata["names"])
+    }
+
+
+def help_text(script: str) -> str:
+    """Our flags first, in groups, each with its default; then the Trainer's."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
+    out = [
+        f"usage: python {script}.py [settings.yaml] [flags]",
+        f"       torchrun --standalone --nproc_per_node=2 {script}.py [flags]",
+        "",
+        f"Fine-tune {'a text' if script == 'bert' else 'an image'} classifier and record what it "
+        f"cost. Try: python {script}.py --tiny",
+    ]
+    group = ""
+    for name, f in flag_fields().items():
+        meta = f.metadata
+        if meta["script"] not in ("", script):
+            continue
+        if meta["group"] != group:
+            group = meta["group"]
+            out += ["", f"{group}:"]
+        names = ", ".join(f"--{n}" for n in (name, *(n for n in meta["names"] if len(n) == 1)))
+        default = "" if f.default is None or meta["kind"] == "bool" else f" ({number(f.default)})"
+        choices = f" [{'|'.join(meta['choices'])}]" if meta["choices"] else ""
+        out += _entry(names, meta["help"] + choices + default, width)
+        if name == "strategy":
+            for strategy in STRATEGIES.values():
+                text = f"{strategy.name}: {strategy.what}; exchanges {strategy.exchanges}"
+                out += _entry("", text, width)
+    out += ["", "Printing:"]
+    out += _entry("--print_settings", "print the resolved settings and stop", width)
+    out += _entry("--list_models", "print the architectures that need no download and stop", width)
+    out += _entry("--help, -h", "print this and stop", width)
+    out += [
+        "",
+        "Flags of transformers.TrainingArguments, passed through to the Trainer:",
+    ]
+    for name, (default, text) in sorted(trainer_flags().items()):
+        if name not in REFUSED and name not in names_of(script):
+            out += _entry(f"--{name}", text + (f" ({default})" if default else ""), width)
+    out += ["", "Refused, because they would falsify a comparison:"]
+    for name, reason in REFUSED.items():
+        if name in trainer_flags():
+            out += _entry(f"--{name}", reason, width)
+    return "\n".join(out)
+
+
+def _entry(names: str, text: str, width: int) -> list[str]:
+    indent = 28
+    lines = textwrap.wrap(text, width - indent) or [""]
+    head = f"  {names}"
+    if len(head) >= indent - 1:
+        return [head, *(" " * indent + line for line in lines)]
+    return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
+
+
+# ----
+# The command line, generated from Settings: parse, to_argv and --help.
+#
+# Written by hand rather than with argparse because three kinds of flags meet here: ours, the
+# Trainer's (passed through) and those of the Trainer that would falsify a comparison (refused), and
+# because a mistake is to be answered in one line that names the nearest flag.
+
+
+def parse(
+    script: str,
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from a command line, checked against the world that runs it; UserError if wrong."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    environ = os.environ if environ is None else environ
+    given = {**_from_file(script, argv), **_from_argv(script, argv)}
+    return place(resolve(bare(script, given)), world_of(environ))
+
+
+def bare(script: str, given: Mapping[str, Any]) -> Settings:
+    """Settings with nothing but what was given: defaults are not filled in yet."""
+    trainer = tuple(sorted((k, v) for k, v in given.items() if k not in flag_fields()))
+    ours = {k: v for k, v in given.items() if k in flag_fields()}
+    return Settings(script=script, trainer=trainer, **ours)
+
+
+def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
+    """parse() for a script's first lines: --help and mistakes end the process here."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    asked = {a.lstrip("-").replace("-", "_") for a in argv if a.startswith("-")}
+    leader = os.environ.get("RANK", "0") == "0"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()  # a rank does not outlive its launcher
+    try:
+        if asked & {"h", "help"}:
+            raise SystemExit(show(help_text(script), leader))
+        if "list_models" in asked:
+            raise SystemExit(show(listing(script), leader))
+        print_only = "print_settings" in asked
+        settings = parse(script, [a for a in argv if a.replace("-", "_") != "__print_settings"])
+    except UserError as error:
+        refuse(script, error, leader)
+    if print_only:
+        raise SystemExit(show(json.dumps(as_mapping(settings), indent=2), leader))
+    return settings
+
+
+def show(text: str, leader: bool) -> int:
+    if leader:
+        print(text)
+    return 0
+
+
+def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
+    """One clear line and exit code 2; only the first rank speaks."""
+    if leader:
+        print(f"{script}.py: error: {error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
+    raise SystemExit(2) from None
+
+
+def as_mapping(settings: Settings) -> dict[str, Any]:
+    """Settings as they stand in settings.json and as a settings file can give them back."""
+    values = {name: getattr(settings, name) for name in flag_fields()}
+    return {"script": settings.script, **values, "trainer": dict(settings.trainer)}
+
+
+def to_argv(settings: Settings, short: bool = False) -> list[str]:
+    """The command line that parse turns back into exactly these settings.
+
+    Short: without what is a field's default anyway.
+    """
+    argv: list[str] = []
+    for name, f in flag_fields().items():
+        value = getattr(settings, name)
+        if value is None or value is False or (short and value == f.default):
+            continue
+        argv += [f"--{name}"] if value is True else [f"--{name}", number(value)]
+    return argv + trainer_argv(settings)
+
+
+def trainer_argv(settings: Settings) -> list[str]:
+    """The passed-through part, as TrainingArguments' own parser reads it."""
+    argv: list[str] = []
+    for name, value in settings.trainer:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        argv += [
+            f"--{name}",
+            *(json.dumps(v) if isinstance(v, (bool, dict)) else number(v) for v in values),
+        ]
+    return argv
+
+
+def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        position += 1
+        if not word.startswith("--"):
+            if position == 1 and word.endswith((".yaml", ".yml", ".json")):
+                continue
+            raise UserError(f"unexpected {word!r}: flags are written --name value")
+        name, equals, text = word[2:].partition("=")
+        name = name.replace("-", "_")
+        values = [text] if equals else []
+        field_name = field_of(script, name)
+        if not equals:
+            several = field_name is None
+            while position < len(argv) and not argv[position].startswith("--"):
+                values.append(argv[position])
+                position += 1
+                if not several:
+                    break
+        _add(given, name, field_name, values)
+    return given
+
+
+def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
+    """A settings file named first: the same names as the flags, in YAML or JSON."""
+    if not argv or not argv[0].endswith((".yaml", ".yml", ".json")):
+        return {}
+    content = _read_file(Path(argv[0]))
+    written_by = content.pop("script", script)
+    if written_by != script:
+        raise UserError(f"settings file {argv[0]} is for {written_by}.py, not {script}.py")
+    passed = content.pop("trainer", {})
+    if not isinstance(passed, dict):
+        raise UserError(f"settings file {argv[0]}: trainer holds {passed!r}, not names and values")
+    given: dict[str, Any] = {}
+    for name, value in [*content.items(), *passed.items()]:
+        if value in ("", "null", "~"):
+            continue  # not set: the default, whichever script the field belongs to
+        name = str(name).replace("-", "_")
+        field_name = field_of(script, name)
+        values = texts_of(value)
+        if field_name is not None and len(values) != 1:
+            raise UserError(f"settings file {argv[0]}: {name} takes one value, not {values}")
+        _add(given, name, field_name, values)
+    return given
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    import yaml  # the one package beyond the standard library here, and only for such files
+
+    if not path.is_file():
+        raise UserError(f"settings file {path} does not exist")
+    try:
+        # Texts only, as on a command line: YAML would read the set-up 1_1 as the number 11.
+        content = yaml.BaseLoader(path.read_text("utf-8")).get_single_data()
+    except UnicodeDecodeError:
+        raise UserError(f"settings file {path}: not readable as YAML: no UTF-8") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise UserError(f"settings file {path}{line}: not readable as YAML") from None
+    if not isinstance(content, dict):
+        raise UserError(f"settings file {path}: expected lines such as 'lr: 3e-5'")
+    return content
+
+
+def _add(given: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:
+    key = field_name or name
+    value = typed(name, field_name, values)
+    if key in given and given[key] != value:
+        raise UserError(
+            f"--{name} {value} contradicts an earlier {given[key]} for the same setting"
+        )
+    given[key] = value
+
+
+# ----
+# A command line whose mistakes are said in one line, as all others are.
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument "))

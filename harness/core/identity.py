@@ -1,0 +1,94 @@
+"""Which run is which: the values that can change a result, and the name made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from harness.core.settings import Settings, flag_fields
+from harness.core.strategies import OF_ONE_STRATEGY, is_off
+
+# Trainer flags that say how a run is shown, published or given up, not what it measures.
+SHOWN_ONLY = (
+    "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "report_to", "run_name",
+    "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "push_to_hub",
+    "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
+    "save_steps", "save_on_each_node", "ddp_timeout",
+)  # fmt: skip
+
+
+# Where no flag says it. A GPU takes more (train/loop/evaluation.py), under the same name: a name
+# is known before the device is, and what is found does not depend on it.
+EVAL_BATCH = 64
+
+
+def number(value: Any) -> str:
+    """One way to write a number, so that 2e-5, 0.00002 and 2E-05 are the same run: 2e-05."""
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+def identity(settings: Settings) -> dict[str, Any]:
+    """Everything that can change the result, and nothing else.
+
+    --tiny only chooses defaults, so it is not part of it: the values that it chose are.
+    """
+    named = {
+        name: getattr(settings, name)
+        for name, f in flag_fields().items()
+        if f.metadata["identity"] and name != "tiny"
+    }
+    if settings.validation_split is None:
+        del named["validation_split"]  # earlier runs, from before it came, keep their names
+    else:
+        # What is tested at the end depends on the weights that are kept until then.
+        named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
+    if settings.elastic_batch == "hold":
+        del named["elastic_batch"]  # likewise
+    named["eval_batch"] = settings.eval_batch or EVAL_BATCH
+    if settings.augment in (None, "none"):
+        del named["augment"]
+    if settings.padding != "batch":
+        del named["padding"]  # likewise: samples, loss and gradient are the same as theirs
+    if settings.exchange == "backend":
+        del named["exchange"]  # likewise
+    # Flags of one strategy are no part of the others; and so those keep their names, too.
+    for name in OF_ONE_STRATEGY:
+        if is_off(named.get(name)):
+            named.pop(name, None)
+    passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
+    return {"script": settings.script, **named, "trainer": passed}
+
+
+def _how(settings: Settings) -> str:
+    """The strategy with what it is mostly told apart by."""
+    parts = [str(settings.strategy)]
+    if settings.compress != "none":
+        parts.append(settings.compress.replace(":", ""))
+    if settings.exchange != "backend":
+        parts.append(settings.exchange)
+    if settings.sync_every is not None:
+        parts.append(f"h{settings.sync_every}")
+    if settings.target_batch is not None:
+        parts.append(f"t{settings.target_batch}")
+    return "-".join(parts)
+
+
+def run_id(settings: Settings) -> str:
+    """A stem for people (never parsed) and a hash of the whole identity."""
+    canonical = json.dumps(identity(settings), sort_keys=True, default=str, separators=(",", ":"))
+    digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
+    model = re.sub(r"[^A-Za-z0-9.]+", "-", str(settings.model).rstrip("/").rsplit("/", 1)[-1])
+    parts = [model, _how(settings), f"b{settings.per_gpu_batch}"]
+    if settings.grad_acc > 1:
+        parts.append(f"acc{settings.grad_acc}")
+    parts += [f"lr{number(settings.lr)}", f"e{settings.epochs}", f"s{settings.seed}"]
+    if settings.precision != "fp32":
+        parts.append(settings.precision)
+    if settings.repeat > 1:
+        parts.append(f"r{settings.repeat}")
+    return "_".join([*parts, digest])

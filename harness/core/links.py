@@ -1,0 +1,314 @@
+"""A link between nodes: how long a packet takes one way, how much passes in a second, what is lost.
+
+    none  20ms  200mbit  20ms/200mbit/jitter2ms/loss1%      parts in any order
+    {delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01}
+    rack  continent  home_dsl ...                           see PRESETS
+
+Every number holds for one direction, and both directions are alike. A network whose pairs of nodes
+are not all alike: harness/core/links.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from string import ascii_lowercase as LETTERS
+from typing import Any
+
+from harness.core.identity import number
+from harness.core.settings import UserError
+
+NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"
+
+
+# The unit of each field's text, and what it is worth in the field's own unit.
+PARTS = (
+    (re.compile(f"^{NUMBER}ms$"), "delay_ms", 1.0),
+    (re.compile(f"^{NUMBER}mbit$"), "rate_mbit", 1.0),
+    (re.compile(f"^{NUMBER}gbit$"), "rate_mbit", 1000.0),
+    (re.compile(f"^jitter{NUMBER}ms$"), "jitter_ms", 1.0),
+    (re.compile(f"^loss{NUMBER}$"), "loss", 1.0),
+    (re.compile(f"^loss{NUMBER}%$"), "loss", 0.01),
+)
+
+
+FIELDS = ("delay_ms", "rate_mbit", "jitter_ms", "loss")
+
+
+EXPECTED = (
+    "expected none, 20ms, 200mbit, 20ms/200mbit/jitter2ms/loss1%, "
+    "{delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01} or a name such as rack"
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between any two nodes, where all pairs are alike."""
+
+    delay_ms: float = 0.0  # one way
+    rate_mbit: float | None = None  # None: as fast as it goes
+    jitter_ms: float = 0.0  # the delay lies evenly between delay - jitter and delay + jitter
+    loss: float = 0.0  # share of the packets
+
+    def __str__(self) -> str:
+        parts = [f"{number(self.delay_ms)}ms"] if self.delay_ms else []
+        if self.rate_mbit is not None:
+            parts.append(f"{number(self.rate_mbit)}mbit")
+        if self.jitter_ms:
+            parts.append(f"jitter{number(self.jitter_ms)}ms")
+        if self.loss:
+            parts.append(f"loss{number(self.loss)}")
+        return "/".join(parts) or "none"
+
+    @property
+    def tag(self) -> str:
+        """Third part of a set-up: runs over unlike links are unlike runs."""
+        return str(self).replace("/", "-")
+
+    def between(self, one: int, other: int) -> Link:
+        """The link that packets from one node to another take."""
+        return self if one != other else Link()
+
+    def facts(self, nodes: int) -> dict[str, Any] | list[dict[str, Any]]:
+        """What a record says of it."""
+        return asdict(self)
+
+    def check(self, nodes: int) -> None:
+        """Fits any number of nodes."""
+
+
+# Round numbers of what is usual, not measurements; the link that a run really had is measured
+# with it. Each is the path between two machines of that kind, in both directions.
+PRESETS = {
+    # Gigabit Ethernet through one switch, as under a desk.
+    "lan": Link(0.1, 1000),
+    # Two machines of one rack, 10 Gbit Ethernet.
+    "rack": Link(0.05, 10_000),
+    # Two racks of one data centre, what a virtual machine of middle size gets.
+    "datacenter": Link(0.25, 5000),
+    # Two data centres of one cloud region.
+    "region": Link(1, 2000),
+    # Two regions of one continent: Frankfurt and Madrid, Virginia and Oregon are 15 to 35 ms.
+    "continent": Link(20, 1000),
+    # Europe and the east coast of North America.
+    "transatlantic": Link(40, 500),
+    # Half around the world: Europe and Australia.
+    "worldwide": Link(140, 200),
+    # Two homes on glass fibre.
+    "home_fibre": Link(8, 200, 0.5),
+    # Two homes on VDSL: the uplink of either is what both have.
+    "home_dsl": Link(20, 40, 3),
+    # Two laptops on one wireless access point, after its own repeats.
+    "wifi": Link(2, 200, 1.5, 0.001),
+    # Two machines behind mobile phones, LTE uplink.
+    "mobile": Link(30, 20, 10, 0.005),
+}
+
+
+def plain_link(value: Any) -> Link:
+    """A link from its text, its name or its mapping; UserError if wrong."""
+    if isinstance(value, dict):
+        if unknown := [name for name in value if name not in FIELDS]:
+            raise UserError(f"link {unknown[0]}: {EXPECTED}")
+        given = {name: (text, 1.0) for name, text in value.items()}
+    else:
+        text = str(value).strip().lower().replace(" ", "")
+        if text in PRESETS or text == "none":
+            return PRESETS.get(text, Link())
+        given = _parts(value, text)
+    try:
+        link = Link(**{name: _exact(text, worth) for name, (text, worth) in given.items()})
+    except (TypeError, ValueError):
+        raise UserError(f"link {value}: {EXPECTED}") from None
+    if not given or not all(math.isfinite(getattr(link, name) or 0) for name in FIELDS):
+        raise UserError(f"link {value}: {EXPECTED}")
+    _check(value, link)
+    return link
+
+
+def _exact(text: Any, worth: float) -> float:
+    """0.7 % is 0.007, and not what floating point makes of it."""
+    return float(f"{float(text) * worth:.12g}")
+
+
+def _parts(value: Any, text: str) -> dict[str, tuple[str, float]]:
+    given: dict[str, tuple[str, float]] = {}
+    for part in text.split("/"):
+        found = [(name, (m[1], worth)) for regex, name, worth in PARTS if (m := regex.match(part))]
+        if not found:
+            near = difflib.get_close_matches(text, PRESETS, n=1)
+            hint = f"did you mean {near[0]}?" if near else EXPECTED
+            raise UserError(f"link {value}: {hint}")
+        if found[0][0] in given:
+            raise UserError(f"link {value}: {found[0][0]} stands here twice")
+        given.update(found)
+    return given
+
+
+def _check(value: Any, link: Link) -> None:
+    if link.delay_ms < 0 or (link.rate_mbit is not None and link.rate_mbit <= 0):
+        raise UserError(f"link {value}: a delay is 0 or more, a rate above 0")
+    if not 0 <= link.jitter_ms <= link.delay_ms:
+        raise UserError(f"link {value}: a jitter is 0 or more and not above the delay")
+    if not 0 <= link.loss < 1:
+        raise UserError(f"link {value}: a loss is a share, at least 0 and below 1")
+
+
+# ----
+# A network of nodes that are not all equally far from each other.
+#
+# {places: [2, 1], within: rack, between: continent}         two nodes near, one far
+# {places: [2, 2, 1], within: rack, between: continent,
+# pairs: {a-c: home_dsl, b-b: 5ms}}                         places are a, b, c in their order
+# 2+1:within=rack:between=continent:a-b=80ms                 the same in one line
+#
+# The nodes of a set-up are dealt to the places in order. What is not said is as fast as it goes.
+
+KEYS = ("places", "within", "between", "pairs")
+
+
+PLACES = re.compile(r"^[0-9]+(\+[0-9]+)*$")
+
+
+PAIR = re.compile(r"^([a-z])-([a-z])$")
+
+
+EXPECTED_NETWORK = "expected {places: [2, 1], within: rack, between: continent, pairs: {a-b: 80ms}}"
+
+
+LONGEST_TAG = 60  # a folder's name has more parts, and its limits
+
+
+@dataclass(frozen=True)
+class Network:
+    """Nodes in places, and the link of each pair of places that matters, smaller letter first."""
+
+    places: tuple[int, ...]
+    links: tuple[tuple[tuple[int, int], Link], ...]
+
+    def __str__(self) -> str:
+        links = dict(self.links)
+        parts = ["+".join(map(str, self.places))]
+        inside = [link for (one, other), link in self.links if one == other]
+        across = [link for (one, other), link in self.links if one != other]
+        usual = {True: _most_frequent(inside), False: _most_frequent(across)}
+        parts += [f"within={usual[True]}"] if inside else []
+        parts += [f"between={usual[False]}"] if across else []
+        parts += [
+            f"{LETTERS[one]}-{LETTERS[other]}={link}"
+            for (one, other), link in links.items()
+            if link != usual[one == other]
+        ]
+        return ":".join(parts)
+
+    @property
+    def tag(self) -> str:
+        """Third part of a set-up; a long one is cut, and told from others by its digest."""
+        tag = re.sub(r"[^a-z0-9.]+", "-", str(self))
+        if len(tag) <= LONGEST_TAG:
+            return tag
+        digest = hashlib.sha256(str(self).encode()).hexdigest()[:8]
+        return f"{'-'.join(map(str, self.places))[:LONGEST_TAG]}-{digest}"
+
+    def between(self, one: int, other: int) -> Link:
+        """The link that packets from one node to another take."""
+        if one == other:
+            return Link()
+        place = [place for place, nodes in enumerate(self.places) for _ in range(nodes)]
+        pair = sorted((place[one], place[other]))
+        return dict(self.links)[pair[0], pair[1]]
+
+    def facts(self, nodes: int) -> dict[str, Any] | list[dict[str, Any]]:
+        """What a record says of it: pair by pair."""
+        pairs = ((one, other) for one in range(nodes) for other in range(one + 1, nodes))
+        return [{"nodes": [i, j], **asdict(self.between(i, j))} for i, j in pairs]
+
+    def check(self, nodes: int) -> None:
+        """UserError if it is the network of another number of nodes."""
+        if sum(self.places) != nodes:
+            raise UserError(
+                f"link {self} has {sum(self.places)} nodes in its places, and the set-up {nodes}"
+            )
+
+
+def link_of(value: Any) -> Link | Network:
+    """A link or a network from the text or the mapping of a sweep file."""
+    if isinstance(value, dict) and set(value) & set(KEYS):
+        return _network(value, value)
+    if isinstance(value, str) and ":" in value:
+        return _network(value, _from_line(value))
+    return plain_link(value)
+
+
+def _from_line(text: str) -> dict[str, Any]:
+    places, *parts = text.lower().replace(" ", "").split(":")
+    found: dict[str, Any] = {"places": places.split("+"), "pairs": {}}
+    for part in parts:
+        name, _, link = part.partition("=")
+        inner = found if name in KEYS else found["pairs"]
+        if name in inner:
+            raise UserError(f"link {text}: {name} stands here twice")
+        inner[name] = link
+    return found
+
+
+def _network(value: Any, given: dict[str, Any]) -> Link | Network:
+    if unknown := [name for name in given if name not in KEYS]:
+        raise UserError(f"link {unknown[0]}: {EXPECTED_NETWORK}")
+    places = _places(value, given.get("places"))
+    named = given.get("pairs") or {}
+    if not isinstance(named, dict):
+        raise UserError(f"link {value}: {EXPECTED_NETWORK}")
+    usual = {True: plain_link(given.get("within", "none")),
+             False: plain_link(given.get("between", "none"))}  # fmt: skip
+    links = {pair: usual[pair[0] == pair[1]] for pair in _pairs(places)}
+    said: set[tuple[int, int]] = set()
+    for name, text in named.items():
+        pair = _pair(value, str(name), places)
+        if pair in said:
+            raise UserError(f"link {value}: pair {name} stands here twice")
+        said.add(pair)
+        links[pair] = plain_link(text)
+    # Where all pairs are alike it is a plain link, however it was written: one and the same run.
+    if len(set(links.values())) == 1:
+        return next(iter(links.values()))
+    return Network(places, tuple(sorted(links.items(), key=lambda item: item[0])))
+
+
+def _places(value: Any, given: Any) -> tuple[int, ...]:
+    text = "+".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+    if not PLACES.match(text):
+        raise UserError(f"link {value}: {EXPECTED_NETWORK}")
+    places = tuple(int(nodes) for nodes in text.split("+"))
+    if min(places) < 1 or sum(places) < 2 or len(places) > len(LETTERS):
+        raise UserError(
+            f"link {value}: a network has 1 to {len(LETTERS)} places of at least one node each, "
+            "and two nodes or more"
+        )
+    return places
+
+
+def _pairs(places: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Of places whose nodes really have a link: a node alone has none within its place."""
+    for one, nodes in enumerate(places):
+        for other in range(one, len(places)):
+            if one != other or nodes > 1:
+                yield one, other
+
+
+def _pair(value: Any, name: str, places: tuple[int, ...]) -> tuple[int, int]:
+    match = PAIR.match(name.strip().lower())
+    pair = sorted(LETTERS.index(letter) for letter in match.groups()) if match else []
+    if not pair or (pair[0], pair[1]) not in set(_pairs(places)):
+        known = ", ".join(f"{LETTERS[one]}-{LETTERS[other]}" for one, other in _pairs(places))
+        raise UserError(f"link {value}: no pair of places {name}: there are {known}")
+    return pair[0], pair[1]
+
+
+def _most_frequent(links: list[Link]) -> Link:
+    """The first of them, if several are."""
+    return max(links, key=links.count) if links else Link()

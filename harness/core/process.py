@@ -1,0 +1,77 @@
+"""A process that ends when the one that started it ends, even by kill -9.
+
+    python -m harness.core.process PID COMMAND...    becomes COMMAND, and ends with process PID
+    python -m harness.core.process - COMMAND...      runs COMMAND; asks it to end at end of input
+
+Without it the ranks of a killed launcher train on, hold the GPUs and disturb the next measurement.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+GRACE_S = 20.0  # to record and end when asked to
+
+
+SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
+PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """From now on; at once if `parent` was to be the parent and is not any more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+        if parent is not None and os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        watch = threading.Thread(target=end_when_orphaned, args=(parent or os.getppid(),))
+        watch.daemon = True
+        watch.start()
+
+
+def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
+    """Where the kernel does not do it: look now and then whether the parent is still the parent."""
+    while os.getppid() == parent:
+        time.sleep(every_s)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_while_connected(command: list[str]) -> int:
+    """Its exit code. Where signals do not reach, as over ssh, closing the input says it."""
+    end_with_parent()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "harness.core.process", str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+    )
+
+    def listen() -> None:
+        os.read(0, 1)
+        child.terminate()
+        try:
+            child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+
+    threading.Thread(target=listen, daemon=True).start()
+    return code if (code := child.wait()) >= 0 else 128 - code
+
+
+def main(argv: list[str]) -> None:
+    parent, *command = argv
+    if parent == "-":
+        sys.exit(run_while_connected(command))
+    if sys.platform == "linux":
+        end_with_parent(int(parent))  # stays through exec
+    os.execvp(command[0], command)  # noqa: S606 - a list of words, no shell
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

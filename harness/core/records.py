@@ -1,0 +1,190 @@
+"""The records on disk: one folder a run, plain JSON, appended and flushed as the run goes.
+
+    <output_dir>/<bert|vit>/<setup>/<run_id>/
+        settings.json      every setting, defaults included
+        environment.json   machine, versions, commit, command, what was checked at the start
+        attempts.jsonl     one row each time the run was started, one each time it ended
+        epochs.jsonl       one row an epoch
+        ranks/             what differs between ranks: one row an epoch in rank_<r>.jsonl
+        telemetry/         every reading of devices and nodes, in node_<n>.jsonl
+        summary.json       written last, by rename: its presence means that the run has an outcome
+
+What each field means stands in outputs/README.md. Nothing is read back from a log or a file name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Raised whenever a definition in outputs/README.md changes: unequal versions are not compared.
+SCHEMA = 1
+
+
+FINISHED = "finished"
+
+
+# What else can become of a run. Each is a result and stands in tables as a row.
+FAILURES = ("oom", "diverged", "timeout", "interrupted", "failed")
+
+
+# What multiprocessing says of a process whose fork server is gone: it has ended with it.
+SERVER_KILLED = 255
+
+
+# A folder whose name ends so holds an earlier record that --rerun set aside.
+ASIDE = ".earlier-"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The one place that knows the file names."""
+
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.path / "settings.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def epochs(self) -> Path:
+        return self.path / "epochs.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def progress(self) -> Path:
+        return self.path / "progress.json"
+
+    def telemetry(self, node: int) -> Path:
+        return self.path / "telemetry" / f"node_{node}.jsonl"
+
+    def rank(self, rank: int) -> Path:
+        return self.path / "ranks" / f"rank_{rank}.jsonl"
+
+    def failure(self, rank: int) -> Path:
+        return self.path / "ranks" / f"failure_{rank}.json"
+
+    def lock(self, by: str) -> Path:
+        """What keeps two of a kind (run: processes, claim: runners of sweeps) from one run.
+
+        Beside the folder, which may be moved aside while the lock is held.
+        """
+        return self.path.parent / ".locks" / f"{self.path.name}.{by}"
+
+    def outcome(self) -> str | None:
+        """What became of the run; None while it has no outcome."""
+        found = read_json(self.summary)
+        return None if found is None else str(found.get("outcome"))
+
+    def set_aside(self) -> Path:
+        """Move the whole folder out of the way, so that a new record can stand in its place."""
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}{ASIDE}{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN: what is not a number is unknown, and unknown is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
+    """Whole or not at all: a reader never sees half a file. Durable: on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(plain(content), file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The content, or None where there is no such file or it is not readable as JSON."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """One row, on disk when this returns.
+
+    A row that a killed process left half-written has no line end; the new row starts a line of
+    its own after it, so that only the broken one is lost.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(plain(row), allow_nan=False) + "\n"
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
+        file.write(line.encode("utf-8"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """(rows, number of lines that are not readable); no file is no rows."""
+    rows: list[dict[str, Any]] = []
+    broken = 0
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except OSError:
+        return rows, broken
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            broken += 1
+    return rows, broken
+
+
+def log_of(log: Path, rank: int) -> Path:
+    """What a rank of a sweep's run prints; rank 0 has the file of the run itself."""
+    return log if rank == 0 else log.with_name(f"{log.stem}_rank{rank}{log.suffix}")
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """Every run at or below a folder, in a stable order, without those set aside."""
+    found = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = sorted(d for d in inner if ASIDE not in d and not d.startswith("."))
+        if "settings.json" in files:
+            found.append(RunFolder(Path(folder)))
+            inner.clear()
+    return found

@@ -1,0 +1,345 @@
+"""One experiment as one flat, frozen value: what is trained, on what, how, and where it is written.
+
+The command line is generated from these fields (core/command_line.py). Every field that can change
+the result takes part in the run's identity; where the run is written and how it is shown do not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+class UserError(ValueError):
+    """A mistake that the person at the keyboard can mend: shown as one line, exit code 2."""
+
+
+def flag(
+    default: Any,
+    kind: str,
+    group: str,
+    help: str,
+    *,
+    names: tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    script: str = "",
+    identity: bool = True,
+) -> Any:
+    """A field with what its flag needs: kind of value, group in --help, other names."""
+    return field(default=default, metadata={
+        "kind": kind, "group": group, "help": help, "names": names, "choices": choices,
+        "script": script, "identity": identity,
+    })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """None means: take the script's default, or derive it (see resolve)."""
+
+    script: str
+    # What is trained
+    model: str | None = flag(
+        None, "text", "Model",
+        "Hub name, local folder, or an architecture with random weights (--list_models)",
+        names=("model_name_or_path",),
+    )  # fmt: skip
+    from_scratch: bool = flag(
+        False, "bool", "Model", "random weights for any model; only its configuration is loaded"
+    )
+    dropout: float | None = flag(
+        None, "share", "Model",
+        "set every dropout rate of the model, 0 to below 1 (the model's own)",
+    )  # fmt: skip
+    max_length: int | None = flag(
+        None, "count", "Model", "longest text, in tokens; longer ones are cut (512)", script="bert"
+    )
+    image_size: int | None = flag(
+        None, "count", "Model",
+        "side of the square images, in pixels (the model's own)", script="vit",
+    )  # fmt: skip
+    batchnorm: str = flag(
+        "local", "text", "Model",
+        "BatchNorm over several processes: statistics of each process's batch, averaged before "
+        "evaluation, or of the whole batch (GPU)",
+        choices=("local", "sync"),
+    )  # fmt: skip
+    trust_remote_code: bool = flag(
+        False, "bool", "Model",
+        "run the code that a Hub repository brings; off unless you turn it on",
+    )  # fmt: skip
+    # Data
+    dataset: str | None = flag(
+        None, "text", "Data",
+        "Hub name, local folder or file (csv, json, parquet, image folder), or embedded:english, "
+        "embedded:digits",
+        names=("dataset_name",),
+    )  # fmt: skip
+    dataset_config: str | None = flag(
+        None, "text", "Data", "configuration of the dataset, where it has several",
+        names=("dataset_config_name",),
+    )  # fmt: skip
+    text_column: str | None = flag(
+        None, "text", "Data",
+        "column of the text, or two for a pair: premise,hypothesis", script="bert",
+    )  # fmt: skip
+    image_column: str | None = flag(None, "text", "Data", "column of the image", script="vit")
+    label_column: str | None = flag(None, "text", "Data", "column of the class")
+    train_size: int | str | None = flag(
+        None, "size", "Data", "training samples drawn from the data, or all (8000)",
+        names=("max_train_samples",),
+    )  # fmt: skip
+    test_size: int | str | None = flag(
+        None, "size", "Data", "test samples drawn from the data, or all (2000)",
+        names=("max_eval_samples",),
+    )  # fmt: skip
+    test_split: str | None = flag(
+        None, "text", "Data",
+        "name of the split to test on, or a share such as 0.2 of the training split to hold out "
+        "(the split called test, else validation, else 0.2)",
+    )  # fmt: skip
+    validation_split: str | None = flag(
+        None, "text", "Data",
+        "evaluate each epoch, and choose the best one, on a validation set; the test set is used "
+        "once, at the end, on the weights of the best epoch with --save best, else of the last "
+        "one. A name takes that whole split. A share such as 0.1 holds out training samples, and "
+        "--train_size counts those that are left for training: 9000 and 0.1 draw 1000 more (none: "
+        "each epoch is evaluated on the test set)",
+    )  # fmt: skip
+    data_seed: int = flag(
+        0, "seed", "Data",
+        "draws the subset and the split: the same samples on every rank, for every --seed",
+    )  # fmt: skip
+    tail: str = flag(
+        "cut", "text", "Data",
+        "training samples that do not fill a whole effective batch: cut leaves them out, "
+        "pad feeds some samples twice",
+        choices=("cut", "pad"),
+    )  # fmt: skip
+    augment: str | None = flag(
+        None, "text", "Data",
+        "training images in another version each epoch: mirrored or not, or also shifted by up to "
+        "an eighth of the side; drawn from --seed, epoch and sample (none)",
+        choices=("none", "flip", "crop_flip"), script="vit",
+    )  # fmt: skip
+    tiny: bool = flag(
+        False, "bool", "Data",
+        "laptop size: small model, embedded data, no network; other flags still win",
+    )  # fmt: skip
+    # Training
+    per_gpu_batch: int | None = flag(
+        None, "count", "Training", "samples per process and forward pass (16)",
+        names=("b", "per_device_train_batch_size"),
+    )  # fmt: skip
+    grad_acc: int = flag(
+        1, "count", "Training", "forward passes per update", names=("gradient_accumulation_steps",)
+    )
+    epochs: int | None = flag(
+        None, "count", "Training", "passes over the training set (3)", names=("num_train_epochs",)
+    )
+    lr: float | None = flag(
+        None, "positive", "Training", "peak learning rate (2e-05)", names=("learning_rate",)
+    )
+    seed: int = flag(42, "seed", "Training", "weights of the head, order of the samples, dropout")
+    precision: str = flag(
+        "fp32", "text", "Training", "number format of the computation",
+        choices=("fp32", "tf32", "bf16", "fp16"),
+    )  # fmt: skip
+    rank_dropout: str = flag(
+        "own", "text", "Training",
+        "dropout masks of several processes: each its own, or all the same",
+        choices=("own", "same"),
+    )  # fmt: skip
+    padding: str | None = flag(
+        None, "text", "Training",
+        "texts of a batch: auto computes as little padding as model and device allow, with the "
+        "same loss and gradient up to rounding; batch pads all to the longest one (auto)",
+        choices=("auto", "batch"), script="bert",
+    )  # fmt: skip
+    eval_batch: int | None = flag(
+        None, "count", "Training",
+        "samples per process and forward pass in evaluation (64; on a GPU up to 512)",
+        names=("per_device_eval_batch_size",),
+    )  # fmt: skip
+    # Distribution
+    strategy: str | None = flag(
+        None, "text", "Distribution",
+        "how the training is spread (ddp for more than one process, else single)",
+        choices=("single", "dp", "ddp", "fsdp", "local_sgd", "diloco", "hivemind"),
+    )  # fmt: skip
+    setup: str | None = flag(
+        None, "text", "Distribution",
+        "N_M: N nodes of M processes, checked against what runs; a third part is a free tag "
+        "(2_1_P100far)",
+    )  # fmt: skip
+    fsdp_shard: str = flag(
+        "full", "text", "Distribution",
+        "what fsdp splits over the processes: everything, or gradients and optimizer only",
+        choices=("full", "grads"),
+    )  # fmt: skip
+    fsdp_offload: bool = flag(
+        False, "bool", "Distribution", "fsdp keeps its shards in CPU memory (GPU)"
+    )
+    elastic_batch: str = flag(
+        "hold", "text", "Distribution",
+        "effective batch on other nodes than those of the set-up (torchrun --nnodes=1:4 "
+        "--max_restarts=3): hold it, by accumulation, or scale it with the processes",
+        choices=("hold", "scale"),
+    )  # fmt: skip
+    compress: str = flag(
+        "none", "text", "Slow links",
+        "make what is sent smaller: bf16, fp16 or powersgd[:rank] (rank 1) for ddp, "
+        "bf16 or int8 for diloco, fp16 or int8 for hivemind",
+    )  # fmt: skip
+    exchange: str = flag(
+        "backend", "text", "Slow links",
+        "who adds up what ddp, local_sgd and diloco send: the backend, or each part goes straight "
+        "to the process that adds it, in one delay or two (gloo)", choices=("backend", "direct"),
+    )  # fmt: skip
+    sync_every: int | None = flag(
+        None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"
+    )
+    sync_scope: str | None = flag(
+        None, "text", "Slow links",
+        "who trains apart between two exchanges: every node, whose processes share gradients at "
+        "each update, or every rank (node)",
+        choices=("node", "rank"),
+    )  # fmt: skip
+    outer_lr: float | None = flag(
+        None, "positive", "Slow links", "diloco's learning rate for the averaged deltas (0.7)"
+    )
+    outer_momentum: float | None = flag(
+        None, "share", "Slow links", "diloco's Nesterov momentum, 0 for none (0.9)"
+    )
+    fragments: int | None = flag(
+        None, "count", "Slow links",
+        "parts of the model that diloco exchanges one after the other, evenly over sync_every "
+        "updates (1)",
+    )  # fmt: skip
+    overlap: int | None = flag(
+        None, "natural", "Slow links",
+        "updates that diloco makes while an exchange is on its way (0: it waits)",
+    )  # fmt: skip
+    target_batch: int | None = flag(
+        None, "count", "Slow links",
+        "samples of all hivemind peers together that make an update (the set-up's effective batch)",
+    )  # fmt: skip
+    local_updates: bool = flag(
+        False, "bool", "Slow links",
+        "hivemind peers update by themselves and average their weights every target_batch samples",
+    )  # fmt: skip
+    initial_peers: str | None = flag(
+        None, "text", "Slow links",
+        "addresses of a hivemind run to join, with commas; a run prints them when it starts "
+        "(the variable INITIAL_PEERS)",
+        identity=False,
+    )  # fmt: skip
+    # Running
+    repeat: int = flag(
+        1, "count", "Running",
+        "number of the measurement: 2 measures the same settings once more (--run, but torchrun "
+        "takes that for one of its own)",
+        names=("run",),
+    )  # fmt: skip
+    num_workers: int = flag(
+        0, "natural", "Running",
+        "processes that load data, per process", names=("dataloader_num_workers",),
+    )  # fmt: skip
+    log_every: int = flag(
+        50, "count", "Running", "updates between log entries", names=("logging_steps",)
+    )
+    telemetry_hz: float = flag(
+        1.0, "rate", "Running",
+        "how often a process of its own looks at devices and nodes, in times a second; 0: never",
+        identity=False,
+    )  # fmt: skip
+    peak_tflops: float | None = flag(
+        None, "positive", "Running",
+        "what one device can do at most in this number format, dense, in 10^12 operations a "
+        "second, for mfu (a table of makers' figures; unknown on a CPU)",
+        identity=False,
+    )  # fmt: skip
+    comm_probe: str = flag(
+        "auto", "text", "Running",
+        "what exchanging adds to a step, measured once by a few passes with it and without, of ddp "
+        "and fsdp: auto or off",
+        choices=("auto", "off"), identity=False,
+    )  # fmt: skip
+    save: str = flag(
+        "last", "text", "Running",
+        "checkpoints after each epoch, from which a broken-off run goes on: none, the last, "
+        "or the last and the best",
+        choices=("none", "last", "best"), identity=False,
+    )  # fmt: skip
+    best_metric: str = flag(
+        "accuracy", "text", "Running", "what the best epoch is chosen by",
+        names=("metric_for_best_model",), identity=False,
+        choices=("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss"),
+    )  # fmt: skip
+    output_dir: str = flag(
+        "outputs", "text", "Running", "folder of the records", names=("o",), identity=False
+    )
+    rerun: bool = flag(
+        False, "bool", "Running", "run again although finished; the old record is kept aside",
+        identity=False,
+    )  # fmt: skip
+    # Flags of transformers' TrainingArguments, passed through: ((name, value), ...), sorted.
+    trainer: tuple[tuple[str, Any], ...] = ()
+
+
+SETUP = re.compile(r"^(\d+)_(\d+)(?:_([A-Za-z0-9.-]+))?$")
+
+
+def flag_fields() -> dict[str, Any]:
+    """The fields that are flags, by name, in order."""
+    return {f.name: f for f in fields(Settings) if "kind" in f.metadata}
+
+
+def share_of(split: str) -> float | None:
+    """The share that a split is, such as 0.2; None for the name of one."""
+    try:
+        share = float(split)
+    except ValueError:
+        return None
+    return share if 0 < share < 1 else None
+
+
+def parse_setup(setup: str) -> tuple[int, int, str]:
+    """(nodes, processes a node, tag) of a set-up such as 2_1_P100far."""
+    match = SETUP.match(setup)
+    if not match or int(match[1]) < 1 or int(match[2]) < 1:
+        raise UserError(
+            f"--setup {setup}: expected N_M or N_M_tag (N nodes of M processes), for example 1_4"
+        )
+    return int(match[1]), int(match[2]), match[3] or ""
+
+
+# ----
+# What a script takes where no flag says otherwise.
+
+# The data and sizes are those of the published experiments that the sweeps in experiments/ repeat;
+# --tiny replaces them by laptop sizes.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "bert": {
+        "model": "google-bert/bert-base-uncased", "dataset": "fancyzhx/ag_news",
+        "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
+        "max_length": 512, "padding": "auto",
+    },
+    "vit": {
+        "model": "google/vit-base-patch16-224-in21k", "dataset": "ethz/food101",
+        "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
+    },
+}  # fmt: skip
+
+
+TINY: dict[str, dict[str, Any]] = {
+    "bert": {
+        "model": "bert-nano", "dataset": "embedded:english", "train_size": "all",
+        "test_size": "all", "per_gpu_batch": 32, "epochs": 4, "lr": 3e-3, "max_length": 48,
+        "padding": "auto",
+    },
+    "vit": {
+        "model": "vit-nano", "dataset": "embedded:digits", "train_size": "all",
+        "test_size": "all", "per_gpu_batch": 32, "epochs": 12, "lr": 1.5e-3,
+    },
+}  # fmt: skip

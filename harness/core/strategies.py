@@ -1,0 +1,129 @@
+"""The ways to spread one training over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.settings import Settings
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a strategy is, in the words that launching, training and reading share."""
+
+    name: str
+    what: str
+    exchanges: str  # what goes over the wire, and when
+    processes: str  # one | many | peers (many that need no launcher: they find each other)
+    needs_gpu: bool = False
+    compress: tuple[str, ...] = ()  # ways to make what it sends smaller, beside none
+    direct: bool = False  # its parts may go straight to those who add them (--exchange)
+    # Its own flags, with their defaults; None: see place().
+    own: Mapping[str, Any] = field(default_factory=dict)
+    apart: bool = False  # weights differ between processes from one exchange to the next
+
+
+STRATEGIES = {
+    "single": Strategy("single", "one process on one device", "nothing", "one"),
+    "dp": Strategy(
+        "dp",
+        "nn.DataParallel: one process, the batch split over the GPUs of one machine",
+        "weights and outputs, every step",
+        "one",
+        needs_gpu=True,
+    ),
+    "ddp": Strategy(
+        "ddp",
+        "DistributedDataParallel: a whole model per process",
+        "gradients, every step, while the backward pass runs",
+        "many",
+        compress=("bf16", "fp16", "powersgd"),
+        direct=True,
+    ),
+    "fsdp": Strategy(
+        "fsdp",
+        "fully_shard (FSDP2): weights, gradients and optimizer split over the processes",
+        "weights before, gradients after use, every step",
+        "many",
+    ),
+    "local_sgd": Strategy(
+        "local_sgd",
+        "nodes (or ranks) train apart, and their weights are averaged every sync_every updates",
+        "weights, every sync_every updates",
+        "many",
+        direct=True,
+        own={"sync_every": 10, "sync_scope": "node"},
+        apart=True,
+    ),
+    "diloco": Strategy(
+        "diloco",
+        "nodes (or ranks) train apart; every sync_every updates an outer Nesterov step is made "
+        "with the average of what they changed",
+        "what changed, every sync_every updates",
+        "many",
+        compress=("bf16", "int8"),
+        direct=True,
+        own={
+            "sync_every": 10, "sync_scope": "node", "outer_lr": 0.7, "outer_momentum": 0.9,
+            "fragments": 1, "overlap": 0,
+        },
+        apart=True,
+    ),
+    "hivemind": Strategy(
+        "hivemind",
+        "peers that come and go, over the internet; together they fill one batch",
+        "gradients, every target_batch samples of all peers",
+        "peers",
+        compress=("fp16", "int8"),
+        own={"target_batch": None, "local_updates": False, "initial_peers": None},
+    ),
+}  # fmt: skip
+
+
+# Flags that mean something with some strategies only.
+OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
+
+
+def is_off(value: Any) -> bool:
+    """What a flag of a strategy says where it is not used; a momentum of 0 is used."""
+    return value is None or value is False or value == "none"
+
+
+def is_apart(settings: Settings) -> bool:
+    """Whether weights differ between processes from one exchange to the next."""
+    return STRATEGIES[settings.strategy or "single"].apart
+
+
+def why_not_elastic(settings: Settings) -> str | None:
+    """Why the processes of a run cannot be started again in another number; None if they can."""
+    strategy = STRATEGIES.get(settings.strategy or "ddp")
+    assert strategy is not None
+    if strategy.apart:
+        return (
+            f"--strategy {strategy.name} does not go with --max_restarts: no process can take over "
+            "what another trained apart"
+        )
+    if strategy.processes == "peers":
+        return (
+            f"--strategy {strategy.name} does not need --max_restarts: its peers come and go by "
+            "themselves"
+        )
+    return None
+
+
+def why_a_gpu(settings: Settings) -> str | None:
+    """What of these settings a machine without a GPU cannot do; None if it can do all."""
+    strategy = settings.strategy
+    if strategy is not None and STRATEGIES[strategy].needs_gpu:
+        return f"--strategy {strategy} needs a GPU and this machine shows none"
+    if settings.precision == "fp16":
+        return "--precision fp16 needs a GPU: on a CPU it would silently run in fp32"
+    if settings.precision == "tf32":
+        return "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"
+    if settings.batchnorm == "sync":
+        return "--batchnorm sync needs GPUs: torch has no synchronised BatchNorm on a CPU"
+    if settings.fsdp_offload:
+        return "--fsdp_offload needs a GPU: on a CPU the shards are in CPU memory already"
+    return None

@@ -1,0 +1,125 @@
+"""The processes that a launcher made: how many, where this one stands, and the effective batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from harness.core.settings import Settings, UserError, parse_setup
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that a launcher started; one process where none did."""
+
+    nodes: int = 1
+    per_node: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    launched: bool = False  # by torchrun or something that sets the same variables
+    elastic: bool = False  # torchrun may go on with other nodes
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.per_node
+
+
+def world_of(environ: Mapping[str, str]) -> World:
+    """Read the variables that torchrun and accelerate set for each process."""
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return World()
+    size = int(environ["WORLD_SIZE"])
+    per_node = int(environ.get("LOCAL_WORLD_SIZE", size))
+    if size % per_node:
+        raise UserError(
+            f"{size} processes over nodes of {per_node}: start the same number on every node"
+        )
+    return World(
+        nodes=max(size // per_node, 1),
+        per_node=per_node,
+        rank=int(environ["RANK"]),
+        local_rank=int(environ.get("LOCAL_RANK", 0)),
+        launched=True,
+        elastic=is_elastic(environ),
+    )
+
+
+# ----
+# Runs whose processes may come and go: torchrun --nnodes=1:4 --max_restarts=3.
+#
+# The set-up names what was asked for, and with it the effective batch, the training set and the
+# schedule. What runs at a time may be less; how it makes the same updates is decided here.
+
+# How long a process waits for its peers once training has begun: a node that is cut off the network
+# sends nothing, not even an end.
+PEERS_WAIT_S = 60
+
+
+def is_elastic(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun starts the processes again when one is lost."""
+    return int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
+
+
+def restarts_left(environ: Mapping[str, str]) -> int:
+    """How often this node's agent may still do so; a node that joins or leaves is not counted."""
+    used = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    return int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) - used
+
+
+def asked_processes(settings: Settings) -> int:
+    nodes, per_node, _ = parse_setup(str(settings.setup))
+    return nodes * per_node
+
+
+def asked_batch(settings: Settings) -> int:
+    """The effective batch of the whole set-up."""
+    return int(settings.per_gpu_batch or 1) * settings.grad_acc * asked_processes(settings)
+
+
+def split(effective_batch: int, per_gpu_batch: int, processes: int) -> tuple[int, int] | None:
+    """(per_gpu_batch, grad_acc) that make this effective batch; None where it cannot be shared.
+
+    No process gets more samples at a time than was asked for: its memory may not hold them.
+    """
+    share, rest = divmod(effective_batch, processes)
+    if rest:
+        return None
+    fitting = (b for b in range(min(per_gpu_batch, share), 0, -1) if share % b == 0)
+    batch = next(fitting)
+    return batch, share // batch
+
+
+def nodes_that_hold(settings: Settings) -> list[int]:
+    """The numbers of nodes, up to those of the set-up, that can make its effective batch."""
+    nodes, per_node, _ = parse_setup(str(settings.setup))
+    return [n for n in range(1, nodes + 1) if asked_batch(settings) % (n * per_node) == 0]
+
+
+def for_world(settings: Settings, processes: int) -> Settings:
+    """The settings with the batch and accumulation that so many processes train with."""
+    if settings.elastic_batch == "scale" or processes == asked_processes(settings):
+        return settings
+    found = split(asked_batch(settings), settings.per_gpu_batch or 1, processes)
+    if found is None:
+        raise UserError(
+            f"{processes} processes cannot share the effective batch of {asked_batch(settings)} "
+            f"that --setup {settings.setup} has: {_numbers(nodes_that_hold(settings))} node(s) "
+            "can; --elastic_batch scale lets it change with the processes"
+        )
+    return replace(settings, per_gpu_batch=found[0], grad_acc=found[1])
+
+
+def warning(settings: Settings) -> str | None:
+    """What a person should know before a node is lost, not after."""
+    nodes, _, _ = parse_setup(str(settings.setup))
+    holding = nodes_that_hold(settings)
+    if settings.elastic_batch == "scale" or len(holding) == nodes:
+        return None
+    return (
+        f"the effective batch of {asked_batch(settings)} can be held on {_numbers(holding)} of "
+        f"{nodes} nodes; on another number the run ends, unless --elastic_batch scale"
+    )
+
+
+def _numbers(found: list[int]) -> str:
+    return ", ".join(str(n) for n in found)

@@ -1,0 +1,138 @@
+"""python -m harness nodes N -- COMMAND: a command on each of N emulated nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from harness.core.links import link_of
+from harness.core.settings import UserError
+from harness.launch.launcher import Node
+from harness.launch.netns.emulation import EmulatedNodes
+from harness.launch.netns.place import nodes_of
+from harness.launch.plan import PORT
+from harness.launch.sweep import Parser, whole
+
+GRACE_S = 20.0  # for the other nodes to end when one has failed
+
+
+def main(argv: list[str]) -> int:
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    words, command = argv, []
+    if "--" in argv:
+        at = argv.index("--")
+        words, command = argv[:at], argv[at + 1 :]
+    try:
+        asked = _parser().parse_args(words)
+        with EmulatedNodes.open(asked.nodes, link_of(asked.link)) as emulated:
+            nodes = nodes_of(emulated)
+            return run(nodes, command) if command else show(nodes)
+    except UserError as error:
+        print(f"harness nodes: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run(nodes: list[Node], command: list[str]) -> int:
+    """The command on every node, each line that it prints marked; the first failure ends all."""
+    started = []
+    try:
+        for number in range(len(nodes)):
+            started.append(_start(nodes, number, command))
+        printers = [
+            threading.Thread(target=_print, args=(node.name, process))
+            for node, process in zip(nodes, started, strict=True)
+        ]
+        for printer in printers:
+            printer.start()
+        code = _wait(started)
+        for printer in printers:
+            printer.join(timeout=5)
+        return code
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def show(nodes: list[Node]) -> int:
+    """Nodes to look around in, until Ctrl-C."""
+    for node in nodes:
+        print(f"{node.name}  {node.address}  {' '.join(node.prefix)} bash")
+    print("they end with Ctrl-C", flush=True)
+    while True:
+        time.sleep(3600)
+
+
+def _start(nodes: list[Node], number: int, command: list[str]) -> subprocess.Popen[bytes]:
+    node = nodes[number]
+    # The environment's own torchrun, activated or not.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    if shutil.which(command[0], path=path) is None:
+        raise UserError(f"{command[0]}: no such command")
+    words = [sys.executable, "-m", "harness.core.process", str(os.getpid()), *command]
+    return node.start(
+        words,
+        {
+            "PATH": path,
+            # torchrun takes its flags from these, where the command names none.
+            "PET_NNODES": str(len(nodes)),
+            "PET_NODE_RANK": str(number),
+            "PET_MASTER_ADDR": nodes[0].address,
+            "PET_MASTER_PORT": str(PORT),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
+    """Until all have ended; the exit code of the one that failed first."""
+    code, until = 0, float("inf")
+    while None in (codes := [process.poll() for process in processes]):
+        failed = [found for found in codes if found]
+        if failed and not code:
+            code, until = failed[0], time.monotonic() + GRACE_S
+            for process in processes:
+                process.terminate()
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    code = code or next((p.returncode for p in processes if p.returncode), 0)
+    return 128 - code if code < 0 else code
+
+
+def _print(name: str, process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            sys.stdout.write(f"[{name}] {line.decode(errors='replace')}")
+            sys.stdout.flush()
+    except BrokenPipeError:
+        process.terminate()  # the reader has seen enough, as head does
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m harness nodes",
+        usage="python -m harness nodes N [--link LINK] [-- COMMAND...]",
+        description="Run a command on each of N emulated nodes, or look around in them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("nodes", type=whole, metavar="N", help="how many, from 1")
+    parser.add_argument(
+        "--link", default="none", help="between them: 20ms/200mbit, region, ... (unlimited)"
+    )
+    return parser

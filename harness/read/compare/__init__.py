@@ -1,0 +1,1 @@
+"""Two sets of runs held against each other."""

@@ -1,0 +1,335 @@
+"""What two sides differ by: each measure with its interval, and whether that is more than noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from harness.core.settings import UserError
+from harness.read.compare.comparable import QUALITY, SPEED, TARGET, Verdict, judge
+from harness.read.records.groups import enumerate_equal
+from harness.read.records.selection import Record, Side, command_for_seeds, differing, read_side
+from harness.read.records.sweeps import Target, parse_target
+from harness.read.statistics import Difference, difference, spread
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run, and how it and differences of it are written."""
+
+    name: str
+    title: str
+    kind: str
+    form: str
+    unit: str = ""
+    factor: float = 1.0  # of a difference: shares are told apart in percentage points
+    difference_form: str = "{:+,.3f}"
+    whole_work: bool = False  # comparable only where as many samples were trained on
+
+
+def _share(name: str, title: str) -> Measure:
+    return Measure(name, title, QUALITY, "{:.4f}", "points", 100.0, "{:+.2f}")
+
+
+MEASURES = (
+    _share("accuracy", "accuracy"),
+    _share("f1", "f1"),
+    Measure("eval_loss", "eval loss", QUALITY, "{:.4f}", difference_form="{:+.4f}"),
+    _share("test_accuracy", "test accuracy"),
+    _share("test_f1", "test f1"),
+    Measure("test_loss", "test loss", QUALITY, "{:.4f}", difference_form="{:+.4f}"),
+    Measure("train_samples_per_s", "samples/s", SPEED, "{:,.1f}", "samples/s", 1.0, "{:+,.1f}"),
+    Measure("epoch_time_s", "epoch time", SPEED, "{:,.2f}", "s", whole_work=True),
+    Measure("energy_j", "energy", SPEED, "{:,.0f}", "J", 1.0, "{:+,.1f}", whole_work=True),
+    Measure("joules_per_sample", "energy per sample", SPEED, "{:,.3f}", "J"),
+    Measure("tta_train_s", "training time to target", TARGET, "{:,.2f}", "s"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure on both sides; no difference where a run missed the target."""
+
+    measure: Measure
+    values: tuple[tuple[float, ...], tuple[float, ...]]
+    difference: Difference | None
+    mean: float  # of the first side, of which per cents are
+
+    def percent(self, value: float | None) -> float | None:
+        return None if value is None or self.mean == 0 else 100 * value / self.mean
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The second side less the first."""
+
+    sides: tuple[Side, Side]
+    verdicts: dict[str, Verdict]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+def compare(one: Side, other: Side) -> Comparison:
+    verdicts = judge(one, other)
+    if one.target is None or one.target != other.target:
+        del verdicts[TARGET]  # nobody said what is to be reached
+    rows, notes = [], []
+    for measure in MEASURES:
+        if measure.kind not in verdicts or verdicts[measure.kind].reasons:
+            continue
+        both = [values_of(side, measure) for side in (one, other)]
+        if not all(both):
+            continue
+        if measure.whole_work and (work := _work(one)) != _work(other):
+            notes.append(
+                f"{measure.title} is left out: samples trained on differ "
+                f"({one.name} {work}, {other.name} {_work(other)})"
+            )
+            continue
+        rows.append(_row(measure, both[0], both[1]))
+    return Comparison((one, other), verdicts, tuple(rows), tuple(notes))
+
+
+def _row(measure: Measure, one: dict[Hashable, float], other: dict[Hashable, float]) -> Row:
+    finite = all(math.isfinite(value) for values in (one, other) for value in values.values())
+    return Row(
+        measure,
+        (tuple(one.values()), tuple(other.values())),
+        difference(other, one) if finite else None,
+        statistics.mean(one.values()) if finite else math.inf,
+    )
+
+
+def values_of(side: Side, measure: Measure) -> dict[Hashable, float]:
+    """By what repeats them. Repeats of one seed tell of the noise of time, of quality they do not:
+    there each seed has one value, the mean of its repeats."""
+    found: dict[Hashable, list[float]] = {}
+    runs = enumerate_equal(record.run for record in side.finished)
+    for record, (n, run) in zip(side.finished, runs, strict=True):
+        if measure.name in run.measures:
+            key = _key(side, record, n, measure.kind == SPEED)
+            found.setdefault(key, []).append(run.measures[measure.name])
+    return {key: statistics.mean(values) for key, values in sorted_by_text(found)}
+
+
+def sorted_by_text(found: dict[Hashable, list[float]]) -> list[tuple[Hashable, list[float]]]:
+    return sorted(found.items(), key=lambda item: str(item[0]))
+
+
+def _key(side: Side, record: Record, n: int, each_repeat: bool) -> Hashable:
+    if record.seed is None:
+        return side.name, record.run.path  # pairs with nothing
+    return (record.seed, record.run.label.get("repeat"), n) if each_repeat else record.seed
+
+
+def _work(side: Side) -> str:
+    """Samples of a run; unknown is no less the same on both sides."""
+    found = {record.run.measures.get("samples") for record in side.finished}
+    return " and ".join("unknown" if v is None else f"{v:,.0f}" for v in sorted(found, key=str))
+
+
+def sentence(row: Row, sides: tuple[Side, Side]) -> str:
+    """What the difference is, and whether it says anything."""
+    measure, (one, other) = row.measure, sides
+    if row.difference is None:
+        missed = [sum(map(math.isinf, values)) for values in row.values]
+        return (
+            f"{measure.title}: the target is missed by {missed[0]} of {len(row.values[0])} runs of "
+            f"{one.name} and {missed[1]} of {len(row.values[1])} of {other.name}: "
+            "no difference can be computed"
+        )
+    found = row.difference
+    if found.value == 0 and (found.low in (None, 0)):
+        return f"{measure.title}: {other.name} is equal to {one.name}{_how(row)}"
+    more = "more" if found.value > 0 else "less"
+    size = absolute(measure, abs(found.value)).lstrip("+")
+    share = row.percent(abs(found.value))
+    said = f"{measure.title}: {other.name} has {size} {more} than {one.name}"
+    said += f" ({share:.1f} %)" if share is not None else ""
+    if found.low is None or found.high is None:
+        return f"{said}; with one value on a side its noise is unknown"
+    said += f", 95 % interval {interval(row)}{_how(row)}"
+    return f"{said}: {judgement(row)}"
+
+
+def _how(row: Row) -> str:
+    assert row.difference is not None
+    one, other = map(len, row.values)
+    if row.difference.paired:
+        what = "seeds" if row.measure.kind != SPEED else "runs"
+        return f", {one} {what} paired by seed"
+    return f", {one} and {other} values, not paired" if min(one, other) > 1 else ""
+
+
+def judgement(row: Row) -> str:
+    assert row.difference is not None
+    noise = "the noise of runs" if row.measure.kind == SPEED else "the noise of seeds"
+    beyond = row.difference.is_beyond_noise
+    if beyond is None:
+        return "noise is unknown" if row.difference.low is None else "no spread to judge noise by"
+    return f"more than {noise}" if beyond else f"within {noise}"
+
+
+def absolute(measure: Measure, value: float) -> str:
+    return f"{measure.difference_form.format(measure.factor * value)} {measure.unit}".rstrip()
+
+
+def interval(row: Row) -> str:
+    assert row.difference is not None
+    low, high = row.difference.low, row.difference.high
+    if low is None or high is None:
+        return "-"
+    form, factor = row.measure.difference_form, row.measure.factor
+    return f"{form.format(factor * low)} to {form.format(factor * high)}"
+
+
+# ----
+# python -m harness compare A B: what B differs by from A, with interval, where it may be said.
+
+USAGE = """usage: python -m harness compare A B [--target METRIC=VALUE]
+
+A, B: a run, a folder whose runs differ only in their seed, or FOLDER:NAME=VALUE,NAME=VALUE, those
+of its runs (or of a sweep's) with these settings:
+  python -m harness compare outputs:script=vit,setup=1_1 outputs:script=vit,setup=1_2
+--target: also the time to it, for example accuracy=0.9 (the sweep's, where A and B are of one)"""
+
+
+LEGEND = (
+    "difference: B less A; interval: 95 %, Student's t, of the differences of pairs where A and B "
+    "have the same seeds, else Welch's; per cent are of A's mean; each measure is judged by "
+    "itself: of twenty without any difference one looks like more than noise"
+)
+
+
+SEEDS = 3  # from which on an interval says something
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
+    try:
+        words, target = _words(argv)
+        one, other = (read_side(n, w, target) for n, w in zip("AB", words, strict=True))
+        _check_apart(one, other)
+    except UserError as error:
+        print(f"harness compare: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    found = compare(one, other)
+    show(found)
+    return 0 if found.rows else 2
+
+
+def _words(argv: list[str]) -> tuple[list[str], Target | None]:
+    words: list[str] = []
+    target = None
+    rest = iter(argv)
+    for word in rest:
+        if word.startswith("--"):
+            name, equals, text = word.partition("=")
+            if name != "--target":
+                raise UserError(f"unknown flag {name}: there is --target METRIC=VALUE")
+            target = parse_target(text if equals else next(rest, ""))
+        else:
+            words.append(word)
+    if len(words) != 2:
+        raise UserError(f"two sides are expected, A and B, not {len(words)}: {' '.join(words)}")
+    return words, target
+
+
+def _check_apart(one: Side, other: Side) -> None:
+    """A run on both sides would make them alike; the very same sides are seen to be equal."""
+    paths = [{record.path.absolute() for record in side.records} for side in (one, other)]
+    if paths[0] != paths[1] and (both := paths[0] & paths[1]):
+        raise UserError(f"{min(both)} is on both sides")
+
+
+def show(found: Comparison) -> None:
+    # Markup off: reasons and names hold brackets.
+    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    one, other = found.sides
+    for side in found.sides:
+        screen.print(f"{side.name}: {side.about()}")
+    unlike = [f"{n} (A {a}, B {b})" for n, a, b in differing(one, other)]
+    screen.print(f"settings that differ: {', '.join(unlike) or 'none'}")
+    for kind, verdict in found.verdicts.items():
+        screen.print(f"{kind}: {'not comparable' if verdict.reasons else 'comparable'}")
+        for text in (*verdict.reasons, *(f"note: {note}" for note in verdict.notes)):
+            screen.print(f"  {text}")
+    for note in found.notes:
+        screen.print(note)
+    if found.rows:
+        table = _table(found)
+        # Never cropped: a terminal that is too narrow wraps the lines, a file has no width.
+        width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
+        Console(highlight=False, width=width).print(table)
+        for row in found.rows:
+            screen.print(sentence(row, found.sides))
+        screen.print(LEGEND, style="dim")
+    elif not any(verdict.reasons for verdict in found.verdicts.values()):
+        screen.print("nothing is known on both sides")
+    for line in more_seeds(found):
+        screen.print(line)
+
+
+def _table(found: Comparison) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    headings = ("", "A", "B", "difference", "95 % interval", "%", "95 % interval", "")
+    for n, heading in enumerate(headings):
+        side: Literal["left", "right"] = "left" if n in (0, len(headings) - 1) else "right"
+        table.add_column(heading, justify=side, no_wrap=True)
+    for row in found.rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    means = [_mean(row, values) for values in row.values]
+    if row.difference is None:
+        return [row.measure.title, *means, "-", "-", "-", "-", "target missed"]
+    low, high = row.percent(row.difference.low), row.percent(row.difference.high)
+    percent = row.percent(row.difference.value)
+    return [
+        row.measure.title,
+        *means,
+        absolute(row.measure, row.difference.value),
+        interval(row),
+        "-" if percent is None else f"{percent:+.1f}",
+        "-" if low is None or high is None else f"{low:+.1f} to {high:+.1f}",
+        judgement(row),
+    ]
+
+
+def _mean(row: Row, values: tuple[float, ...]) -> str:
+    found = spread(values)
+    assert found.mean is not None
+    if math.isinf(found.mean):
+        return f"{sum(map(math.isfinite, values))} of {len(values)} reach it"
+    text = row.measure.form.format(found.mean)
+    return text if found.sd is None else f"{text} ± {row.measure.form.format(found.sd)}"
+
+
+def more_seeds(found: Comparison) -> list[str]:
+    """How noise that is unknown becomes known."""
+    lines = []
+    for n, side in enumerate(found.sides):
+        few = min(
+            (len(row.values[n]) for row in found.rows if row.measure.kind != SPEED),
+            default=min((len(row.values[n]) for row in found.rows), default=SEEDS),
+        )
+        if few >= SEEDS:
+            continue
+        said = f"{side.name} has {few} seed{'s' if few > 1 else ''}"
+        command = command_for_seeds(side, SEEDS - few)
+        how = f"; more: {command}" if command else "; only its source can measure more"
+        lines.append(f"{said}: {'noise is unknown' if few == 1 else 'a wide interval'}{how}")
+    return lines

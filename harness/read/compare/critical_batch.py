@@ -1,0 +1,395 @@
+"""Samples to a target as a function of the batch: E(B) = Emin (1 + B / Bcrit).
+
+Below Bcrit a larger batch costs few samples more; at Bcrit it costs twice the least, and beyond it
+samples grow as the batch does: as many updates, each of more work (McCandlish et al. 2018,
+arXiv 1812.06162). The form is a straight line in B, so the fit has a closed form.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from harness.core.identity import number
+from harness.core.records import FINISHED, RunFolder, read_rows
+from harness.core.settings import UserError
+from harness.read.records.selection import Record, read_records
+from harness.read.records.sweeps import Target, is_number, parse_target
+from harness.read.statistics import difference, spread, student_t
+
+BATCHES = 3  # a line goes through any two points
+
+
+# Where measured means are further from the line than this share, the form is not that of the data.
+TOLERANCE = 0.25
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far one run had come when it reached the target."""
+
+    samples: float  # infinite: it did not
+    train_s: float | None
+    early: bool  # before its first evaluation: these are no more than a bound
+
+
+@dataclass(frozen=True)
+class Fit:
+    """None where the data do not tell; `why` then says in what they fall short."""
+
+    least_samples: float | None  # Emin
+    critical: float | None  # Bcrit
+    low: float | None = None  # its 95 % interval; an open end is infinite
+    high: float | None = None
+    error: float | None = None  # largest distance of a batch's mean from the line, as a share
+    why: str | None = None
+
+    def samples(self, batch: float) -> float | None:
+        if self.least_samples is None or self.critical is None:
+            return None
+        return self.least_samples * (1 + batch / self.critical)
+
+
+def reached(rows: Sequence[Mapping[str, object]], target: Target) -> Reached | None:
+    """Between the two evaluations around the target, in a straight line: an epoch is too coarse.
+
+    None where the records do not tell how many samples or what quality.
+    """
+    samples = train_s = 0.0
+    before: float | None = None
+    for n, row in enumerate(rows):
+        value, more, seconds = (row.get(k) for k in (target.metric, "samples", "epoch_time_s"))
+        if not is_number(value) or not is_number(more):
+            return None
+        seconds = float(seconds) if is_number(seconds) else math.nan
+        if target.reached(value):
+            share = 1.0 if before is None else (target.value - before) / (value - before)
+            elapsed = train_s + share * seconds
+            return Reached(samples + share * more, None if math.isnan(elapsed) else elapsed, n == 0)
+        samples, train_s, before = samples + more, train_s + seconds, value
+    return Reached(math.inf, None, False) if rows else None
+
+
+def fit(values: Mapping[float, Sequence[float]]) -> Fit:
+    """By least squares over all runs; each batch counts by its relative error.
+
+    The interval is Fieller's, of a ratio of two estimates: it is open where the data do not show
+    that samples grow with the batch at all.
+    """
+    if len(values) < BATCHES:
+        many = "1 batch reaches" if len(values) == 1 else f"{len(values)} batches reach"
+        return _undetermined(f"{many} it in every run; {BATCHES} are needed")
+    batches = np.array([batch for batch, found in values.items() for _ in found])
+    samples = np.array([value for found in values.values() for value in found])
+    means = {batch: math.fsum(found) / len(found) for batch, found in values.items()}
+    weights = np.array([1 / means[batch] ** 2 for batch in batches])
+    lines = np.stack([np.ones_like(batches), batches], axis=1)
+    inverse = np.linalg.inv(lines.T @ (weights[:, None] * lines))
+    (base, slope) = inverse @ (lines.T @ (weights * samples))
+    residuals = samples - lines @ (base, slope)
+    freedom = len(samples) - 2
+    spread = inverse * float((weights * residuals**2).sum()) / freedom
+    error = max(abs(base + slope * batch - mean) / mean for batch, mean in means.items())
+    if error > TOLERANCE:
+        return _undetermined(
+            f"samples do not grow in a straight line with the batch: {100 * error:.0f} % off"
+        )
+    low, high = _ratio(base, slope, spread, student_t(freedom))
+    if high is None:
+        return _undetermined("samples do not grow with the batch by more than noise", low)
+    if base <= 0:
+        return _undetermined(
+            "samples grow as fast as the batch: smaller batches are needed to see where that begins"
+        )
+    return Fit(float(base), float(base / slope), low, high, float(error))
+
+
+def _undetermined(why: str, low: float | None = None) -> Fit:
+    return Fit(None, None, low, why=why)
+
+
+def _ratio(
+    base: float, slope: float, spread: np.ndarray, t: float
+) -> tuple[float | None, float | None]:
+    """Both ends of the interval of base / slope; (low or None, None) where it has no upper end."""
+    steep = slope**2 - t**2 * spread[1, 1]
+    middle = base * slope - t**2 * spread[0, 1]
+    flat = base**2 - t**2 * spread[0, 0]
+    root = middle**2 - steep * flat
+    if slope <= 0 or steep <= 0:
+        if root <= 0 or steep >= 0 or flat <= 0:
+            return None, None
+        # What is left of zero would be a slope downwards; on the right it begins here.
+        end = max((middle - math.sqrt(root)) / steep, (middle + math.sqrt(root)) / steep)
+        return (float(end) if end > 0 else None), None
+    ends = ((middle - math.sqrt(max(root, 0))) / steep, (middle + math.sqrt(max(root, 0))) / steep)
+    return float(max(ends[0], 0.0)), float(ends[1])
+
+
+# ----
+# python -m harness batches FOLDER: from which batch on a larger one is not sooner at a target.
+
+USAGE = """usage: python -m harness batches FOLDER [--target METRIC=VALUE]
+
+FOLDER: of runs or of a sweep over batches, also FOLDER:NAME=VALUE,NAME=VALUE
+--target: what is to be reached, for example accuracy=0.9 (the sweep's own)"""
+
+
+LEGEND = (
+    "samples to target: interpolated between the two evaluations around it, mean ± sd; Bcrit: "
+    "the batch at which twice the least samples are needed, of E = Emin (1 + B / Bcrit) fitted "
+    "by least squares over all runs (arXiv 1812.06162); a batch is only as good as its learning "
+    "rate, so Bcrit is that of these rates"
+)
+
+
+# Settings that make a batch, or repeat a run.
+OF_A_BATCH = ("per_gpu_batch", "grad_acc", "lr")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All runs of one effective batch."""
+
+    size: int
+    lr: float | None
+    runs: tuple[tuple[Record, Reached | None], ...]
+    failed: int
+
+    @property
+    def known(self) -> list[Reached]:
+        return [found for _, found in self.runs if found is not None]
+
+    @property
+    def usable(self) -> bool:
+        """Every run reached the target, and not before anybody looked."""
+        return (
+            bool(self.known)
+            and not self.failed
+            and all(math.isfinite(found.samples) and not found.early for found in self.known)
+        )
+
+    @property
+    def samples(self) -> list[float]:
+        return [found.samples for found in self.known]
+
+    def seconds(self) -> dict[Any, float]:
+        """By seed and repeat."""
+        return {
+            record.run.repetition: found.train_s
+            for record, found in self.runs
+            if found is not None and found.train_s is not None
+        }
+
+    def rate(self) -> float | None:
+        rates = [r.run.measures.get("train_samples_per_s") for r, _ in self.runs]
+        known = [rate for rate in rates if rate is not None]
+        return statistics.mean(known) if known else None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Runs that differ in their batch alone, and in the learning rate that goes with it."""
+
+    name: str
+    batches: tuple[Batch, ...]
+    machines: int
+
+    def fit(self) -> Fit:
+        return fit({float(b.size): b.samples for b in self.batches if b.usable})
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
+    try:
+        word, target = _words(argv)
+        records, target = read_records(word, target)
+        if target is None:
+            raise UserError(f"{word}: give --target METRIC=VALUE: the batch that is worth it "
+                            "depends on what is to be reached")  # fmt: skip
+        families = families_of(records, target)
+        if not families:
+            raise UserError(f"{word}: the batch does not vary between its finished runs")
+    except UserError as error:
+        print(f"harness batches: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    for family in families:
+        _show(screen, family, target)
+    screen.print(LEGEND, style="dim")
+    return 0
+
+
+def _words(argv: list[str]) -> tuple[str, Target | None]:
+    words: list[str] = []
+    target = None
+    rest = iter(argv)
+    for word in rest:
+        if word.startswith("--"):
+            name, equals, text = word.partition("=")
+            if name != "--target":
+                raise UserError(f"unknown flag {name}: there is --target METRIC=VALUE")
+            target = parse_target(text if equals else next(rest, ""))
+        else:
+            words.append(word)
+    if len(words) != 1:
+        raise UserError(f"one folder is expected, not {len(words)}: {' '.join(words)}")
+    return words[0], target
+
+
+def families_of(records: list[Record], target: Target) -> list[Family]:
+    """Each with two batches or more; apart by learning rate where a batch has several."""
+    by_key: dict[Any, list[Record]] = {}
+    for record in records:
+        if record.run.facts["effective_batch"] is not None:
+            by_key.setdefault(_key(record), []).append(record)
+    found = []
+    for key, together in by_key.items():
+        rates: dict[Any, set[Any]] = {}
+        for record in together:
+            rates.setdefault(_size(record), set()).add(record.settings["lr"])
+        apart = any(len(of_batch) > 1 for of_batch in rates.values())
+        for lr in sorted({r.settings["lr"] for r in together}, key=str) if apart else [None]:
+            own = [r for r in together if lr is None or r.settings["lr"] == lr]
+            if len({_size(record) for record in own}) > 1:
+                found.append(_family(_name(key, by_key, lr), own, target))
+    return found
+
+
+def _size(record: Record) -> int:
+    return int(record.run.facts["effective_batch"])
+
+
+def _key(record: Record) -> tuple[tuple[str, Any], ...]:
+    """Everything that must be the same; the data too, which may have changed under a name."""
+    data = record.run.environment.get("data") or {}
+    known = {n: v for n, v in record.settings.items() if n not in OF_A_BATCH}
+    return (*known.items(), ("data", data.get("data_checksum")))
+
+
+def _name(key: Any, keys: Iterable[Any], lr: Any) -> str:
+    """What tells a family from the others, and always what was trained."""
+    unlike = {name for other in keys for name, value in other if (name, value) not in key}
+    trained = ("script", "model")
+    shown = [
+        str(v) if n in (*trained, "strategy") else f"{n} {v}"
+        for n, v in key
+        if v is not None and (n in unlike or n in trained)
+    ]
+    return ", ".join([*shown, *([f"lr {number(lr)}"] if lr is not None else [])])
+
+
+def _family(name: str, records: list[Record], target: Target) -> Family:
+    batches = []
+    for size in sorted({_size(record) for record in records}):
+        own = [record for record in records if _size(record) == size]
+        done = [record for record in own if record.run.state == FINISHED]
+        runs = tuple((r, reached(read_rows(RunFolder(r.path).epochs)[0], target)) for r in done)
+        batches.append(Batch(size, own[0].settings["lr"], runs, len(own) - len(done)))
+    machines = {record.run.machine for record in records if record.run.state == FINISHED}
+    return Family(name, tuple(batches), len(machines))
+
+
+def _show(screen: Console, family: Family, target: Target) -> None:
+    found = family.fit()
+    screen.print(f"{family.name}, to {target}", style="bold")
+    table = _table(family, found)
+    width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
+    Console(highlight=False, width=width).print(table)
+    for line in (*left_out(family), verdict(family, found), *fastest(family)):
+        screen.print(line)
+    screen.print("")
+
+
+def _table(family: Family, found: Fit) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("batch", "lr", "runs", "samples to target", "fitted", "samples/s", "train s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for batch in family.batches:
+        fitted = found.samples(batch.size)
+        rate = batch.rate() if family.machines == 1 else None
+        seconds = list(batch.seconds().values()) if family.machines == 1 and batch.usable else []
+        table.add_row(
+            str(batch.size),
+            "-" if batch.lr is None else number(batch.lr),
+            str(len(batch.runs)),
+            _mean(batch.samples, "{:,.0f}") if batch.usable else "-",
+            "-" if fitted is None else f"{fitted:,.0f}",
+            "-" if rate is None else f"{rate:,.0f}",
+            _mean(seconds, "{:,.2f}"),
+        )
+    return table
+
+
+def _mean(values: list[float], form: str) -> str:
+    found = spread(values)
+    if found.mean is None:
+        return "-"
+    return form.format(found.mean) + (f" ± {form.format(found.sd)}" if found.sd is not None else "")
+
+
+def left_out(family: Family) -> Iterator[str]:
+    """A mean over those runs that made it would make a batch look better than it is."""
+    for batch in family.batches:
+        if batch.usable:
+            continue
+        missed = sum(math.isinf(found.samples) for found in batch.known)
+        early = sum(found.early for found in batch.known)
+        why = [f"{missed} of {len(batch.runs)} runs miss the target"] if missed else []
+        why += [f"{early} reach it before their first evaluation"] if early else []
+        why += [f"{batch.failed} not finished"] if batch.failed else []
+        yield f"batch {batch.size} is left out: {', '.join(why) or 'its records do not tell'}"
+
+
+def verdict(family: Family, found: Fit) -> str:
+    used = [batch.size for batch in family.batches if batch.usable]
+    if found.critical is None or found.high is None or found.low is None:
+        said = f"Bcrit: not determined: {found.why}"
+        return said + (f"; it is {found.low:,.0f} or more" if found.low else "")
+    said = f"Bcrit: {found.critical:,.0f} (95 % interval {found.low:,.0f} to {found.high:,.0f})"
+    measured = f"batches of {used[0]} to {used[-1]} were measured"
+    if not used[0] <= found.critical <= used[-1]:
+        said += f", extrapolated: {measured}"
+    elif found.low < used[0] or found.high > used[-1]:
+        said += f", its interval extrapolated: {measured}"
+    # Of the line alone: Emin cancels out.
+    growth = (found.critical + used[-1]) / (found.critical + used[0])
+    return (
+        f"{said}; from batch {used[0]} to {used[-1]} the samples needed grow {growth:.2f}-fold: "
+        "a larger batch brings the target sooner only where samples/s grow by more"
+    )
+
+
+def fastest(family: Family) -> Iterator[str]:
+    """What was measured, without any fit."""
+    if family.machines != 1:
+        yield "times are of several machines: none is compared"
+        return
+    timed = [batch for batch in family.batches if batch.usable and batch.seconds()]
+    if len(timed) < 2:
+        return
+    times = {b.size: statistics.mean(b.seconds().values()) for b in timed}
+    best = min(timed, key=lambda batch: times[batch.size])
+    said = f"least training time to the target: {times[best.size]:,.2f} s, at batch {best.size}"
+    larger = [batch for batch in timed if batch.size > best.size]
+    if not larger:
+        beyond_it = any(batch.size > best.size for batch in family.batches)
+        why = "larger ones are left out" if beyond_it else "larger ones may be faster"
+        yield f"{said}, the largest of those compared: {why}"
+        return
+    after = larger[0]
+    beyond = difference(after.seconds(), best.seconds()).is_beyond_noise
+    words = {True: "more than noise", False: "within noise", None: "noise unknown"}
+    yield f"{said}; batch {after.size} takes {times[after.size]:,.2f} s ({words[beyond]})"

@@ -1,0 +1,116 @@
+"""Which groups share a panel of a figure, and what its lines are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from harness.core.strategies import OF_ONE_STRATEGY
+from harness.read.drawing import MOST_LINES, MOST_PANELS
+from harness.read.labels import shown_axes, strategy_text
+from harness.read.records.groups import Group, kind_of_machine
+from harness.read.records.measured import Measured, setting, topology
+from harness.read.tables.sweep_table import label_text
+
+# These may have panels of their own, in this order, where a panel would hold too many lines.
+INTO_PANELS = ("link", "strategy", "model", "per_gpu_batch", "lr")
+
+
+class Line(NamedTuple):
+    name: str
+    groups: list[Group]
+
+
+class PanelOf(NamedTuple):
+    title: str
+    lines: list[Line]
+
+
+def panels_and_lines(
+    measured: Measured, groups: Sequence[Group], across: Iterable[str] = (), by_setup: bool = True
+) -> tuple[list[PanelOf], list[str]]:
+    """The panels with their lines, and what there was no room for.
+
+    across: axes along which a line goes, so that its groups differ in them alone.
+    """
+    first = ["script", "setup"] if by_setup else ["script"]
+    across = {*across}
+    beside = [axis for axis in first if axis not in across]
+    more = [axis for axis in INTO_PANELS if axis in measured.sweep.axes and axis not in across]
+    shared = _arranged(measured, groups, beside, across)
+    while more and max(len(lines) for lines in shared.values()) > MOST_LINES:
+        beside.append(more.pop(0))
+        shared = _arranged(measured, groups, beside, across)
+    notes = []
+    if left := len(shared) - MOST_PANELS:
+        notes += [f"{left} more panels are not drawn"] if left > 0 else []
+    drawn = []
+    for title, lines in [*shared.items()][:MOST_PANELS]:
+        names = [*lines]
+        if len(names) > MOST_LINES:
+            rest = "; ".join(names[MOST_LINES:][:5])
+            notes.append(f"{title}: {len(names) - MOST_LINES} more lines are not drawn: {rest} ...")
+        drawn.append(PanelOf(title, [Line(name, lines[name]) for name in names[:MOST_LINES]]))
+    return drawn, notes
+
+
+def _arranged(
+    measured: Measured, groups: Sequence[Group], beside: list[str], across: set[str]
+) -> dict[str, dict[str, list[Group]]]:
+    found: dict[str, dict[str, list[Group]]] = {}
+    for group in groups:
+        title = panel_title(measured, group, beside)
+        name = line_name(measured, group, {*beside, *across})
+        found.setdefault(title, {}).setdefault(name, []).append(group)
+    return found
+
+
+def panel_title(measured: Measured, group: Group, beside: Iterable[str]) -> str:
+    words: list[str] = []
+    for axis in beside:
+        if axis == "setup":
+            words.append(topology(group))
+        elif axis == "strategy":
+            words.append(strategy_text(group.label) or "")
+        elif (value := setting(group, axis)) is not None:
+            words.append(f"{value}" if axis in ("script", "model", "link") else f"{axis} {value:g}")
+    return ", ".join(word for word in words if word)
+
+
+def line_name(measured: Measured, group: Group, without: set[str]) -> str:
+    """What tells it from the others of its panel; the machine, where there are several."""
+    apart = {*without, *(OF_ONE_STRATEGY if "strategy" in without else ())}
+    label = {axis: value for axis, value in group.label.items() if axis not in apart}
+    if "setup" in without and "setup" not in measured.sweep.axes:
+        label.pop("setup", None)
+    text = label_text(label, measured.sweep.axes)
+    if len(measured.machines) > 1:
+        text = ", ".join(part for part in (text, str(kind_of_machine(group))) if part)
+    return text
+
+
+def name_of(measured: Measured, group: Group) -> str:
+    """A group among all others of its sweep."""
+    return line_name(measured, group, set()) or "all runs"
+
+
+def short_name(measured: Measured, group: Group) -> str:
+    """As above, without the words that say which axis a value is of."""
+    axes = shown_axes(measured.sweep.axes)
+    words = [
+        strategy_text(group.label) if axis == "strategy" else group.label.get(axis) for axis in axes
+    ]
+    text = " ".join(_short(axis, word) for axis, word in zip(axes, words, strict=True) if word)
+    return (text or "all runs") + (
+        f" {kind_of_machine(group)}" if len(measured.machines) > 1 else ""
+    )
+
+
+def _short(axis: str, value: Any) -> str:
+    if isinstance(value, float):
+        value = f"{value:g}"
+    return {"lr": f"lr {value}", "per_gpu_batch": f"b{value}"}.get(axis, str(value))
+
+
+def in_order(lines: Iterable[Line], key: Callable[[Group], Any]) -> list[Line]:
+    return [Line(line.name, sorted(line.groups, key=key)) for line in lines]

@@ -1,0 +1,1 @@
+"""Records of other tools, made into ours."""

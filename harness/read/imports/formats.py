@@ -1,0 +1,318 @@
+"""Text files with a list a line, one value an epoch, and the settings in the name of the file.
+
+    bert/2_1_2e-05_16_P100far.txt       <script>/<N>_<M>_<lr>_<batch>[_<tag>].txt
+
+    f1=[0.8863,0.8937]
+    times=[118.35,116.3]                seconds of an epoch's training, without evaluation
+    loss=[0.2869,0.2222]                of the test set
+    samples/s=[196.201,196.268]         of EVALUATION: training's speed is not in these files
+
+The callback that wrote them cut the first two characters off the learning rate: 0.0002 is 0002,
+and of 2e-05 only -05 is left, which may have been any number of that size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.core.attempts import QUALITY
+from harness.core.records import FINISHED
+from harness.core.settings import UserError
+from harness.read.imports.records import ROW, Foreign, check_share, digest
+from harness.read.records.sweeps import is_number
+
+FORMAT = "callback-text"
+
+
+# Name in the file -> field of epochs.jsonl.
+NAMES = {
+    "f1": "f1",
+    "accuracy": "accuracy",
+    "precision": "precision",
+    "recall": "recall",
+    "times": "epoch_time_s",
+    "loss": "eval_loss",
+    "samples/s": "eval_samples_per_s",
+}
+
+
+NAME = re.compile(r"^(\d+_\d+)_([^_]+)_(\d+)(?:_([A-Za-z0-9.-]+))?$")
+
+
+NOTES = (
+    "eval_loss is as the source defines it, which need not be cross-entropy",
+    "how precision, recall and f1 are averaged over the classes is not said",
+    "gradient accumulation, data and machine are not in the file",
+)
+
+
+def read_text(file: Path, content: bytes) -> Foreign:
+    lists = _lists(file, content)
+    epochs = _epochs(file, lists)
+    rows = [
+        {"epoch": float(n + 1), **{NAMES[name]: values[n] for name, (_, values) in lists.items()}}
+        for n in range(epochs)
+    ]
+    broken = next((n + 1 for n, row in enumerate(rows) if _is_nan(row.get("eval_loss"))), None)
+    return Foreign(
+        file=file,
+        format=FORMAT,
+        sha256=digest(content),
+        settings={**settings_in(file), "epochs": epochs},
+        rows=tuple(rows),
+        epochs_done=epochs,
+        outcome=FINISHED if broken is None else "diverged",
+        reason=None if broken is None else f"the test loss of epoch {broken} is not finite",
+        notes=NOTES,
+    )
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """What folder and name say; a name of another form says nothing."""
+    script = file.absolute().parent.name
+    found: dict[str, Any] = {"script": script} if script in ("bert", "vit") else {}
+    match = NAME.match(file.stem)
+    if match is None:
+        return found
+    setup, lr, batch, tag = match.groups()
+    found |= {"setup": f"{setup}_{tag}" if tag else setup, "per_gpu_batch": int(batch)}
+    rate = learning_rate(lr)
+    return found if rate is None else {**found, "lr": rate}
+
+
+def learning_rate(text: str) -> float | None:
+    """None where digits are lost: -05 is what was left of 2e-05, or of 3e-05."""
+    if re.fullmatch(r"0\d+", text):
+        text = f"0.{text}"
+    elif not re.fullmatch(r"\d+(\.\d+)?e-?\d+|\d+\.\d+", text):
+        return None
+    value = float(text)
+    return value if value > 0 and math.isfinite(value) else None
+
+
+def _lists(file: Path, content: bytes) -> dict[str, tuple[int, list[float]]]:
+    """Name -> (number of its line, values)."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: is no text") from None
+    found: dict[str, tuple[int, list[float]]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{file} line {number}"
+        match = re.fullmatch(r"\s*([^=\s]+)\s*=\s*\[(.*)\]\s*", line)
+        if match is None:
+            raise UserError(f"{where}: {line.strip()[:40]!r} is not of the form f1=[0.90,0.91]")
+        name = match[1]
+        if name not in NAMES:
+            raise UserError(f"{where}: {name} is not known: {', '.join(NAMES)} are")
+        if name in found:
+            raise UserError(f"{where}: {name} stands in line {found[name][0]} already")
+        values = [_number(where, name, part) for part in match[2].split(",") if match[2].strip()]
+        found[name] = number, values
+    if not found:
+        raise UserError(f"{file}: holds no line such as f1=[0.90,0.91]")
+    return found
+
+
+def _number(where: str, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{where}: {text.strip()[:40]!r} in {name} is no number") from None
+    if math.isnan(value) and name == "loss":
+        return value  # it diverged, and says so
+    if not math.isfinite(value) or (name in ("times", "samples/s") and value <= 0):
+        raise UserError(f"{where}: {name} cannot be {text.strip()}")
+    check_share(where, NAMES[name], value)
+    return value
+
+
+def _epochs(file: Path, lists: dict[str, tuple[int, list[float]]]) -> int:
+    counts = {len(values) for _, values in lists.values()}
+    if len(counts) > 1:
+        said = ", ".join(f"{name} {len(v)} (line {n})" for name, (n, v) in lists.items())
+        raise UserError(f"{file}: the lists are of unequal length: {said}")
+    (count,) = counts
+    if count == 0:
+        raise UserError(f"{file}: all lists are empty: the run ended before its first epoch")
+    return count
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+# ----
+# trainer_state.json, as the Hugging Face Trainer leaves it beside a checkpoint.
+#
+# A row for each evaluation, so there are several an epoch where it evaluated several times. Its
+# times hold evaluation, saving and warm-up: none of them is taken for a time of ours.
+
+STATE_FORMAT = "trainer-state"
+
+
+# What the Trainer adds to an evaluation that is no quality.
+TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+# Of the whole training, kept under the Trainer's own names: evaluation and saving are in them.
+SAID = ("train_runtime", "train_steps_per_second")
+
+
+STATE_NOTES = (
+    "eval_loss depends on batch and ranks as the Trainer computes it; its metrics are defined by "
+    "the script that ran",
+    "train_loss is the mean of what was logged, on one rank",
+)
+
+
+def read_state(file: Path, content: bytes) -> Foreign:
+    state = _state(file, content)
+    history = state["log_history"]
+    if broken := next((e for e in history if not isinstance(e, dict)), None):
+        raise UserError(f"{file}: log_history holds {str(broken)[:40]!r}, which is no entry")
+    rows = list(_rows(file, history))
+    end: dict[str, Any] = next((e for e in history if "train_runtime" in e), {})
+    updates, planned = _count(file, state, "global_step"), _count(file, state, "max_steps")
+    outcome, reason = _outcome(history, updates, planned, bool(end))
+    epochs = state.get("num_train_epochs")
+    batch = state.get("train_batch_size")
+    return Foreign(
+        file=file,
+        format=STATE_FORMAT,
+        sha256=digest(content),
+        settings={
+            "epochs": epochs if is_number(epochs) and epochs > 0 else None,
+            **({"per_gpu_batch": batch} if isinstance(batch, int) and batch > 0 else {}),
+        },
+        rows=tuple(rows),
+        epochs_done=state["epoch"] if is_number(state.get("epoch")) else None,
+        updates=updates,
+        outcome=outcome,
+        reason=reason,
+        best_metric=_best_metric(state, rows),
+        summary={
+            "train_loss": _finite(end.get("train_loss")),
+            "trainer_train_samples_per_second": _finite(end.get("train_samples_per_second")),
+        },
+        said={name: end[name] for name in SAID if is_number(end.get(name))},
+        begins=_begins(history),
+        notes=STATE_NOTES,
+    )
+
+
+def _state(file: Path, content: bytes) -> dict[str, Any]:
+    try:
+        state = json.loads(content)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file} line {error.lineno}: not readable as JSON: {error.msg}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: is no text") from None
+    if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+        raise UserError(f"{file}: has no log_history: it is no trainer_state.json")
+    if not state["log_history"]:
+        raise UserError(f"{file}: log_history is empty: nothing had been logged yet")
+    return state
+
+
+def _count(file: Path, state: dict[str, Any], name: str) -> int | None:
+    value = state.get(name)
+    if value is None or (isinstance(value, int) and value >= 0):
+        return value
+    raise UserError(f"{file}: {name} is {value!r}: a whole number is expected")
+
+
+def _rows(file: Path, history: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One for each evaluation; without any, one for the whole."""
+    losses: list[float] = []
+    last: dict[str, Any] = {}
+    evaluated = False
+    for number, entry in enumerate(history):
+        where = f"{file} log_history[{number}]"
+        if "loss" in entry:
+            losses.append(_value(where, "loss", entry["loss"]))
+        if any(name.startswith("eval_") for name in entry):
+            yield {**_at(where, entry), "train_loss": _mean(losses), **_quality(where, entry)}
+            losses, evaluated = [], True
+        last = entry if "epoch" in entry else last
+    if not evaluated:
+        yield {**_at(f"{file} log_history", last), "train_loss": _mean(losses)}
+
+
+def _at(where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    epoch, step = entry.get("epoch"), entry.get("step")
+    if not is_number(epoch):
+        raise UserError(f"{where}: epoch is {epoch!r}: a number is expected")
+    return {"epoch": float(epoch), "updates": step if isinstance(step, int) else None}
+
+
+def _quality(where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    given = {k.removeprefix("eval_"): v for k, v in entry.items() if k.startswith("eval_")}
+    seconds, rate = given.get("runtime"), given.get("samples_per_second")
+    row: dict[str, Any] = {
+        "eval_time_s": seconds if is_number(seconds) else None,
+        "eval_samples_per_s": rate if is_number(rate) else None,
+    }
+    for name, value in given.items():
+        if name not in TIMING and isinstance(value, (int, float)):
+            row[_column(name)] = _value(where, name, value)
+    return row
+
+
+def _column(name: str) -> str:
+    """eval_samples are not the samples of training, which have the name without the prefix."""
+    taken = {"loss", *ROW} - {"accuracy", "precision", "recall", "f1"}
+    return f"eval_{name}" if name in taken else name
+
+
+def _value(where: str, name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise UserError(f"{where}: {name} is {value!r}: a number is expected")
+    if math.isfinite(value):
+        check_share(where, name, value)
+    return float(value)
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _finite(value: Any) -> float | None:
+    return value if is_number(value) else None
+
+
+def _outcome(
+    history: list[dict[str, Any]], updates: int | None, planned: int | None, ended: bool
+) -> tuple[str, str | None]:
+    """A state beside a checkpoint in the middle says nothing of the end."""
+    for entry in history:
+        for name in ("loss", "eval_loss"):
+            if isinstance(entry.get(name), float) and not math.isfinite(entry[name]):
+                return "diverged", f"{name} at update {entry.get('step')} is not finite"
+    if ended or not planned or (updates or 0) >= planned:
+        return FINISHED, None
+    return "interrupted", f"the state is that after {updates} of {planned} updates"
+
+
+def _best_metric(state: dict[str, Any], rows: list[dict[str, Any]]) -> str | None:
+    """Whose best value the state holds; none where it chose by nothing that it logged."""
+    best = state.get("best_metric")
+    chosen_by = set(QUALITY) - {"train_loss"}
+    known = [n for row in rows for n, value in row.items() if n in chosen_by and value == best]
+    return known[0] if is_number(best) and known else None
+
+
+def _begins(history: list[dict[str, Any]]) -> str | None:
+    """Told by the first entry with a time, which no two runs share to the digit."""
+    first = next((e for e in history if "eval_runtime" in e or "train_runtime" in e), None)
+    if first is None:
+        return None
+    return hashlib.sha256(json.dumps(first, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,390 @@
+"""Samples per second over nodes as predicted, and where the curve bends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from harness.core.command_line import Parser
+from harness.core.links import Link, link_of
+from harness.core.settings import UserError, parse_setup
+from harness.core.strategies import STRATEGIES
+from harness.read.drawing import LINES, calm
+from harness.read.predict.advice import Choice, Outcome, advise, as_fields, outcome
+from harness.read.predict.exchange import BACKENDS, Shape, wire_of
+from harness.read.predict.fitting import Fitted, Given, fit_records
+from harness.read.predict.model import APART, Plan, Prediction, bend, over_nodes, predict
+
+
+def curve_figure(curve: list[Prediction], title: str) -> Figure:
+    """With the line that no waiting would give, and the 95 % interval where it is known."""
+    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    nodes = [each.plan.shape.nodes for each in curve]
+    rates = [each.samples_per_s for each in curve]
+    (blue, marker), (orange, _) = LINES[:2]
+    ideal = [each.samples / each.alone_s for each in curve]
+    axes.plot(nodes, ideal, color="#777777", linestyle="--", linewidth=1.2, label="no waiting")
+    axes.plot(nodes, rates, color=blue, marker=marker, markersize=5, label="predicted")
+    known = [each for each in curve if each.low_s and each.high_s]
+    if known:
+        axes.fill_between(
+            [each.plan.shape.nodes for each in known],
+            [each.samples / (each.high_s or 1.0) for each in known],
+            [each.samples / (each.low_s or 1.0) for each in known],
+            color=blue, alpha=0.2, linewidth=0, label="95 % interval",
+        )  # fmt: skip
+    bends = bend(curve)
+    if bends is not None:
+        at = bends.plan.shape.nodes
+        axes.axvline(at, color=orange, linewidth=1.2, label=f"efficiency below 0.5 from {at} on")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(nodes, [f"{count:,}" for count in nodes], rotation=45 if len(nodes) > 8 else 0)
+    axes.minorticks_off()
+    axes.set_xlabel(f"nodes of {curve[0].plan.shape.per_node} process(es)")
+    axes.set_ylabel("training samples/s")
+    axes.set_title(title, fontsize=10)
+    calm(axes)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+# ----
+# A prediction in words: figures, what they were fitted on, and what was assumed.
+
+UNKNOWN = "not known"
+
+
+def fit_lines(fitted: Fitted) -> Iterator[str]:
+    """What it stands on, residuals included."""
+    model, line = fitted.model, fitted.model.line
+    yield f"{fitted.name} on {fitted.machine}: fitted on {fitted.runs} runs of one machine"
+    if len(line.batches) > 1:
+        said = f"{line.fixed_s * 1e3:.3g} ms + {line.per_sample_s * 1e3:.3g} ms a sample"
+        yield f"a step of one process computes {said}, over batches {_listed(line.batches)}"
+    else:
+        yield f"a step of one process takes {line.fixed_s * 1e3:.4g} ms at {_listed(line.batches)}"
+    off = ", ".join(f"{batch}: {each:+.1%}" for batch, each in line.residuals)
+    yield f"residuals by batch, of single runs: {off}"
+    if model.sharing is not None:
+        yield f"each more process on a machine slows all by {model.sharing:.1%}"
+    if model.gradient_bytes is not None:
+        yield f"gradient: {model.gradient_bytes / 1e6:.4g} MB, exchanged by {model.backend}"
+    for assumption in fitted.assumed:
+        yield f"assumed: {assumption}"
+
+
+def prediction_lines(fitted: Fitted, found: Outcome, link: Link, epochs: int) -> Iterator[str]:
+    each = found.prediction
+    plan = each.plan
+    over = f" over {link}" if plan.shape.nodes > 1 else ""
+    batch = f"batch {plan.batch} each ({each.samples} an update)"
+    yield f"{plan.shape} {_strategy(each)}, {batch}{over}"
+    interval = (
+        f"{UNKNOWN}: {why_no_interval(fitted, each)}"
+        if each.low_s is None or each.high_s is None
+        else f"{_ms(each.low_s)} to {_ms(each.high_s)}"
+    )
+    yield f"  step time    {_ms(each.step_s)} (95 % interval {interval})"
+    parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in each.parts.items())
+    yield f"  made of      {parts}; most: {each.dominating}"
+    yield f"  samples/s    {each.samples_per_s:,.4g}"
+    yield f"  efficiency   {each.efficiency:.3f} of {plan.shape.ranks} x one process"
+    evaluation = _of_time(found.eval_s)
+    yield f"  epoch        {_of_time(found.epoch_s)} of training, evaluation {evaluation}"
+    total = None if found.whole_s is None else epochs * found.whole_s
+    yield f"  {epochs:>3} epochs   {_of_time(total)}"
+    energy = UNKNOWN if found.energy_j is None else f"{epochs * found.energy_j / 3.6e6:,.4g} kWh"
+    yield f"  energy       {energy} (devices alone)"
+    yield f"  cost         {UNKNOWN if found.cost is None else f'{epochs * found.cost:,.4g}'}"
+    if plan.shape.nodes > 1:
+        yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
+        yield from _of_the_link(each)
+    batches = fitted.model.line.batches
+    if not batches[0] <= plan.batch <= batches[-1]:
+        yield f"note: batch {plan.batch} is extrapolated: {_listed(batches)} were measured"
+
+
+def _of_the_link(found: Prediction) -> Iterator[str]:
+    sizes = found.correction.sizes
+    if found.correction.of_link:
+        measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
+        yield f"note: all-reduce over this link was measured, at {measured} MB"
+    elif sizes:
+        yield "note: this link was not measured: the closed form, corrected as over other links"
+    else:
+        yield (
+            "note: no all-reduce was measured: the closed form alone; measure the link with "
+            "torchrun ... -m harness link --json > RECORDS/link.json"
+        )
+
+
+def why_no_interval(fitted: Fitted, found: Prediction) -> str:
+    if fitted.model.line.spread is None:
+        return "too few runs of one process repeat a batch"
+    if found.plan.shape.nodes > 1 and found.plan.strategy in APART:
+        return (
+            "connections that rest between exchanges begin slowly again, which is not modelled: "
+            "over long delays a step takes longer"
+        )
+    if found.plan.shape.nodes > 1 and found.correction.spread is None:
+        return "no spread of all-reduces over links was measured"
+    return "what processes of a machine cost each other was measured once"
+
+
+def curve_table(curve: list[Prediction]) -> Table:
+    table = _table("nodes", "step ms", "95 % interval", "samples/s", "efficiency", "most")
+    for each in curve:
+        interval = (
+            "-" if each.low_s is None or each.high_s is None
+            else f"{each.low_s * 1e3:,.4g} to {each.high_s * 1e3:,.4g}"
+        )  # fmt: skip
+        table.add_row(
+            f"{each.plan.shape.nodes:,}", f"{each.step_s * 1e3:,.4g}", interval,
+            f"{each.samples_per_s:,.4g}", f"{each.efficiency:.3f}", each.dominating,
+        )  # fmt: skip
+    return table
+
+
+def bend_line(curve: list[Prediction]) -> str:
+    bends = bend(curve)
+    if bends is None:
+        return f"no bend up to {curve[-1].plan.shape.nodes:,} nodes: efficiency stays above 0.5"
+    return f"the curve bends: from {bends.plan.shape.nodes:,} nodes on efficiency is below 0.5"
+
+
+def advice_table(choices: list[Choice]) -> Table:
+    table = _table("setup", "strategy", "batch", "hours", "device hours", "cost", "efficiency")
+    for choice in choices:
+        each = choice.found.prediction
+        table.add_row(
+            str(each.plan.shape), _strategy(each), str(each.plan.batch), f"{choice.hours:,.3g}",
+            f"{choice.device_hours:,.3g}", "-" if choice.cost is None else f"{choice.cost:,.2f}",
+            f"{each.efficiency:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _strategy(found: Prediction) -> str:
+    plan = found.plan
+    compress = "" if plan.compress == "none" else f" {plan.compress}"
+    every = f" every {plan.sync_every}" if plan.strategy in APART else ""
+    return f"{plan.strategy}{compress}{every}"
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.4g} ms"
+
+
+def _of_time(seconds: float | None) -> str:
+    if seconds is None:
+        return UNKNOWN
+    return f"{seconds:,.4g} s" if seconds < 3600 else f"{seconds / 3600:,.3g} h"
+
+
+# ----
+# python -m harness predict RECORDS --setup 16_8 --link 25gbit,0.1ms: what it would take.
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+SHOWN = 5  # choices of --advise
+
+
+MOST = 100_000  # nodes; what is beyond is a slip of the finger
+
+
+def main(argv: list[str]) -> int:
+    try:
+        asked = _parser().parse_args(argv)
+        fitted = fit_records(asked.records, _given(asked))
+        link = _link(asked.link)
+        plan = _plan(asked, fitted, link)
+        if asked.advise:
+            return _advise(asked, fitted, plan)
+        found = outcome(fitted, predict(fitted.model, plan), asked.cost_per_gpu_hour)
+        curve = over_nodes(fitted.model, plan, plan.shape.nodes) if plan.shape.nodes > 1 else []
+    except UserError as error:
+        print(f"harness predict: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    if asked.json:
+        print(json.dumps({**as_fields(found), "assumed": fitted.assumed}, indent=2))
+    else:
+        screen = _screen()
+        for line in (*fit_lines(fitted), "",
+                     *prediction_lines(fitted, found, link, asked.epochs)):  # fmt: skip
+            screen.print(line)
+        if curve:
+            _wide(curve_table(curve))
+            screen.print(bend_line(curve))
+    if asked.plot:
+        _draw(asked.plot, curve or [found.prediction], f"{fitted.name} over {link}")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m harness predict", allow_abbrev=False,
+        description="Step time, samples/s, efficiency, epochs, energy and cost of a topology.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("records", help="a folder with runs of one process and of several on one machine; also "
+                        "FOLDER:NAME=VALUE,NAME=VALUE")  # fmt: skip
+    add("--setup", required=True, help="N_M: N nodes of M processes; with --advise the largest")
+    add("--link", help="between nodes, one way: 25gbit,0.1ms or 20ms/200mbit or a name")
+    add("--batch", type=_whole, help="samples per process and forward pass (the largest measured)")
+    add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
+    add("--compress", default="none", help="bf16, fp16 for ddp; bf16, int8 for diloco")
+    add("--sync_every", type=_whole, default=10, help="of local_sgd and diloco (10)")
+    add("--sync_scope", choices=("node", "rank"), default="node", help="who trains apart (node)")
+    add("--fragments", type=_whole, default=1, help="of diloco (1)")
+    add("--overlap", type=_natural, default=0, help="of diloco (0)")
+    add("--blocks", type=_whole, help="layers that fsdp gathers one at a time")
+    add("--emulated", action="store_true", help="the nodes share one machine and its cores")
+    add("--epochs", type=_whole, default=1, help="for time, energy and cost (1)")
+    add("--cost_per_gpu_hour", type=_positive, help="of one device, in any currency")
+    add("--gradient_mb", type=_positive, help="where the records do not say: 4 bytes a weight")
+    add("--train_size", type=_whole, help="samples of an epoch, where the records do not say")
+    add("--backend", choices=BACKENDS, help="where the records do not say")
+    add("--sharing", type=_share, help="what each more process of a machine slows all by, 0 to 1")
+    add("--plot", type=_picture, metavar="FILE", help="draws samples/s over nodes: png, svg or pdf")
+    add("--advise", action="store_true", help="the best topology, batch and strategy")
+    add("--deadline", type=_positive, help="hours, with --advise")
+    add("--budget", type=_positive, help="with --advise and --cost_per_gpu_hour")
+    add("--json", action="store_true", help="the numbers, for a program")
+    return parser
+
+
+def _given(asked: argparse.Namespace) -> Given:
+    return Given(asked.gradient_mb, asked.backend, asked.sharing, asked.train_size)
+
+
+def _plan(asked: argparse.Namespace, fitted: Fitted, link: Link) -> Plan:
+    nodes, per_node, _ = parse_setup(asked.setup)
+    if nodes > MOST:
+        raise UserError(f"--setup {asked.setup}: {MOST:,} nodes at most")
+    if asked.strategy not in STRATEGIES:
+        raise UserError(f"--strategy {asked.strategy}: there is {', '.join(STRATEGIES)}")
+    if nodes > 1 and asked.link is None:
+        raise UserError(
+            f"--setup {asked.setup} has {nodes} nodes and the link between them is not known: "
+            "give --link, for example 25gbit,0.1ms; torchrun ... -m harness link measures one"
+        )
+    if asked.sync_every % asked.fragments:
+        raise UserError(f"--fragments {asked.fragments}: must divide --sync_every")
+    if (asked.deadline or asked.budget) and not asked.advise:
+        raise UserError("--deadline and --budget go with --advise")
+    batch = asked.batch or fitted.model.line.batches[-1]
+    return Plan(
+        Shape(nodes, per_node), batch, wire_of(link), asked.strategy, asked.compress,
+        asked.sync_every, asked.sync_scope, asked.fragments, asked.overlap, asked.blocks,
+        asked.emulated,
+    )  # fmt: skip
+
+
+def _link(text: str | None) -> Link:
+    """A comma does as well as a stroke; what the model has no place for is refused."""
+    found = link_of("none" if text is None else text.replace(",", "/"))
+    if not isinstance(found, Link):
+        raise UserError(f"--link {text}: pairs of nodes that differ are not modelled: "
+                        "give the slowest of them")  # fmt: skip
+    if found.loss or found.jitter_ms:
+        raise UserError(f"--link {text}: loss and jitter are not modelled: leave them out")
+    return found
+
+
+def _advise(asked: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
+    if (asked.deadline is None) == (asked.budget is None):
+        raise UserError("--advise needs --deadline (hours) or --budget, one of them")
+    choices = advise(
+        fitted, plan, asked.epochs, asked.deadline, asked.budget, asked.cost_per_gpu_hour
+    )
+    screen = _screen()
+    limit = f"{asked.deadline:g} h" if asked.deadline else f"a budget of {asked.budget:g}"
+    for line in (*fit_lines(fitted), ""):
+        screen.print(line)
+    if not choices:
+        screen.print(f"nothing up to {asked.setup} keeps {limit} for {asked.epochs} epochs")
+        return 1
+    how = "fewest device hours" if asked.deadline else "fastest"
+    screen.print(f"{asked.epochs} epochs within {limit}, {how} first:")
+    _wide(advice_table(choices[:SHOWN]))
+    screen.print(
+        "quality is not predicted: other effective batches and diloco are other trainings "
+        "(python -m harness batches says from which batch on larger ones do not pay); "
+        "over long delays diloco takes longer than is said here (its connections rest)"
+    )
+    return 0
+
+
+def _draw(file: Path, curve: list[Prediction], title: str) -> None:
+    pass  # a second: only where it is needed
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    curve_figure(curve, title).savefig(file, dpi=150)
+
+
+def _screen() -> Console:
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def _wide(table: Table) -> None:
+    screen = _screen()
+    width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
+    Console(highlight=False, width=width).print(table)
+
+
+def _picture(text: str) -> Path:
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text}: expected a file that ends in png, svg or pdf")
+    return Path(text)
+
+
+def _number(text: str, least: float, most: float, what: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not least <= found <= most:
+        raise argparse.ArgumentTypeError(f"{text}: expected {what}")
+    return found
+
+
+def _whole(text: str) -> int:
+    return _natural(text, 1)
+
+
+def _natural(text: str, least: int = 0) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, {least} or more")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    return _number(text, sys.float_info.min, sys.float_info.max, "a number above 0")
+
+
+def _share(text: str) -> float:
+    return _number(text, 0.0, 1.0, "a share, 0 to 1")

@@ -1,0 +1,333 @@
+"""What a step computes: a line over the batch, and what processes of one machine cost another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from harness.core.settings import UserError
+from harness.read.predict.exchange import (
+    LANES,
+    NOTHING,
+    Correction,
+    Cost,
+    Reduction,
+    Shape,
+    Wire,
+    allreduce,
+    alpha_beta,
+    buckets,
+    coded_mean,
+    correction,
+    last_end,
+    ready_times,
+)
+from harness.read.statistics import student_t
+
+# Backward passes take twice the operations of the forward pass.
+BACKWARD_SHARE = 2 / 3
+
+
+@dataclass(frozen=True)
+class Line:
+    """fixed_s + per_sample_s x batch; of one batch alone nothing is known of any other."""
+
+    fixed_s: float
+    per_sample_s: float
+    batches: tuple[int, ...]  # measured
+    spread: float | None  # relative standard deviation of a run from the line
+    freedom: int
+    residuals: tuple[tuple[int, float], ...]  # batch, how far a run is from the line, relative
+
+    def step_s(self, batch: int) -> float:
+        return self.fixed_s + self.per_sample_s * batch
+
+    def knows(self, batch: int) -> bool:
+        return len(self.batches) > 1 or batch in self.batches
+
+    def backward_s(self, batch: int) -> float:
+        """Of one batch alone it is not known what of the step is fixed: none is taken to be."""
+        grows = self.per_sample_s * batch if len(self.batches) > 1 else self.step_s(batch)
+        return BACKWARD_SHARE * grows
+
+
+def fit_line(runs: Sequence[tuple[int, float]]) -> Line:
+    """By least squares of relative errors, with neither part below zero."""
+    batches = np.array([batch for batch, _ in runs], dtype=float)
+    steps = np.array([step for _, step in runs], dtype=float)
+    known = tuple(sorted({batch for batch, _ in runs}))
+    if len(known) == 1:
+        fixed, slope, free = float(np.mean(steps)), 0.0, len(runs) - 1
+    else:
+        fixed, slope = _least_squares(batches, steps)
+        free = len(runs) - 2
+    off = (steps - (fixed + slope * batches)) / steps
+    spread = float(math.sqrt(float(off @ off) / free)) if free > 0 else None
+    residuals = tuple((int(batch), float(each)) for batch, each in zip(batches, off, strict=True))
+    return Line(fixed, slope, known, spread, free, residuals)
+
+
+def _least_squares(batches: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
+    columns = np.stack([1 / steps, batches / steps], axis=1)
+    (fixed, slope), *_ = np.linalg.lstsq(columns, np.ones(len(steps)), rcond=None)
+    if slope < 0:
+        return float(np.sum(1 / steps) / np.sum(1 / steps**2)), 0.0
+    if fixed < 0:
+        return 0.0, float(np.sum(batches / steps) / np.sum((batches / steps) ** 2))
+    return float(fixed), float(slope)
+
+
+def fit_sharing(slower: Mapping[int, Sequence[float]]) -> float:
+    """What each more process on a machine adds to a step, as a share of it.
+
+    From steps of so many processes / steps of one; never below zero.
+    """
+    points = [(count - 1, each - 1) for count, many in slower.items() for each in many]
+    squares = sum(more**2 for more, _ in points)
+    return max(0.0, sum(more * added for more, added in points) / squares) if squares else 0.0
+
+
+# ----
+# The step of a topology, made of what was measured on one machine and what links carry.
+
+# Bytes of a number on the wire as a share of four: int8 has a scale of four bytes a block of 1024.
+WIRE_SHARES = {"none": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25 + 1 / 1024}
+
+
+COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be predicted."""
+
+    shape: Shape
+    batch: int  # per process and forward pass
+    wire: Wire = field(default_factory=Wire)
+    strategy: str = "ddp"
+    compress: str = "none"
+    sync_every: int = 10
+    sync_scope: str = "node"
+    fragments: int = 1
+    overlap: int = 0
+    blocks: int | None = None  # layers that fsdp gathers one at a time
+    emulated: bool = False  # its nodes share one machine
+
+
+@dataclass(frozen=True)
+class Model:
+    """What has been fitted."""
+
+    line: Line  # a step of one process, over its batch
+    sharing: float | None  # each more process on a machine slows all by this share
+    sharing_spread: float | None
+    inside_s: float  # exposed exchange of two processes on one machine
+    gradient_bytes: int | None
+    backend: str
+    grad_acc: int = 1
+    cap_mb: float | None = None
+    table: tuple[Reduction, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one update; its parts add up to it."""
+
+    plan: Plan
+    step_s: float
+    parts: dict[str, float]
+    low_s: float | None  # 95 % interval; None: too little is known
+    high_s: float | None
+    baseline_s: float  # with the textbook's ring after the backward pass
+    samples: int  # of an update
+    alone_s: float  # a step of one process
+    correction: Correction
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.step_s
+
+    @property
+    def efficiency(self) -> float:
+        """Weak scaling: against as many processes that need not wait for one another."""
+        return self.alone_s / self.step_s
+
+    @property
+    def dominating(self) -> str:
+        return max(self.parts, key=lambda name: self.parts[name])
+
+
+def predict(model: Model, plan: Plan) -> Prediction:
+    """UserError for what the model does not hold."""
+    check(model, plan)
+    alone_s = model.line.step_s(plan.batch)
+    neighbours = plan.shape.ranks if plan.emulated else plan.shape.per_node
+    slower = 1 + (model.sharing or 0.0) * (neighbours - 1)
+    found = (
+        correction(model.table, model.backend, plan.shape, plan.wire)
+        if plan.shape.nodes > 1
+        else NOTHING
+    )
+    exposed_s = _exposed(model, plan, slower, found)
+    parts = {COMPUTE: alone_s, SHARING: alone_s * (slower - 1), EXCHANGE: exposed_s}
+    step_s = sum(parts.values())
+    baseline_s = alone_s * slower + _textbook(model, plan)
+    half_s = _half(model, plan, parts, found)
+    low_s, high_s = (None, None) if half_s is None else (max(0.0, step_s - half_s), step_s + half_s)
+    samples = plan.batch * model.grad_acc * plan.shape.ranks
+    return Prediction(plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, found)
+
+
+def check(model: Model, plan: Plan) -> None:
+    shape = plan.shape
+    if plan.strategy not in EXPOSED:
+        known = ", ".join(EXPOSED)
+        raise UserError(f"--strategy {plan.strategy}: not modelled; there is {known}")
+    if plan.compress not in COMPRESSED[plan.strategy]:
+        known = ", ".join(COMPRESSED[plan.strategy])
+        raise UserError(
+            f"--compress {plan.compress} with {plan.strategy}: not modelled; there is {known}"
+        )
+    if plan.strategy == "fsdp" and plan.blocks is None:
+        raise UserError(
+            "--strategy fsdp gathers layer by layer, and how many there are is in no record: "
+            "give --blocks, 12 for BERT-base and ViT-B"
+        )
+    if shape.ranks > 1 and model.gradient_bytes is None:
+        raise UserError("the size of the gradient is in no record: give --gradient_mb")
+    if not model.line.knows(plan.batch):
+        (only,) = model.line.batches
+        raise UserError(
+            f"--batch {plan.batch}: only batch {only} was measured on one process, which says "
+            f"nothing of others; measure one more, with --setup 1_1 --per_gpu_batch {plan.batch}"
+        )
+    shares = shape.ranks if plan.emulated else shape.per_node
+    if shares > 1 and model.sharing is None:
+        raise UserError(
+            f"{shape}: what several processes of one machine cost each other is not known: "
+            "measure --setup 1_2 as well, or say it with --sharing (0 for nothing)"
+        )
+
+
+def _exposed(model: Model, plan: Plan, slower: float, found: Correction) -> float:
+    if plan.shape.ranks == 1:
+        return 0.0
+    return EXPOSED[plan.strategy](model, plan, slower, found)
+
+
+def _ddp(model: Model, plan: Plan, slower: float, found: Correction) -> float:
+    """Beyond the end of the backward pass, of the last forward pass of the update."""
+    if plan.shape.nodes == 1:
+        return _inside(model, plan)
+    sizes = buckets(model.gradient_bytes or 0, model.cap_mb)
+    share = WIRE_SHARES[plan.compress]
+    costs = [_reduce(model, share * size, plan.shape, plan.wire, found) for size in sizes]
+    backward_s = model.line.backward_s(plan.batch) * slower / model.grad_acc
+    ready_s = ready_times(sizes, backward_s)
+    between_s = max(0.0, last_end(ready_s, costs, LANES[model.backend]) - backward_s)
+    # What goes between nodes goes through them as well.
+    return max(between_s, _inside(model, plan))
+
+
+def _fsdp(model: Model, plan: Plan, slower: float, found: Correction) -> float:
+    """Weights are gathered before either pass, gradients scattered in the second: each is half of
+    an all-reduce. Only the first layer's gathering and the last one's scattering hide nowhere.
+    """
+    assert plan.blocks is not None
+    if plan.shape.nodes == 1:
+        raise UserError("--strategy fsdp on one node: what its exchange takes is in no record")
+    size = (model.gradient_bytes or 0) / plan.blocks
+    half_s = _reduce(model, size, plan.shape, plan.wire, found).alone_s / 2
+    backward_s = model.line.backward_s(plan.batch) * slower
+    forward_s = backward_s / 2
+    gathering_s, both_s = plan.blocks * half_s, 2 * plan.blocks * half_s
+    forward = half_s + max(0.0, gathering_s - half_s - forward_s)
+    backward = 2 * half_s + max(0.0, both_s - 2 * half_s - backward_s)
+    return model.grad_acc * (forward + backward)
+
+
+def _textbook(model: Model, plan: Plan) -> float:
+    """Of an update: its exchange after all else, of local_sgd and diloco every so many updates."""
+    size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress]
+    if plan.strategy in APART:
+        return alpha_beta(size, _units(plan), plan.wire) / plan.sync_every
+    return alpha_beta(size, plan.shape, plan.wire)
+
+
+def _units(plan: Plan) -> Shape:
+    """What trains apart from the others."""
+    return Shape(plan.shape.nodes, plan.shape.per_node if plan.sync_scope == "rank" else 1)
+
+
+def _apart(model: Model, plan: Plan, slower: float, found: Correction) -> float:
+    """Inside a unit as ddp; between units every sync_every updates, piece by piece."""
+    inside_s = _inside(model, plan) if plan.sync_scope == "node" else 0.0
+    units = _units(plan)
+    if units.nodes == 1:
+        return inside_s
+    size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress] / plan.fragments
+    if plan.compress == "none":
+        cost = _reduce(model, size, units, plan.wire, found)
+    else:
+        cost = coded_mean(size, units, plan.wire)
+    going_on_s = plan.overlap * (model.line.step_s(plan.batch) * slower + inside_s)
+    waiting_s = max(0.0, cost.alone_s - going_on_s)
+    return inside_s + plan.fragments * waiting_s / plan.sync_every
+
+
+def _inside(model: Model, plan: Plan) -> float:
+    """On one machine, grown from what two processes wait as a ring's share of bytes grows."""
+    return model.inside_s * 2 * (plan.shape.per_node - 1) / plan.shape.per_node
+
+
+def _reduce(model: Model, size: float, shape: Shape, wire: Wire, found: Correction) -> Cost:
+    return allreduce(model.backend, size, shape, wire).scaled(found.at(size))
+
+
+EXPOSED = {"ddp": _ddp, "fsdp": _fsdp, "local_sgd": _apart, "diloco": _apart}
+
+
+APART = ("local_sgd", "diloco")
+
+
+COMPRESSED = {
+    "ddp": ("none", "bf16", "fp16"),
+    "fsdp": ("none",),
+    "local_sgd": ("none",),
+    "diloco": ("none", "bf16", "int8"),
+}
+
+
+def _half(model: Model, plan: Plan, parts: dict[str, float], found: Correction) -> float | None:
+    """Half of the 95 % interval; None where one of its parts has an unknown spread.
+
+    Parts err by themselves: their squares are added. Student's t is that of the least known one.
+    Connections that rest between the exchanges of local_sgd and diloco begin slowly again, over
+    long delays by much: that is not modelled, so their spread is not known.
+    """
+    if parts[EXCHANGE] > 0 and plan.shape.nodes > 1 and plan.strategy in APART:
+        return None
+    errors = [(parts[COMPUTE], model.line.spread, model.line.freedom)]
+    if parts[SHARING] > 0:
+        errors.append((parts[SHARING], model.sharing_spread, model.line.freedom))
+    if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
+        errors.append((parts[EXCHANGE], found.spread, found.freedom))
+    if any(spread is None or freedom < 1 for _, spread, freedom in errors):
+        return None
+    total = math.sqrt(sum((size * (spread or 0.0)) ** 2 for size, spread, _ in errors))
+    return student_t(min(freedom for *_, freedom in errors)) * total
+
+
+def over_nodes(model: Model, plan: Plan, most: int) -> list[Prediction]:
+    """The same on 1, 2, 4 ... nodes, and on the most."""
+    counts = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
+    shapes = [Shape(nodes, plan.shape.per_node) for nodes in counts]
+    return [predict(model, replace(plan, shape=shape)) for shape in shapes]
+
+
+def bend(curve: list[Prediction]) -> Prediction | None:
+    """The first that loses half of its devices' time; None where none does."""
+    return next((each for each in curve if each.efficiency < 0.5), None)

@@ -1,0 +1,1 @@
+"""Records read back: runs, groups of runs, sweeps."""

@@ -1,0 +1,1 @@
+"""Everything that was measured, on one page."""

@@ -1,0 +1,214 @@
+"""The parts that a report is made of, whatever it is written as."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.read.drawing import Drawn, colour_rules
+from harness.read.figures.catalogue import FIGURES
+from harness.read.tables.files import escaped, markdown
+from harness.read.tables.results import Rows
+from harness.read.tables.sweep_table import Shown
+
+
+@dataclass
+class Section:
+    """What the report says of one sweep, or of the runs of one task that are of no sweep."""
+
+    name: str  # of its folder of files
+    title: str
+    about: str
+    table: Shown
+    results: Rows
+    nodes: Rows
+    figures: dict[str, Drawn]
+    not_drawn: dict[str, str]
+    explained: list[str]
+    failures: list[tuple[str, str, str]]  # which, what became of it, where
+    fairness: list[str]
+    problems: list[str]
+    drawings: dict[str, str] = field(default_factory=dict)  # as they stand in the page
+
+
+# ----
+# The report as Markdown, its tables in the form that a README takes.
+
+# Words that the tables use; each table says what it uses besides.
+DEFINITIONS = {
+    "samples/s": "training samples of the timed steps over all processes, divided by their time; "
+    "evaluation, saving and the first steps are left out.",
+    "training time": "the training part of all epochs, without evaluation and saving.",
+    "wall time": "everything from the start of a run to its end, all attempts added up.",
+    "loss, top-1, top-5": "of the last epoch, over the whole evaluation set, each sample once.",
+    "effective batch": "samples of one update over all processes.",
+    "±": "sample standard deviation over the seeds; bands and bars in figures are 95 % intervals "
+    "of the mean (Student's t), points are single runs.",
+    "scaling efficiency": "weak X_N/(N X_1) of samples/s at equal batch per device, strong "
+    "T_1/(N T_N) of training time at equal effective batch.",
+    "time to accuracy": "training time to the end of the first epoch that reaches the target; a "
+    "miss takes for ever, and is counted.",
+    "where the time went": "of the rank in the middle, means over the seeds; what the records do "
+    "not tell apart is one part.",
+}
+
+
+def markdown_report(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> str:
+    return "\n".join(_lines(folder, sections, problems)) + "\n"
+
+
+def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> Iterator[str]:
+    yield f"# What was measured: {escaped(folder)}"
+    for problem in problems:
+        yield f"\n- {escaped(problem)}"
+    for section in sections:
+        yield ""
+        yield markdown(section.table).rstrip().replace("### ", "## ", 1)
+        yield "\n### Results\n"
+        yield from markdown_table(section.results)
+        if section.nodes[1]:
+            yield "\n### By node\n"
+            yield from markdown_table(section.nodes)
+        for title, texts in (
+            ("Explanation", section.explained),
+            ("To be fair", section.fairness),
+            ("Not read", section.problems),
+        ):
+            if texts:
+                yield f"\n### {title}\n"
+                yield from (f"- {escaped(text)}" for text in texts)
+        if section.failures:
+            yield "\n### Not finished\n"
+            yield from (
+                f"- {escaped(which)}: {escaped(what)}" for which, what, _ in section.failures
+            )
+        if section.figures:
+            yield "\n### Figures"
+        for name, drawn in section.figures.items():
+            alt = " ".join(drawn.alt.replace("]", ")").replace("[", "(").split())
+            yield f"\n![{alt}]({section.name}/figures/{name}.png)"
+            yield f"\n{FIGURES[name][1]}" + "".join(f"; {escaped(note)}" for note in drawn.notes)
+    yield "\n## Definitions\n"
+    yield from (f"- **{word}**: {text}" for word, text in DEFINITIONS.items())
+
+
+def markdown_table(table: Rows) -> Iterator[str]:
+    headings, rows = table
+    yield "| " + " | ".join(map(escaped, headings)) + " |"
+    yield "|---" + "|--:" * (len(headings) - 1) + "|"
+    yield from ("| " + " | ".join(map(escaped, row)) + " |" for row in rows)
+
+
+# ----
+# The report as one HTML page that needs nothing else: no network, no other file.
+
+NUMBER = re.compile(r"^[-+]?[\d.,]+")
+
+
+def page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> str:
+    return "\n".join(_page(folder, sections, problems)) + "\n"
+
+
+def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> Iterator[str]:
+    here = Path(__file__).parent
+    light, dark = colour_rules()
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield '<meta name="color-scheme" content="light dark">'
+    yield f"<title>What was measured: {_text(folder)}</title>"
+    yield f"<style>\n:root{{{light}}}"
+    yield f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+    yield (here / "report.css").read_text("utf-8")
+    yield f"</style>\n</head>\n<body>\n<h1>What was measured</h1>\n<p>{_text(folder)}</p>"
+    yield "<nav><ul>"
+    for section in sections:
+        yield f'<li><a href="#{section.name}">{_text(section.title)}</a></li>'
+    yield '<li><a href="#definitions">Definitions</a></li></ul></nav>'
+    if problems:
+        yield '<section class="problems"><h2>Not read</h2>'
+        yield from _list(problems)
+        yield "</section>"
+    for section in sections:
+        yield from _section(section)
+    yield '<section id="definitions"><h2>Definitions</h2><dl>'
+    yield from (f"<dt>{_text(w)}</dt><dd>{_text(t)}</dd>" for w, t in DEFINITIONS.items())
+    yield '</dl></section>\n<div id="tip" role="status" hidden></div>'
+    yield f"<script>\n{(here / 'report.js').read_text('utf-8')}</script>\n</body>\n</html>"
+
+
+def _section(section: Section) -> Iterator[str]:
+    shown = section.table
+    yield f'<section id="{section.name}">\n<h2>{_text(section.title)}</h2>'
+    yield f"<p>{_text(section.about)}</p>"
+    yield "<h3>Results</h3>"
+    yield from _table(*section.results)
+    for title, texts in (
+        ("Explanation", section.explained),
+        ("To be fair", section.fairness),
+        ("Not read", section.problems),
+    ):
+        if texts:
+            yield f"<h3>{title}</h3>"
+            yield from _list(texts)
+    if section.failures:
+        yield "<h3>Not finished</h3>"
+        yield from _table(["run", "what became of it", "record"], [*map(list, section.failures)])
+    yield from _figures(section)
+    if section.nodes[1]:
+        yield "<h3>By node</h3>"
+        yield from _table(*section.nodes)
+    yield "<h3>All that was compared</h3>"
+    yield from _table(shown.headings, shown.rows)
+    yield from (f'<p class="small">{_text(text)}</p>' for text in (*shown.notes, *shown.legend))
+    yield "<h3>Environment and command</h3>"
+    yield from _list(shown.environment or ["unknown"])
+    if shown.command:
+        yield f"<pre><code>{_text(shown.command)}</code></pre>"
+    yield "</section>"
+
+
+def _figures(section: Section) -> Iterator[str]:
+    yield "<h3>Figures</h3>"
+    for name, drawn in section.figures.items():
+        said = "; ".join([FIGURES[name][1], *drawn.notes])
+        yield f'<figure id="{section.name}-{name}-figure"><div class="wide">'
+        yield section.drawings[name]
+        files = ", ".join(
+            f'<a href="{section.name}/figures/{name}.{kind}">{kind.upper()}</a>'
+            for kind in ("svg", "png")
+        )
+        yield f"</div><figcaption>{_text(said)} ({files})</figcaption>"
+        yield f"<details><summary>In words</summary><p>{_text(drawn.alt)}</p></details></figure>"
+    if section.not_drawn:
+        yield "<details><summary>Figures that these records have nothing for</summary>"
+        yield from _list([f"{FIGURES[n][1]}: {why}" for n, why in section.not_drawn.items()])
+        yield "</details>"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    numbers = [
+        all(NUMBER.match(row[n]) or row[n] in ("-", "base") for row in rows)
+        for n in range(len(headings))
+    ]
+    kinds = [' class="number"' if is_number else "" for is_number in numbers]
+    yield '<div class="wide"><table>\n<thead><tr>'
+    yield "".join(
+        f'<th scope="col"{kind}><button type="button">{_text(heading)}</button></th>'
+        for heading, kind in zip(headings, kinds, strict=True)
+    )
+    yield "</tr></thead>\n<tbody>"
+    for row in rows:
+        cells = zip(row, kinds, strict=True)
+        yield "<tr>" + "".join(f"<td{kind}>{_text(cell)}</td>" for cell, kind in cells) + "</tr>"
+    yield "</tbody></table></div>"
+
+
+def _list(texts: Sequence[str]) -> Iterator[str]:
+    yield "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"
+
+
+def _text(text: str) -> str:
+    return html.escape(str(text))

@@ -1,0 +1,138 @@
+"""python -m harness report [FOLDER]: one page, tables and figures of all that was measured."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from harness.core.records import FINISHED
+from harness.core.settings import UserError
+from harness.read.drawing import for_page, save
+from harness.read.explain.explain import explained
+from harness.read.figures.catalogue import draw_all
+from harness.read.records.groups import group_rows
+from harness.read.records.loading import UNFINISHED
+from harness.read.records.measured import Measured, how_far, read_all, what_it_is
+from harness.read.records.sweep_runs import SKIPPED, WAITING, run_row
+from harness.read.report.page import Section, markdown_report, page
+from harness.read.tables.files import csv_text
+from harness.read.tables.results import by_node, fairness, results
+from harness.read.tables.sweep_table import label_text, one_line, table_of
+
+USAGE = """usage: python -m harness report [FOLDER] [--out DIR]   (outputs, FOLDER/report)
+
+report.html opens from disk, without a network; beside it report.md, and for each sweep its
+numbers as CSV and its figures as PNG and SVG, light and dark"""
+
+
+def main(argv: list[str]) -> int:
+    if argv and argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    try:
+        folder, out = _arguments(argv)
+        for file in make_report(folder, out):
+            print(f"written: {file}")
+    except UserError as error:
+        print(f"harness report: error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _arguments(argv: list[str]) -> tuple[Path, Path]:
+    words, out = [*argv], None
+    if "--out" in words:
+        at = words.index("--out")
+        if at + 1 == len(words):
+            raise UserError("--out: name a folder")
+        out = Path(words.pop(at + 1))
+        words.pop(at)
+    if len(words) > 1 or (words and words[0].startswith("-")):
+        raise UserError(f"one folder is expected, not {' '.join(words)}; {USAGE.splitlines()[0]}")
+    folder = Path(words[0] if words else "outputs")
+    return folder, out or folder / "report"
+
+
+def make_report(folder: Path, out: Path) -> list[Path]:
+    """Write everything below out; the page and the text are named last, when all is there."""
+    parts, problems = read_all(folder)
+    sections: list[Section] = []
+    for measured in parts:
+        sections.append(_section(measured, {s.name for s in sections}))
+        _write_numbers(measured, out / sections[-1].name)
+        _write_figures(sections[-1], out)
+    page_file, text_file = out / "report.html", out / "report.md"
+    _write(page_file, page(str(folder), sections, problems))
+    _write(text_file, markdown_report(str(folder), sections, problems))
+    return [page_file, text_file, *(out / section.name for section in sections)]
+
+
+def _section(measured: Measured, taken: set[str]) -> Section:
+    sweep = measured.sweep
+    table, _ = table_of(sweep, measured.runs)
+    figures, not_drawn = draw_all(measured)
+    return Section(
+        name=_file_name(sweep.name, taken),
+        title=table.title,
+        about=table.about,
+        table=table,
+        results=results(measured),
+        nodes=by_node(measured),
+        figures=figures,
+        not_drawn=not_drawn,
+        explained=explained(measured),
+        failures=_failures(measured),
+        fairness=fairness(measured),
+        problems=measured.problems,
+    )
+
+
+def _file_name(name: str, taken: set[str]) -> str:
+    plain = re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_.") or "runs"
+    found, number = plain, 2
+    while found in taken:
+        found, number = f"{plain}_{number}", number + 1
+    return found
+
+
+def _failures(measured: Measured) -> list[tuple[str, str, str]]:
+    """Every run that has not finished, but for those that have not begun: these are counted."""
+    found = []
+    for run in measured.runs:
+        if run.state in (FINISHED, WAITING, SKIPPED):
+            continue
+        folder = measured.folder(run)
+        state = what_it_is(folder, run.state)
+        unfinished = run.state == UNFINISHED
+        reason = how_far(folder, run) if unfinished else run.reason or "no reason was recorded"
+        which = label_text(run.label, measured.sweep.axes)
+        found.append((which, f"{state}: {one_line(reason)}", run.path or ""))
+    for state in (WAITING, SKIPPED):
+        if number := sum(run.state == state for run in measured.runs):
+            reasons = {run.reason for run in measured.runs if run.state == state} - {None}
+            why = "; ".join(sorted(one_line(str(reason)) for reason in reasons)) or "not begun"
+            found.append((f"{number} run{'s' if number > 1 else ''}", f"{state}: {why}", ""))
+    return found
+
+
+def _write_numbers(measured: Measured, folder: Path) -> None:
+    _write(folder / "table.csv", csv_text(group_rows(measured.sweep, measured.groups)))
+    rows = [run_row(measured.sweep, run) for run in measured.runs]
+    _write(folder / "runs.csv", csv_text(rows))
+
+
+def _write_figures(section: Section, out: Path) -> None:
+    """The page's drawing first: a figure is dark when it has been saved, and then let go."""
+    for name, drawn in section.figures.items():
+        section.drawings[name] = for_page(drawn, f"{section.name}-{name}")
+        save(drawn, out / section.name / "figures", name)
+        drawn.figure.clear()
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from None

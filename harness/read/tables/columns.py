@@ -1,0 +1,340 @@
+"""What tables say of devices: how much of them is used, how long, and what they take."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.core.attempts import QUALITY
+from harness.core.identity import number
+from harness.core.settings import UserError
+from harness.read.labels import STRATEGY, shown_axes, strategy_text
+from harness.read.records.loading import BANDWIDTH, FIELDS, RTT
+from harness.read.records.sweep_runs import (
+    MEMORY_FIRST,
+    MEMORY_OTHERS,
+    PER_UPDATE,
+    SUMMED,
+    TO_TARGET,
+    column_of,
+)
+from harness.read.records.sweeps import Sweep
+
+MFU, BUSY = "mfu", "gpu_utilisation_percent"
+
+
+TFLOPS, ENERGY, JOULES = "tflops_per_s", "energy_j", "joules_per_sample"
+
+
+DEVICE_FIELDS = (TFLOPS, MFU, BUSY, ENERGY, JOULES)
+
+
+DEVICE_HEADINGS = {
+    TFLOPS: "TFLOP/s",
+    MFU: "MFU",
+    BUSY: "GPU busy %",
+    ENERGY: "energy J",
+    JOULES: "J/sample",
+}
+
+
+DEFINITIONS = {
+    TFLOPS: "TFLOP/s: 10^12 operations a second of the model, padding included",
+    MFU: "MFU: share of what the devices can do at most",
+    BUSY: "GPU busy: of the time, however little it computes",
+    ENERGY: "energy J: of the devices alone",
+    JOULES: "J/sample: of the devices alone",
+}
+
+
+def usual(known: Collection[str]) -> list[str]:
+    """The columns where these are known. MFU and GPU utilisation are shown together or not at all:
+    neither says anything without the other.
+    """
+    pair = [MFU, BUSY] if MFU in known or BUSY in known else []
+    return [*pair, *([JOULES] if JOULES in known else [])]
+
+
+def paired(names: list[str]) -> list[str]:
+    """The names of columns with the other one beside the first of these two."""
+    found = [name for name in names if name in (MFU, BUSY)]
+    if not found:
+        return names
+    at = names.index(found[0])
+    rest = [name for name in names[at:] if name not in found]
+    return [*names[:at], MFU, BUSY, *rest]
+
+
+# ----
+# The columns of a sweep's table: which ones, and how a group's numbers are written in them.
+
+Row = Mapping[str, Any]
+
+
+UNKNOWN = "-"
+
+
+OTHER_TRAINING = "†"
+
+
+OTHER_LINK = "‡"
+
+
+GAIN, POINTS, EFFICIENCY = (
+    "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
+)  # fmt: skip
+
+
+RATIOS = ("tta_train_s_ratio", "tta_wall_s_ratio")
+
+
+HEADINGS = {
+    "per_gpu_batch": "batch per GPU",
+    "number_format": "precision",
+    "effective_batch": "batch",
+    "train_samples_per_s": "samples/s",
+    "train_samples_per_s_per_gpu": "per GPU",
+    GAIN: "vs base",
+    POINTS: "acc. points",
+    MEMORY_FIRST: "first GPU GiB",
+    MEMORY_OTHERS: "other GPUs GiB",
+    "peak_memory_gib": "peak GiB",
+    **DEVICE_HEADINGS,
+    RTT: "round trip ms",
+    BANDWIDTH: "link Mbit/s",
+    "epoch_time_s": "epoch s",
+    "train_time_s": "train s",
+    "tta_train_s": "target train s",
+    "tta_wall_s": "target wall s",
+    "tta_epochs": "target epochs",
+    "tta_samples": "target samples",
+    "tta_train_s_ratio": "target train vs base",
+    "tta_wall_s_ratio": "target wall vs base",
+    "payload_mb_per_update": "payload MB/update",
+    "network_mb_per_update": "sent MB/update",
+    "comm_share": "comm. share",
+    "comm_exposed_share": "exposed comm.",
+}
+
+
+# What a list of columns may name besides the numbers that the records hold.
+OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
+               "samples_per_s_per_gpu": "train_samples_per_s_per_gpu"}  # fmt: skip
+
+
+FACTS = ("nodes", "processes", "devices", "effective_batch", "planned", "finished", "reached")
+
+
+# Not in every record: a run may have none of them.
+OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s", "system_s",
+            "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
+            "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
+            "peak_memory_gib", "comm_share", "comm_exposed_share", "compute_skew", MEMORY_FIRST,
+            MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
+            EFFICIENCY, *FIELDS, *RATIOS, *PER_UPDATE, *PER_UPDATE.values(),
+            *DEVICE_FIELDS)  # fmt: skip
+
+
+COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    name: str
+    text: Callable[[Row], str]
+    right: bool = True
+    axis: bool = False
+    setting: bool = False  # planned, not measured: said once where it is the same for all
+
+
+def columns_of(sweep: Sweep, rows: list[Row], measures: list[str]) -> list[Column]:
+    """Axes first, then how many runs, then what was asked for or what is usual."""
+    known = [*dict.fromkeys([*measures, *OPTIONAL, *FACTS])]
+    if sweep.columns is None:
+        shown = _usual(sweep, rows)
+    else:
+        shown = [_checked(name, known) for name in _asked(sweep)]
+    with_spread = shown if sweep.columns is not None else ["accuracy", "train_samples_per_s"]
+    first = [_axis(column_of(axis), rows) for axis in shown_axes(sweep.axes)]
+    if len({row["machine"] for row in rows if row["machine"]}) > 1:
+        first.append(_axis("machine", rows))
+    dagger_at = "updates" if "updates" in shown else "planned"
+    count = Column("n", "planned", _with_dagger(runs_text, dagger_at == "planned"), axis=True)
+    reached = "reached" in shown
+    measured = (_measure(name, rows, reached, name in with_spread) for name in shown)
+    marked = next((name for name in (RTT, BANDWIDTH) if name in shown), "planned")
+    return [_with_link(c) if c.name == marked else c for c in (*first, count, *measured)]
+
+
+def _with_link(column: Column) -> Column:
+    """A link that is not the one asked for is said where the link is seen."""
+    return replace(
+        column, text=lambda row: column.text(row) + (OTHER_LINK if row["link_warnings"] else "")
+    )
+
+
+def _asked(sweep: Sweep) -> list[str]:
+    """The names asked for, without the axes: those are always there."""
+    axes = {*sweep.axes, *map(column_of, sweep.axes)}
+    asked = (OTHER_NAMES.get(name, name) for name in sweep.columns or ())
+    return paired([*dict.fromkeys(name for name in asked if name not in axes)])
+
+
+def _usual(sweep: Sweep, rows: list[Row]) -> list[str]:
+    shown = ["effective_batch", "updates", "accuracy", "eval_loss", "train_samples_per_s",
+             "train_samples_per_s_per_gpu"]  # fmt: skip
+    if sweep.baseline is not None:
+        shown += [GAIN, POINTS]
+        if any(row[EFFICIENCY] is not None and not row["baseline"] for row in rows):
+            shown.append(EFFICIENCY)
+    known = {name for row in rows for name, value in row.items() if value is not None}
+    shown += [*usual(known), *(name for name in (RTT, BANDWIDTH) if name in known)]
+    shown += ["epoch_time_s", "train_time_s", "wall_s"]
+    if sweep.target is not None:
+        shown += ["tta_train_s", "tta_wall_s", "reached"]
+    if sweep.per_node:
+        shown += ["top5_accuracy", *SUMMED]
+    return shown
+
+
+def _checked(name: str, known: list[str]) -> str:
+    if name not in known:
+        near = difflib.get_close_matches(name, [*known, *OTHER_NAMES], n=1, cutoff=0.0)
+        raise UserError(f"columns: no run has a number named {name}: did you mean {near[0]}?")
+    return name
+
+
+def _axis(name: str, rows: list[Row]) -> Column:
+    if name == STRATEGY:
+        return Column(heading_of(name), name, lambda row: strategy_text(row) or UNKNOWN, False,
+                      axis=True, setting=True)  # fmt: skip
+    numbers = all(isinstance(row[name], (int, float)) for row in rows if row[name] is not None)
+    return Column(heading_of(name), name, lambda row: plain_text(row[name]), numbers, axis=True,
+                  setting=True)  # fmt: skip
+
+
+def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Column:
+    heading, text = heading_of(name), _texts(name, reached, with_spread)
+    kinds = {row["scaling_kind"] for row in rows} - {None}
+    if name == EFFICIENCY:
+        # Which of the two is said in each row only where there are both.
+        one = len(kinds) == 1
+        heading = f"{next(iter(kinds))} eff." if one else "eff."
+        text = _efficiency(say_kind=not one)
+    return Column(heading, name, text, setting=name in ("effective_batch", "updates"))
+
+
+def heading_of(name: str) -> str:
+    return HEADINGS.get(name, name.replace("_", " "))
+
+
+def _texts(name: str, reached: bool, with_spread: bool) -> Callable[[Row], str]:
+    if name == GAIN:
+        return lambda row: "base" if row["baseline"] else _number(row.get(GAIN), "{:+.1f}%")
+    if name == POINTS:
+        return _against_base(POINTS, "{:+.2f}", with_spread)
+    if name in RATIOS:
+        return _against_base(name, "{:.2f}", with_spread)
+    if name == "reached":
+        return lambda row: f"{row['reached']}/{row['finished']}" if "reached" in row else UNKNOWN
+    if name in TO_TARGET:
+        return lambda row: to_target_text(row, name, reached)
+    if name == "updates":
+        return _with_dagger(lambda row: number_text(name, row.get(name)), True)
+    if with_spread and name not in COUNTS:
+        return lambda row: spread_text(name, row)
+    return lambda row: number_text(name, row.get(name))
+
+
+def _against_base(name: str, form: str, with_interval: bool) -> Callable[[Row], str]:
+    """With its 95 % interval where it was asked for by name."""
+
+    def text(row: Row) -> str:
+        value, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
+        if row["baseline"]:
+            return "base"
+        if value is None or math.isinf(value):
+            return UNKNOWN if value is None else "infinite"
+        # A tenth of the baseline's time still has two digits that count.
+        written = "{:.3f}" if name in RATIOS and value < 0.1 else form
+        if not with_interval or low is None or high is None:
+            return written.format(value)
+        return f"{written.format(value)} ({written.format(low)} to {written.format(high)})"
+
+    return text
+
+
+def _with_dagger(text: Callable[[Row], str], here: bool) -> Callable[[Row], str]:
+    """Another number of updates than the baseline's is another training: said where it is seen."""
+    return lambda row: text(row) + (OTHER_TRAINING if here and row["other_updates"] else "")
+
+
+def _efficiency(say_kind: bool) -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        kind = f" {row['scaling_kind']}" if say_kind and row["scaling_kind"] else ""
+        return _number(row[EFFICIENCY], "{:.2f}") + kind
+
+    return text
+
+
+def runs_text(row: Row) -> str:
+    return f"{row['finished']}/{row['planned']}"
+
+
+def to_target_text(row: Row, name: str, reached_elsewhere: bool) -> str:
+    """A miss is not left out: the mean is infinite, the median may be known."""
+    mean, median = row.get(name), row.get(f"{name}_median")
+    if mean is None or math.isfinite(mean):
+        return spread_text(name, row)
+    count = "" if reached_elsewhere else f" ({row['reached']}/{row['finished']})"
+    if median is None or math.isinf(median):
+        return f"not reached{count}"
+    return f"median {number_text(name, median)}{count}"
+
+
+def spread_text(name: str, row: Row) -> str:
+    """mean ± sample standard deviation; one run shows no spread."""
+    mean, sd = row.get(name), row.get(f"{name}_sd")
+    if mean is None or sd is None:
+        return number_text(name, mean)
+    places = decimals(name, mean)
+    if sd > 0:
+        # A small spread is not written as none, unless it is very small.
+        places = max(places, min(places + 2, math.ceil(-math.log10(sd))))
+    return f"{mean:,.{places}f} ± {sd:,.{places}f}"
+
+
+def plain_text(value: Any) -> str:
+    """What was planned: as it stands in the plan."""
+    return UNKNOWN if value is None else number(value)
+
+
+def number_text(name: str, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:g}" if name == "tta_epochs" else f"{value:,.{decimals(name, value)}f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else form.format(value)
+
+
+def decimals(name: str, value: float) -> int:
+    """About three digits that count, and four places of a share or a loss."""
+    size = abs(value)
+    if name in COUNTS:
+        return 0 if value == round(value) else 1
+    if name.endswith("_gib"):
+        return 2
+    if name in PER_UPDATE:
+        return 1 if size >= 10 else 3 if size >= 0.01 else 5
+    if name.endswith("_mbit"):
+        return 0 if size >= 100 else 1
+    if name.endswith(("_s", "_ms")) or "_per_s" in name:
+        rate = "_per_s" in name
+        return 0 if size >= (100 if rate else 1000) else 1 if size >= 10 else 2 if size >= 1 else 3
+    return 4 if size < 10 else 2

@@ -1,0 +1,174 @@
+"""python -m harness table [FOLDER]: what was measured, a row a run, failures included.
+
+In the folder of a sweep: a row for each group of runs that differ only in their seed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from harness.core.settings import UserError
+from harness.read.labels import strategy_text
+from harness.read.records.loading import load_runs
+from harness.read.records.sweeps import FILE, sweep_file
+from harness.read.tables import columns
+from harness.read.tables.files import show_sweep
+
+USAGE = (
+    "usage: python -m harness table [FOLDER]   (outputs)\n"
+    "       python -m harness table SWEEP_FOLDER [--write]   "
+    "(also writes table.md, table.csv and runs.csv there)"
+)
+
+
+# Heading, column of load_runs(), how a value is shown.
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("script", "script", "{}"),
+    ("setup", "setup", "{}"),
+    ("strategy", "strategy", "{}"),
+    ("model", "model", "{}"),
+    ("precision", "number_format", "{}"),
+    ("batch", "effective_batch", "{:.0f}"),
+    ("lr", "lr", "{:g}"),
+    ("seed", "seed", "{:.0f}"),
+    ("updates", "updates", "{:.0f}"),
+    ("accuracy", "accuracy", "{:.4f}"),
+    ("test accuracy", "test_accuracy", "{:.4f}"),  # where a validation set chose the epoch
+    ("f1", "f1", "{:.4f}"),
+    ("eval loss", "eval_loss", "{:.4f}"),
+    ("samples/s", "train_samples_per_s", "{:,.0f}"),
+    ("per GPU", "train_samples_per_s_per_gpu", "{:,.0f}"),
+    (
+        columns.DEVICE_HEADINGS[columns.MFU],
+        columns.MFU,
+        "{:.3f}",
+    ),  # these three where they are known
+    (columns.DEVICE_HEADINGS[columns.BUSY], columns.BUSY, "{:.0f}"),
+    (columns.DEVICE_HEADINGS[columns.JOULES], columns.JOULES, "{:.3g}"),
+    ("round trip ms", "link_rtt_median_ms", "{:.2f}"),  # where there is more than one node
+    ("link Mbit/s", "link_bandwidth_mbit", "{:,.0f}"),
+    ("training s", "train_time_s", "{:.1f}"),
+    ("wall s", "wall_s", "{:.1f}"),
+    ("outcome", "outcome", "{}"),
+)
+
+
+LEGEND = (
+    "batch: samples of one update over all processes; samples/s: training only, all processes, "
+    "first steps left out; wall s: everything from start to end, earlier attempts included"
+)
+
+
+IMPORTED = (
+    "imported: what others have measured, read from their files; as their source says it, "
+    "on machines that are not known here"
+)
+
+
+# Said once above the table where it is the same for all runs of a machine.
+SAID_ONCE = ("script", "model", "strategy", "number_format", "effective_batch", "lr", "seed")
+
+
+def main(argv: list[str]) -> int:
+    if argv and argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    folders = [word for word in argv if word != "--write"]
+    if len(folders) > 1 or (folders and folders[0].startswith("-")):
+        return _refused(f"one folder is expected, not {' '.join(folders)}; {_one_line(USAGE)}")
+    root = Path(folders[0] if folders else "outputs")
+    try:
+        if sweep_file(root) is not None:
+            show_sweep(root, write="--write" in argv)
+            return 0
+        if "--write" in argv:
+            raise UserError(f"--write is for a sweep: there is no {FILE} in {root}")
+        return _show_runs(root)
+    except UserError as error:
+        return _refused(str(error))
+
+
+def _refused(reason: str) -> int:
+    print(f"harness table: error: {_one_line(reason)}", file=sys.stderr)
+    return 2
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _show_runs(root: Path) -> int:
+    runs = load_runs(root)
+    if runs.empty:
+        raise UserError(f"no records below {root}: python vit.py --tiny makes one")
+    if "strategy" in runs:
+        runs["strategy"] = _ways(runs)
+    # Markup off: reasons and names hold brackets.
+    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    for machine, group in runs.groupby("machine", dropna=False):
+        table = _table(group, str(machine))
+        # Never cropped: a terminal that is too narrow wraps the lines, a file has no width.
+        width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
+        Console(highlight=False, width=width).print(table)
+    failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
+    for _, run in failed.iterrows():
+        screen.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
+    for _, run in runs[runs["link_warning"].notna()].iterrows():
+        screen.print(f"warning: {run['link_warning']}\n  {run['path']}")
+    screen.print(LEGEND, style="dim")
+    if runs["imported"].notna().any():
+        screen.print(IMPORTED, style="dim")
+    screen.print(f"records: {root}")
+    return 0
+
+
+def _ways(runs: pd.DataFrame) -> list[str | None]:
+    """The strategies, and by what runs of one strategy are mostly told apart."""
+    told = [name for name in ("strategy", "compress", "sync_every") if name in runs]
+    found = runs[told].astype(object).where(runs[told].notna(), None)
+    return [strategy_text(dict(zip(told, row, strict=True))) for row in found.to_numpy()]
+
+
+def _table(runs: pd.DataFrame, machine: str) -> Table:
+    known = [name for name in columns.DEVICE_FIELDS if name in runs and runs[name].notna().any()]
+    hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known)}
+    shown = [column for column in COLUMNS if column[1] in runs and column[1] not in hidden]
+    same = [c for c in shown if c[1] in SAID_ONCE and len(runs) > 1 and runs[c[1]].nunique() == 1]
+    title = machine
+    if same:
+        first = runs.iloc[0]
+        title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
+    shown = [column for column in shown if column not in same]
+    table = Table(
+        title=Text(title, style="table.title"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading, column, _ in shown:
+        right = pd.api.types.is_numeric_dtype(runs[column])
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    order = [
+        c
+        for c in ("script", "model", "strategy", "number_format", "setup", "lr", "seed")
+        if c in runs
+    ]
+    for _, run in runs.sort_values(order).iterrows():
+        table.add_row(*(Text(_shown(run[column], form)) for _, column, form in shown))
+    return table
+
+
+def _shown(value: Any, form: str) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    return form.format(value)

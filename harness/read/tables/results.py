@@ -1,0 +1,188 @@
+"""What a reader must know before taking two rows for the same thing but one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from harness.read.figures.panels import name_of
+from harness.read.records.groups import Group
+from harness.read.records.loading import link_warning
+from harness.read.records.measured import Measured
+from harness.read.records.sweep_runs import SweepRun, per_node
+from harness.read.records.sweeps import is_number
+from harness.read.statistics import spread
+from harness.read.tables.columns import UNKNOWN
+
+# Name in the sentence -> where environment.json has it; all runs of a part should have one.
+SHOULD_AGREE = {
+    "the data (data_checksum)": ("data", "data_checksum"),
+    "the training samples": ("data", "train_samples"),
+    "the test samples": ("data", "test_samples"),
+    "torch": ("versions", "torch"),
+    "transformers": ("versions", "transformers"),
+    "the commit of this project": ("commit",),
+}
+
+
+def fairness(measured: Measured) -> list[str]:
+    """A sentence for each thing that differs, or that disturbed."""
+    runs = [run for run in measured.runs if run.environment]
+    return [*_trainings(measured), *_machines(measured), *_differ(runs), *_disturbed(runs)]
+
+
+def _trainings(measured: Measured) -> Iterator[str]:
+    finished = [group for group in measured.groups if group.finished]
+    for script in dict.fromkeys(_script(group.runs[0]) for group in finished):
+        of = f" of {script}" if script else ""
+        theirs = [group for group in finished if _script(group.runs[0]) == script]
+        for words, values in (
+            ("updates", {group.mean("updates") for group in theirs}),
+            ("effective batches", {group.fact("effective_batch") for group in theirs}),
+        ):
+            known = sorted(value for value in values if value is not None)
+            if len(known) > 1:
+                yield (
+                    f"Different {words}{of} ({_some(f'{value:g}' for value in known)}): rows that "
+                    "differ in them are not the same training."
+                )
+    counts = {len(group.finished) for group in finished}
+    if 1 in counts:
+        yield "Groups of one run have no spread: a difference between them may be the seed's."
+
+
+def _machines(measured: Measured) -> Iterator[str]:
+    if len(measured.machines) > 1:
+        yield (
+            f"Several kinds of machine ({_some(measured.machines)}): each has its own rows, "
+            "none is averaged with another."
+        )
+
+
+def _differ(runs: list[SweepRun]) -> Iterator[str]:
+    for words, path in SHOULD_AGREE.items():
+        # Texts and images differ in their data by their nature.
+        for script in sorted({_script(run) for run in runs}):
+            values = {_at(run.environment, path) for run in runs if _script(run) == script} - {None}
+            if len(values) > 1:
+                of = f" of {script}" if script else ""
+                yield f"Runs{of} differ in {words}: {_some(sorted(map(_short, values)))}."
+
+
+def _script(run: SweepRun) -> str:
+    return str(run.label.get("script") or run.settings.get("script") or "")
+
+
+def _at(environment: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        environment = (environment or {}).get(name)
+    return environment
+
+
+def _short(value: Any) -> str:
+    return str(value)[:12]
+
+
+def _disturbed(runs: list[SweepRun]) -> Iterator[str]:
+    counted = {
+        "ran from a checkout with changed files": [r.environment.get("dirty") for r in runs],
+        "had a link far from the one asked for": [link_warning(r.environment) for r in runs],
+        "had more processes than cores": [
+            (_launch(r, "processes_per_core") or 0) > 1 for r in runs
+        ],
+        "ran beside others of the sweep (--pack)": [_launch(r, "packed") for r in runs],
+        "began while others used more than a tenth of the cores": [
+            (_launch(r, "cpu_busy_share") or 0) > 0.1 for r in runs
+        ],
+    }
+    for words, found in counted.items():
+        if number := sum(map(bool, found)):
+            yield f"{number} of {len(runs)} runs {words}."
+
+
+def _launch(run: SweepRun, name: str) -> Any:
+    return (run.environment.get("launch") or {}).get(name)
+
+
+def _some(texts: Iterable[str], most: int = 6) -> str:
+    told = [*texts]
+    return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
+
+
+# ----
+# The table that a README shows: test accuracy, top-1 and top-5, loss and time, also by node.
+
+Rows = tuple[list[str], list[list[str]]]
+
+
+PERCENT, PLAIN = 100.0, 1.0
+
+
+def results(measured: Measured) -> Rows:
+    """Headings and a row a group; what no group has is no column."""
+    columns: list[tuple[str, Callable[[Group], str]]] = [
+        ("run", lambda g: name_of(measured, g)),
+        ("runs", lambda g: f"{len(g.finished)}/{len(g.runs)}"),
+        ("top-1 accuracy (%)", lambda g: _spread(g, "accuracy", PERCENT, 2)),
+        ("top-5 accuracy (%)", lambda g: _spread(g, "top5_accuracy", PERCENT, 2)),
+        ("loss", lambda g: _spread(g, "eval_loss", PLAIN, 4)),
+        ("test accuracy (%)", lambda g: _spread(g, "test_accuracy", PERCENT, 2)),
+        ("test loss", lambda g: _spread(g, "test_loss", PLAIN, 4)),
+        ("training time", lambda g: _time(g, "train_time_s")),
+        ("wall time", lambda g: _time(g, "wall_s")),
+        ("effective batch", lambda g: str(g.fact("effective_batch") or UNKNOWN)),
+        ("outcome", lambda g: g.outcome),
+    ]
+    cells = {heading: [text(group) for group in measured.groups] for heading, text in columns}
+    kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
+    return kept, [list(row) for row in zip(*(cells[heading] for heading in kept), strict=True)]
+
+
+def _spread(group: Group, measure: str, factor: float, places: int) -> str:
+    found = spread([factor * value for value in group.values(measure)])
+    if found.mean is None:
+        return UNKNOWN
+    sd = "" if found.sd is None else f" ± {found.sd:.{places}f}"
+    return f"{found.mean:.{places}f}{sd}"
+
+
+def _time(group: Group, measure: str) -> str:
+    mean = group.mean(measure)
+    return UNKNOWN if mean is None else duration(mean)
+
+
+def duration(seconds: float) -> str:
+    """As people write it: 1 h 22 min, 12 min 30 s, 8.4 s."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    hours, minutes, left = whole // 3600, whole % 3600 // 60, whole % 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
+
+
+def by_node(measured: Measured) -> Rows:
+    """Of groups on several nodes, each node: processor time and accuracy of its own samples."""
+    rows = []
+    for group in measured.groups:
+        if (group.fact("nodes") or 1) < 2:
+            continue
+        told = [per_node(measured.folder(run), run.environment) for run in group.finished]
+        for node in range(max(map(len, told), default=0)):
+            of_node = [nodes[node] for nodes in told if node < len(nodes)]
+            rows.append([name_of(measured, group), str(node), *map(_mean_text(of_node), FIELDS)])
+    return ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"], rows
+
+
+FIELDS = ("user_s", "system_s", "accuracy", "top5_accuracy")
+
+
+def _mean_text(nodes: list[dict[str, Any]]) -> Callable[[str], str]:
+    def text(field: str) -> str:
+        known = [node[field] for node in nodes if is_number(node.get(field))]
+        if not known:
+            return UNKNOWN
+        mean = math.fsum(known) / len(known)
+        return duration(mean) if field.endswith("_s") else f"{100 * mean:.2f}"
+
+    return text

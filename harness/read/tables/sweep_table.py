@@ -1,0 +1,318 @@
+"""A sweep's table as text, the same for the screen, for an issue and for a README."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.records import FINISHED
+from harness.read.labels import STRATEGY, shown_axes, strategy_text
+from harness.read.records.groups import (
+    STRONG,
+    WEAK,
+    baseline_of,
+    group_rows,
+    make_groups,
+    measures_of,
+)
+from harness.read.records.loading import BANDWIDTH, RTT, link_warning
+from harness.read.records.sweep_runs import (
+    SKIPPED,
+    UNFINISHED,
+    WAITING,
+    SweepRun,
+    column_of,
+    read_runs,
+)
+from harness.read.records.sweeps import Sweep
+from harness.read.tables import columns
+from harness.read.tables.columns import (
+    EFFICIENCY,
+    GAIN,
+    OTHER_LINK,
+    OTHER_TRAINING,
+    POINTS,
+    RATIOS,
+    UNKNOWN,
+    Column,
+    Row,
+    columns_of,
+    heading_of,
+    number_text,
+    plain_text,
+)
+
+NODE = "node"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table that only has to be drawn."""
+
+    title: str
+    about: str  # what is the same for all rows
+    headings: list[str]
+    right: list[bool]
+    keys: int  # so many columns say which row it is
+    rows: list[list[str]]
+    legend: list[str]
+    notes: list[str]
+    not_finished: list[tuple[str, str, str | None]]  # which, what became of it, where
+    environment: list[str]
+    command: str | None
+
+
+def make_table(sweep: Sweep) -> tuple[Shown, list[Row], list[SweepRun]]:
+    """The table, and the groups and runs that it was made of."""
+    runs = read_runs(sweep)
+    shown, rows = table_of(sweep, runs)
+    return shown, rows, runs
+
+
+def table_of(sweep: Sweep, runs: list[SweepRun]) -> tuple[Shown, list[Row]]:
+    """Of runs that were read already."""
+    groups = make_groups(sweep, runs)
+    rows: list[Row] = list(group_rows(sweep, groups))
+    columns = columns_of(sweep, rows, measures_of(sweep, groups))
+    same = [column for column in columns if column.setting and _is_same(column, rows)]
+    left = [column for column in columns if column not in same]
+    keys = sum(column.axis for column in left)
+    headings = [column.heading for column in left]
+    right = [column.right for column in left]
+    lines = [cells for row in rows for cells in _lines(sweep, row, left, keys)]
+    if sweep.per_node:
+        headings.insert(keys, NODE)
+        right.insert(keys, True)
+    missing = [baseline_of(sweep, g, groups) is None for g in groups if g.finished]
+    shown = Shown(
+        title=sweep.question,
+        about=_about(sweep, rows, same),
+        headings=headings,
+        right=right,
+        keys=keys + sweep.per_node,
+        rows=lines,
+        legend=[*legend(sweep, rows, columns), *_links(runs)],
+        notes=_notes(sweep, rows, any(missing)),
+        not_finished=_not_finished(sweep, runs, {column.name for column in left}),
+        environment=environment_lines(runs),
+        command=sweep.command,
+    )
+    return shown, rows
+
+
+def _is_same(column: Column, rows: list[Row]) -> bool:
+    """Known, and written the same in all rows of several; a row without it does not differ."""
+    texts = {column.text(row) for row in rows} - {UNKNOWN}
+    planned = column.name not in ("effective_batch", "updates")
+    unknown = any(column.text(row) == UNKNOWN for row in rows)
+    return len(rows) > 1 and len(texts) == 1 and not (planned and unknown)
+
+
+def _about(sweep: Sweep, rows: list[Row], same: list[Column]) -> str:
+    machines = [*dict.fromkeys(row["machine"] for row in rows if row["machine"])]
+    words = [machines[0]] if len(machines) == 1 else []
+    if same:
+        texts = ((c, next(t for row in rows if (t := c.text(row)) != UNKNOWN)) for c in same)
+        words.append("all: " + ", ".join(f"{c.heading} {text}" for c, text in texts))
+    return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *words])
+
+
+def _lines(sweep: Sweep, row: Row, columns: list[Column], keys: int) -> list[list[str]]:
+    cells = [column.text(row) for column in columns]
+    if row["outcome"] != FINISHED:
+        # Numbers of runs that did not finish would be read as if they had.
+        measured = [n for n, column in enumerate(columns) if not (column.axis or column.setting)]
+        for n in measured:
+            cells[n] = UNKNOWN
+        cells[measured[0] if measured else keys - 1] = row["outcome"]
+    if not sweep.per_node:
+        return [cells]
+    cells.insert(keys, "all")
+    nodes = len(row["user_s_per_node"])
+    return [cells, *(_node_line(row, columns, keys, node) for node in range(nodes))]
+
+
+def _node_line(row: Row, columns: list[Column], keys: int, node: int) -> list[str]:
+    """What is known of one node; the rest is of the whole run and stands above."""
+    cells = []
+    for column in columns:
+        values = row.get(f"{column.name}_per_node")
+        empty = "" if column.axis else UNKNOWN
+        cells.append(number_text(column.name, values[node]) if values else empty)
+    cells.insert(keys, str(node))
+    return cells
+
+
+# Said only where the column is shown.
+DEFINITIONS = {
+    "effective_batch": "batch: samples of one update over all processes",
+    "train_samples_per_s": "samples/s: training only, all processes, first steps left out",
+    "train_time_s": "train s: without evaluation and saving",
+    "wall_s": "wall s: everything",
+    POINTS: "acc. points: percentage points of accuracy",
+    "payload_mb_per_update": "payload: what the strategy hands over to be sent",
+    "network_mb_per_update": "sent: what left the nodes' interfaces",
+    **columns.DEFINITIONS,
+    RTT: "round trip ms: measured between nodes before training, of the slowest pair",
+    BANDWIDTH: "link Mbit/s: likewise, one way between two nodes",
+}
+
+
+SCALING = {
+    WEAK: "weak X_N/(N X_1) of samples/s at equal batch per device",
+    STRONG: "strong T_1/(N T_N) of train s at equal batch",
+}
+
+
+def legend(sweep: Sweep, rows: list[Row], columns: list[Column]) -> list[str]:
+    names = {column.name for column in columns}
+    lines = ["; ".join(_definitions(sweep, names)), "; ".join(_comparison(sweep, rows, names))]
+    if sweep.target is not None:
+        lines.append(
+            f"target: first epoch with {sweep.target}; target train s: its training and that "
+            "before; target wall s: everything until its row; reached: of the finished runs; a run "
+            "that misses counts as infinite"
+        )
+    return [line for line in lines if line]
+
+
+def _definitions(sweep: Sweep, names: set[str]) -> list[str]:
+    parts = [
+        "n: runs finished/planned; numbers are means over the finished ones",
+        "±: sample standard deviation",
+        *(text for name, text in DEFINITIONS.items() if name in names),
+    ]
+    if sweep.per_node:
+        parts.append(
+            "node: from the last epoch's rows of its ranks, user s and system s added up, accuracy "
+            "weighted by their test samples"
+        )
+    return parts
+
+
+def _comparison(sweep: Sweep, rows: list[Row], names: set[str]) -> list[str]:
+    parts = []
+    if sweep.baseline is not None:
+        axes = [axis for axis in shown_axes(sweep.axes) if axis not in sweep.baseline]
+        others = [heading_of(column_of(axis)) for axis in axes]
+        same = f" with the same {', '.join(others)}" if others else ""
+        parts.append(f"base: {label_text(sweep.baseline, sweep.axes)}{same}")
+    if GAIN in names:
+        parts.append("vs base: samples/s, ratio of means")
+    if names & set(RATIOS):
+        parts.append("target vs base: ratio of means, unknown where the baseline misses")
+    bracketed = names & {POINTS, *RATIOS} if sweep.columns is not None else set()
+    if any(
+        row.get(f"{n}_low") is not None and not row["baseline"] for n in bracketed for row in rows
+    ):
+        parts.append("in brackets: 95 % bootstrap interval over the seeds")
+    kinds = {row["scaling_kind"] for row in rows} if EFFICIENCY in names else set()
+    if kinds & {WEAK, STRONG}:
+        forms = [SCALING[kind] for kind in (WEAK, STRONG) if kind in kinds]
+        parts.append(f"eff.: scaling efficiency, {', '.join(forms)}")
+    if any(row["other_updates"] for row in rows):
+        said = "other number of updates than the baseline: not the same training"
+        parts.append(f"{OTHER_TRAINING} {said}")
+    held = {"per_gpu_batch": "batch per GPU", "effective_batch": "effective batch"}
+    if sweep.hold:
+        parts.append(f"held fixed: {held.get(sweep.hold, sweep.hold)}")
+    return [*parts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else parts
+
+
+def _links(runs: list[SweepRun]) -> list[str]:
+    """How many finished runs had another link than the one asked for, and how one of them did."""
+    said = (link_warning(run.environment) for run in runs if run.state == FINISHED)
+    counted = Counter(text for text in said if text is not None)
+    if not counted:
+        return []
+    first, _ = counted.most_common(1)[0]
+    number = sum(counted.values())
+    return [
+        f"{OTHER_LINK} {_runs(number)}: {one_line(first)}" + (", ..." if len(counted) > 1 else "")
+    ]
+
+
+def _notes(sweep: Sweep, rows: list[Row], none_alike: bool) -> list[str]:
+    notes = []
+    finished = [row for row in rows if row["finished"]]
+    if sweep.baseline is not None:
+        named = label_text(sweep.baseline, sweep.axes)
+        if none_alike:
+            notes.append(f"{UNKNOWN}: no run of the baseline ({named}) on the same kind of machine")
+        if any(row["baseline_finished"] == 0 for row in finished):
+            notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
+    if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
+        notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}")
+    return notes
+
+
+def label_text(label: dict[str, Any], axes: tuple[str, ...]) -> str:
+    """A label in the order of the axes, and then what repeats it."""
+    names = [name for name in (*axes, "seed", "repeat") if label.get(name) is not None]
+    texts = label | ({STRATEGY: strategy_text(label)} if STRATEGY in names else {})
+    return ", ".join(
+        f"{heading_of(column_of(n))} {plain_text(texts[n])}" for n in shown_axes(names)
+    )
+
+
+def _not_finished(
+    sweep: Sweep, runs: list[SweepRun], shown: set[str]
+) -> list[tuple[str, str, str | None]]:
+    """Each failed run with its reason; equal reasons to skip, and waiting runs, are counted."""
+    axes = tuple(axis for axis in sweep.axes if column_of(axis) in shown)
+    lines: list[tuple[str, str, str | None]] = []
+    for run in runs:
+        if run.state not in (FINISHED, WAITING, SKIPPED):
+            told = "no outcome yet: it goes on, or was killed"
+            reason = run.reason or (told if run.state == UNFINISHED else "no reason was recorded")
+            lines.append(
+                (label_text(run.label, axes), f"{run.state}: {one_line(reason)}", run.path)
+            )
+    skipped = Counter(run.reason or "" for run in runs if run.state == SKIPPED)
+    lines += [(_runs(n), f"{SKIPPED}: {one_line(reason)}", None) for reason, n in skipped.items()]
+    waiting = sum(run.state == WAITING for run in runs)
+    return [*lines, (_runs(waiting), f"{WAITING}: not begun", None)] if waiting else lines
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' if count > 1 else ''}"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def environment_lines(runs: list[SweepRun]) -> list[str]:
+    """Machines, versions and commits: of all runs together, every one that occurs."""
+    known = [run.environment for run in runs if run.environment]
+    if not known:
+        return []
+    versions = [e.get("versions") or {} for e in known]
+    lines = [_distinct(_machine(e) for e in known)]
+    for name in ("torch", "transformers"):
+        lines.append(f"{name} {_distinct(v.get(name) for v in versions)}")
+    lines.append(f"commit {_distinct(_commit(e) for e in known)}")
+    return lines
+
+
+def _distinct(texts: Any) -> str:
+    return " and ".join(dict.fromkeys(str(text) for text in texts if text)) or "unknown"
+
+
+def _machine(environment: dict[str, Any]) -> str | None:
+    """The label, and what is behind it."""
+    cores, memory = environment.get("cpu_cores"), environment.get("memory_gib")
+    gpus = Counter(environment.get("gpus") or ())
+    parts = [f"{n} x {name}" for name, n in gpus.items()]
+    parts += [str(environment["cpu"])] if environment.get("cpu") else []
+    parts += [f"{cores} cores"] if cores else []
+    parts += [f"{memory:g} GiB"] if memory else []
+    label = environment.get("machine")
+    return f"{label} ({', '.join(parts)})" if label and parts else label
+
+
+def _commit(environment: dict[str, Any]) -> str | None:
+    commit = environment.get("commit")
+    dirty = " with changed files" if environment.get("dirty") else ""
+    return f"{str(commit)[:12]}{dirty}" if commit else None

@@ -1,0 +1,300 @@
+"""Resized images: decoded and resized once into one array of bytes, normalised in batches.
+
+The array is mapped into memory: ranks and runs on a machine share it. Where a GPU has room for it,
+it lies there, and batches are gathered there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Image
+from transformers import AutoImageProcessor
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from harness.core.settings import Settings, UserError
+from harness.train.data import models, sources
+from harness.train.data.cache import Data, cached, chunks, cut_tail, indices
+from harness.train.data.models import explain
+
+SHARE_OF_FREE = 0.25  # of the device's memory, for images
+
+
+def load_images(settings: Settings, world: int) -> Data:
+    """The samples of a run whose forward passes take `world` batches of per_gpu_batch."""
+    source = sources.load(settings)
+    column = source.inputs[0]
+    resizer = _resizer(settings)
+
+    def build(folder: Path) -> None:
+        total = sum(source.sizes)
+        pixels: Any = None
+        done = 0
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for data in source.sets:
+                # Decoded here, by all cores and with the file's name at hand.
+                raw = data.cast_column(column, Image(decode=False))
+                for part in chunks(len(data)):
+                    resized = list(pool.map(resizer, raw[part][column]))
+                    if pixels is None:
+                        shape = (total, *resized[0].shape)
+                        pixels = np.lib.format.open_memmap(
+                            folder / "pixels.npy", "w+", np.uint8, shape
+                        )
+                    pixels[done : done + len(resized)] = np.stack(resized)
+                    done += len(resized)
+        pixels.flush()
+
+    folder = cached(
+        {
+            "images": source.facts["data_checksum"],
+            "samples": source.sizes,
+            "processor": resizer.recipe,
+        },
+        build,
+    )
+    used = cut_tail(settings, len(source.train), world)
+    kind = settings.augment or "none"
+    augment = Augment(kind, settings.seed) if kind != "none" else None
+    collate = ImageBatches(folder, source.all_labels, len(source.train) if augment else 0)
+    on_device = collate.bare = fits(collate.pixels.nbytes, _free_bytes())
+    facts = {
+        **source.facts,
+        "train_samples": used,
+        "left_out_samples": len(source.train) - used,
+    }
+    facts |= {
+        "image_shape": list(collate.pixels.shape[1:]),
+        "resized_by": type(resizer.processor).__name__,
+        "pixels_on": "device" if on_device else "host",
+    }
+    return Data(
+        *indices(source.sizes, used),
+        collate,
+        Pixels(
+            Normalise(resizer.mean, resizer.deviation),
+            collate.pixels if on_device else None,
+            augment,
+        ),
+        source.labels,
+        resizer.processor,
+        facts,
+    )
+
+
+class ImageBatches:
+    """Sample numbers -> one batch of bytes; they become numbers on the device.
+
+    Samples below `numbered` go with their numbers; `bare` batches have their numbers in the place
+    of their bytes.
+    """
+
+    bare = False
+
+    def __init__(self, folder: Path, labels: np.ndarray, numbered: int = 0) -> None:
+        # Nobody writes into it; torch warns of arrays that cannot be written.
+        self.pixels = np.load(folder / "pixels.npy", mmap_mode="c")
+        self.labels, self.numbered = labels, numbered
+
+    def __call__(self, samples: np.ndarray) -> dict[str, torch.Tensor]:
+        samples = np.asarray(samples)
+        batch = {"labels": torch.from_numpy(self.labels[samples])}
+        if self.bare:
+            batch["places"] = torch.from_numpy(samples)
+        else:
+            batch["pixel_values"] = torch.from_numpy(self.pixels[samples])
+        if samples[0] < self.numbered:  # a training sample: so are the others
+            batch["samples"] = torch.from_numpy(samples)
+        return batch
+
+
+class Pixels:
+    """A batch of bytes, or of their places -> what a model takes, on the batch's own device."""
+
+    def __init__(
+        self, normalise: Normalise, resident: np.ndarray | None, augment: Augment | None
+    ) -> None:
+        self.normalise, self.augment = normalise, augment
+        self.resident = resident
+        self.there: torch.Tensor | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.augment is not None:
+            self.augment.set_epoch(epoch)
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        places, samples = inputs.pop("places", None), inputs.pop("samples", None)
+        if places is not None:
+            if self.there is None:
+                assert self.resident is not None
+                self.there = torch.from_numpy(self.resident).to(places.device)
+            inputs["pixel_values"] = self.there[places]
+        if samples is not None:
+            assert self.augment is not None
+            inputs["pixel_values"] = self.augment(inputs["pixel_values"], samples)
+        return self.normalise(inputs)
+
+
+class Normalise:
+    """Bytes -> floats with the model's mean and deviation, a whole batch on its device."""
+
+    def __init__(self, mean: Any, deviation: Any) -> None:
+        self.scale = 1 / (255 * torch.tensor(deviation, dtype=torch.float32))[:, None, None]
+        self.shift = -(torch.tensor(mean, dtype=torch.float32) * 255)[:, None, None] * self.scale
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        pixels = inputs.get("pixel_values")
+        if pixels is not None and pixels.dtype == torch.uint8:
+            if self.scale.device != pixels.device:
+                self.scale, self.shift = (
+                    self.scale.to(pixels.device),
+                    self.shift.to(pixels.device),
+                )
+            wide = pixels.float()  # its memory is used again: fresh pages cost more than the sums
+            inputs["pixel_values"] = torch.addcmul(self.shift, wide, self.scale, out=wide)
+        return inputs
+
+
+def fits(size: int, free: int) -> bool:
+    """Whether the images may lie on the device: the model, its optimizer and a step come after."""
+    return size <= free * SHARE_OF_FREE
+
+
+def _free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+
+@dataclass
+class Resizer:
+    """How a model's images are resized and normalised."""
+
+    processor: Any  # saved beside the weights
+    mean: Any
+    deviation: Any
+    recipe: dict[str, Any]  # everything that the pixels depend on
+    resize: Callable[[Any], Any]  # a picture -> channels first, 0 to 255
+
+    def __call__(self, stored: dict[str, Any] | None) -> np.ndarray:
+        """One image, as the data hold it, as bytes."""
+        try:
+            image = Image().decode_example(stored).convert("RGB")
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            name = Path(stored["path"]).name if stored and stored.get("path") else "without a name"
+            raise UserError(f"image {name} cannot be read: {error}") from None
+        return np.clip(np.rint(self.resize(image)), 0, 255).astype(np.uint8)
+
+
+def _resizer(settings: Settings) -> Resizer:
+    """The model's own, or plain resizing for an architecture that brings none."""
+    entry = models.named(settings)
+    if entry is None and not (settings.from_scratch and settings.image_size):
+        models.check_name(settings)
+        with explain("model", str(settings.model)):
+            processor = AutoImageProcessor.from_pretrained(
+                settings.model, trust_remote_code=settings.trust_remote_code
+            )
+        if hasattr(processor, "data_config"):
+            return _timm(processor)
+    else:
+        side = settings.image_size or models.configuration(settings).image_size
+        # Half and half, as the published ViT does: no statistics of another data set.
+        processor = ViTImageProcessorPil(
+            size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        )
+    if settings.image_size is not None:
+        processor.size = {"height": settings.image_size, "width": settings.image_size}
+    recipe = {k: v for k, v in processor.to_dict().items() if k != "_name_or_path"}
+
+    def resize(image: Any) -> Any:
+        out = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")
+        return out["pixel_values"][0]
+
+    return Resizer(processor, processor.image_mean, processor.image_std, recipe, resize)
+
+
+def _timm(processor: Any) -> Resizer:
+    """timm's own transforms for evaluation, without the normalising."""
+    import timm
+
+    config = processor.data_config
+    transform = timm.data.create_transform(**config, is_training=False, normalize=False)
+    return Resizer(processor, config["mean"], config["std"], config, lambda i: transform(i).numpy())
+
+
+# ----
+# Training images in other versions each epoch: flipped and shifted, batch by batch on the device.
+#
+# What a sample looks like follows from (seed, epoch, number of the sample) and from nothing else:
+# not from the batch, the rank or the attempt in which it has its turn.
+
+# A shift is at most this part of the side: 4 of 32 pixels, as is usual for CIFAR.
+SHARE = 8
+
+
+# Bits are spread by the two multiplications of splitmix64 (Steele, Lea and Flood 2014).
+FIRST, SECOND = (np.array([n], np.uint64).view(np.int64).item() for n in (
+    0xBF58476D1CE4E5B9, 0x94D049BB133111EB,
+))  # fmt: skip
+
+
+DRAWN_BITS = (1 << 30) - 1
+
+
+class Augment:
+    """crop_flip: padded with black, cut out at a random place, mirrored or not; flip: mirrored."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.crop, self.seed = kind == "crop_flip", seed
+        self.key = 0
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        drawn = np.random.SeedSequence([self.seed, epoch, 5]).generate_state(1, np.uint64)
+        self.key = drawn.view(np.int64).item()
+
+    def __call__(self, pixels: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+        """Bytes (sample, channel, row, column) -> the same, of the samples with these numbers."""
+        height, width = pixels.shape[2:]
+        drawn = _spread(_spread(samples) + self.key)
+        rows, down = _window(height, drawn >> 32 if self.crop else None, pixels)
+        columns, right = _window(width, drawn >> 1 if self.crop else None, pixels)
+        columns = torch.where((drawn & 1).bool()[:, None], columns.flip(1), columns)
+        right = torch.where((drawn & 1).bool()[:, None], right.flip(1), right)
+        # Whole rows first, which lie together in memory.
+        images = torch.arange(len(pixels), device=pixels.device)[:, None]
+        moved = pixels.transpose(1, 2)[images, rows].transpose(1, 2)
+        moved = moved.gather(3, columns[:, None, None, :].expand_as(moved))
+        if not self.crop:
+            return moved
+        return moved * (down[:, None, :, None] & right[:, None, None, :])
+
+
+def _window(
+    side: int, drawn: torch.Tensor | None, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each sample the places along a side that it shows, and which of them are in the image."""
+    places = torch.arange(side, device=like.device).expand(len(like), side)
+    if drawn is not None:
+        margin = side // SHARE
+        places = places + ((drawn & DRAWN_BITS) % (2 * margin + 1) - margin)[:, None]
+    inside = (places >= 0) & (places < side)
+    return places.clamp(0, side - 1), inside
+
+
+def _spread(numbers: torch.Tensor) -> torch.Tensor:
+    """Whole numbers that differ in any bit -> 64 bits that look drawn; the same on every device."""
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        numbers = (numbers ^ _shifted(numbers, shift)) * factor
+    return numbers ^ _shifted(numbers, 31)
+
+
+def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right, with zeros from the left: torch's own shift repeats the sign."""
+    return (numbers >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,199 @@
+"""A sequence or image classifier from the Hub, a local folder or the table of architectures."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from huggingface_hub import errors
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageClassification
+from transformers import AutoModelForSequenceClassification as AutoModelForText
+
+from harness.core.architectures import ARCHITECTURES
+from harness.core.settings import Settings, UserError
+
+AUTO = {"bert": AutoModelForText, "vit": AutoModelForImageClassification}
+
+
+def named(settings: Settings) -> dict[str, Any] | None:
+    """The table's entry, or None for a model of the Hub or a folder."""
+    return ARCHITECTURES[settings.script].get(str(settings.model))
+
+
+def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
+    """The model's configuration, with the classes of the data where they are known."""
+    classes: dict[str, Any] = {}
+    if labels is not None:
+        classes = {
+            "id2label": dict(enumerate(labels)),
+            "label2id": {n: i for i, n in enumerate(labels)},
+        }
+    entry = named(settings)
+    if entry is not None:
+        extra = {k: v for k, v in entry.items() if k != "model_type"}
+        config = AutoConfig.for_model(entry["model_type"], **extra, **classes)
+    else:
+        check_name(settings)
+        with explain("model", str(settings.model)):
+            config = AutoConfig.from_pretrained(
+                settings.model, trust_remote_code=settings.trust_remote_code, **classes
+            )
+    if settings.dropout is not None:
+        _set_dropout(config, settings.dropout)
+    if settings.image_size is not None and hasattr(config, "image_size"):
+        if entry is None and not settings.from_scratch and config.image_size != settings.image_size:
+            raise UserError(
+                f"--image_size {settings.image_size}: the weights of {settings.model} are for "
+                f"{config.image_size}; leave it out or add --from_scratch"
+            )
+        config.image_size = settings.image_size
+    return config
+
+
+def build(settings: Settings, labels: list[str]) -> nn.Module:
+    """The model with a head for these classes; random weights where asked for."""
+    config = configuration(settings, labels)
+    auto = AUTO[settings.script]
+    try:
+        if named(settings) is not None or settings.from_scratch:
+            model = auto.from_config(config, trust_remote_code=settings.trust_remote_code)
+        else:
+            with explain("model", str(settings.model)):
+                model = auto.from_pretrained(
+                    settings.model,
+                    config=config,
+                    ignore_mismatched_sizes=True,  # the head is made for these classes
+                    trust_remote_code=settings.trust_remote_code,
+                )
+    except ValueError as error:
+        if "Unrecognized configuration class" in str(error):
+            kind = "text" if settings.script == "bert" else "image"
+            raise UserError(
+                f"--model {settings.model} ({config.model_type}) is no {kind} classifier"
+            ) from None
+        raise
+    if getattr(config, "cifar_stem", False):
+        _cifar_stem(model)
+    return model
+
+
+def check_name(settings: Settings) -> None:
+    """A misspelt architecture or folder would be looked up on the Hub, with a confusing answer."""
+    name = str(settings.model)
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise UserError(f"--model {name} is a folder without config.json: no model was saved there")
+    if name.startswith((".", "/", "~")) and not path.exists():
+        raise UserError(f"--model {name}: there is no such folder")
+    other = {"bert": "vit", "vit": "bert"}[settings.script]
+    if name in ARCHITECTURES[other]:
+        raise UserError(f"--model {name} is for {other}.py, not for {settings.script}.py")
+    if "/" in name or Path(name).exists():
+        return
+    near = difflib.get_close_matches(name, ARCHITECTURES[settings.script], n=1, cutoff=0.7)
+    if near:
+        raise UserError(f"--model {name} is not in the table: did you mean {near[0]}?")
+
+
+def _set_dropout(config: Any, rate: float) -> None:
+    """Every dropout rate of a configuration, whatever the model type calls it."""
+    for name, value in vars(config).items():
+        is_rate = "dropout" in name or name.endswith("_pdrop")
+        if is_rate and (value is None or isinstance(value, (int, float))):
+            setattr(config, name, rate)
+
+
+def _cifar_stem(model: Any) -> None:
+    """A first layer that keeps a 32-pixel image's size, in place of one that takes it to 8."""
+    embedder = model.resnet.embedder
+    width = embedder.embedder.convolution.out_channels
+    embedder.embedder.convolution = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
+    embedder.pooler = nn.Identity()
+
+
+# ----
+# What can go wrong between here and the Hub, each as one line with the fix.
+
+OFFLINE_FIX = (
+    "use --tiny, a local folder, or, with a filled cache, HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
+)
+
+
+# Of whichever HTTP library the installed Hub client stands on.
+HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+
+
+NETWORK = (HTTP_ERROR, ConnectionError, errors.OfflineModeIsEnabled)
+
+
+@contextmanager
+def explain(kind: str, name: str) -> Iterator[None]:
+    """Turn the many exceptions of a load into UserError; what is no user's mistake passes."""
+    try:
+        yield
+    except UserError:
+        raise
+    except DatasetNotFoundError as error:
+        raise UserError(_missing(kind, name, str(error))) from None
+    except ImportError as error:
+        missing = getattr(error, "name", None) or " ".join(str(error).split())[:200]
+        raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
+    except DatasetGenerationError as error:
+        text = " ".join(str(_causes(error)[-1]).split())[:300]
+        raise UserError(f"--{kind} {name} cannot be read: {text}") from None
+    except (OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR) as error:
+        raise _sorted_out(kind, name, error) from error
+
+
+def _sorted_out(kind: str, name: str, error: Exception) -> Exception:
+    """The libraries say most things with OSError and ValueError: tell them apart by their text."""
+    text = " ".join(str(error).split())
+    lower = text.lower()
+    causes = _causes(error)
+    if any(isinstance(c, errors.GatedRepoError) for c in causes):
+        return UserError(f"--{kind} {name} is gated: ask for access on its page and set HF_TOKEN")
+    if any(isinstance(c, errors.RepositoryNotFoundError) for c in causes):
+        return UserError(_missing(kind, name, text))
+    if any(isinstance(c, NETWORK) for c in causes):
+        return UserError(_no_network(kind, name))
+    if "couldn't connect" in lower or "offline" in lower or "connection" in lower:
+        return UserError(_no_network(kind, name))
+    if "trust_remote_code" in lower or "remote code" in lower:
+        return UserError(
+            f"--{kind} {name} brings code of its own: read it, then add --trust_remote_code"
+        )
+    if "is not a local folder" in lower or "not a valid model identifier" in lower:
+        return UserError(_missing(kind, name, text))
+    if "corresponds to no data" in lower:
+        return UserError(f"--{kind} {name} is empty: {text[:300]}")
+    if "scripts are no longer supported" in lower:
+        return UserError(f"--{kind} {name} is a loading script; convert it to parquet or csv first")
+    if "config name is missing" in lower or "builderconfig" in lower:
+        return UserError(f"--{kind} {name}: {text[:300]}; name one with --dataset_config")
+    if Path(name).exists():
+        return UserError(f"--{kind} {name} cannot be read: {text[:300]}")
+    return UserError(f"--{kind} {name} cannot be loaded: {text[:300]}")
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    found = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _no_network(kind: str, name: str) -> str:
+    return f"--{kind} {name}: no network, and not in the cache: {OFFLINE_FIX}"
+
+
+def _missing(kind: str, name: str, text: str) -> str:
+    if "offline" in text.lower() or "couldn't reach" in text.lower():
+        return _no_network(kind, name)
+    where = "neither a local folder nor on the Hub"
+    return f"--{kind} {name} is {where} (if it is private, set HF_TOKEN): check the name"

@@ -1,0 +1,175 @@
+"""What a person sees of a run: what is compared, a bar on a terminal, a line an epoch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console as Screen
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from transformers import TrainerCallback
+from transformers.integrations import get_reporting_integration_callbacks
+
+from harness.core.attempts import gpu_utilisation_percent
+from harness.core.identity import number
+from harness.core.records import plain, read_json
+from harness.train.run.lifecycle import Run
+
+TESTED = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
+
+
+class Console(TrainerCallback):
+    """Rank 0 speaks; without a terminal only whole lines are printed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.screen = Screen(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.bar: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        self._say_what_runs(args, state)
+        if self.screen.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=self.screen, transient=True)
+            self.task = self.bar.add_task(
+                "updates", total=state.max_steps, completed=state.global_step
+            )
+            self.bar.start()
+            self.run.stop_showing = self.bar.stop  # also when training breaks off
+
+    def _say_what_runs(self, args: Any, state: Any) -> None:
+        settings, data, seen = self.run.settings, self.run.data_facts, self.run.observed
+        acc, gpus = args.gradient_accumulation_steps, max(1, args.n_gpu)
+        size = args.world_size
+        batch = args.train_batch_size * acc * size
+        schedule = args.lr_scheduler_type.value
+        held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
+        say = self.screen.print
+        say(
+            f"[bold]{settings.script} {settings.setup}[/bold]  "
+            f"{settings.model} on {data['dataset']}"
+        )
+        say(
+            f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
+            f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
+        )
+        made_of = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
+        if settings.target_batch:
+            batch, made_of = settings.target_batch, f"of all peers, each {batch} at a time"
+        say(
+            f"  {seen['strategy']} on {seen['world']} process(es), {seen['device']}, "
+            f"{settings.precision}, seed {settings.seed}"
+        )
+        say(
+            f"  effective batch {batch} = {made_of}; {state.max_steps:,} updates at a learning "
+            f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
+        )
+        if state.global_step:
+            say(f"  goes on from update {state.global_step} of an earlier attempt")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=state.global_step)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        row = self.run.last_row
+        if not state.is_world_process_zero or row is None:
+            return
+        parts = [f"epoch {row['epoch']:g}/{args.num_train_epochs:g}"]
+        for name in ("train_loss", "eval_loss", "accuracy", "f1"):
+            if row.get(name) is not None:
+                parts.append(f"{name} {row[name]:.4f}")
+        if row["train_samples_per_s"]:
+            parts.append(f"{row['train_samples_per_s']:,.0f} samples/s")
+        parts += utilisation(row)
+        parts.append(f"epoch {row['epoch_time_s']:.1f} s, evaluation {row['eval_time_s']:.1f} s")
+        self.screen.print("  " + "  ".join(parts))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+        if state.is_world_process_zero:
+            if tested := self.run.tested:
+                shown = "  ".join(f"{n} {tested[n]:.4f}" for n in TESTED if n in tested)
+                self.screen.print(f"  test set, weights of epoch {tested['test_epoch']:g}: {shown}")
+            self.screen.print(f"  recorded in {self.run.folder.path}")
+
+
+def utilisation(row: dict[str, Any]) -> list[str]:
+    """How much of the devices is used, and how long: neither says anything without the other."""
+    mfu, busy = row.get("mfu"), gpu_utilisation_percent(row)
+    if mfu is None and busy is None:
+        return []
+    told = "unknown" if mfu is None else f"{mfu:.1%}"
+    return [f"MFU {told} (GPU utilisation {'unknown' if busy is None else f'{busy:.0f}%'})"]
+
+
+# ----
+# What is recorded of a run, also for the trackers that --report_to names.
+#
+# They are the Trainer's own callbacks, and are told in the way in which the Trainer tells them what
+# it logs: one path for all of them.
+
+PREFIX = "harness"
+
+
+class Trackers(TrainerCallback):
+    """Hands on each epoch's row and, at the end, the summary; on rank 0."""
+
+    def __init__(self, run: Run, trackers: list[TrainerCallback]) -> None:
+        self.run, self.trackers = run, trackers
+        self.sent: dict[str, Any] | None = None
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.run.last_row is not None and self.run.last_row is not self.sent:
+            self.sent = self.run.last_row
+            self._tell(numbers(self.sent, PREFIX), args, state, control, kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        summary = read_json(self.run.folder.summary) or {}
+        self._tell(numbers(summary, f"{PREFIX}/summary"), args, state, control, kwargs)
+
+    def _tell(
+        self, logs: dict[str, float], args: Any, state: Any, control: Any, more: dict[str, Any]
+    ) -> None:
+        for tracker in self.trackers if logs else ():
+            tracker.on_log(args, state, control, logs=logs, model=more.get("model"))
+
+
+def follow(trainer: Any) -> None:
+    """Only rank 0 has trackers, and those after whoever writes the record; nothing without any."""
+    if not trainer.args.report_to:
+        return
+    kinds = tuple(get_reporting_integration_callbacks(trainer.args.report_to))
+    handler, run = trainer.callback_handler, trainer.run
+    trackers = [one for one in handler.callbacks if isinstance(one, kinds)]
+    others = [one for one in handler.callbacks if one not in trackers]
+    handler.callbacks = [*others, Trackers(run, trackers), *trackers] if run.leader else others
+
+
+def numbers(content: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Every number that is known, by its path: harness/gpu/power_w/mean; of a list by its place."""
+    return dict(_walk(plain(content), name))
+
+
+def _walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, (dict, list)):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in inner:
+            yield from _walk(part, f"{name}/{key}")
+    elif isinstance(value, (int, float)):
+        yield name, value

@@ -1,0 +1,116 @@
+"""When steps ended: host time on a CPU, CUDA events on a GPU, read only at the epoch's end.
+
+A step is the time from the end of one optimizer step to the end of the next, loading of its data
+included. Evaluation and saving are not in any step: after them the clock starts afresh.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from harness.train.measure.traffic import Traffic
+
+
+class StepClock:
+    """Marks of one epoch. mark() costs microseconds and never waits for the GPU."""
+
+    def __init__(self, cuda: bool, traffic: Traffic | None = None, untimed: int = 0) -> None:
+        self.cuda = cuda
+        self.untimed = untimed  # first steps, which are left out of step times
+        self.traffic = traffic or Traffic()  # between the same edges
+        self.marks: list[tuple[int | None, Any]] = []  # (samples of the step, stamp); None: restart
+        self.fetched: Any = None  # stamp: the batches of the step that goes on are there
+        self.fetches: list[Any] = []  # of the steps that have ended
+        self.began_s = 0.0
+        self.data_wait_s = 0.0
+        self.paused_s = 0.0
+        self.last_s = 0.0  # when the last step, or what paused the epoch, ended
+        self.running = False
+
+    def _stamp(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        """An epoch begins."""
+        self.running = True
+        self.marks, self.fetches = [(None, self._stamp())], []
+        self.data_wait_s = self.paused_s = 0.0
+        self.began_s = self.last_s = time.perf_counter()
+        self.traffic.start()
+
+    def data_ready(self) -> None:
+        """The batches of the next step have been fetched."""
+        self.data_wait_s += time.perf_counter() - self.last_s
+        self.fetched = self._stamp()
+
+    def waited(self) -> None:
+        """A batch has been trained on that makes no step yet: the next is waited for from now."""
+        self.last_s = time.perf_counter()
+
+    def step(self, samples: int) -> None:
+        """A step has ended."""
+        self.marks.append((samples, self._stamp()))
+        self.fetches.append(self.fetched)
+        self.last_s = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done meanwhile is no part of the epoch's time, nor of what it sends."""
+        if self.cuda:
+            torch.cuda.synchronize()  # the steps before it are
+        self.last_s = time.perf_counter()
+        self.traffic.so_far()
+        yield
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.resume()
+
+    def resume(self) -> None:
+        """Something that is not training (evaluation, saving) has ended inside the epoch."""
+        self.traffic.resume()
+        self.marks.append((None, self._stamp()))
+        now = time.perf_counter()
+        self.paused_s += now - self.last_s
+        self.last_s = now
+
+    def stop(self) -> float:
+        """The epoch's training part has ended: its length, without what paused it."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.running = False
+        return self.so_far()
+
+    def so_far(self) -> float:
+        """Seconds of training in this epoch until now."""
+        return time.perf_counter() - self.began_s - self.paused_s
+
+    def steps(self) -> list[tuple[int, float]]:
+        """(samples, seconds) of each step; call after stop()."""
+        return [(samples, self._between(before, after)) for samples, before, after in self._edges()]
+
+    def waits(self) -> list[float]:
+        """Seconds of each step until its batches were there; call after stop().
+
+        On a GPU those in which it had nothing to do: the host waits for data also while the GPU
+        still works on the step before.
+        """
+        edges = zip(self._edges(), self.fetches, strict=True)
+        return [self._between(before, fetched) for (_, before, _), fetched in edges]
+
+    def _edges(self) -> Iterator[tuple[int, Any, Any]]:
+        """(samples, begin, end) of each step."""
+        for (_, before), (samples, after) in zip(self.marks, self.marks[1:], strict=False):
+            if samples is not None:
+                yield samples, before, after
+
+    def _between(self, before: Any, after: Any) -> float:
+        return float(before.elapsed_time(after) / 1000 if self.cuda else after - before)

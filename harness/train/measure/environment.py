@@ -1,0 +1,128 @@
+"""Where a run was made: machine, versions, commit and command, without names and secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from harness.core.provenance import command_line, commit, settings_of, versions, without_home
+from harness.core.settings import Settings
+from harness.core.topology import World
+
+# Variables that change what is measured; nothing else of the environment is recorded.
+VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
+    "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO",
+    "GLOO_SOCKET_IFNAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE",
+    "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF",
+)  # fmt: skip
+
+
+# Words in the names of Trainer arguments that are paths, secrets or names of projects.
+HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from")
+
+
+def environment() -> dict[str, Any]:
+    """Everything a reader needs to judge a number, and nothing that names a person or a host."""
+    return {
+        "machine": machine_label(),
+        "cpu": _cpu_name(),
+        "cpu_cores": psutil.cpu_count(logical=True),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "nccl": _nccl(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "versions": versions(),
+        **commit(),
+        "command": command_line([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "launch": launch(),
+        "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
+    }
+
+
+def facts_of(run: Any, world: World) -> dict[str, Any]:
+    """What was checked or derived when the run began; less is known of a Trainer on its own."""
+    found: dict[str, Any] = {"nodes": world.nodes, "processes_per_node": world.per_node}
+    if run is not None:
+        found |= {"observed": run.observed, "link": run.link, "data": run.data_facts}
+    return found
+
+
+def launch() -> dict[str, Any] | None:
+    """What a sweep says of how it started this run; null for a run of its own."""
+    said = os.environ.get("HARNESS_LAUNCH")
+    return json.loads(said) if said else None
+
+
+def main(argv: list[str]) -> int:
+    """python -m harness env"""
+    facts = environment()
+    del facts["command"], facts["launch"]
+    print(json.dumps(facts, indent=2))
+    return 0
+
+
+def machine_label() -> str:
+    """A short name for this kind of machine: results of unlike machines are never averaged."""
+    gpus = torch.cuda.device_count()
+    if gpus:
+        name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
+        return f"{name.removeprefix('nvidia-')}x{gpus}"
+    name = re.sub(r"\(r\)|\(tm\)|cpu|processor|@.*", " ", _cpu_name().lower())
+    return f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}x{psutil.cpu_count(logical=True)}"
+
+
+def resolved_arguments(args: Any) -> dict[str, Any]:
+    """The Trainer's arguments without paths, secrets and names of people's projects."""
+    return {
+        name: without_home(value) if isinstance(value, str) else value
+        for name, value in args.to_dict().items()
+        if not any(word in name for word in HIDDEN) and not name.endswith("token")
+    }
+
+
+def recorded_settings(settings: Settings | None, args: Any) -> dict[str, Any]:
+    """All settings, and every resolved argument of the Trainer."""
+    named = settings_of(settings) if settings is not None else {}
+    return {**named, "training_arguments": resolved_arguments(args)}
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _nccl() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _driver() -> str | None:
+    """The NVIDIA driver's version; null where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    return version if isinstance(version, str) else version.decode()

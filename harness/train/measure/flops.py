@@ -1,0 +1,432 @@
+"""Floating point operations that training takes, from the shapes of a model.
+
+A multiplication with its addition counts as two, as everywhere. Only what multiplies matrices
+counts: layers that are linear, convolutions, and attention. The backward pass takes twice the
+forward pass, but for the first layer of an image, whose input needs no gradient.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.core.settings import Settings
+from harness.train.data.text_batches import AMOUNT, Amount
+from harness.train.measure.base import Measure, total
+
+CLOSED, COUNTED = "closed form", "counted"
+
+
+FORWARD_AND_BACKWARD = 3
+
+
+NO_INPUT_GRADIENT = 2
+
+
+# Lengths of texts at which a model is counted; a fourth holds what was made of three.
+LENGTHS = (16, 32, 48)
+
+
+CHECK_LENGTH = 64
+
+
+SAMPLES = 2  # BatchNorm has nothing to norm where a single sample is left of one pixel
+
+
+class Uncountable(Exception):
+    """Why the operations of a model are not known."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations of forward and backward pass for a sample of T tokens: a polynomial in T."""
+
+    fixed: float  # of an image all there is
+    per_token: float = 0.0
+    per_pair: float = 0.0  # attention: every token looks at every token
+    how: str = CLOSED
+
+    def of(self, tokens: float = 0.0, squares: float | None = None, samples: int = 1) -> float:
+        """Of samples with so many tokens in all, and so many squares of their lengths."""
+        squares = tokens * tokens if squares is None else squares
+        return self.fixed * samples + self.per_token * tokens + self.per_pair * squares
+
+
+def work_of(
+    model: nn.Module,
+    one_sample: Callable[[], Mapping[str, torch.Tensor]],
+    image: tuple[int, int] | None = None,
+) -> Work:
+    """By the closed form where there is one, else counted once, on a batch like this one.
+
+    Images have the size that they are given to the model with; a configuration may not know it.
+    Raises Uncountable where neither works.
+    """
+    config = getattr(model, "config", None)
+    kind = str(getattr(config, "model_type", None))
+    if kind in TEXTS:
+        return TEXTS[kind](config)
+    if kind in IMAGES and image is not None:
+        return IMAGES[kind](config, image)
+    return counted(model, one_sample)
+
+
+def _encoder(layers: int, width: int, inner: int, head: int) -> Work:
+    """Layers of attention and two linear layers over all tokens; a head over one of them."""
+    a_layer = 4 * width * width + 2 * width * inner  # numbers in its matrices
+    return Work(
+        fixed=FORWARD_AND_BACKWARD * 2.0 * head,
+        per_token=FORWARD_AND_BACKWARD * 2.0 * layers * a_layer,
+        per_pair=FORWARD_AND_BACKWARD * 4.0 * layers * width,
+    )
+
+
+def _bert(config: Any) -> Work:
+    width, classes = config.hidden_size, config.num_labels
+    head = width * width + width * classes  # pooler and classifier
+    return _encoder(config.num_hidden_layers, width, config.intermediate_size, head)
+
+
+def _distilbert(config: Any) -> Work:
+    head = config.dim * config.dim + config.dim * config.num_labels
+    return _encoder(config.n_layers, config.dim, config.hidden_dim, head)
+
+
+def _vit(config: Any, image: tuple[int, int]) -> Work:
+    width = config.hidden_size
+    high, wide = image
+    patch_high, patch_wide = _pair(config.patch_size)
+    patches = (high // patch_high) * (wide // patch_wide)
+    encoder = _encoder(
+        config.num_hidden_layers, width, config.intermediate_size, width * config.num_labels
+    )
+    numbers = config.num_channels * patch_high * patch_wide * width
+    return Work(encoder.of(patches + 1) + NO_INPUT_GRADIENT * 2.0 * numbers * patches)
+
+
+def _resnet(config: Any, image: tuple[int, int]) -> Work:
+    """Stem, stages, head; every convolution but the stem's has padding that keeps its size."""
+    small = getattr(config, "cifar_stem", False)
+    kernel, stride = (3, 1) if small else (7, 2)
+    side = _smaller(image, stride)
+    stem = side[0] * side[1] * kernel * kernel * config.num_channels * config.embedding_size
+    if not small:
+        side = _smaller(side, 2)  # pooling
+    total, width = 0, config.embedding_size
+    for number, (depth, out) in enumerate(zip(config.depths, config.hidden_sizes, strict=True)):
+        for layer in range(depth):
+            first = layer == 0 and (number > 0 or config.downsample_in_first_stage)
+            made, side = _block(config, width, out, side, 2 if first else 1)
+            total, width = total + made, out
+    head = width * config.num_labels
+    return Work(2.0 * (FORWARD_AND_BACKWARD * (total + head) + NO_INPUT_GRADIENT * stem))
+
+
+def _block(
+    config: Any, before: int, after: int, side: tuple[int, int], stride: int
+) -> tuple[int, tuple[int, int]]:
+    """Multiplications of a residual layer, and the size of what it gives."""
+    small = _smaller(side, stride)
+    pixels, pixels_before = small[0] * small[1], side[0] * side[1]
+    if config.layer_type == "bottleneck":
+        inner = after // 4
+        early = config.downsample_in_bottleneck
+        total = (pixels if early else pixels_before) * before * inner
+        total += pixels * (9 * inner * inner + inner * after)
+    else:
+        total = pixels * 9 * (before * after + after * after)
+    if before != after or stride > 1:
+        total += pixels * before * after  # the way around it
+    return total, small
+
+
+def _smaller(side: tuple[int, int], stride: int) -> tuple[int, int]:
+    return -(-side[0] // stride), -(-side[1] // stride)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (
+        (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
+    )
+
+
+TEXTS: dict[str, Callable[[Any], Work]] = {"bert": _bert, "distilbert": _distilbert}
+
+
+IMAGES: dict[str, Callable[[Any, tuple[int, int]], Work]] = {"vit": _vit, "resnet": _resnet}
+
+
+def counted(model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]) -> Work:
+    """Of a model without a closed form, on tensors that have a shape and no content.
+
+    Raises Uncountable where the model looks at what is in them, or where its work is no polynomial
+    of the length.
+    """
+    try:
+        # Without a mask all tokens count, as in a text that is not padded.
+        batch = {name: of for name, of in one_sample().items() if name != "attention_mask"}
+        if "input_ids" not in batch:
+            return Work(_count(model, batch), how=COUNTED)
+        found = {n: _count(model, _of_length(batch, n)) for n in (*LENGTHS, CHECK_LENGTH)}
+    except Exception as error:  # whatever a model of somebody's makes of it: training goes on
+        lines = str(error).splitlines() or [""]
+        why = f"{type(error).__name__}: {lines[0]}"
+        raise Uncountable(f"it cannot be counted without content: {why}") from None
+    work = _polynomial(found)
+    if abs(work.of(CHECK_LENGTH) / found[CHECK_LENGTH] - 1) > 0.01:
+        raise Uncountable("its operations are no polynomial of the length of a text")
+    return work
+
+
+def _count(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> float:
+    """Operations of one sample's forward and backward pass."""
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    for name, parameter in model.named_parameters():
+        shapes[name].requires_grad_(parameter.requires_grad)
+    inputs = {
+        name: torch.empty((SAMPLES, *value.shape[1:]), dtype=value.dtype, device="meta")
+        for name, value in batch.items()
+    }
+    counter = FlopCounterMode(display=False)
+    # Attention in kernels of its own is not counted on every device; taken apart it is.
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        loss = torch.func.functional_call(model, shapes, (), inputs)["loss"]
+        loss.backward()
+    return counter.get_total_flops() / SAMPLES
+
+
+def _of_length(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
+    return {
+        name: value.new_empty((1, length)) if value.ndim == 2 else value
+        for name, value in batch.items()
+    }
+
+
+def _polynomial(found: Mapping[int, float]) -> Work:
+    """Through three points that are equally far apart."""
+    a, b, c = (found[length] for length in LENGTHS)
+    step = LENGTHS[1] - LENGTHS[0]
+    per_pair = (a - 2 * b + c) / (2 * step * step)
+    per_token = (b - a) / step - per_pair * (LENGTHS[0] + LENGTHS[1])
+    fixed = a - per_token * LENGTHS[0] - per_pair * LENGTHS[0] ** 2
+    return Work(fixed, per_token, per_pair, COUNTED)
+
+
+# ----
+# What devices can do at most, dense, in 10^12 operations a second; from their makers' data sheets.
+#
+# Sparsity doubles some of the figures that are advertised; training does not use it.
+
+# What a device's name has in it, the most particular first -> number format -> peak.
+# bf16 and fp16 add up in fp32, as training does.
+PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    # NVIDIA B200 data sheet (2024); H200 and H100 data sheets (2023, 2024)
+    ("b200", {"bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75}),
+    ("h200 nvl", {"bf16": 835, "fp16": 835, "tf32": 418, "fp32": 60}),
+    ("h200", {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67}),
+    ("gh200", {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67}),
+    ("h100 nvl", {"bf16": 835, "fp16": 835, "tf32": 418, "fp32": 60}),
+    ("h100 pcie", {"bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51}),
+    ("h100", {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67}),
+    ("h800", {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67}),
+    ("h20", {"bf16": 148, "fp16": 148, "tf32": 74, "fp32": 44}),
+    # NVIDIA A100, A30, A40, A10 data sheets (2020, 2021)
+    ("a100", {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5}),
+    ("a800", {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5}),
+    ("a30", {"bf16": 165, "fp16": 165, "tf32": 82, "fp32": 10.3}),
+    ("a40", {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4}),
+    ("a10g", {"bf16": 70, "fp16": 70, "tf32": 35, "fp32": 35}),
+    ("a10", {"bf16": 125, "fp16": 125, "tf32": 62.5, "fp32": 31.2}),
+    # NVIDIA L40S, L40, L4 data sheets (2022, 2023)
+    ("l40s", {"bf16": 362, "fp16": 362, "tf32": 183, "fp32": 91.6}),
+    ("l40", {"bf16": 181, "fp16": 181, "tf32": 90.5, "fp32": 90.5}),
+    ("l4", {"bf16": 121, "fp16": 121, "tf32": 60, "fp32": 30.3}),
+    # NVIDIA V100 (2018), T4 (2019), P100 (2016) data sheets: no bf16, no tf32
+    ("v100", {"fp16": 125, "fp32": 15.7}),
+    ("t4", {"fp16": 65, "fp32": 8.1}),
+    ("p100", {"fp16": 18.7, "fp32": 9.3}),
+    # NVIDIA Ada and Ampere architecture white papers: GeForce halves sums in fp32
+    ("rtx 4090", {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6}),
+    ("rtx 4080", {"bf16": 97.5, "fp16": 97.5, "tf32": 48.7, "fp32": 48.7}),
+    ("rtx 3090", {"bf16": 71, "fp16": 71, "tf32": 35.6, "fp32": 35.6}),
+    ("rtx 3080", {"bf16": 59.5, "fp16": 59.5, "tf32": 29.8, "fp32": 29.8}),
+)
+
+
+# What makes another device of a name.
+OTHER_MODELS = ("ti ", "super ", "laptop ", "d ", "mobile ", "max ")
+
+
+def peak_tflops(device: str, precision: str) -> float | None:
+    """Of a device by its name; None where it is not in the table, or has no such format."""
+    name = f" {re.sub(r'[^a-z0-9]+', ' ', device.lower())} "
+    for part, by_format in PEAKS:
+        _, found, after = name.partition(f" {part} ")
+        if found and not after.startswith(OTHER_MODELS):
+            return by_format.get(precision)
+    return None
+
+
+# ----
+# How much a forward pass is given to compute, known on the host: a GPU is asked for nothing.
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Samples of a forward pass, with their tokens and the squares of their lengths in tokens.
+
+    As they are computed, padding included, and of the texts alone: None where nobody knows those.
+    Images have no tokens.
+    """
+
+    samples: int
+    tokens: int | None = None
+    squares: int | None = None
+    text_tokens: int | None = None
+    text_squares: int | None = None
+
+
+def shape_of(inputs: Mapping[str, Any]) -> Shape:
+    """Of a batch, before it is copied to a device; texts say themselves what they make of it."""
+    samples = len(inputs["labels"])
+    amount: Amount | None = inputs.get(AMOUNT)
+    if amount is not None:
+        return Shape(
+            samples, amount.computed_tokens, amount.computed_squares, amount.tokens, amount.squares
+        )
+    if (ids := inputs.get("input_ids")) is None:
+        return Shape(samples)
+    texts, longest = ids.shape
+    return Shape(samples, texts * longest, texts * longest * longest)
+
+
+def added(one: Shape, other: Shape) -> Shape:
+    """Of two forward passes together; unknown where one is."""
+    pairs = zip(astuple(one), astuple(other), strict=True)
+    sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+    return Shape(*sums)
+
+
+# ----
+# Operations of the timed steps, and their share of what the devices can do at most (MFU).
+#
+# What a model's shape takes: operations that are made again (activation checkpointing) are not
+# counted, as nowhere where MFU is spoken of.
+
+TERA = 1e12
+
+
+# Of each rank: what its timed steps have taken.
+SUMS = ("timed_tflop", "timed_tflop_without_padding", "timed_tokens", "timed_padded_tokens")
+
+
+class Utilisation(Measure):
+    """The trainer tells of each forward pass; here is added up what belongs to a timed step."""
+
+    def __init__(
+        self, run: Any, model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]
+    ) -> None:
+        self.run = run
+        self.work: Work | None = None
+        self.missing: str | None = None  # why the work is not known
+        shape = run.data_facts.get("image_shape")
+        try:
+            self.work = work_of(model, one_sample, (shape[1], shape[2]) if shape else None)
+        except Uncountable as error:
+            self.missing = str(error)
+        self.peak, self.peak_from = peak_of(run.settings)
+        self.updates: dict[int, Shape] = {}  # of this epoch
+
+    def told(self, update: int, shape: Shape) -> None:
+        """A forward pass of the update after so many; there may be several."""
+        before = self.updates.get(update)
+        self.updates[update] = shape if before is None else added(before, shape)
+
+    def epoch_begins(self) -> None:
+        self.updates = {}
+
+    def of_rank(self, untimed: int) -> dict[str, Any]:
+        timed = list(self.updates.values())[untimed:]
+        if not timed:
+            return dict.fromkeys(SUMS)
+        all_of_it = timed[0]
+        for shape in timed[1:]:
+            all_of_it = added(all_of_it, shape)
+        return sums_of(self.work, all_of_it)
+
+    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+        sums = {name: total([rank.get(name) for rank in ranks]) for name in SUMS}
+        peak = self.peak * self.run.devices if self.peak is not None else None
+        return rates(sums, row["timed_s"], peak)
+
+    def facts(self) -> dict[str, Any]:
+        work = self.work
+        return {
+            "flops": {
+                "how": work and work.how,
+                "missing": self.missing,
+                "per_sample": work and work.fixed,
+                "per_token": work and work.per_token,
+                "per_pair_of_tokens": work and work.per_pair,
+                "peak_tflops_per_gpu": self.peak,
+                "peak_from": self.peak_from,
+            }
+        }
+
+
+def sums_of(work: Work | None, shape: Shape) -> dict[str, Any]:
+    """What a rank tells of so many samples."""
+    sums: dict[str, Any] = dict.fromkeys(SUMS)
+    sums["timed_tokens"], sums["timed_padded_tokens"] = shape.text_tokens, shape.tokens
+    if work is None:
+        return sums
+    samples = shape.samples
+    if not work.per_token and not work.per_pair:
+        # Of equal samples: nothing is padded.
+        sums["timed_tflop"] = work.of(samples=samples) / TERA
+        return sums | {"timed_tflop_without_padding": sums["timed_tflop"]}
+    if shape.tokens is not None:
+        sums["timed_tflop"] = work.of(shape.tokens, shape.squares, samples) / TERA
+    if shape.text_tokens is not None:
+        without = work.of(shape.text_tokens, shape.text_squares, samples)
+        sums["timed_tflop_without_padding"] = without / TERA
+    return sums
+
+
+def rates(
+    sums: Mapping[str, float | None], seconds: float, peak_tflops: float | None
+) -> dict[str, float | None]:
+    """For the run's row, of what all ranks have done and what their devices can do together."""
+    tflop, without, tokens, padded = (sums[name] for name in SUMS)
+    rate = _share(tflop, seconds)
+    filled = _share(tokens, padded)
+    return {
+        "tflops_per_s": rate,
+        "tflops_per_s_without_padding": _share(without, seconds),
+        "mfu": _share(rate, peak_tflops),
+        "tokens_per_s": _share(tokens, seconds),
+        "padding_share": None if filled is None else 1 - filled,
+    }
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def peak_of(settings: Settings) -> tuple[float | None, str | None]:
+    """Of one device, in the number format of the run, and who says so."""
+    if settings.peak_tflops is not None:
+        return settings.peak_tflops, "flag"
+    if not torch.cuda.is_available():
+        return None, None
+    known = peak_tflops(torch.cuda.get_device_name(), settings.precision)
+    return known, None if known is None else "table"

@@ -1,0 +1,316 @@
+"""The link between nodes as it was asked for and as it is: what a run's record says of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from harness.core.command_line import Parser
+from harness.core.process import end_with_parent
+from harness.core.settings import UserError
+from harness.core.topology import World, world_of
+from harness.train.measure.environment import launch
+from harness.train.measure.link_probe import measure_allreduce, measure_pairs
+
+BUDGET_S = 10.0  # for everything
+
+
+PAIRS_SHARE = 0.75  # of it at most; all-reduce has what is left
+
+
+# A gradient that is larger is not exchanged whole: there may be no memory for it.
+LARGEST = 2**29
+
+
+# From here on a link is not the one that was asked for.
+RTT_SHARE, RTT_MS = 0.1, 2.0
+
+
+BANDWIDTH_SHARES = (0.7, 1.3)
+
+
+# A transfer that would be shorter than this on the link that was asked for is no measure of its
+# rate: TCP has to open its window, and what limits a rate lets a burst pass.
+FEW_ROUND_TRIPS, SHORT_S = 4, 0.05
+
+
+def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[str, Any] | None:
+    """What the links carry at the size of this model's gradient. Every rank calls it.
+
+    None for one node, and on the other ranks: only rank 0 is told, and says what is wrong.
+    """
+    if world.nodes == 1:
+        return None
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradient = sum(p.numel() * p.element_size() for p in trained)
+    found = measure(world, device, [min(gradient, LARGEST)], trained[0].dtype)
+    if found is None:
+        return None
+    if found["warning"]:
+        print(f"warning: {found['warning']}", file=sys.stderr, flush=True)
+    (reduced,) = found.pop("allreduce")
+    del reduced["asked_bytes"]
+    more = {f"allreduce_{name}": value for name, value in reduced.items()}
+    return {**found, "gradient_bytes": gradient, **more}
+
+
+def measure(
+    world: World, device: torch.device, sizes: list[int], dtype: torch.dtype = torch.float32
+) -> dict[str, Any] | None:
+    """Every pair of nodes, then an all-reduce of each size, beside what was asked for."""
+    began_s = time.perf_counter()
+    pairs = measure_pairs(world, device, began_s + BUDGET_S * PAIRS_SHARE)
+    allreduce = measure_allreduce(world, device, dtype, sizes, began_s + BUDGET_S)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # training finds the memory as it would have found it
+    if world.rank != 0:
+        return None
+    asked = (launch() or {}).get("link")
+    return {
+        "asked": asked,
+        "interface": interface(device, os.environ),
+        "pairs": pairs,
+        "rtt_min_ms": _of_slowest(max, pairs, "rtt_min_ms"),
+        "rtt_median_ms": _of_slowest(max, pairs, "rtt_median_ms"),
+        "bandwidth_mbit": _of_slowest(min, pairs, "bandwidth_mbit"),
+        "allreduce": allreduce,
+        "took_s": time.perf_counter() - began_s,
+        "warning": warning(asked, pairs),
+    }
+
+
+def _of_slowest(
+    worst: Callable[[Iterable[float]], float], pairs: list[dict[str, Any]], name: str
+) -> float | None:
+    known = [pair[name] for pair in pairs if pair[name] is not None]
+    return worst(known) if known else None
+
+
+def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:
+    """Named for the backend, else that of this process's connections to the other ranks.
+
+    Not what leads to the master: gloo takes the address to which this host's own name resolves.
+    """
+    variable = "NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME"
+    if named := environ.get(variable):
+        return named
+    store = int(environ["MASTER_PORT"])
+    try:
+        connections = psutil.Process().net_connections("tcp")
+    except (psutil.Error, OSError):  # the system hides them
+        return None
+    own = {
+        c.laddr.ip.removeprefix("::ffff:")
+        for c in connections
+        if c.status == psutil.CONN_ESTABLISHED and store not in (c.laddr.port, c.raddr.port)
+    }
+    interfaces = psutil.net_if_addrs().items()
+    used = [name for name, having in interfaces if any(a.address in own for a in having)]
+    return used[0] if len(used) == 1 else None  # others connect to other things, too
+
+
+def warning(asked: Any, pairs: list[dict[str, Any]]) -> str | None:
+    """What is far from what was asked for; None if nothing is, or nothing was asked."""
+    wrong = []
+    for pair in pairs:
+        wanted = asked_of(asked, pair["nodes"])
+        if wanted is not None and (differs := difference(wanted, pair)):
+            wrong.append(f"between nodes {pair['nodes'][0]} and {pair['nodes'][1]} {differs}")
+    if not wrong:
+        return None
+    others = f"; and {len(wrong) - 1} more pairs" if len(wrong) > 1 else ""
+    return f"the link is not the one that was asked for: {wrong[0]}{others}"
+
+
+def asked_of(asked: Any, nodes: list[int]) -> Mapping[str, Any] | None:
+    """One link for all pairs, or a list that names the nodes of each."""
+    if isinstance(asked, Mapping):
+        return asked
+    named = (pair for pair in asked or () if sorted(pair["nodes"]) == sorted(nodes))
+    return next(named, None)
+
+
+def difference(wanted: Mapping[str, Any], pair: Mapping[str, Any]) -> str:
+    """How a pair differs from its link; nothing where it does not, or is unknown."""
+    rtt, bandwidth = pair["rtt_min_ms"], pair["bandwidth_mbit"]
+    rtt_wanted, rate = 2 * (wanted.get("delay_ms") or 0.0), wanted.get("rate_mbit")
+    parts = []
+    if rtt is not None:
+        # Each way may be as much earlier or later as was asked for.
+        off = abs(rtt - rtt_wanted) - 2 * (wanted.get("jitter_ms") or 0.0)
+        if off > RTT_MS and off > RTT_SHARE * rtt_wanted:
+            parts.append(f"a round trip takes {rtt:.1f} ms, not {rtt_wanted:g}")
+    if rate and bandwidth is not None and rtt is not None:
+        low, high = (share * rate for share in BANDWIDTH_SHARES)
+        would_take_s = pair["transfer_bytes"] * 8 / 1e6 / rate
+        enough_s = max(SHORT_S, FEW_ROUND_TRIPS * max(rtt, rtt_wanted) / 1000)
+        if would_take_s >= enough_s and not low <= bandwidth <= high:
+            parts.append(f"it carries {bandwidth:,.0f} Mbit/s, not {rate:g}")
+    return " and ".join(parts)
+
+
+# ----
+# python -m harness link: what the links between nodes carry, measured now.
+#
+# torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --master_addr=... -m harness link
+#
+# and with --node_rank=1 on the other node.
+
+START = "torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... --master_addr=... -m harness link"
+
+
+EMULATED = "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"
+
+
+UNKNOWN = "-"
+
+
+LEGEND = (
+    "round trip: of 32 bytes; carries: one way, at a transfer of so many MB; algbw: size / time; "
+    "busbw: algbw x 2(n-1)/n; -: no time for it"
+)
+
+
+def main(argv: list[str]) -> int:
+    """Every rank measures, rank 0 speaks."""
+    leader = os.environ.get("RANK", "0") == "0"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent()  # a rank does not outlive its launcher
+    try:
+        given = _parser().parse_args(argv)
+        world = world_of(os.environ)
+        if world.size == 1:
+            raise UserError(
+                f"a link takes two processes; start it on every node with {START}, "
+                f"or on emulated nodes with {EMULATED}"
+            )
+    except UserError as error:
+        return _refused(str(error), leader)
+    found = _measured(world, given.mb)
+    if found is not None:
+        print(json.dumps(found, indent=2)) if given.json else _show(found, world)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m harness link",
+        description="Measure the links between nodes, in ten seconds at most.",
+        epilog=f"Started on every node: {START}; on emulated nodes: {EMULATED}",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--mb",
+        type=_sizes,
+        default=[1.0, 25.0],
+        metavar="SIZE,...",
+        help="sizes of the all-reduce in MB; a model's gradient has 4 bytes a weight (1,25)",
+    )
+    parser.add_argument("--json", action="store_true", help="the numbers, for a program")
+    return parser
+
+
+def _sizes(text: str) -> list[float]:
+    try:
+        sizes = [float(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or not all(0 < size <= 4000 for size in sizes):
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected MB, 4000 at most, for example 25 or 1,25,400"
+        )
+    return sorted(sizes)
+
+
+def _refused(reason: str, leader: bool) -> int:
+    if leader:
+        print(f"harness link: error: {reason}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(1)  # torchrun stops all ranks when one leaves: let the first speak
+    return 2
+
+
+def _measured(world: World, mb: list[float]) -> dict[str, Any] | None:
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", world.local_rank)
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend)
+    found = measure(world, device, [max(1, int(size * 1e6)) for size in mb])
+    dist.barrier()  # all ranks end together: torchrun stops the others as soon as one has left
+    dist.destroy_process_group()
+    if found is None:
+        return None
+    # Predictions read this from a file, which says by itself what it is of.
+    about = {"backend": backend, "nodes": world.nodes, "processes_per_node": world.per_node}
+    return {**about, **found}
+
+
+def _show(found: dict[str, Any], world: World) -> None:
+    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    where = found["interface"] or "an interface that is not known"
+    screen.print(
+        f"{world.nodes} node(s) of {world.per_node} process(es), over {where}, "
+        f"measured in {found['took_s']:.1f} s"
+    )
+    if found["pairs"]:
+        screen.print(_pairs(found["pairs"]))
+    screen.print(_reductions(found["allreduce"]))
+    screen.print(LEGEND, style="dim")
+    if found["warning"]:
+        print(f"warning: {found['warning']}", file=sys.stderr)
+
+
+def _pairs(pairs: list[dict[str, Any]]) -> Table:
+    table = _table("nodes", "round trip ms: min", "median", "carries Mbit/s", "at MB")
+    for pair in pairs:
+        table.add_row(
+            "{} - {}".format(*pair["nodes"]),
+            _text(pair["rtt_min_ms"], "{:,.2f}"),
+            _text(pair["rtt_median_ms"], "{:,.2f}"),
+            _text(pair["bandwidth_mbit"], "{:,.0f}"),
+            _mb(pair["transfer_bytes"]),
+        )
+    return table
+
+
+def _reductions(rows: list[dict[str, Any]]) -> Table:
+    table = _table("all-reduce MB", "measured at", "time ms", "algbw Mbit/s", "busbw Mbit/s")
+    for row in rows:
+        table.add_row(
+            _mb(row["asked_bytes"]),
+            _mb(row["bytes"]),
+            _text(None if row["s"] is None else row["s"] * 1000, "{:,.1f}"),
+            _text(row["algbw_mbit"], "{:,.0f}"),
+            _text(row["busbw_mbit"], "{:,.0f}"),
+        )
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _mb(size: int | None) -> str:
+    return _text(None if size is None else size / 1e6, "{:,.5g}")
+
+
+def _text(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else form.format(value)

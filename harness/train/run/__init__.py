@@ -1,0 +1,1 @@
+"""The life of one run: opened, kept through failures, ended."""

@@ -1,0 +1,185 @@
+"""What ends a run before its time, in the words of the record."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+from transformers import TrainerCallback
+
+from harness.core import attempts
+from harness.core.attempts import write_summary
+from harness.core.provenance import settings_of
+from harness.core.records import SCHEMA, write_json
+
+
+class Diverged(RuntimeError):
+    """Loss, gradient or weights are no longer finite: a result, and not a good one."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has come, by itself or through whoever runs the machines."""
+
+    def __init__(self, signum: int, why: str | None = None) -> None:
+        super().__init__(why or signal.Signals(signum).name)
+        self.signum = signum
+
+
+def outcome_of(error: BaseException) -> tuple[str, str]:
+    """(outcome, reason) of what ended a run."""
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return "oom", text
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "oom", text
+    # torch's CPU allocator has no exception of its own.
+    if isinstance(error, RuntimeError) and "can't allocate memory" in text.lower():
+        return "oom", text
+    if isinstance(error, Diverged):
+        return "diverged", text
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", text
+    return "failed", f"{type(error).__name__}: {text}"
+
+
+# ----
+# A run that breaks off: every rank tells why, and rank 0 writes the record.
+
+
+def record_failure(run: Any, error: BaseException) -> None:
+    outcome, reason = outcome_of(error)
+    rank, many = run.world.rank, run.world.size > 1
+    row = {"rank": rank, "outcome": outcome, "reason": reason, "unix": time.time()}
+    if outcome != "interrupted":
+        write_json(run.folder.failure(rank), row)
+    begins_again = _begins_again(run, error)
+    if not run.leader:
+        if not begins_again:
+            _let_leader_record(run)
+        return
+    # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
+    follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
+    first = _first_failure(run, wait_s=2.0 if follows and many else 0.0)
+    if first is not None:
+        outcome = first["outcome"]
+        reason = first["reason"] + (f" (rank {first['rank']})" if many else "")
+    attempts.end(
+        run.folder, outcome, reason, run.wall_s, run.cpu.per_rank(), run.update, bool(run.attempt)
+    )
+    run.folder.progress.unlink(missing_ok=True)
+    if begins_again:
+        # What becomes of the run is not known yet.
+        print(f"{outcome}: {reason}; torchrun may start it again", file=sys.stderr)
+        return
+    if not run.folder.settings.is_file():
+        write_json(run.folder.settings, {"schema": SCHEMA, **settings_of(run.settings)})
+    write_summary(run.folder, outcome, reason, run.settings.best_metric)
+    print(f"{outcome}: {reason}; the record is in {run.folder.path}", file=sys.stderr)
+
+
+def _begins_again(run: Any, error: BaseException) -> bool:
+    """Whether torchrun is about to go on with the run, as far as a process can know.
+
+    It stops the others with SIGTERM when a node joins or leaves, which costs no restart. Whoever
+    stops torchrun itself with SIGTERM sees an attempt that has ended and a run without outcome.
+    """
+    if run.launch is None:
+        return False
+    if isinstance(error, Stopped):
+        return error.signum == signal.SIGTERM
+    return run.launch.restarts_left > 0
+
+
+def _let_leader_record(run: Any) -> None:
+    """Rank 0 may be waiting for this one: let it see that it is gone, and write the record."""
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+    until = time.monotonic() + 5
+    while time.monotonic() < until and not run.folder.summary.is_file():
+        time.sleep(0.05)
+
+
+def _first_failure(run: Any, wait_s: float) -> dict[str, Any] | None:
+    """The failure of another rank that came first, if one comes within this time."""
+    until = time.monotonic() + wait_s
+    while True:
+        first = attempts.first_failure(run.folder, since=time.time() - run.wall_s)
+        others = first is not None and first["rank"] != run.world.rank
+        if others or time.monotonic() >= until:
+            return first
+        time.sleep(0.05)
+
+
+# ----
+# The machine will be taken away: save while there is time, and end.
+#
+# Whoever started the run names a file in HARNESS_LAST_CALL, and makes it when the time has come. A
+# checkpoint is written by all ranks at one update, on which they agree through the store where they
+# met: no step waits for it, and nothing is asked of anybody before the file is there.
+
+VARIABLE = "HARNESS_LAST_CALL"
+
+
+LOOK_EVERY_S = 1.0
+
+
+AHEAD = 3  # updates; the ranks of one run are never more than one apart
+
+
+COUNT, UPDATE = "harness/last_call/ranks", "harness/last_call/update"
+
+
+class LastCall(TrainerCallback):
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.looked_s = 0.0
+        self.called = self.saving = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.called and not self._call():
+            return
+        update = self._agreed(args.process_index, args.world_size, state.global_step)
+        # At the end of an epoch its row comes first.
+        inside = abs(state.epoch - round(state.epoch)) > 1e-6
+        if update is not None and state.global_step >= update and inside:
+            control.should_save = self.saving = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.saving:
+            raise Stopped(signal.SIGUSR1, "the time limit is near: saved")
+
+    def _call(self) -> bool:
+        """Whether the file has come; asked now and then, because it lies on a shared disk."""
+        now_s = time.monotonic()
+        if now_s - self.looked_s < LOOK_EVERY_S:
+            return False
+        self.looked_s = now_s
+        self.called = self.file.exists()
+        if self.called and dist.is_initialized():
+            _get_default_store().add(COUNT, 1)
+        return self.called
+
+    def _agreed(self, rank: int, world: int, update: int) -> int | None:
+        """The update at which all save; rank 0 chooses it when all have seen the file."""
+        if world == 1:
+            return update
+        store = _get_default_store()
+        if store.check([UPDATE]):
+            return int(store.get(UPDATE))
+        if rank == 0 and store.add(COUNT, 0) == world:
+            store.set(UPDATE, str(update + AHEAD))
+        return None
+
+
+def last_call() -> LastCall | None:
+    """Of this process; None where nobody calls."""
+    file = os.environ.get(VARIABLE)
+    return LastCall(Path(file)) if file else None

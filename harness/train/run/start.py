@@ -1,0 +1,255 @@
+"""How a training process speaks and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import datasets
+import huggingface_hub
+import torch
+import torch.distributed as dist
+from transformers import HfArgumentParser, IntervalStrategy, TrainingArguments, set_seed
+from transformers import logging as transformers_logging
+from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_utils import SaveStrategy, enable_full_determinism
+
+from harness.core import attempts
+from harness.core.attempts import larger_is_better
+from harness.core.command_line import refuse, trainer_argv
+from harness.core.identity import EVAL_BATCH, number, run_id
+from harness.core.locks import Lock
+from harness.core.records import FINISHED, RunFolder
+from harness.core.rules import place
+from harness.core.settings import Settings, UserError
+from harness.core.strategies import STRATEGIES
+from harness.core.topology import World, for_world, world_of
+from harness.train.measure.telemetry import open_watch
+from harness.train.run.checkpoint_copies import follow_leader
+from harness.train.run.elastic import launch_of, warn
+from harness.train.run.lifecycle import Run, from_leader
+from harness.train.strategy import parallel
+
+
+def quiet(bars: bool) -> None:
+    """The libraries' own messages would bury the one line that matters."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if not bars:
+        datasets.disable_progress_bars()
+        huggingface_hub.utils.disable_progress_bars()
+    # The Trainer passes it on by its older name; it means what it did.
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+
+
+def leave(code: int) -> NoReturn:
+    """End a script. Not by returning: now and then a thread of gloo that is still there makes a
+    process abort while it is taken apart, and a finished run would end with an error.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+# ----
+# Settings -> transformers' TrainingArguments.
+
+
+def arguments_of(settings: Settings, folder: Path, world: World, peers: Any) -> TrainingArguments:
+    """Of this process; a peer is alone as far as the Trainer knows."""
+    if settings.strategy in ("single", "dp") or peers is not None:
+        _forget_launcher()
+    if peers is None:
+        return training_arguments(for_world(settings, world.size), folder, world.size)
+    args = training_arguments(settings, folder, 1)
+    if not peers.records:
+        args.eval_strategy, args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
+        args.load_best_model_at_end, args.report_to = False, []
+    return args
+
+
+def _forget_launcher() -> None:
+    """torchrun with one process: the Trainer would wrap the model in DDP all the same."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
+class _Parser(HfArgumentParser):
+    """Raises what argparse would print with its whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.replace("argument ", "", 1))
+
+
+def training_arguments(settings: Settings, folder: Path, world: int) -> TrainingArguments:
+    """Ours, then what was passed through; the two share no flag."""
+    passed = dict(settings.trainer)
+    ours: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": settings.per_gpu_batch,
+        "per_device_eval_batch_size": settings.eval_batch or EVAL_BATCH,
+        "gradient_accumulation_steps": settings.grad_acc,
+        "num_train_epochs": settings.epochs,
+        "learning_rate": number(settings.lr),
+        "seed": settings.seed,
+        "dataloader_num_workers": settings.num_workers,
+        "logging_steps": settings.log_every,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "epoch",
+        "batch_eval_metrics": True,
+        "remove_unused_columns": False,
+        "label_names": "labels",
+        "average_tokens_across_devices": False,
+        "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": _has_cuda(),
+        "bf16": settings.precision == "bf16",
+        "fp16": settings.precision == "fp16",
+        **_saving(settings, passed),
+    }
+    if not _has_cuda() and "use_cpu" not in passed:
+        # Without it, torchrun on a machine without GPU starts as many separate trainings.
+        ours["use_cpu"] = not torch.backends.mps.is_available() or world > 1
+    if settings.precision in ("fp32", "tf32") and _has_cuda():
+        ours["tf32"] = settings.precision == "tf32"
+    if settings.num_workers > 0:
+        ours["dataloader_persistent_workers"] = True
+    trackers = passed.get("report_to")
+    if isinstance(trackers, tuple):  # the Trainer's parser takes one alone
+        others = tuple(pair for pair in settings.trainer if pair[0] != "report_to")
+        settings = replace(settings, trainer=others)
+    argv = [w for k, v in ours.items() if k not in passed for w in (f"--{k}", str(v))]
+    try:
+        (args,) = _Parser(TrainingArguments).parse_args_into_dataclasses(
+            [*argv, *trainer_argv(settings)]
+        )
+    except (ValueError, ImportError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    if args.world_size != world:
+        raise UserError(
+            f"{world} processes were started, but the Trainer sees {args.world_size}: "
+            "leave out --use_cpu and --ddp_backend"
+        )
+    # Copies out of pinned pages go on while the host does.
+    args.accelerator_config.non_blocking = _has_cuda() and args.dataloader_pin_memory
+    if isinstance(trackers, tuple):
+        args.report_to = list(trackers)
+    _check_trackers(args.report_to)
+    return args
+
+
+def _check_trackers(names: list[str]) -> None:
+    """The Trainer would find out only after the data and the model have been loaded."""
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise UserError(f"--report_to {name}: expected {', '.join(INTEGRATION_TO_CALLBACK)}")
+        if name not in get_available_reporting_integrations():
+            raise UserError(f"--report_to {name} needs its package: pip install {name}")
+
+
+def _saving(settings: Settings, passed: dict[str, Any]) -> dict[str, Any]:
+    if settings.save == "none":
+        return {"save_strategy": "no"}
+    kept: dict[str, Any] = {"save_strategy": "steps" if "save_steps" in passed else "epoch"}
+    if settings.save == "best":
+        kept |= {
+            "load_best_model_at_end": True,
+            "metric_for_best_model": settings.best_metric,
+            "greater_is_better": larger_is_better(settings.best_metric),
+        }
+    return kept
+
+
+def _has_cuda() -> bool:
+    return torch.cuda.is_available()
+
+
+# ----
+# A run is opened: what is asked, whether it can be done here, and whether it has been done.
+
+
+def start(settings: Settings) -> Run | None:
+    """Open a run, or say where its record is when it has been finished before."""
+    world = world_of(os.environ)
+    peers = None
+    quiet(bars=world.rank == 0 and sys.stderr.isatty())
+    try:
+        parallel.pin_one_device(settings, world.local_rank)
+        gpus = torch.cuda.device_count()
+        settings = place(settings, world, gpus)
+        parallel.refuse_impossible(settings, cuda=gpus > 0)
+        folder = RunFolder(
+            Path(settings.output_dir) / settings.script / str(settings.setup) / run_id(settings)
+        )
+        if world.rank == 0:
+            _check_writable(Path(settings.output_dir))
+        if STRATEGIES[str(settings.strategy)].processes == "peers":
+            from harness.train.strategy.hivemind.session import Peers  # needs a package of its own
+
+            peers = Peers(settings, world, folder)
+            world = peers.world
+        args = arguments_of(settings, folder.path, world, peers)
+        lock = _locked(folder, wait_s=30 if world.elastic else 5) if world.rank == 0 else None
+    except UserError as error:
+        refuse(settings.script, error, world.rank == 0 or not world.launched)
+    run = Run(settings, world, args, folder, lock=lock, launch=launch_of(world), peers=peers)
+    launched_unix = run.launch.unix if run.launch else None
+    before = from_leader(folder.outcome() if run.leader else None)
+    goes_on = run.leader and attempts.went_on(folder, launched_unix)
+    if run.launch is not None and run.leader:
+        warn(settings)
+    if settings.rerun and not from_leader(goes_on):
+        if run.leader and folder.path.exists():
+            print(f"the earlier record is kept in {folder.set_aside()}")
+    elif before == FINISHED:
+        if run.leader:
+            print(f"already finished: {folder.path} (--rerun measures again)")
+        if peers is not None:
+            peers.finished_before()
+        run.unlock()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return None
+    if peers is not None and not peers.open():
+        return None
+    run.watch = open_watch(settings.telemetry_hz, world, max(args.n_gpu, 1))
+    follow_leader(folder, world)
+    if dist.is_initialized():
+        dist.barrier()
+    # Before the model is made: the head's weights are drawn from it, on every rank alike.
+    (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
+    return run
+
+
+def _locked(folder: RunFolder, wait_s: float) -> Lock:
+    """Two processes that write one record would spoil it. One that has just been killed may
+    take a moment to be gone; one that is cut off the network, until it gives its peers up.
+    """
+    lock = Lock(folder.lock("run"))
+    # This process itself may hold it, from a run that it has given up.
+    mine = lock.holder() == f"process {os.getpid()}"
+    if not lock.take(0 if mine else wait_s) and not mine:
+        raise UserError(f"{folder.path} is being measured by {lock.holder()}: wait until it ends")
+    return lock
+
+
+def _check_writable(root: Path) -> None:
+    """Before anything is loaded: hours of training must not end at a folder that is read-only."""
+    existing = next(p for p in (root, *root.absolute().parents) if p.exists())
+    try:
+        # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.
+        Path(tempfile.mkdtemp(prefix=".harness-", dir=existing)).rmdir()
+    except OSError:
+        raise UserError(
+            f"--output_dir {root}: {existing} is not a folder that can be written to"
+        ) from None

@@ -1,0 +1,239 @@
+"""A launcher that stays: runs start in fresh processes that have loaded everything already.
+
+torch elastic starts the ranks of one run after the other; they are forked from a server that has
+imported the scripts and has made no thread, no process group and no CUDA context. Requests come
+as lines of JSON on standard input, answers go out as lines of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.core.command_line import command_line
+from harness.core.process import PARENT, end_with_parent
+from harness.core.records import SERVER_KILLED, log_of
+
+SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
+
+
+TRIES = 5  # to start the fork server
+
+
+REACH_S = 60.0  # for the first node to listen
+
+
+PEERS_END_S = 3.0  # for peers to end together
+
+
+running = threading.Event()  # a run goes on
+
+
+def serve(scripts: list[str], answers: Any) -> None:
+    """Answer requests until there are no more."""
+    found = _in_fresh_process(look, scripts)
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=listen, args=(requests,), daemon=True).start()
+    _say(answers, {"event": "ready", **found})
+    while True:
+        request = requests.get()
+        if request["do"] == "port":
+            _say(answers, {"event": "port", "port": free_port()})
+        else:
+            _say(answers, {"event": "ended", "id": request["id"], **run(request)})
+
+
+def listen(requests: queue.Queue[dict[str, Any]]) -> None:
+    """Signals reach a process on this machine alone; what is read here comes from anywhere."""
+    for line in sys.stdin:
+        message = json.loads(line)
+        if message["do"] == "stop":
+            if running.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            requests.put(message)
+    os._exit(0)  # whoever asked is gone; the ranks end with this process
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """One run, as far as it is on this node: exit code, and the ranks that failed."""
+    from torch.distributed import DistNetworkError
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher import api
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    def stop(signum: int, frame: Any) -> NoReturn:
+        raise SignalException("asked to stop", signal.Signals(signum))
+
+    elastic = request["max_restarts"] > 0
+    config = LaunchConfig(
+        min_nodes=request["min_nodes"],
+        max_nodes=request["nodes"],
+        nproc_per_node=request["processes"],
+        # What torchrun takes where every node has its number; c10d would negotiate for seconds.
+        rdzv_backend="c10d" if elastic else "static",
+        rdzv_endpoint=request["rendezvous"],
+        rdzv_configs=request["rendezvous_config"],
+        local_addr=request["address"],
+        run_id=request["id"],
+        max_restarts=request["max_restarts"],
+        monitor_interval=0.03,
+        start_method="forkserver",
+    )
+    # Until elastic sets its own, and once it has.
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    running.set()
+    agent = api.LocalElasticAgent
+    if request["peers"]:
+        # Who has lost a peer is not to wait for it when the run is over.
+        api.LocalElasticAgent = functools.partial(agent, exit_barrier_timeout=PEERS_END_S)
+    try:
+        if request["node"] and (reason := out_of_reach(request["rendezvous"])):
+            return {"code": 1, "failures": [], "error": reason}
+        elastic_launch(config, rank_main)(request)
+    except ChildFailedError as error:
+        failures = [
+            {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
+            for rank, failure in error.failures.items()
+        ]
+        return {"code": 1, "failures": failures}
+    except SignalException as error:
+        return {"code": 128 + int(error.sigval), "failures": []}
+    except DistNetworkError as error:
+        return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
+    except (EOFError, ConnectionError):
+        # The fork server was killed while it was starting them; the next run starts another.
+        return {
+            "code": 1,
+            "failures": [{"rank": 0, "exit_code": SERVER_KILLED, "unix": time.time()}],
+        }
+    except Exception as error:  # whatever it is, the next run is to be started all the same
+        traceback.print_exc()
+        return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
+    finally:
+        api.LocalElasticAgent = agent
+        running.clear()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return {"code": 0, "failures": []}
+
+
+def out_of_reach(address: str, within_s: float = REACH_S) -> str | None:
+    """Why the first node cannot be reached from here; torch would wait for 15 minutes."""
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return None
+        except OSError as error:
+            if time.monotonic() > until:
+                return (
+                    f"the first node cannot be reached from here ({error.strerror or error}): "
+                    "see firewalls between the nodes, and --master_addr"
+                )
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def rank_main(request: dict[str, Any]) -> None:
+    """A rank: what torchrun would start as a new Python, but loaded already."""
+    end_with_parent()
+    if request["log"] is not None:
+        _print_to(log_of(Path(request["log"]), int(os.environ["RANK"])))
+    os.environ.update(request["environment"])
+    if request["cores"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, request["cores"])
+    script, argv = request["script"], request["argv"]
+    sys.argv = [f"{script}.py", *argv]
+    code = 1
+    try:
+        code = importlib.import_module(script).main(command_line(script, argv))
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)  # as it is: elastic would make every failure a 1
+
+
+def look(scripts: list[str]) -> dict[str, Any]:
+    """What a forked process finds: a CUDA context in the server would break the first rank."""
+    import torch
+
+    for script in scripts:
+        importlib.import_module(script)  # at once, unless the server could not
+    return {"cuda_in_server": torch.cuda.is_initialized()}
+
+
+def _in_fresh_process(function: Any, *args: Any) -> dict[str, Any]:
+    """A function's result in a process forked from the server, which is started if need be."""
+    context = multiprocessing.get_context("forkserver")
+    for _ in range(TRIES):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_send, args=(sender, function, args))
+        try:
+            process.start()
+            sender.close()
+            failed, found = receiver.recv()
+        except (EOFError, ConnectionError):
+            time.sleep(0.3)  # the server was killed while it was loading: until it is gone
+            continue
+        process.join()
+        if failed:
+            raise RuntimeError(failed)
+        return dict(found)
+    raise RuntimeError(f"the fork server ended {TRIES} times while it was loading")
+
+
+def _send(sender: Any, function: Any, args: tuple[Any, ...]) -> None:
+    try:
+        sender.send((None, function(*args)))
+    except BaseException:
+        sender.send((traceback.format_exc(), {}))
+
+
+def _print_to(log: Path) -> None:
+    """A file rather than a pipe: what was printed stays when the process is killed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _say(answers: Any, message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=answers, flush=True)
+
+
+def main(scripts: list[str]) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the libraries print is no answer
+    os.environ |= {SCRIPTS: " ".join(scripts), PARENT: str(os.getpid())}
+    multiprocessing.set_forkserver_preload(["harness.train.run.preload", "harness.train.run.warm"])
+    # It loads what the ranks need while this process loads what starts them.
+    multiprocessing.forkserver.ensure_running()
+    importlib.import_module("torch.distributed.launcher.api")
+    serve(scripts, answers)

@@ -1,0 +1,1 @@
+"""What a strategy does to the model and between processes."""
