@@ -18,7 +18,7 @@ CACHES = ("empty", "filled")
 # Ends the process at the end of the first step; the command line is read before, as in a script.
 FIRST_STEP = """
 import os, sys, time
-from harness.flags import command_line
+from harness.core.command_line import command_line
 from transformers.trainer_callback import CallbackHandler
 import {script}
 settings = command_line({script!r}, sys.argv[1:])

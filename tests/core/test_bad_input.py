@@ -1,0 +1,264 @@
+"""Each mistake gets one line with the fix and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.core.settings import Settings, UserError
+from harness.train.strategy.parallel import refuse_impossible
+from tests.support.ranks import script
+
+
+def answer(folder: Path, words: str, count: int = 1, env: dict[str, str] | None = None) -> str:
+    """The one line that a command line is answered with."""
+    name, *argv = words.split()
+    out = folder / "out"
+    if "--output_dir" not in argv:
+        argv += ["--output_dir", str(out)]
+    done = script(name, *argv, count=count, env=env)
+    assert done.code == 2, done.err[-2000:]
+    assert done.err.count("\n") == 1 and done.err.startswith(f"{name}.py: error: "), done.err
+    assert not list(out.rglob("*"))
+    return done.err
+
+
+def csv(folder: Path, name: str, lines: list[str], header: str = "text,label") -> None:
+    file = folder / f"{name}.csv"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join([header, *lines]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files, each wrong in its own way; good.csv is right."""
+    from datasets import Dataset, DatasetDict
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("data")
+    good = [f"some words {i},{i % 2}" for i in range(40)]
+    csv(folder, "good", good)
+    csv(folder, "nolabel", good, "text,score")
+    csv(folder, "oneclass", [f"words {i},1" for i in range(40)])
+    csv(folder, "hole", [*good, "words,"])
+    csv(folder, "notext", [*good, ",1"])
+    csv(folder, "float", [f"words {i},{i / 7}" for i in range(40)])
+    csv(folder, "ragged", [*good, "words,1,and,more"])
+    csv(folder, "two", [f"a {i},b {i},{i % 2}" for i in range(40)], "a,b,label")
+    csv(folder, "twolabels", [f"a {i},{i % 3},{i % 2}" for i in range(40)], "text,label,target")
+    csv(folder, "few", good[:2])
+    csv(folder, "header", [])
+    csv(folder, "emptytest/train", good)
+    csv(folder, "emptytest/test", [])
+    (folder / "nothing.csv").write_text("")
+    (folder / "binary.csv").write_bytes(bytes(range(256)) * 8)
+    (folder / "bad.json").write_text("{no json")
+    (folder / "bad.parquet").write_text("no parquet")
+    (folder / "notes.txt").write_text("words")
+    (folder / "emptyfolder").mkdir()
+    part = Dataset.from_dict({"text": ["a b", "c d"] * 20, "label": [0, 1] * 20})
+    DatasetDict({"one": part, "two": part}).save_to_disk(folder / "notrain")
+    hidden = part.remove_columns("label").add_column("label", [-1] * 40)
+    DatasetDict({"train": part, "test": hidden}).save_to_disk(folder / "hidden")
+    bare = part.remove_columns("label")
+    DatasetDict({"train": part, "test": bare}).save_to_disk(folder / "barelabel")
+    DatasetDict({"train": part, "test": part}).save_to_disk(folder / "both")
+    for place, broken in (("images", False), ("broken", True)):
+        for name in ("a", "b"):
+            (folder / place / "train" / name).mkdir(parents=True)
+            for i in range(12):
+                file = folder / place / "train" / name / f"{i}.png"
+                Image.new("RGB", (8, 8), (i * 20, 0, 0)).save(file)
+        if broken:
+            (folder / place / "train" / "a" / "3.png").write_bytes(b"no image")
+    (folder / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    (folder / "bad.yaml").write_text("lr: [")
+    (folder / "list.yaml").write_text("- lr")
+    (folder / "bert.yaml").write_text("script: bert\n")
+    models(folder)
+    return folder
+
+
+def models(folder: Path) -> None:
+    """Folders of models: one for texts, one for images, and some that do not fit."""
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.support.hub import tiny_bert, tiny_vit
+
+    tiny_bert(folder / "bertmodel")
+    tiny_vit(folder / "vitmodel")
+    # A text model's tokenizer beside an image model: it is the model that is refused.
+    tiny_vit(folder / "mixed")
+    tiny_bert(folder / "nopad")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "mixed" / name).write_bytes((folder / "bertmodel" / name).read_bytes())
+        (folder / "nopad" / name).unlink()
+    file = str(folder / "bertmodel" / "tokenizer.json")
+    PreTrainedTokenizerFast(tokenizer_file=file, unk_token="[UNK]").save_pretrained(
+        folder / "nopad"
+    )
+    (folder / "emptymodel").mkdir()
+
+
+ALL = "--train_size all --test_size all --epochs 1 --b 4"
+TEXT = f"bert --model bert-nano {ALL} --dataset {{d}}"
+PICTURES = f"vit --model vit-nano {ALL} --dataset {{d}}"
+GOOD = f"bert {ALL} --dataset {{d}}/good.csv --model"
+TINY = "bert --tiny"
+OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"]
+
+
+def short(words: str) -> str:
+    """What is wrong in it, as the name of its test."""
+    return words.replace(f" {ALL}", "").replace("--dataset {d}/", "").replace("{d}/", "")
+
+
+# Command line, with {d} for the folder of the data -> words that the answer must hold.
+MISTAKES: dict[str, list[str]] = {
+    # flags
+    "bert --tini": ["--tini", "did you mean --tiny?"],
+    f"{TINY} --b 4 --per_gpu_batch 8": ["8", "4", "contradicts"],
+    f"{TINY} --setup 1_2": ["--setup 1_2", "--setup 1_1", "--nproc_per_node=2"],
+    f"{TINY} --epochs 0": ["--epochs 0", "at least 1"],
+    f"{TINY} --lr -1": ["--lr -1", "above 0"],
+    f"{TINY} --fp16": ["--fp16", "--precision fp16"],
+    f"{TINY} --fsdp_shard grads": ["--fsdp_shard grads", "--strategy fsdp"],
+    f"{TINY} --max_length 1": ["--max_length 1"],
+    f"{TINY} --lr_scheduler_type cosin": ["lr_scheduler_type", "'cosin'", "'cosine'"],
+    f"{TINY} --weight_decay much": ["weight_decay", "'much'"],
+    f"{TINY} --warmup_steps -5": ["warmup_steps", "-5", ">= 0"],
+    f"{TINY} --report_to nope": ["--report_to", "nope", "tensorboard"],
+    f"{TINY} --dataset_config other": ["--dataset_config other", "embedded:english"],
+    f"{TEXT}/good.csv --dataset_config other": ["--dataset_config other", "good.csv"],
+    f"{TINY} --test_split 1.2": ["--test_split 1.2", "0.2"],
+    f"{TINY} --validation_split 0": ["--validation_split 0", "between 0 and 1"],
+    "bert {d}/none.yaml": ["none.yaml", "does not exist"],
+    "bert {d}/bad.yaml": ["bad.yaml", "line", "YAML"],
+    "bert {d}/list.yaml": ["list.yaml", "lr: 3e-5"],
+    "bert {d}/binary.yaml": ["binary.yaml", "YAML"],
+    "vit {d}/bert.yaml": ["bert.yaml", "bert.py", "vit.py"],
+    # what the device cannot do
+    f"{TINY} --precision fp16": ["--precision fp16", "GPU"],
+    f"{TINY} --precision tf32": ["--precision tf32", "GPU"],
+    f"{TINY} --batchnorm sync": ["--batchnorm sync", "GPU"],
+    f"{TINY} --strategy dp": ["--strategy dp", "GPU", "ddp"],
+    f"{TINY} --strategy ddp": ["--strategy ddp", "torchrun"],
+    # where the records go
+    f"{TINY} --output_dir {{d}}/good.csv": ["--output_dir", "good.csv", "folder"],
+    f"{TINY} --output_dir {{d}}/good.csv/a/b": ["--output_dir", "good.csv/a/b", "folder"],
+    f"{TINY} --output_dir /proc/nothing/a": ["--output_dir /proc/nothing/a", "/proc"],
+    f"{TINY} --output_dir /proc/self/a": ["--output_dir /proc/self/a"],
+    # models
+    f"{GOOD} bert-nan": ["--model bert-nan", "did you mean bert-nano?"],
+    f"{PICTURES}/images --model vit-nan": ["contradicts"],
+    f"vit {ALL} --dataset {{d}}/images --model vit-nan": ["vit-nan", "did you mean vit-nano?"],
+    f"{GOOD} vit-nano": ["--model vit-nano", "vit.py"],
+    f"{GOOD} {{d}}/none": ["--model", "/none", "no such folder"],
+    f"{GOOD} ./none": ["--model ./none", "no such folder"],
+    f"{GOOD} {{d}}/emptymodel": ["--model", "emptymodel", "config.json"],
+    f"{GOOD} me/nothing": ["--model me/nothing", *OFFLINE],
+    f"{GOOD} qqqq": ["--model qqqq", *OFFLINE],
+    f"{GOOD} {{d}}/mixed": ["mixed", "vit", "no text classifier"],
+    f"{GOOD} {{d}}/nopad": ["nopad", "padding token"],
+    f"vit {ALL} --dataset {{d}}/images --model {{d}}/vitmodel --image_size 64": [
+        *("--image_size 64", "32", "--from_scratch"),
+    ],
+    # data
+    f"{TEXT}/none": ["/none", "no such folder or file"],
+    f"{TEXT}/notes.txt": ["notes.txt", ".csv", ".parquet"],
+    f"{TEXT}/emptyfolder": ["emptyfolder", "data files"],
+    f"bert --model bert-nano {ALL} --dataset me/none": ["--dataset me/none", *OFFLINE],
+    f"bert --model bert-nano {ALL} --dataset nothing": ["--dataset nothing", *OFFLINE],
+    f"{TINY} --dataset embedded:no": ["embedded:no", "embedded:english"],
+    f"{TEXT}/ragged.csv": ["ragged.csv", "cannot be read"],
+    f"{TEXT}/binary.csv": ["binary.csv", "cannot be read"],
+    f"{TEXT}/bad.json": ["bad.json", "cannot be read"],
+    f"{TEXT}/bad.parquet": ["bad.parquet", "cannot be read"],
+    f"{TEXT}/nothing.csv": ["nothing.csv", "cannot be read"],
+    f"{TEXT}/header.csv": ["header.csv", "empty"],
+    f"{TEXT}/emptytest": ["emptytest", "test", "empty"],
+    f"{TEXT}/notrain": ["notrain", "train", "one, two"],
+    f"{PICTURES}/broken": ["broken", "3.png"],
+    f"{TEXT}/images": ["images", "no column of text", "image, label"],
+    f"{PICTURES}/good.csv": ["good.csv", "no column of images", "text, label"],
+    f"{PICTURES}/images --image_column label": ["--image_column label", "image, label"],
+    f"{PICTURES}/images --image_column image,image": ["--image_column", "too many"],
+    f"{TEXT}/good.csv --text_column no": ["--text_column no", "text, label"],
+    f"{TEXT}/good.csv --text_column text,text,text": ["--text_column", "too many"],
+    f"{TEXT}/good.csv --label_column no": ["--label_column no", "text, label"],
+    f"{TEXT}/two.csv": ["two.csv", "several columns of text", "--text_column"],
+    f"{TEXT}/twolabels.csv": ["label, target", "--label_column"],
+    f"{TEXT}/nolabel.csv": ["nolabel.csv", "text, score", "--label_column"],
+    f"{TEXT}/oneclass.csv": ["label", "one class"],
+    f"{TEXT}/hole.csv": ["label", "no class"],
+    f"{TEXT}/hidden --test_split test": ["--test_split test", "no class"],
+    f"{TEXT}/barelabel --test_split test": ["--test_split test", "label"],
+    f"{TEXT}/notext.csv": ["column text", "no text"],
+    f"{TEXT}/float.csv": ["label", "float", "--label_column"],
+    f"{TEXT}/few.csv": ["few.csv", "2 samples", "too few"],
+    f"{TEXT}/good.csv --test_split no": ["--test_split no", "train", "0.2"],
+    f"{TEXT}/good.csv --test_split train": ["--test_split train", "0.2"],
+    f"{TEXT}/good.csv --validation_split no": ["--validation_split no", "train", "0.2"],
+    f"{TEXT}/hidden --test_split 0.2 --validation_split test": ["--validation_split test", "class"],
+    f"{TEXT}/both --validation_split test": ["--validation_split test", "test set", "--test_split"],
+    f"{TEXT.replace('all', '32', 1)}/good.csv --validation_split 0.2": [
+        *("--train_size 32", "--validation_split 0.2", "40 samples", "--train_size 25"),
+    ],
+    "bert --model bert-nano --train_size 99 --dataset {d}/good.csv": ["99", "32", "all"],
+    "bert --model bert-nano --train_size all --test_size 99 --dataset {d}/good.csv": ["99", "all"],
+    "bert --tiny --train_size 8 --b 16 --grad_acc 2": ["8", "32", "--per_gpu_batch"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=short)
+def test_one_process(words: str, data: Path, tmp_path: Path) -> None:
+    said = answer(tmp_path, words.format(d=data))
+    assert all(word in said for word in MISTAKES[words]), said
+
+
+TWO_RANKS: dict[str, list[str]] = {
+    "bert --tini": ["did you mean --tiny?"],
+    f"{TINY} --setup 1_4": ["--setup 1_4", "2 process(es)", "--setup 1_2"],
+    f"{TINY} --strategy single": ["--strategy single", "2 were started"],
+    f"{TINY} --strategy fsdp --fsdp_offload": ["--fsdp_offload", "GPU"],
+    f"{TINY} --use_cpu false": ["use_cpu"],
+    f"{TINY} --output_dir /proc/self/a": ["--output_dir /proc/self/a"],
+    f"{TEXT}/good.csv --label_column no": ["--label_column no"],
+    f"{TEXT}/ragged.csv": ["ragged.csv", "cannot be read"],
+    f"{GOOD} {{d}}/none": ["--model", "no such folder"],
+    f"{TINY} --train_size 24": ["24", "64", "2)", "--train_size"],
+    f"{TEXT}/both --validation_split test": ["--validation_split test", "test set"],
+}
+
+
+@pytest.mark.parametrize("words", TWO_RANKS, ids=short)
+def test_two_processes(words: str, data: Path, tmp_path: Path) -> None:
+    said = answer(tmp_path, words.format(d=data), count=2)
+    assert all(word in said for word in TWO_RANKS[words]), said
+
+
+def test_gpus_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    for precision, words in (("tf32", "Ampere"), ("bf16", "use fp16 or fp32")):
+        with pytest.raises(UserError, match=f"--precision {precision}.*{words}"):
+            refuse_impossible(Settings(script="bert", precision=precision), cuda=True)
+    for fine in ({"precision": "fp16"}, {"batchnorm": "sync"}, {"fsdp_offload": True}):
+        refuse_impossible(Settings(**{"script": "bert", **fine}), cuda=True)  # type: ignore[arg-type]
+    refuse_impossible(Settings(script="bert", precision="bf16"), cuda=False)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    said = answer(tmp_path, TINY, env={"HF_HOME": "/proc/nothing"})
+    assert "/proc/nothing/harness" in said and "set HF_HOME" in said
+
+
+def test_the_right_one_runs(data: Path, tmp_path: Path) -> None:
+    # Otherwise every test above could fail for another reason than the mistake in it.
+    for words in (f"{TEXT}/good.csv", f"{PICTURES}/images", f"{GOOD} {{d}}/bertmodel"):
+        name, *argv = words.format(d=data).split()
+        done = script(name, *argv, "--output_dir", str(tmp_path))
+        assert (done.code, done.err) == (0, "") and "epoch 1/1" in done.out
+    assert len(list(tmp_path.glob("*/*/*/summary.json"))) == 3

@@ -1,0 +1,94 @@
+"""A command that ends with the input of whoever started it, where signals do not reach."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from harness.core import process as parent
+from tests.support.sweeps import ROOT, gone, wait_for
+
+# Says that it runs, and what it was asked.
+CHILD = """
+import signal, sys, time
+def stop(number, frame):
+    print("asked", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, stop)
+print("runs", flush=True)
+time.sleep(60)
+"""
+
+
+def started(*command: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "harness.core.process", "-", sys.executable, *command]
+    return subprocess.Popen(
+        words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_its_exit_code_is_that_of_the_command() -> None:
+    assert started("-c", "raise SystemExit(5)").wait(20) == 5
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert started("-c", killed).wait(20) == 128 + signal.SIGKILL
+
+
+def test_the_end_of_its_input_asks_the_command_to_end() -> None:
+    process = started("-c", CHILD)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "runs\n"
+    process.stdin.close()
+    assert process.stdout.readline() == "asked\n" and process.wait(20) == 7
+
+
+def test_killed_it_leaves_nothing_behind() -> None:
+    import psutil
+
+    process = started("-c", CHILD)
+    assert process.stdout is not None and process.stdout.readline() == "runs\n"
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert children and gone(children)
+
+
+def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf:
+        """A child that ignores what it is asked."""
+
+        ended: Any = None
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def terminate(self) -> None: ...
+
+        def kill(self) -> None:
+            self.ended = -9
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                raise subprocess.TimeoutExpired("deaf", timeout)
+            return int(wait_for(lambda: self.ended, 5))
+
+    monkeypatch.setattr(parent, "end_with_parent", lambda: None)
+    monkeypatch.setattr(parent.subprocess, "Popen", Deaf)
+    monkeypatch.setattr(parent.os, "read", lambda *_: b"")
+    assert parent.run_while_connected(["deaf"]) == 128 + signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread looks now and then")
+def test_what_loads_for_the_ranks_is_tied_to_its_launcher_before_it_loads() -> None:
+    """Its launcher may be killed in these seconds: then another process is its parent."""
+    env = {**os.environ, parent.PARENT: "1", "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import harness.train.run.preload"],
+        cwd=ROOT, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "harness.core.process" in imported and "torch" not in imported

@@ -1,0 +1,240 @@
+"""Records survive what happens to processes: they are killed while they write."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.core.command_line import parse
+from harness.core.provenance import command_line, settings_of
+from harness.core.records import (
+    ASIDE,
+    FINISHED,
+    RunFolder,
+    append_row,
+    find_runs,
+    plain,
+    read_json,
+    read_rows,
+    write_json,
+)
+
+# The records need the standard library only, so these processes are there in a moment.
+OVERWRITE = """
+import sys
+from pathlib import Path
+from harness.core.records import write_json
+path, number = Path(sys.argv[1]), 0
+print("ready", flush=True)
+while True:
+    number += 1
+    write_json(path, {"first": number, "filling": ["x" * 50] * 4000, "last": number})
+"""
+APPEND = """
+import sys
+from pathlib import Path
+from harness.core.records import append_row
+sys.stdin.readline()
+for number in range(150):
+    row = {"writer": sys.argv[2], "number": number, "filling": "y" * (number * 97 % 20000)}
+    append_row(Path(sys.argv[1]), row)
+"""
+
+
+def writer(root: Path, code: str, *argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *argv],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_names(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    names = ["settings.json", "environment.json", "attempts.jsonl", "epochs.jsonl", "summary.json"]
+    found = [run.settings, run.environment, run.attempts, run.epochs, run.summary]
+    assert found == [tmp_path / name for name in names]
+    assert run.progress == tmp_path / "progress.json"
+    assert run.rank(3) == tmp_path / "ranks" / "rank_3.jsonl"
+    assert run.failure(1) == tmp_path / "ranks" / "failure_1.json"
+    assert len({*found, run.progress, run.rank(0), run.rank(1), run.failure(0)}) == 9
+
+
+@pytest.mark.parametrize("cut", [1, 5, -2, -1])
+def test_a_row_cut_off_costs_only_itself(tmp_path: Path, cut: int) -> None:
+    file = tmp_path / "ranks" / "rank_0.jsonl"  # the folder is made when it is needed
+    append_row(file, {"epoch": 1})
+    append_row(file, {"epoch": 2})
+    whole = file.read_bytes()
+    # In UTF-8 a row can be cut inside a letter; -1 leaves a whole row without its line end.
+    row = json.dumps({"epoch": 3, "name": "é"}, ensure_ascii=False).encode() + b"\n"
+    file.write_bytes(whole + row[:cut])
+    kept = [{"epoch": 3, "name": "é"}] if cut == -1 else []
+    broken = 0 if kept else 1
+    assert read_rows(file) == ([{"epoch": 1}, {"epoch": 2}, *kept], broken)
+    append_row(file, {"epoch": 4})
+    assert read_rows(file) == ([{"epoch": 1}, {"epoch": 2}, *kept, {"epoch": 4}], broken)
+    assert file.read_bytes().startswith(whole)
+
+
+def test_a_row_cut_inside_a_letter(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes('{"name": "é'.encode()[:-1])
+    append_row(file, {"epoch": 1})
+    assert read_rows(file) == ([{"epoch": 1}], 1)
+
+
+def test_lines_that_are_no_rows_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": 1}\n\n[1]\n7\nnull\n{"a": 2}\n')
+    assert read_rows(file) == ([{"a": 1}, {"a": 2}], 3)
+    assert read_rows(tmp_path / "none.jsonl") == ([], 0)
+
+
+def test_text_with_line_ends_of_all_kinds_is_one_row(tmp_path: Path) -> None:
+    row = {"reason": "a\nb\r\nc\u2028d\x85e\x0bf"}
+    append_row(tmp_path / "rows.jsonl", row)
+    assert read_rows(tmp_path / "rows.jsonl") == ([row], 0)
+
+
+def test_a_row_is_on_disk_when_append_returns(tmp_path: Path, root: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from harness.core.records import append_row\n"
+        "append_row(Path(sys.argv[1]), {'epoch': 1}); os.kill(os.getpid(), 9)"
+    )
+    process = writer(root, code, str(tmp_path / "epochs.jsonl"))
+    assert process.wait(30) == -9
+    assert read_rows(tmp_path / "epochs.jsonl") == ([{"epoch": 1}], 0)
+
+
+def test_unknown_is_null(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    row = {"a": nan, "b": [inf, 1.5], "c": {"d": -inf, "e": (np.float64("nan"), 2)}, 3: None}
+    expected = {"a": None, "b": [None, 1.5], "c": {"d": None, "e": [None, 2]}, "3": None}
+    assert plain(row) == expected
+    append_row(tmp_path / "rows.jsonl", row)
+    write_json(tmp_path / "whole.json", row)
+    assert read_rows(tmp_path / "rows.jsonl") == ([expected], 0)
+    assert read_json(tmp_path / "whole.json") == expected
+    for file in ("rows.jsonl", "whole.json"):
+        text = (tmp_path / file).read_text()
+        assert "NaN" not in text and "Infinity" not in text and text.endswith("\n")
+
+
+def test_a_summary_is_whole_or_absent(tmp_path: Path, root: Path) -> None:
+    delays = random.Random(0)
+    writes = cut_off = 0
+    for trial in range(20):
+        run = RunFolder(tmp_path / str(trial))
+        process = writer(root, OVERWRITE, str(run.summary))
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        # The shortest delays end before the first file, the longest in the middle of a later one.
+        time.sleep(delays.uniform(0, 0.03))
+        process.kill()
+        process.wait()
+        if run.summary.exists():
+            content = read_json(run.summary)
+            assert content is not None and content["first"] == content["last"] >= 1
+            writes += content["last"]
+        if run.path.exists():
+            cut_off += any(p != run.summary for p in run.path.iterdir())
+    # Otherwise nothing has been shown: files were written, and some were being written.
+    assert writes > 0 and cut_off > 0
+
+
+def test_read_json_of_no_record(tmp_path: Path) -> None:
+    for number, text in enumerate(["", '{"a": 1', "[1]", "7"]):
+        file = tmp_path / f"{number}.json"
+        file.write_text(text)
+        assert read_json(file) is None
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe{}")
+    assert read_json(tmp_path / "bytes.json") is None
+    assert read_json(tmp_path / "none.json") is None and read_json(tmp_path) is None
+
+
+def test_two_processes_may_append_to_one_file(tmp_path: Path, root: Path) -> None:
+    file = tmp_path / "attempts.jsonl"
+    writers = [writer(root, APPEND, str(file), name) for name in "ab"]
+    for process in writers:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.wait(60) for process in writers] == [0, 0]
+    rows, broken = read_rows(file)
+    assert broken == 0
+    for name in "ab":
+        assert [r["number"] for r in rows if r["writer"] == name] == list(range(150))
+
+
+def test_outcome(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert run.outcome() is None
+    write_json(run.summary, {"outcome": FINISHED})
+    assert run.outcome() == FINISHED
+    run.summary.write_text("{")
+    assert run.outcome() is None
+
+
+def test_find_runs_and_those_set_aside(tmp_path: Path) -> None:
+    names = ["bert/1_4/b", "bert/1_4/a", "vit/2_2/c", "bert/1_1/z"]
+    for name in names:
+        write_json(RunFolder(tmp_path / name).settings, {"name": name})
+    # Checkpoints and hidden folders hold files of the same name and are no runs.
+    for inside in ("bert/1_4/a/checkpoint-3", ".hidden/run"):
+        write_json(RunFolder(tmp_path / inside).settings, {})
+    (tmp_path / "bert" / "empty").mkdir()
+    expected = [RunFolder(tmp_path / name) for name in sorted(names)]
+    assert find_runs(tmp_path) == expected
+
+    first = RunFolder(tmp_path / "bert/1_4/a")
+    for number in (1, 2):
+        aside = first.set_aside()
+        assert aside == tmp_path / f"bert/1_4/a{ASIDE}{number}"
+        assert not first.path.exists()
+        assert first not in find_runs(tmp_path)
+        write_json(first.settings, {"name": number})
+    assert read_json(RunFolder(tmp_path / f"bert/1_4/a{ASIDE}1").settings) == {"name": names[1]}
+    assert read_json(RunFolder(tmp_path / f"bert/1_4/a{ASIDE}2").settings) == {"name": 1}
+    assert find_runs(tmp_path) == expected
+    # A run that is named itself is found, one set aside too; nothing is not an error.
+    assert find_runs(first.path) == [first]
+    assert find_runs(aside) == [RunFolder(aside)]
+    assert find_runs(tmp_path / "none") == []
+
+
+def test_a_draft_does_not_stay(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": 1})
+    write_json(tmp_path / "a.json", {"a": 2})
+    assert os.listdir(tmp_path) == ["a.json"] and read_json(tmp_path / "a.json") == {"a": 2}
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"a": object()})
+    assert read_json(tmp_path / "a.json") == {"a": 2}
+
+
+def test_a_command_is_recorded_without_secrets_and_home() -> None:
+    home = str(Path.home())
+    words = ["python", "--hub_token", "abc", "--api-key=abc", "--set", "my_secret=abc", "--lr", "1",
+             f"{home}/sweep.yaml", "a b", "token"]  # fmt: skip
+    text = command_line(words)
+    assert "abc" not in text and home not in text
+    assert text == (
+        "python --hub_token '***' '--api-key=***' --set 'my_secret=***' --lr 1 "
+        "'~/sweep.yaml' 'a b' token"
+    )
+
+
+def test_settings_are_recorded_without_places() -> None:
+    settings = parse("vit", ["--tiny", "--dataset", f"{Path.home()}/data", "--rerun"], {})
+    named = settings_of(settings)
+    assert "output_dir" not in named and "rerun" not in named
+    assert named["dataset"] == "~/data" and named["script"] == "vit"

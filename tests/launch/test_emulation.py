@@ -1,0 +1,225 @@
+"""Emulated nodes for real: namespaces, packets, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.core.links import Link, link_of
+from harness.core.settings import UserError
+from harness.launch.netns import emulation
+from harness.launch.netns.emulation import EmulatedNodes
+from tests.support.sweeps import gone, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+INSIDE = [sys.executable, "-m", "benchmarks.inside"]
+
+
+@contextmanager
+def echoing(nodes: EmulatedNodes, *which: int) -> Iterator[None]:
+    servers = []
+    for node in which:
+        command = [*nodes.enter(node), *INSIDE, "echo"]
+        servers.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE))
+    try:
+        for server in servers:
+            assert server.stdout is not None
+            server.stdout.readline()
+        yield
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+
+
+def pings(nodes: EmulatedNodes, source: int, *targets: int, count: int = 3) -> list[Any]:
+    """The shortest round trip to each in ms, None where nothing came back."""
+    addresses = ",".join(nodes.nodes[target].address for target in targets)
+    command = [*nodes.enter(source), *INSIDE, "ping", addresses, str(count), "0"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = [[ms for ms in of if ms is not None] for of in json.loads(said)]
+    return [min(of) if of else None for of in found]
+
+
+def interfaces(nodes: EmulatedNodes, node: int) -> dict[str, Any]:
+    command = [*nodes.enter(node), "ip", "-j", "address"]
+    listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return {link["ifname"]: link for link in listed}
+
+
+@pytest.mark.root
+def test_a_node_has_its_address_and_no_way_out() -> None:
+    with EmulatedNodes.open(2, Link()) as nodes:
+        for number, node in enumerate(nodes.nodes):
+            found = interfaces(nodes, number)
+            assert set(found) == {"lo", "link0"}
+            assert "UP" in found["lo"]["flags"] and "UP" in found["link0"]["flags"]
+            assert node.name == f"node{number}" and found[node.interface]["mtu"] == 1500
+            (address,) = found["link0"]["addr_info"]  # no IPv6 that chatters
+            assert address["local"] == node.address and address["prefixlen"] == 24
+        out = [*nodes.enter(0), sys.executable, "-c",
+               "import socket; socket.create_connection(('192.0.2.1', 80))"]  # fmt: skip
+        refused = subprocess.run(out, capture_output=True, text=True)
+        assert "Network is unreachable" in refused.stderr  # at once, not after minutes
+        assert nodes.emulator in ("relay", "netem") and nodes.congestion_control
+        assert nodes.priority in ("realtime", "nice -10", "usual")
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_eight_nodes_are_as_far_from_each_other_as_they_should_be() -> None:
+    network = link_of("3+3+2:within=1ms:between=40ms:a-b=10ms")
+    with EmulatedNodes.open(8, network) as nodes, echoing(nodes, *range(8)):
+        for source in range(8):
+            targets = [node for node in range(8) if node != source]
+            for target, ms in zip(targets, pings(nodes, source, *targets, count=2), strict=True):
+                asked = 2 * network.between(source, target).delay_ms
+                assert asked <= ms < 1.25 * asked + 3, (source, target)
+
+
+@pytest.mark.root
+def test_a_link_changes_and_a_cable_is_pulled_while_programs_run() -> None:
+    with EmulatedNodes.open(3, link_of("none")) as nodes, echoing(nodes, 1, 2):
+        assert pings(nodes, 0, 1)[0] < 10
+        nodes.change(link_of("15ms"))
+        assert pings(nodes, 0, 1)[0] >= 30
+        nodes.change(link_of("none"))
+        before = nodes.counters()
+        nodes.cut(1)
+        near, far = pings(nodes, 0, 1, 2, count=1)
+        assert near is None and far < 10
+        nodes.join(1)
+        assert pings(nodes, 0, 1)[0] < 10
+        after = nodes.counters()
+        # Two were lost; one to warm up and three came back, each one digit and its headers.
+        assert after[0][1]["lost"] - before[0][1]["lost"] == 2
+        assert after[0][1]["packets"] - before[0][1]["packets"] == 4
+        assert after[1][0]["bytes"] - before[1][0]["bytes"] == 4 * 29
+        assert after[1][2]["packets"] == 0
+
+
+@pytest.mark.root
+def test_a_loss_is_a_loss_of_single_packets() -> None:
+    with EmulatedNodes.open(2, link_of("loss20%")) as nodes:
+        counter = subprocess.Popen([*nodes.enter(1), *INSIDE, "count"], cwd=ROOT,
+                                   stdout=subprocess.PIPE, text=True)  # fmt: skip
+        assert counter.stdout is not None
+        counter.stdout.readline()
+        address = nodes.nodes[1].address
+        flood = [*nodes.enter(0), *INSIDE, "flood", address, "2000", "0.00005"]
+        subprocess.run(flood, cwd=ROOT, check=True)
+        arrived = json.loads(counter.communicate(timeout=20)[0])
+        # Five times the statistical error.
+        assert abs(arrived - 1600) < 5 * (2000 * 0.2 * 0.8) ** 0.5
+
+
+def links_of(pid: int) -> list[str]:
+    return [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+def namespaces_alive() -> set[str]:
+    """Network namespaces of all processes, and those that a process holds open."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            held = [*links_of(process.pid), os.readlink(f"/proc/{process.pid}/ns/net")]
+        except OSError:
+            continue
+        found |= {name for name in held if name.startswith("net:")}
+    return found
+
+
+OWNER = """
+import sys, time
+from harness.launch.netns.emulation import EmulatedNodes
+from harness.core.links import link_of
+nodes = EmulatedNodes.open(4, link_of("1ms"))
+print(nodes.holder.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_of_an_owner_that_was_killed(end: int) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    holder = psutil.Process(int(owner.stdout.readline()))
+    held = {name for name in links_of(holder.pid) if name.startswith("net:")}
+    assert len(held) >= 4 and held <= namespaces_alive()
+    owner.send_signal(end)
+    owner.wait()
+    assert gone([holder])
+    # Devices live in the namespaces, and a namespace that nobody holds is no more.
+    assert wait_for(lambda: not held & namespaces_alive(), 5)
+    assert not [name for name in os.listdir("/sys/class/net") if name.startswith("link0")]
+
+
+@pytest.mark.root
+def test_nothing_is_left_after_closing() -> None:
+    before = namespaces_alive()
+    with EmulatedNodes.open(2, Link()) as nodes:
+        holder = nodes.holder
+        assert len(namespaces_alive() - before) >= 2
+    assert holder.returncode is not None
+    assert wait_for(lambda: namespaces_alive() <= before, 5)
+
+
+@pytest.mark.root
+def test_a_network_that_has_ended_is_one_line() -> None:
+    nodes = EmulatedNodes.open(2, Link())
+    nodes.holder.kill()
+    with pytest.raises(UserError, match=r"^the emulated network has ended \(code -9\)$"):
+        nodes.cut(0)
+
+
+# ---- the kernel's way, as far as a kernel without netem goes ----
+
+# Everything but the discipline itself is real: bridge, veth, classes, filters, counters.
+STAND_IN = """
+import subprocess, sys
+from harness.launch.netns import holder, netem
+def run(words, real=netem.run):
+    at = words.index("netem") if "netem" in words else None
+    return real(words if at is None else [*words[:at], "pfifo", "limit", "1000"])
+netem.run, netem.has_netem = run, lambda: True
+sys.exit(holder.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.root
+def test_the_switch_wires_every_node_to_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulation, "HOLDER", ["-c", STAND_IN])
+    with EmulatedNodes.open(3, link_of("none")) as nodes, echoing(nodes, 1, 2):
+        assert nodes.emulator == "netem" and set(interfaces(nodes, 0)) == {"lo", "link0"}
+        near, far = pings(nodes, 0, 1, 2)
+        assert near < 10 and far < 10
+        counters = nodes.counters()
+        assert counters[0][1] == {"bytes": 4 * 43, "packets": 4, "lost": 0} == counters[2][0]
+        assert counters[1][2]["packets"] == 0
+        nodes.change(link_of("1ms/10mbit"))
+        nodes.cut(1)
+        near, far = pings(nodes, 0, 1, 2, count=1)
+        assert near is None and far < 10
+        nodes.join(1)
+        assert pings(nodes, 0, 1)[0] < 10
+
+
+@pytest.mark.root
+def test_netem_is_tried_and_not_believed() -> None:
+    code = "from harness.launch.netns import namespaces, netem; namespaces.become_owner(); " \
+           "print(netem.has_netem())"  # fmt: skip
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    command = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem"]
+    has = subprocess.run(command, capture_output=True).returncode == 0
+    assert told.stdout.strip() == str(has)

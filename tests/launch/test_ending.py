@@ -1,0 +1,66 @@
+"""What a runner writes of a run that has ended, and what it leaves to others."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.core.locks import Lock
+from harness.core.records import read_json, write_json
+from harness.launch.launcher import Ending
+from harness.launch.machine import Machine
+from harness.launch.outcome import settle
+from harness.launch.places import Local
+from harness.launch.plan import ELSEWHERE, Job, Options, State, plan
+from harness.launch.runner import Runner
+from harness.launch.sweepfile import load
+from tests.support.sweeps import sweep_file
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return plan(load(sweep_file(tmp_path, "script: vit")), str(tmp_path / "out"))[0]
+
+
+def settled(job: Job, ending: Ending, asked: str | None = None) -> str:
+    log = Path(job.settings.output_dir) / "log.txt"
+    return settle(job, ending, time.time() - 1, log, asked, oom_kills=0)
+
+
+def test_what_another_process_measures_is_its_to_record(job: Job) -> None:
+    by_hand = Lock(job.folder.lock("run"))
+    assert by_hand.take()
+    assert settled(job, Ending(1, [{"rank": 0, "exit_code": 2, "unix": time.time()}])) == ELSEWHERE
+    assert not job.folder.path.exists()
+    by_hand.release()
+    assert settled(job, Ending(1)) == "failed"
+    assert (read_json(job.folder.summary) or {})["reason"] == "exit code 1"
+
+
+def test_a_finished_record_is_never_written_over(job: Job) -> None:
+    write_json(job.folder.summary, {"outcome": "finished", "accuracy": 0.5})
+    before = job.folder.summary.read_bytes()
+    time.sleep(1.1)  # it is older than the start of this run
+    assert settled(job, Ending(0)) == "finished"  # found done: somebody was quicker
+    assert settled(job, Ending(1), asked="timeout") == "timeout"
+    assert job.folder.summary.read_bytes() == before
+    assert not job.folder.attempts.exists()
+
+
+class Deaf:
+    def say(self, line: str) -> None: ...
+    def note(self, line: str, ended: bool = False) -> None: ...
+    def show(self) -> None: ...
+
+
+def test_a_runner_waits_for_a_run_that_a_person_started(job: Job, tmp_path: Path) -> None:
+    by_hand = Lock(job.folder.lock("run"))
+    assert by_hand.take()
+    state = State(job)
+    runner = Runner([state], Options(), Local(Options()), Machine((), (0,)), tmp_path, Deaf())
+    runner._start_what_fits()
+    assert state.state == ELSEWHERE and not runner.running
+    # Its claim is free again: another runner may look, too.
+    assert Lock(job.folder.lock("claim")).take()

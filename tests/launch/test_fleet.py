@@ -1,0 +1,338 @@
+"""A run over several nodes: one fails, one is lost, one comes back. The nodes are puppets here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from harness.core.settings import UserError
+from harness.launch import launcher as cold
+from harness.launch import warm
+from harness.launch.launcher import Cold, Ending, Node, Start
+from harness.launch.plan import Elastic, Job, plan, torchrun
+from harness.launch.sweepfile import load
+from harness.launch.warm import Warm
+from tests.support.sweeps import sweep_file
+
+NODES = [Node(f"node{n}", f"10.0.0.{n + 1}") for n in range(3)]
+READY = {"event": "ready", "cuda_in_server": False}
+
+
+class Puppet:
+    """An agent that says what a test lets it say."""
+
+    made: ClassVar[list[Puppet]] = []
+
+    def __init__(self, node: Node, environment: Any, log: Path) -> None:
+        self.node, self.ready, self.opened_s = node, False, warm.time.monotonic()
+        self.heard: list[dict[str, Any]] = []
+        self.will_say: list[dict[str, Any]] = [READY]
+        self.killed = False
+        self.printed_to = log
+        self.process = self
+        Puppet.made.append(self)
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.heard.append(message)
+        if message["do"] == "port":
+            self.will_say.append({"event": "port", "port": 4000 + len(self.heard)})
+
+    def hear(self) -> list[dict[str, Any]]:
+        said, self.will_say = self.will_say, []
+        return said
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def close(self) -> None: ...
+
+    def last_words(self) -> str:
+        return "Connection refused"
+
+    def ends(self, code: int = 0, **more: Any) -> None:
+        self.will_say.append({"event": "ended", "code": code, "failures": [], **more})
+
+    def dies(self, code: int = -9) -> None:
+        self.will_say.append({"event": "died", "code": code})
+
+    def asked(self, what: str) -> list[dict[str, Any]]:
+        return [message for message in self.heard if message["do"] == what]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    (job,) = plan(load(sweep_file(tmp_path, "script: vit\nsettings: {setup: 3_1}")))
+    return job
+
+
+@pytest.fixture
+def begin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job
+) -> Callable[..., tuple[Warm, list[Puppet]]]:
+    """A run that goes on, on three nodes."""
+    monkeypatch.setattr(warm, "Agent", Puppet)
+    Puppet.made = []
+
+    def run(elastic: Elastic | None = None) -> tuple[Warm, list[Puppet]]:
+        launcher = Warm(NODES, {}, tmp_path / "launcher.txt")
+        launcher.begin(Start(job, ("--tiny",), {}, None, tmp_path / "log.txt", elastic=elastic))
+        assert launcher.poll() is None  # all are ready: the first is asked for a port
+        assert launcher.poll() is None  # which all get with the run
+        return launcher, list(Puppet.made)
+
+    return run
+
+
+Begin = Callable[..., tuple[Warm, list[Puppet]]]
+
+
+def test_all_nodes_get_the_run_with_one_place_to_meet(begin: Begin) -> None:
+    launcher, puppets = begin()
+    requests = [puppet.asked("run")[0] for puppet in puppets]
+    assert {r["rendezvous"] for r in requests} == {"10.0.0.1:4001"}
+    assert [(r["node"], r["nodes"], r["address"]) for r in requests] == [
+        (0, 3, "10.0.0.1"), (1, 3, "10.0.0.2"), (2, 3, "10.0.0.3")
+    ]  # fmt: skip
+    for puppet in puppets:
+        assert launcher.poll() is None
+        puppet.ends()
+    assert launcher.poll() == Ending(0)
+
+
+def test_nothing_is_sent_before_all_are_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job
+) -> None:
+    monkeypatch.setattr(warm, "Agent", Puppet)
+    Puppet.made = []
+    launcher = Warm(NODES, {}, tmp_path / "launcher.txt")
+    launcher.begin(Start(job, (), {}, None, tmp_path / "log.txt"))
+    late = Puppet.made[2]
+    late.will_say = []
+    for _ in range(3):
+        assert launcher.poll() is None and not launcher.ready
+    assert not Puppet.made[0].heard
+    monkeypatch.setattr(warm, "READY_S", -1.0)
+    with pytest.raises(UserError, match="node2 has not answered for"):
+        launcher.poll()
+
+
+def test_a_run_that_is_stopped_before_it_began_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job
+) -> None:
+    monkeypatch.setattr(warm, "Agent", Puppet)
+    Puppet.made = []
+    launcher = Warm(NODES, {}, tmp_path / "launcher.txt")
+    launcher.begin(Start(job, (), {}, None, tmp_path / "log.txt"))
+    launcher.stop()
+    assert launcher.poll() == Ending(143)
+    assert not any(puppet.asked("run") for puppet in Puppet.made)
+
+
+def test_the_first_failure_stops_the_others(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, (first, second, third) = begin()
+    failure = {"rank": 1, "exit_code": 3, "unix": 5.0}
+    second.ends(1, failures=[failure])
+    assert launcher.poll() is None
+    assert first.asked("stop") and third.asked("stop") and not second.asked("stop")
+    first.ends(143)
+    assert launcher.poll() is None and not third.killed
+    monkeypatch.setattr(warm, "GRACE_S", -1.0)
+    assert launcher.poll() is None and third.killed  # it did not obey
+    third.dies()
+    ending = launcher.poll()
+    assert ending is not None and ending.code != 0 and ending.failures == [failure]
+
+
+def test_a_node_that_is_lost_is_the_reason(begin: Begin) -> None:
+    launcher, (first, second, third) = begin()
+    third.dies(255)
+    assert launcher.poll() is None and first.asked("stop")
+    first.ends(1, failures=[{"rank": 0, "exit_code": 1, "unix": 1.0}], error="connection reset")
+    second.ends(143)
+    ending = launcher.poll()
+    assert ending is not None and ending.launcher_died and ending.error == "node 2 is lost"
+    # The next run gets a new agent there.
+    assert launcher.start is not None
+    launcher.begin(launcher.start)
+    assert len(Puppet.made) == 4 and Puppet.made[3].node.name == "node2"
+
+
+def test_a_node_that_does_not_reach_the_first_is_named(begin: Begin) -> None:
+    launcher, (first, second, third) = begin()
+    third.ends(1, error="the first node cannot be reached from here (timed out)")
+    launcher.poll()
+    first.ends(143)
+    second.ends(143)
+    ending = launcher.poll()
+    assert ending is not None and ending.error == (
+        "node 2: the first node cannot be reached from here (timed out)"
+    )
+
+
+def test_a_node_that_does_not_even_start(begin: Begin) -> None:
+    launcher, puppets = begin()
+    puppets[1].ready = False
+    puppets[1].dies(1)
+    with pytest.raises(UserError, match="what training needs does not start on node1: see"):
+        launcher.poll()
+
+
+def test_a_port_that_somebody_else_was_quicker_to_take(begin: Begin) -> None:
+    launcher, puppets = begin()
+    for left in (2, 1):
+        puppets[0].ends(1, error="DistNetworkError: EADDRINUSE")
+        assert launcher.poll() is None
+        for other in puppets[1:]:
+            other.ends(143)
+        assert launcher.poll() is None
+        assert launcher.tries == left
+        launcher.poll(), launcher.poll()
+        assert len(puppets[2].asked("run")) == 4 - left
+    ports = [request["rendezvous"] for request in puppets[1].asked("run")]
+    assert len(set(ports)) == 3
+    for puppet in puppets:
+        puppet.ends(1, error="DistNetworkError: EADDRINUSE")
+    ending = launcher.poll()
+    assert ending is not None and "EADDRINUSE" in str(ending.error)
+
+
+def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, (first, second, third) = begin(Elastic(max_restarts=3, min_nodes=2))
+    request = third.asked("run")[0]
+    assert (request["min_nodes"], request["nodes"], request["max_restarts"]) == (2, 3, 3)
+    assert [p.asked("run")[0]["rendezvous_config"]["is_host"] for p in (first, second, third)] == [
+        1, 0, 0
+    ]  # fmt: skip
+    third.dies()
+    assert launcher.poll() is None and not first.asked("stop")
+    monkeypatch.setattr(warm, "AGAIN_S", -1.0)
+    launcher.poll()
+    back = Puppet.made[3]
+    assert back.node.name == "node2" and not back.asked("run")  # not before it is ready
+    launcher.poll()
+    assert back.asked("run") == [request]
+    for puppet in (first, second, back):
+        puppet.ends()
+    assert launcher.poll() == Ending(0)
+
+
+@pytest.fixture
+def peers(begin: Begin, job: Job) -> tuple[Warm, list[Puppet]]:
+    """A run whose nodes need no launcher to go on without each other."""
+    launcher, puppets = begin()
+    assert launcher.start is not None and puppets[0].asked("run")[0]["peers"] is False
+    settings = replace(job.settings, strategy="hivemind")
+    launcher.start = replace(launcher.start, job=replace(job, settings=settings))
+    return launcher, puppets
+
+
+def test_peers_go_on_without_each_other(peers: tuple[Warm, list[Puppet]]) -> None:
+    launcher, (first, second, third) = peers
+    second.ends(1, failures=[{"rank": 1, "exit_code": -9, "unix": 5.0}])
+    third.dies()
+    assert launcher.poll() is None and not first.asked("stop")
+    first.ends()
+    assert launcher.poll() == Ending(0)  # it has the record
+    # The next run gets a new agent where one was lost.
+    assert launcher.start is not None
+    launcher.begin(launcher.start)
+    assert len(Puppet.made) == 4 and Puppet.made[3].node.name == "node2"
+
+
+def test_peers_that_do_not_end_with_the_first_are_ended(
+    peers: tuple[Warm, list[Puppet]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, (first, second, third) = peers
+    first.ends(3, failures=[{"rank": 0, "exit_code": 3, "unix": 5.0}])
+    third.ends(1)
+    assert launcher.poll() is None and not second.asked("stop") and not second.killed
+    monkeypatch.setattr(warm, "GRACE_S", -1.0)
+    assert launcher.poll() is None and second.killed
+    second.dies()
+    ending = launcher.poll()
+    assert ending is not None and (ending.code, ending.launcher_died) == (3, False)
+    assert [failure["rank"] for failure in ending.failures] == [0]
+
+
+def test_torchrun_of_peers_goes_on_without_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Cold(NODES, {}, tmp_path / "launcher.txt")
+    launcher.peers = True
+    one, other, third = quiet = [Quiet(), Quiet(), Quiet()]
+    launcher.processes = quiet  # type: ignore[assignment]
+    other.code = 1
+    assert launcher.poll() is None and not one.signals
+    one.code = 0
+    assert launcher.poll() is None and not third.signals
+    monkeypatch.setattr(cold, "GRACE_S", -1.0)
+    assert launcher.poll() is None and third.signals == ["kill"]
+    third.code = -9
+    assert launcher.poll() == Ending(0)
+
+
+@pytest.mark.parametrize("lost", [(0,), (1, 2)], ids=["the first", "too many"])
+def test_an_elastic_run_cannot_lose_everything(begin: Begin, lost: tuple[int, ...]) -> None:
+    launcher, puppets = begin(Elastic(max_restarts=3, min_nodes=2))
+    for number in lost:
+        puppets[number].dies()
+        launcher.poll()
+    for number, puppet in enumerate(puppets):
+        if number not in lost:
+            assert puppet.asked("stop")
+            puppet.ends(143)
+    ending = launcher.poll()
+    assert ending is not None and ending.launcher_died
+    assert ending.error == f"the launcher on node {lost[-1]} was killed"
+
+
+def test_torchrun_of_an_elastic_run(job: Job) -> None:
+    assert torchrun(job, 1, "a", 29500, Elastic(3, 1)) == [
+        "--nnodes=1:3", "--nproc_per_node=1", "--max_restarts=3", "--rdzv_backend=c10d",
+        "--rdzv_endpoint=a:29500",
+        "--rdzv_conf=is_host=0,last_call_timeout=5,keep_alive_interval=1,"
+        "keep_alive_max_attempt=5,read_timeout=20",
+    ]  # fmt: skip
+    assert torchrun(job, 0, "a", 29500, Elastic(3))[0] == "--nnodes=3:3"
+    assert torchrun(job, 0, "a", 29500, Elastic(3), "10.0.0.1")[-1] == "--local_addr=10.0.0.1"
+
+
+class Quiet:
+    """A torchrun that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self.stdin = None
+        self.signals: list[str] = []
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.signals.append("term")
+
+    def kill(self) -> None:
+        self.signals.append("kill")
+
+    def wait(self) -> None: ...
+
+
+def test_torchrun_on_each_node_ends_with_the_first_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Cold(NODES, {}, tmp_path / "launcher.txt")
+    one, other = Quiet(), Quiet()
+    launcher.processes = [one, other]  # type: ignore[list-item]
+    assert launcher.poll() is None
+    one.code = 7
+    assert launcher.poll() is None and other.signals == ["term"]
+    monkeypatch.setattr(cold, "GRACE_S", -1.0)
+    assert launcher.poll() is None and other.signals == ["term", "kill"]
+    other.code = -9
+    assert launcher.poll() == Ending(7)

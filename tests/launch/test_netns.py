@@ -1,0 +1,248 @@
+"""Sweeps over emulated nodes, and commands inside them: real namespaces, torchrun, gloo."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.core.records import find_runs, read_json, read_rows
+from harness.core.settings import UserError
+from harness.launch.machine import Machine
+from harness.launch.netns.nodes import main
+from harness.launch.netns.place import Netns
+from harness.launch.plan import Elastic, Job, Options, plan
+from harness.launch.sweepfile import load
+from tests.support.sweeps import (
+    ROOT,
+    command,
+    gone,
+    start,
+    sweep,
+    sweep_file,
+    untimed_rows,
+    wait_for,
+)
+
+TWO = Machine((), (0, 1))
+SMALL = "{epochs: 2, per_gpu_batch: 16, train_size: 256, test_size: 64}"
+
+
+def job(folder: Path, text: str) -> Job:
+    return plan(load(sweep_file(folder, text)), str(folder / "out"))[0]
+
+
+# ---- without any namespace ----
+
+
+def test_the_commands_are_those_of_a_person(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    linked = job(tmp_path, "script: vit\nsettings: {setup: 2_1, link: region}")
+    (command,) = Netns(Options(), TWO).plan(linked, "")
+    assert command == (
+        "OMP_NUM_THREADS=1 python -m harness nodes 2 --link=1ms/2000mbit -- "
+        "torchrun --nnodes=2 --nproc_per_node=1 vit.py --setup 2_1_1ms-2000mbit "
+        f"--output_dir {tmp_path}/out"
+    )
+    elastic = Netns(Options(elastic=Elastic(3, 1)), TWO).plan(linked, "")
+    assert len(elastic) == 2  # a line a node, with what an elastic run is told
+    for line in elastic:
+        assert "torchrun --nnodes=1:2 --nproc_per_node=1 --max_restarts=3 " in line
+        assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in line
+
+
+def test_what_emulated_nodes_can_host(tmp_path: Path) -> None:
+    wide = job(tmp_path, "script: vit\nsettings: {setup: 4_1, link: 2+2:between=20ms}")
+    assert "needs 4 devices: this machine has 2 cores" in str(Netns(Options(), TWO).why_not(wide))
+    assert Netns(Options(oversubscribe=True), TWO).why_not(wide) is None
+    assert wide.settings.setup == "4_1_2-2-within-none-between-20ms"
+    gpus = Netns(Options(), Machine(("0", "1", "2", "3"), tuple(range(8))))
+    assert gpus.why_not(wide) is None
+    assert gpus.visible(gpus.free(wide, set()) or ()) == (("0",), ("1",), ("2",), ("3",))
+    assert gpus.variables(wide) == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    for setup in ("1_2", "2_2"):
+        near = job(tmp_path, f"script: vit\nsettings: {{setup: {setup}}}")
+        assert gpus.variables(near) == {}
+    with pytest.raises(UserError, match="--pack: runs side by side would share the links"):
+        Netns(Options(pack=True), TWO)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none"], "argument N: none: expected a whole number from 1"),
+        (["2", "--link", "10km"], "link 10km: expected none, 20ms"),
+        (["2", "--lnk", "1ms"], "unknown --lnk: did you mean --link?"),
+        (["500"], "500 emulated nodes: 1 to 200 are possible"),
+        (["4", "--link", "2+1:between=1ms"], "has 3 nodes in its places, and the set-up 4"),
+    ],
+)
+def test_mistakes_in_a_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("harness nodes: error: ") and message in told and told.count("\n") == 1
+
+
+# ---- commands inside ----
+
+
+def nodes(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", "nodes", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def asleep(process: subprocess.Popen[str]) -> bool:
+    """Whether the command has begun on both nodes."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return sum(command(p) == "sleep 61" for p in family) == 2
+
+
+@pytest.mark.root
+def test_a_command_on_every_node() -> None:
+    said = 'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"; ip -4 -br address show link0'
+    process = nodes("3", "--", "sh", "-c", said)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    for n in range(3):
+        assert f"[node{n}] {n} of 3 at 10.117.0.1\n" in out
+        assert re.search(rf"\[node{n}\] link0 .*10\.117\.0\.{n + 1}/", out)
+
+
+@pytest.mark.root
+def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
+    process = nodes("2", "--", "sh", "-c", "test $PET_NODE_RANK = 0 && sleep 60; exit 7")
+    began_s = time.monotonic()
+    process.communicate(timeout=30)
+    assert process.returncode == 7 and time.monotonic() - began_s < 25
+    codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    for ended, code in codes.items():
+        # In a session of its own, as torchrun starts its ranks: no signal for a group gets there.
+        apart = ["sh", "-c", "setsid sleep 61 & wait"]
+        alone = ended == signal.SIGKILL  # nobody is left to look for it
+        process = nodes("2", "--", *(["sleep", "61"] if alone else apart))
+        assert wait_for(partial(asleep, process))
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(ended)
+        process.communicate(timeout=30)
+        assert process.returncode == code
+        assert gone(family)
+
+
+@pytest.mark.root
+def test_a_command_that_is_not_there_and_a_look_around() -> None:
+    process = nodes("2", "--", "no_such_command")
+    assert process.communicate(timeout=30)[1] == (
+        "harness nodes: error: no_such_command: no such command\n"
+    )
+    assert process.returncode == 2
+    process = nodes("2")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("node0  10.117.0.1  nsenter ")
+    inside = line.split("  ")[2].removesuffix("bash\n").split()
+    shown = subprocess.run([*inside, "ip", "-br", "address"], capture_output=True, text=True)
+    assert "10.117.0.1/24" in shown.stdout
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+
+
+# ---- sweeps ----
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_the_same_sweep_on_one_node_and_on_two(tmp_path: Path) -> None:
+    file = sweep_file(
+        tmp_path,
+        f"script: vit\nsettings: {SMALL}\n"
+        "runs: [{setup: 1_2}, {setup: 2_1, link: none}, {setup: 2_1, link: 10ms/100mbit}]",
+    )
+    done = sweep(file, tmp_path / "out", "--tiny", "--launcher", "netns")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {f.path.parent.name: f for f in find_runs(tmp_path / "out")}
+    assert sorted(found) == ["1_2", "2_1", "2_1_10ms-100mbit"]
+    one, *others = (untimed_rows(folder) for folder in found.values())
+    assert all(other == one for other in others)  # every digit of loss and accuracy
+    facts = {name: read_json(folder.environment) or {} for name, folder in found.items()}
+    assert facts["1_2"]["link"] is None
+    far = facts["2_1_10ms-100mbit"]
+    asked = {"delay_ms": 10.0, "rate_mbit": 100.0, "jitter_ms": 0.0, "loss": 0.0}
+    assert far["launch"]["link"] == far["link"]["asked"] == asked
+    assert far["launch"]["launcher"] == "netns"
+    assert far["launch"]["emulator"] in ("relay", "netem")
+    assert far["link"]["interface"] == "link0" and far["link"]["rtt_min_ms"] >= 20
+    assert far["nodes"] == 2 and far["processes_per_node"] == 1
+    assert "round trip ms" in (tmp_path / "out/sweeps/mine-tiny/table.md").read_text()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_nothing_is_left_of_a_killed_runner(tmp_path: Path) -> None:
+    file = sweep_file(
+        tmp_path, "script: vit\nsettings: {epochs: 50}\nruns: [{setup: 2_1, link: 5ms}]"
+    )
+    out = tmp_path / "out"
+    runner = start(file, out, "--tiny", "--launcher", "netns")
+    assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")), 60)
+    family = psutil.Process(runner.pid).children(recursive=True)
+    inside = [p for p in family if os.stat(f"/proc/{p.pid}/ns/net").st_ino != own_network()]
+    assert len(inside) >= 6  # two agents, two fork servers, two ranks
+    runner.kill()
+    runner.communicate()
+    assert gone(family)
+    done = sweep(file, out, "--tiny", "--launcher", "netns", "--set", "epochs=1")
+    assert done.returncode == 0, done.stderr
+
+
+def own_network() -> int:
+    return os.stat("/proc/self/ns/net").st_ino
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
+    text = "script: vit\nsettings: {epochs: 12, setup: 2_1, link: 2ms, save_steps: 5}"
+    file, out = sweep_file(tmp_path, text), tmp_path / "out"
+    flags = ("--tiny", "--launcher", "netns", "--max_restarts", "3", "--min_nodes", "1")
+    runner = start(file, out, *flags)
+    assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")), 60)
+    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in command(p)]
+    max(agents, key=lambda p: p.pid).kill()  # of the second node
+    printed, err = runner.communicate(timeout=150)
+    assert runner.returncode == 0, printed + err
+    (folder,) = find_runs(out)
+    summary = read_json(folder.summary) or {}
+    rows, _ = read_rows(folder.attempts)
+    starts = [row for row in rows if row["event"] == "start"]
+    assert summary["outcome"] == "finished" and summary["restarts"] >= 1
+    assert 0 < summary["goodput_share"] < 1 and summary["redone_updates"] >= 0
+    assert starts[0]["processes"] == starts[-1]["processes"] == 2
+    assert {row["effective_batch"] for row in starts} == {64}
+    assert [row["epoch"] for row in untimed_rows(folder)] == list(range(1, 13))
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_torchrun_itself_meets_where_hosts_have_no_names(tmp_path: Path) -> None:
+    text = f"script: vit\nsettings: {SMALL}\nruns: [{{setup: 2_1, link: 2ms}}]"
+    flags = ("--tiny", "--launcher", "netns", "--cold", "--max_restarts", "2", "--timeout", "90")
+    done = sweep(sweep_file(tmp_path, text), tmp_path / "out", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = find_runs(tmp_path / "out")
+    assert (read_json(folder.environment) or {})["launch"]["start"] == "cold"

@@ -1,0 +1,277 @@
+"""From a sweep to its runs: counted by hand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from harness.core.command_line import parse
+from harness.core.identity import run_id
+from harness.core.settings import UserError
+from harness.launch.machine import Machine, disturbed, others, this_machine
+from harness.launch.places import Local
+from harness.launch.plan import Job, Options, axes_of, commands, plan
+from harness.launch.sweepfile import header_of, load
+from harness.read.tables.columns import FACTS, OPTIONAL
+from tests.support.sweeps import ROOT, sweep_file
+
+FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
+
+
+def planned(folder: Path, text: str, tiny: bool = False, repeat: int = 1) -> list[Job]:
+    return plan(load(sweep_file(folder, text), tiny), "out", repeat)
+
+
+def labels(jobs: list[Job]) -> list[str]:
+    return [str(job) for job in jobs]
+
+
+def test_cross_product_with_seeds_outermost(tmp_path: Path) -> None:
+    jobs = planned(
+        tmp_path, "script: vit\ngrid: {setup: [1_1, 1_2], per_gpu_batch: [4, 8]}\nseeds: [2, 4]"
+    )
+    assert labels(jobs) == [
+        "setup=1_1 per_gpu_batch=4 seed=2",
+        "setup=1_1 per_gpu_batch=8 seed=2",
+        "setup=1_2 per_gpu_batch=4 seed=2",
+        "setup=1_2 per_gpu_batch=8 seed=2",
+        "setup=1_1 per_gpu_batch=4 seed=4",
+        "setup=1_1 per_gpu_batch=8 seed=4",
+        "setup=1_2 per_gpu_batch=4 seed=4",
+        "setup=1_2 per_gpu_batch=8 seed=4",
+    ]
+
+
+def test_order_is_by_the_file_where_it_says_so(tmp_path: Path) -> None:
+    text = "script: vit\ngrid: {setup: [1_1, 1_2], lr: [1]}\nseeds: [2, 4]\norder: [setup, seed]"
+    assert [(j.label["setup"], j.label["seed"]) for j in planned(tmp_path, text)] == [
+        ("1_1", 2), ("1_1", 4), ("1_2", 2), ("1_2", 4)
+    ]  # fmt: skip
+
+
+def test_runs_are_crossed_with_the_grid_and_points_left_out(tmp_path: Path) -> None:
+    text = """
+script: [bert, vit]
+runs:
+  - {strategy: ddp, setup: 1_2}
+  - {strategy: fsdp, setup: 1_2, script: bert}
+grid: {per_gpu_batch: [4, 8]}
+exclude: [{script: vit, per_gpu_batch: 8}]
+"""
+    jobs = planned(tmp_path, text)
+    # 2 runs x 2 batches for bert, 1 x 2 for vit, less vit with 8.
+    assert labels(jobs) == [
+        "script=bert strategy=ddp setup=1_2 per_gpu_batch=4",
+        "script=bert strategy=ddp setup=1_2 per_gpu_batch=8",
+        "script=bert strategy=fsdp setup=1_2 per_gpu_batch=4",
+        "script=bert strategy=fsdp setup=1_2 per_gpu_batch=8",
+        "script=vit strategy=ddp setup=1_2 per_gpu_batch=4",
+    ]
+    sweep = load(sweep_file(tmp_path, text))
+    assert axes_of(sweep) == ["script", "strategy", "setup", "per_gpu_batch"]
+
+
+def test_repeat_measures_everything_again(tmp_path: Path) -> None:
+    jobs = planned(tmp_path, "script: vit\ngrid: {lr: [1, 2]}", repeat=2)
+    assert labels(jobs) == ["lr=1 repeat=1", "lr=2 repeat=1", "lr=1 repeat=2", "lr=2 repeat=2"]
+    assert len({job.path for job in jobs}) == 4
+
+
+def test_hold_effective_batch_divides_the_batch_of_the_baseline(tmp_path: Path) -> None:
+    text = """
+script: vit
+settings: {per_gpu_batch: 48, grad_acc: 2, lr: 0.001}
+grid: {setup: [1_1, 1_2, 2_3]}
+baseline: {setup: 1_1}
+hold: effective_batch
+lr_rule: linear
+"""
+    found = [(j.settings.per_gpu_batch, j.settings.lr) for j in planned(tmp_path, text)]
+    # 48 x 2 = 96 samples an update: over 2 x 2 and over 6 x 2 passes. The same batch, the same lr.
+    assert found == [(48, 0.001), (24, 0.001), (8, 0.001)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "rates"), [("none", [0.001] * 3), ("linear", [0.001, 0.002, 0.004]),
+                        ("sqrt", [0.001, 0.001 * 2**0.5, 0.002])]
+)  # fmt: skip
+def test_learning_rate_follows_the_effective_batch(
+    rule: str, rates: list[float], tmp_path: Path
+) -> None:
+    text = f"""
+script: vit
+settings: {{per_gpu_batch: 16, lr: 0.001}}
+grid: {{setup: [1_1, 1_2, 2_2]}}
+baseline: {{setup: 1_1}}
+lr_rule: {rule}
+"""
+    jobs = planned(tmp_path, text)
+    assert [job.settings.lr for job in jobs] == pytest.approx(rates, rel=1e-12)
+    assert {job.settings.per_gpu_batch for job in jobs} == {16}
+
+
+def test_rules_start_from_the_defaults_of_the_script_and_of_tiny(tmp_path: Path) -> None:
+    text = "script: bert\ngrid: {setup: [1_1, 1_2]}\nbaseline: {setup: 1_1}\nhold: effective_batch"
+    assert [j.settings.per_gpu_batch for j in planned(tmp_path, text)] == [16, 8]
+    assert [j.settings.per_gpu_batch for j in planned(tmp_path, text, tiny=True)] == [32, 16]
+
+
+def test_the_batch_is_compared_along_its_own_axis_too(tmp_path: Path) -> None:
+    text = """
+script: vit
+settings: {lr: 0.001}
+grid: {setup: [1_1, 1_2], per_gpu_batch: [16, 64]}
+baseline: {setup: 1_1, per_gpu_batch: 16}
+lr_rule: linear
+"""
+    assert [job.settings.lr for job in planned(tmp_path, text)] == [0.001, 0.004, 0.002, 0.008]
+
+
+def test_dp_is_one_process_on_several_devices(tmp_path: Path) -> None:
+    (job,) = planned(tmp_path, "script: vit\nsettings: {strategy: dp, setup: 1_4}")
+    assert (job.nodes, job.devices, job.processes) == (1, 4, 1)
+    assert commands(job)[0].startswith("torchrun --standalone --nproc_per_node=1 vit.py")
+
+
+def test_a_link_makes_another_run(tmp_path: Path) -> None:
+    text = "script: vit\ngrid: {setup: [2_1], link: [none, 20ms/200mbit]}"
+    one, other = planned(tmp_path, text)
+    assert one.settings.setup == "2_1" and other.settings.setup == "2_1_20ms-200mbit"
+    assert one.label["setup"] == other.label["setup"] == "2_1"
+    assert one.path != other.path
+
+
+WRONG = {
+    "single on two": (
+        "script: vit\ngrid: {setup: [1_2]}\nsettings: {strategy: single}",
+        "setup=1_2: --strategy single runs in one process",
+    ),
+    "not divisible": (
+        "script: vit\nsettings: {per_gpu_batch: 16}\ngrid: {setup: [1_1, 1_3]}\n"
+        "baseline: {setup: 1_1}\nhold: effective_batch",
+        "setup=1_3: hold effective_batch: 16 samples cannot be split over 3 devices",
+    ),
+    "one run twice": (
+        "script: vit\nruns: [{lr: 1}, {lr: 1, epochs: 3}]",
+        "lr=1 epochs=3 and lr=1 are one and the same run",
+    ),
+    "exclude": (
+        "script: vit\ngrid: {lr: [1, 2]}\nexclude: [{lr: 3}]",
+        "exclude lr=3 leaves out nothing",
+    ),
+    "nothing left": ("script: vit\ngrid: {lr: [1]}\nexclude: [{lr: 1}]", "no run is left"),
+    "baseline": (
+        "script: vit\ngrid: {lr: [1, 2]}\nbaseline: {lr: 3}",
+        "baseline lr=3 is none of the runs",
+    ),
+    "link on one node": (
+        "script: vit\ngrid: {setup: [1_2], link: [1ms]}",
+        "link 1ms lies between nodes, and 1_2 has one",
+    ),
+    "link and tag": (
+        "script: vit\ngrid: {setup: [2_1_far], link: [1ms]}",
+        "setup 2_1_far: the tag is taken by the link 1ms",
+    ),
+    "hold without baseline": (
+        "script: vit\ngrid: {setup: [1_1, 1_2]}\nhold: effective_batch",
+        "hold effective_batch and lr_rule none start from a baseline, and there is none",
+    ),
+    "rule without baseline": (
+        "script: vit\ngrid: {setup: [1_1, 1_2]}\nlr_rule: linear",
+        "lr_rule linear start from a baseline",
+    ),
+    "contradiction": (
+        "script: vit\nsettings: {fsdp_shard: grads}",
+        "--fsdp_shard grads needs --strategy fsdp",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_plan_that_cannot_be(name: str, tmp_path: Path) -> None:
+    text, message = WRONG[name]
+    with pytest.raises(UserError) as error:
+        planned(tmp_path, text)
+    assert message in str(error.value) and "mine.yaml" in str(error.value)
+
+
+def test_what_a_machine_cannot_host(tmp_path: Path) -> None:
+    cpu, gpus = Machine((), (0, 1)), Machine(("0", "1"), tuple(range(16)))
+    assert (cpu.devices, cpu.threads, gpus.devices, gpus.threads) == (2, 1, 2, 8)
+
+    def reason(settings: str, machine: Machine) -> str | None:
+        (job,) = planned(tmp_path, f"script: vit\nsettings: {settings}")
+        return Local(Options(), machine).why_not(job)
+
+    assert reason("{setup: 1_2}", cpu) is None and reason("{setup: 1_2}", gpus) is None
+    assert "needs 4 devices: this machine has 2 cores" in str(reason("{setup: 1_4}", cpu))
+    assert "needs 4 devices: this machine has 2 GPU(s)" in str(reason("{setup: 1_4}", gpus))
+    assert "needs 2 nodes" in str(reason("{setup: 2_1}", gpus))
+    assert "strategy dp needs a GPU" in str(reason("{setup: 1_2, strategy: dp}", cpu))
+    assert reason("{setup: 1_2, strategy: dp}", gpus) is None
+    assert "precision fp16 needs a GPU" in str(reason("{precision: fp16}", cpu))
+    (linked,) = planned(tmp_path, "script: vit\nsettings: {setup: 2_1}\ngrid: {link: [1ms]}")
+    assert "needs 2 nodes" in str(Local(Options(), cpu).why_not(linked))
+    (wide,) = planned(tmp_path, "script: vit\nsettings: {setup: 1_4}")
+    assert Local(Options(oversubscribe=True), cpu).why_not(wide) is None
+    assert Local(Options(oversubscribe=True), gpus).why_not(wide) is not None  # cores only
+
+
+def test_who_else_is_at_work() -> None:
+    here = this_machine()
+    assert here.cores and here.devices >= 1
+    found = others(here, interval_s=0.05)
+    assert 0 <= found["cpu_busy_share"] <= 1 and found["gpu_processes"] == 0
+    assert disturbed({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
+    busy = disturbed({"cpu_busy_share": 0.5, "gpu_processes": 2})
+    assert busy == "2 other process(es) use the GPUs and others use 50% of the cores"
+
+
+@pytest.mark.parametrize("tiny", [False, True], ids=["full", "tiny"])
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_shipped_files(file: Path, tiny: bool) -> None:
+    """Header complete and true; every command parses to exactly the run that is planned."""
+    sweep = load(file, tiny)
+    jobs = plan(sweep)
+    header = header_of(file)
+    assert sorted(header) == ["command", "needs", "question", "runs", "time"]
+    assert header["question"].endswith("?") and all(header.values())
+    where = file.relative_to(ROOT)
+    assert header["command"].removesuffix(" --tiny") == f"python -m harness sweep {where}"
+    counted = re.fullmatch(r"(\d+), --tiny (\d+)", header["runs"])
+    assert set(sweep.columns or []) <= {*OPTIONAL, *FACTS}
+    assert counted is not None and len(jobs) == int(counted[2 if tiny else 1])
+    for job in jobs:
+        for rank, command in enumerate(commands(job)):
+            words = shlex.split(command)
+            at = words.index(f"{job.settings.script}.py")
+            size, per_node = job.nodes * job.processes, job.processes
+            environ = {"RANK": str(rank * per_node), "WORLD_SIZE": str(size),
+                       "LOCAL_WORLD_SIZE": str(per_node)}  # fmt: skip
+            again = parse(job.settings.script, words[at + 1 :], environ)
+            assert again == job.settings
+            assert run_id(again) == job.path.split("/")[-1]
+            assert words[0] == "torchrun" and f"--nproc_per_node={per_node}" in words
+
+
+def test_the_three_experiments_have_the_published_values() -> None:
+    """github.com/ubahl/Distributed-Training: its commands, for both scripts."""
+
+    def values(name: str, *names: str) -> set[tuple[object, ...]]:
+        jobs = plan(load(ROOT / "experiments" / f"{name}.yaml"))
+        return {tuple(getattr(job.settings, n) for n in names) for job in jobs}
+
+    both = ("bert", "vit")
+    setups = ("1_1", "1_4", "2_2")
+    assert values("batch_size", "script", "setup", "per_gpu_batch") == {
+        (script, setup, batch) for script in both for setup in setups for batch in (1, 4, 16)
+    }
+    names = ("script", "setup", "per_gpu_batch", "epochs", "lr")
+    assert values("learning_rate", *names) == {
+        (script, setup, 16, 5, lr) for script in both for setup in setups for lr in (2e-4, 2e-5)
+    }
+    found = values("propagation", "script", "setup", "per_gpu_batch")
+    assert {("bert", "2_1", 16), ("vit", "2_1", 16)} <= found

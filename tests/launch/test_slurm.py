@@ -1,0 +1,628 @@
+"""Jobs of a cluster as far as they go without one: scripts, flags, memory, and stand-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.locks import Lock
+from harness.core.records import read_json, write_json
+from harness.core.settings import UserError
+from harness.launch.plan import ELSEWHERE, WAITING, Job, Options, State, plan
+from harness.launch.screen import Screen, standing
+from harness.launch.slurm import queue
+from harness.launch.slurm.cluster import Note, Submitted, ending_of
+from harness.launch.slurm.flags import Slurm
+from harness.launch.slurm.queue import Queue, Watched
+from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
+from harness.launch.sweep import main, parse
+from harness.launch.sweepfile import load
+from tests.support.sweeps import start, sweep_file, wait_for
+
+SITE = Site(
+    name="mine.ab12", folder="/home/me/my project/outputs/sweeps/mine", cwd="/home/me/my project",
+    scripts="", root="/home/me/my project", python="/opt/venv/bin/python",
+    environment={"OMP_NUM_THREADS": "4", "HARNESS_LAUNCH": '{"sweep": "mine"}'},
+)  # fmt: skip
+
+
+def jobs_of(folder: Path, text: str) -> list[Job]:
+    return plan(load(sweep_file(folder, text), tiny=True), str(folder / "out"))
+
+
+# ---- the scripts ----
+
+ONE = r"""#!/bin/bash
+#SBATCH --job-name=mine.ab12
+#SBATCH --chdir='/home/me/my project'
+#SBATCH --output='/home/me/my project/outputs/sweeps/mine/logs/mine.ab12_0.txt'
+#SBATCH --open-mode=append
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:2
+#SBATCH --cpus-per-task=8
+#SBATCH --signal=B:USR1@60
+#SBATCH --no-requeue
+
+note='/home/me/my project/outputs/sweeps/mine/jobs/mine.ab12'_${SLURM_ARRAY_TASK_ID:-0}.json
+began=$(date +%s)
+signal=
+tell() {
+    printf '{"job": "%s", "began": %s, "ended": %s, "code": %s, "signal": "%s"}\n' \
+        "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" "$began" "$1" "$2" "$signal" >"$note.new"
+    mv "$note.new" "$note"
+}
+# The ranks save, record and end, or just record. When a job is cancelled, SLURM sends them TERM.
+export HARNESS_LAST_CALL="${note%.json}.last_call"
+rm -f "$HARNESS_LAST_CALL"
+last_call() {
+    signal=USR1
+    touch "$HARNESS_LAST_CALL"
+    sleep 40 && scancel --signal=TERM "$SLURM_JOB_ID" &
+}
+trap last_call USR1
+trap 'signal=${signal:-TERM}' TERM
+tell null null
+
+export OMP_NUM_THREADS=4
+export HARNESS_LAUNCH='{"sweep": "mine"}'
+export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}"'/home/me/my project'
+
+set -- vit.py --tiny --setup 1_2 --output_dir OUT
+
+srun --nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 \
+    /opt/venv/bin/python -m torch.distributed.run --standalone --nproc_per_node=2 "$@" &
+step=$!
+
+while :; do
+    wait "$step"
+    code=$?
+    kill -0 "$step" 2>/dev/null || break
+done
+if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 0 ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+fi
+tell "$(date +%s)" "$code"
+exit "$code"
+"""
+ARRAY = r"""#!/bin/bash
+#SBATCH --job-name=mine.ab12
+#SBATCH --chdir='/home/me/my project'
+#SBATCH --output='/home/me/my project/outputs/sweeps/mine/logs/mine.ab12_%a.txt'
+#SBATCH --open-mode=append
+#SBATCH --array=0-1
+#SBATCH --partition=long
+#SBATCH --account=lab
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:a100:2
+#SBATCH --cpus-per-task=12
+#SBATCH --time=120
+#SBATCH --signal=B:USR1@60
+#SBATCH --requeue
+#SBATCH --mem=64G
+#SBATCH --exclusive
+"""
+ARRAY_BODY = r"""
+. /home/me/setup.sh
+export OMP_NUM_THREADS=4
+export HARNESS_LAUNCH='{"sweep": "mine"}'
+export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}"'/home/me/my project'
+
+case $SLURM_ARRAY_TASK_ID in
+0) set -- vit.py --dataset 'a b.csv' --tiny --seed 1 --setup 4_2 --output_dir OUT ;;
+1) set -- vit.py --dataset 'a b.csv' --tiny --seed 2 --setup 4_2 --output_dir OUT ;;
+esac
+[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || set -- "$@" --rerun
+
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((10000 + SLURM_JOB_ID % 20000))
+srun --nodes=4 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 \
+    /opt/venv/bin/python -m torch.distributed.run --nnodes=4 --rdzv_backend=c10d \
+    --rdzv_endpoint="$first:$port" --rdzv_id="$SLURM_JOB_ID" --nproc_per_node=2 "$@" &
+step=$!
+"""
+
+
+def test_the_script_of_one_run(tmp_path: Path) -> None:
+    jobs = jobs_of(tmp_path, "script: vit\ngrid: {setup: [1_2]}")
+    text = script(jobs, Slurm(), SITE, None, rerun=False)
+    assert text.replace(str(tmp_path / "out"), "OUT") == ONE
+
+
+def test_the_script_of_an_array_with_everything(tmp_path: Path) -> None:
+    file = "script: vit\nsettings: {setup: 4_2, dataset: a b.csv}\nseeds: [1, 2]"
+    slurm = Slurm(
+        partition="long", account="lab", gres="gpu:a100", cpus_per_gpu=6, requeue=3,
+        setup_script="/home/me/setup.sh", sbatch=("--mem=64G", "--exclusive"),
+    )  # fmt: skip
+    text = script(jobs_of(tmp_path, file), slurm, SITE, 7199.0, rerun=True)
+    text = text.replace(str(tmp_path / "out"), "OUT")
+    assert text.startswith(ARRAY + "\n") and ARRAY_BODY in text
+    assert '[ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]' in text
+
+
+@pytest.mark.parametrize(("timeout_s", "time_limit", "lead"), [(90.0, 2, 30), (60.0, 1, 15)])
+def test_short_limits_leave_time_to_train(
+    timeout_s: float, time_limit: int, lead: int, tmp_path: Path
+) -> None:
+    jobs = jobs_of(tmp_path, "script: vit")
+    text = script(jobs, Slurm(gres="none"), SITE, timeout_s, rerun=False)
+    assert f"--time={time_limit}\n" in text and f"--signal=B:USR1@{lead}\n" in text
+    assert "--gres" not in text and "--cpus-per-task=1\n" in text
+
+
+def test_runs_that_want_the_same_make_one_array(tmp_path: Path) -> None:
+    jobs = jobs_of(tmp_path, "script: [vit, bert]\ngrid: {setup: [1_1, 1_2, 2_1]}\nseeds: [1, 2]")
+    assert [len(group) for group in alike(jobs)] == [4, 4, 4]
+    assert [job for group in alike(jobs) for job in group] != jobs
+
+
+def test_what_no_cluster_can_host(tmp_path: Path) -> None:
+    (far,) = jobs_of(tmp_path, "script: vit\nsettings: {setup: 2_1, link: 20ms}")
+    assert why_not(far, Slurm()) == "link 20ms: a cluster has no link that could be slowed down"
+    (half,) = jobs_of(tmp_path, "script: vit\nsettings: {precision: fp16}")
+    assert why_not(half, Slurm()) is None
+    assert "needs a GPU" in str(why_not(half, Slurm(gres="none")))
+
+
+def test_dry_run_prints_the_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = sweep_file(tmp_path, "script: vit\ngrid: {setup: [1_1, 2_1], link: [none]}")
+    flags = ["--launcher", "slurm", "--sbatch", "mem=2G", "--sbatch=--comment=it's two words"]
+    assert main([str(file), "--tiny", "--dry_run", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("#!/bin/bash") == 2 and printed.count("#SBATCH --mem=2G") == 2
+    assert "#SBATCH --comment='it'\"'\"'s two words'" in printed
+    assert not (Path("outputs") / "sweeps" / "mine-tiny").exists()
+
+
+# ---- flags ----
+
+S = ["--launcher", "slurm"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--partition", "p"], "--partition needs --launcher slurm"),
+        (["--detach"], "--detach needs --launcher slurm"),
+        (["--requeue", "2", "--launcher", "local"], "--requeue needs --launcher slurm"),
+        ([*S, "--pack"], "--pack means nothing with --launcher slurm: jobs run side by side"),
+        ([*S, "--cold"], "--cold means nothing with --launcher slurm"),
+        ([*S, "--isolation", "warn"], "--isolation means nothing with --launcher slurm"),
+        ([*S, "--gres", "gpu:4"], "--gres gpu:4: expected a name such as gpu or gpu:a100"),
+        ([*S, "--cpus_per_gpu", "0"], "--cpus_per_gpu 0: expected a whole number from 1"),
+        ([*S, "--requeue", "-1"], "--requeue"),
+        ([*S, "--requeue", "often"], "--requeue often: expected a whole number from 0"),
+        ([*S, "--timeout", "1:30:00"], "--timeout 1:30:00: expected a time such as 90, 30m or 2h"),
+        ([*S, "--setup_script", "no.sh"], "--setup_script no.sh: there is no such file"),
+        ([*S, "--sbatch", "time=3"], "--sbatch time=3: use --timeout"),
+        ([*S, "--sbatch", "array=0-9"], "--sbatch array=0-9: the sweep decides that"),
+        ([*S, "--sbatch", "mem="], "--sbatch mem=: expected an option of sbatch"),
+        ([*S, "--sbatch", "p gpu"], "--sbatch p gpu: expected an option of sbatch"),
+        ([*S, "--sbatch", "mem=2G\nrm -rf /"], "expected an option of sbatch"),
+    ],
+)
+def test_flags_that_make_no_sense(flags: list[str], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse(["file.yaml", *flags])
+    assert said in str(error.value)
+
+
+def test_flags_that_do(tmp_path: Path) -> None:
+    setup = tmp_path / "setup.sh"
+    setup.touch()
+    asked = parse(["f", *S, "--gres", "none", "--cpus-per-gpu", "2", "--setup-script", str(setup)])
+    assert asked.options.slurm == Slurm(gres="none", cpus_per_gpu=2, setup_script=str(setup))
+    assert (Slurm().cores, Slurm(gres="none").cores, asked.options.slurm.cores) == (4, 1, 2)
+    assert parse(["f"]).options.isolation == "warn"
+
+
+# ---- how jobs end ----
+
+PREEMPTED = "the job had to make room for another (PREEMPTED)"
+NO_WORD = "job 7 ended without a word: cancelled, or lost with its node"
+TORCHRUN = """interrupted: an earlier start
+Failures:
+[1]:
+  time      : {now}
+  host      : n2
+  rank      : 1 (local_rank: 0)
+  exitcode  : -9 (pid: 12)
+  error_file: <N/A>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "signal", "code", "outside"),
+    [
+        ("TIMEOUT", "", None, ("timeout", "the job reached its time limit")),
+        ("FAILED", "USR1", 1, ("timeout", "the job reached its time limit")),
+        ("COMPLETED", "USR1", 0, None),  # it was done before it was to be stopped
+        ("OUT_OF_MEMORY", "", 1, ("oom", "the job took more memory than it was given")),
+        ("CANCELLED", "TERM", 1, ("interrupted", "the job was cancelled")),
+        (None, "TERM", 1, ("interrupted", "the job was cancelled")),
+        ("NODE_FAIL", "", None, ("interrupted", "a node of the job failed (NODE_FAIL)")),
+        ("NODE_FAIL", "", 0, ("interrupted", "a node of the job failed (NODE_FAIL)")),
+        ("PREEMPTED", "TERM", 1, ("interrupted", PREEMPTED)),
+        ("FAILED", "", 1, None),
+        (None, "", 1, None),
+        (None, "", None, ("interrupted", NO_WORD)),
+    ],
+)  # fmt: skip
+def test_what_a_state_of_slurm_means(
+    word: str | None, signal: str, code: int | None, outside: Any, tmp_path: Path
+) -> None:
+    ended = None if code is None else 130.0
+    found = ending_of(
+        "job 7", word, Note("7", 100.0, ended, code, signal), tmp_path / "log", tmp_path
+    )
+    assert (found.code == 0) == (word == "COMPLETED")
+    assert found.outside == outside and found.wall_s == (0.0 if ended is None else 30.0)
+
+
+def test_ranks_that_failed_are_found_in_what_torchrun_prints(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    now = time.strftime("%Y-%m-%d_%H:%M:%S")
+    log.write_text(TORCHRUN.format(now="2020-01-01_00:00:00") + TORCHRUN.format(now=now))
+    note = Note("7", time.time() - 60, None, None, "")
+    (failure,) = ending_of("job 7", "FAILED", note, log, tmp_path).failures
+    assert (failure["rank"], failure["exit_code"]) == (1, -9)
+    assert 59 <= ending_of("job 7", "NODE_FAIL", note, log, tmp_path).wall_s <= 61
+
+
+def test_memory_of_what_was_submitted(tmp_path: Path) -> None:
+    submitted = Submitted(tmp_path)
+    assert submitted.open() == {}
+    submitted.intend("one", ["a", "b"])
+    assert submitted.open()["b"].id is None
+    submitted.tell("one", "12")
+    first, second = submitted.open().values()
+    assert (first.id, second.id) == ("12_0", "12_1")
+    assert not submitted.settled(first)
+    submitted.settle(first, "finished")
+    assert submitted.settled(first) and list(submitted.open()) == ["b"]
+    submitted.intend("two", ["a"])
+    submitted.tell("two", "13")
+    assert submitted.open()["a"].id == "13" and submitted.settled(first)
+    submitted.withdraw("two")
+    assert list(submitted.open()) == ["b"]
+    assert job_name("my sweep,1", "ab") == "my-sweep-1.ab"
+
+
+# ---- a queue with a cluster that is a few files ----
+
+
+class Heard:
+    """What a person would see."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def note(self, line: str, ended: bool = False) -> None:
+        self.lines.append(line)
+
+    def show(self) -> None: ...
+
+    def __contains__(self, part: str) -> bool:
+        return any(part in line for line in self.lines)
+
+
+class StandIn:
+    """sbatch and the others as scripts that write down what they are asked and print a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name in ("sbatch", "squeue", "sacct", "scancel"):
+            self.does(name, f"cat {folder}/{name}.says 2>/dev/null || true")
+
+    def does(self, name: str, commands: str) -> None:
+        path = self.folder / name
+        path.write_text(f'#!/bin/sh\necho {name} "$@" >> {self.folder}/asked\n{commands}\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def says(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.says").write_text(text)
+
+    def asked(self, name: str) -> int:
+        path = self.folder / "asked"
+        return path.read_text().count(f"{name} ") if path.exists() else 0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = StandIn(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{found.folder}{os.pathsep}{os.environ['PATH']}")
+    for name in ("ASK_EVERY_S", "NOTE_S", "RECORD_S", "SECOND_S"):
+        monkeypatch.setattr(queue, name, 0.0)
+    found.says("sbatch", "12\n")
+    return found
+
+
+def queue_of(folder: Path, text: str = "script: vit", **options: Any) -> Queue:
+    states = [State(job) for job in jobs_of(folder, text)]
+    slurm = Slurm(gres="none", detach=options.pop("detach", True))
+    (folder / "sweep").mkdir(exist_ok=True)
+    asked = Options(launcher="slurm", slurm=slurm, **options)
+    return Queue(states, asked, folder / "sweep", Heard())
+
+
+def says_of(waiting: Queue, state: str, reason: str = "None") -> str:
+    """What squeue prints of the jobs that a queue watches."""
+    return "".join(f"{w.entry.id}|{state}|{reason}|{w.entry.name}\n" for w in waiting.watched)
+
+
+def test_a_job_is_submitted_once_however_often_it_is_asked_for(
+    tmp_path: Path, cluster: StandIn
+) -> None:
+    first = queue_of(tmp_path)
+    first.work()
+    assert "submitted as job 12" in first.screen  # type: ignore[operator]
+    cluster.says("squeue", says_of(first, "PENDING", "ReqNodeNotAvail"))
+    again = queue_of(tmp_path, rerun="all")
+    again.work()
+    heard: Any = again.screen
+    assert cluster.asked("sbatch") == 1 and "is job 12" in heard
+    assert "waits: ReqNodeNotAvail" in heard and "run on the cluster: 1" in heard
+    (state,) = again.states
+    assert state.state == WAITING and standing(state) == "waiting (ReqNodeNotAvail)"
+
+
+def test_a_runner_that_was_killed_while_it_submitted(tmp_path: Path, cluster: StandIn) -> None:
+    job = jobs_of(tmp_path, "script: vit")[0]
+    submitted = Submitted(tmp_path / "sweep")
+    # The job is there, under its name: its number is found.
+    submitted.intend("mine.1", [job.path])
+    cluster.says("squeue", "77|PENDING|Priority|mine.1\n")
+    queue_of(tmp_path).work()
+    assert cluster.asked("sbatch") == 0 and submitted.open()[job.path].id == "77"
+    # It has come and gone, and has left its note.
+    submitted.withdraw("mine.1")
+    submitted.intend("mine.2", [job.path])
+    cluster.says("squeue", "")
+    write_json(tmp_path / "sweep/jobs/mine.2_0.json",
+               {"job": "78", "began": 5, "ended": None, "code": None, "signal": ""})  # fmt: skip
+    cluster.says("sacct", "FAILED\n")
+    queue_of(tmp_path).work()
+    assert cluster.asked("sbatch") == 0 and submitted.open() == {}
+    assert (read_json(job.folder.summary) or {})["outcome"] == "failed"
+    # It never was: now it is.
+    submitted.intend("mine.3", [job.path])
+    queue_of(tmp_path, rerun="failed").work()
+    assert cluster.asked("sbatch") == 1 and submitted.open()[job.path].id == "12"
+    # Nobody knows.
+    submitted.intend("mine.4", [job.path])
+    cluster.does("squeue", "echo no controller >&2; exit 1")
+    with pytest.raises(UserError, match=r"whether mine\.4 was submitted is unknown: no controller"):
+        queue_of(tmp_path).work()
+    assert cluster.asked("sbatch") == 1
+
+
+def ended(folder: Path, waiting: Queue, code: int, signal: str = "") -> None:
+    """What the scripts of these jobs leave."""
+    now = int(time.time())
+    for watched in waiting.watched:
+        entry = watched.entry
+        write_json(
+            folder / "sweep" / "jobs" / f"{entry.name}_{entry.index}.json",
+            {"job": "12", "began": now, "ended": now + 7, "code": code, "signal": signal},
+        )
+
+
+def test_a_record_that_is_not_on_shared_storage(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = queue_of(tmp_path)
+    first.work()
+    ended(tmp_path, first, 0)
+    monkeypatch.setattr(queue, "RECORD_S", 0.2)
+    then = queue_of(tmp_path)
+    then.work()
+    (state,) = then.states
+    assert state.state == "failed" and state.took_s == 7
+    assert str(state.reason).startswith("job 12 ended well, but its record is not in ")
+    assert "storage that all nodes share" in str(state.reason)
+
+
+def test_a_script_that_refuses_says_why(tmp_path: Path, cluster: StandIn) -> None:
+    first = queue_of(tmp_path)
+    first.work()
+    ended(tmp_path, first, 1)
+    log = first.submitted.log(first.watched[0].entry)
+    log.write_text("vit.py: error: --dataset x: no\n" + TORCHRUN.format(now="2020-01-01_00:00:00"))
+    then = queue_of(tmp_path)
+    then.work()
+    assert (then.states[0].state, then.states[0].reason) == (
+        "failed",
+        "vit.py: error: --dataset x: no",
+    )
+
+
+def test_a_job_that_squeue_has_forgotten(tmp_path: Path, cluster: StandIn) -> None:
+    first = queue_of(tmp_path)
+    first.work()
+    cluster.says("sacct", "CANCELLED by 1000\n")
+    then = queue_of(tmp_path)
+    then.work()
+    # It goes on with this call, as what was interrupted always does.
+    assert "interrupted after 0 s, the job was cancelled" in then.screen  # type: ignore[operator]
+    assert cluster.asked("sbatch") == 2 and len(then.submitted.open()) == 1
+    cluster.does("sacct", "echo accounting storage is disabled >&2; exit 1")
+    last = queue_of(tmp_path)
+    last.work()
+    assert "job 12 ended without a word" in last.screen  # type: ignore[operator]
+    row = json.loads(last.states[0].job.folder.attempts.read_text().splitlines()[0])
+    assert row["wall_s"] == 0.0 and row["attempt"] is None
+    # Measured again once, not each time that it is looked after.
+    again = queue_of(tmp_path, rerun="all")
+    ended(tmp_path, again_watched(again), 0)
+    write_json(again.states[0].job.folder.summary, {"outcome": "finished"})
+    again.work()
+    assert again.states[0].state == "finished" and cluster.asked("sbatch") == 3
+
+
+def again_watched(waiting: Queue) -> Queue:
+    """A queue that knows what was submitted, and has not looked after it."""
+    other = Queue(waiting.states, waiting.options, waiting.folder, Heard())
+    entries = other.submitted.open()
+    other.watched = [Watched(state, entries[state.job.path]) for state in other.states]
+    return other
+
+
+def test_a_job_that_failed_before_its_script_began(tmp_path: Path, cluster: StandIn) -> None:
+    first = queue_of(tmp_path)
+    first.work()
+    cluster.says("squeue", says_of(first, "FAILED", "NonZeroExitCode"))
+    then = queue_of(tmp_path)
+    then.work()
+    assert then.states[0].state == "failed"
+    assert str(then.states[0].reason).startswith("job 12 failed before it began: is ")
+
+
+def test_the_first_failure_cancels_the_rest(tmp_path: Path, cluster: StandIn) -> None:
+    text = "script: vit\nseeds: [1, 2]"
+    first = queue_of(tmp_path, text)
+    first.work()
+    one, two = first.watched
+    cluster.says(
+        "squeue", f"12_0|FAILED|None|{one.entry.name}\n12_1|PENDING|None|{two.entry.name}\n"
+    )
+    cluster.does(
+        "scancel", f"echo '12_1|CANCELLED|None|{two.entry.name}' > {cluster.folder}/squeue.says"
+    )
+    then = queue_of(tmp_path, text, detach=False, fail_fast=True)
+    then.work()
+    # What had not begun is as if nobody had asked for it.
+    assert [s.state for s in then.states] == ["failed", WAITING]
+    assert not then.states[1].job.folder.path.exists() and then.submitted.open() == {}
+
+
+def test_stopped_once_the_jobs_stay_and_twice_they_are_cancelled(
+    tmp_path: Path, cluster: StandIn
+) -> None:
+    first = queue_of(tmp_path)
+    first.work()
+    cluster.says("squeue", says_of(first, "RUNNING"))
+    once = queue_of(tmp_path, detach=False)
+    once.stops = 1
+    once.work()
+    assert cluster.asked("scancel") == 0 and len(once.submitted.open()) == 1
+    twice = queue_of(tmp_path, detach=False)
+    twice.stops = 2
+    ended(tmp_path, first, 1, "TERM")
+    cluster.does(
+        "scancel",
+        f"echo '12|CANCELLED|None|{first.watched[0].entry.name}' > {cluster.folder}/squeue.says",
+    )
+    twice.work()
+    assert cluster.asked("scancel") == 1
+    assert (twice.states[0].state, twice.states[0].reason) == (
+        "interrupted",
+        "the sweep was stopped",
+    )
+
+
+def test_what_somebody_else_measures_or_settles(tmp_path: Path, cluster: StandIn) -> None:
+    waiting = queue_of(tmp_path)
+    by_hand = Lock(waiting.states[0].job.folder.lock("run"))
+    assert by_hand.take()
+    waiting.work()
+    assert "is measured by somebody else" in waiting.screen  # type: ignore[operator]
+    assert waiting.states[0].state == ELSEWHERE and cluster.asked("sbatch") == 0
+    by_hand.release()
+    first, second = queue_of(tmp_path), queue_of(tmp_path)
+    first.work()
+    cluster.says("squeue", says_of(first, "RUNNING"))
+    second.work()
+    ended(tmp_path, first, 1, "USR1")
+    first._look()
+    rows = first.states[0].job.folder.attempts.read_bytes()
+    second._look()
+    assert [q.states[0].state for q in (first, second)] == ["timeout", "timeout"]
+    assert second.states[0].job.folder.attempts.read_bytes() == rows
+
+
+def test_a_cluster_that_does_not_answer_is_asked_again(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = queue_of(tmp_path)
+    cluster.does("squeue", "echo Unable to contact slurm controller >&2; exit 1")
+    waiting.work()
+    waiting._look()
+    heard: Any = waiting.screen
+    assert sum("does not answer" in line for line in heard.lines) == 1
+    assert waiting.states[0].state == WAITING and len(waiting.watched) == 1
+
+
+def test_two_runners_do_not_submit_at_once(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue.cluster, "PATIENCE_S", 0.1)
+    with queue_of(tmp_path)._alone(), pytest.raises(UserError, match="submits these runs"):
+        queue_of(tmp_path).work()
+    assert cluster.asked("sbatch") == 0
+
+
+SLOW = """sleep 1
+sed -n 's/^#SBATCH --job-name=\\(.*\\)/12|PENDING|None|\\1/p' $2 > {folder}/squeue.says
+echo 12"""
+
+
+def test_a_runner_is_killed_while_sbatch_is_at_work(
+    tmp_path: Path, cluster: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next one waits until sbatch is done, and finds the job."""
+    cluster.does("sbatch", SLOW.format(folder=cluster.folder))
+    file, out = sweep_file(tmp_path, "script: vit"), tmp_path / "out"
+    runner = start(file, out, "--tiny", *S)
+    wait_for(lambda: cluster.asked("sbatch") == 1)
+    runner.kill()
+    runner.communicate()
+    assert main([str(file), "--tiny", "--output_dir", str(out), *S, "--detach"]) == 0
+    assert "is job 12" in capsys.readouterr().out and cluster.asked("sbatch") == 1
+
+
+def test_what_sbatch_says_is_one_line(
+    tmp_path: Path, cluster: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep_file(tmp_path, "script: vit")
+    argv = [str(file), "--tiny", "--output_dir", str(tmp_path / "out"), *S]
+    cluster.does(
+        "sbatch", "echo 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1"
+    )
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "sbatch refuses: Invalid generic resource" in said
+    assert "--gres none" in said
+    assert Path(said.rsplit(" ", 1)[1].strip()).read_text().startswith("#!/bin/bash")
+    # Refused, as far as it said: the next call submits it.
+    cluster.does("sbatch", "echo 12")
+    assert main([*argv, "--detach"]) == 0
+    assert cluster.asked("sbatch") == 2
+
+
+def test_without_sbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    file = sweep_file(tmp_path, "script: vit")
+    assert main([str(file), "--tiny", "--output_dir", str(tmp_path / "out"), *S]) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+
+
+def test_no_time_is_foretold_where_runs_are_side_by_side(tmp_path: Path) -> None:
+    states = [State(job) for job in jobs_of(tmp_path, "script: vit\nseeds: [1, 2]")]
+    states[0].took_s = 10.0
+    assert "left" in Screen("title", states)._footer()
+    assert "left" not in Screen("title", states, in_turn=False)._footer()

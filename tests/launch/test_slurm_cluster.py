@@ -1,0 +1,202 @@
+"""Sweeps on a real SLURM of two nodes, as far as one machine can stand in for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.core.records import find_runs, read_rows
+from tests.support import slurm_cluster
+from tests.support.sweeps import start, summary, sweep, sweep_file, untimed_rows, wait_for
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.root,
+    pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
+]
+
+SMALL = "settings: {epochs: 2, train_size: 256, test_size: 64}"
+LONG = "script: vit\nsettings: {epochs: 4000, train_size: 256, test_size: 64}\n"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[dict[str, str]]:
+    with slurm_cluster.cluster() as variables:
+        yield variables
+
+
+def on(cluster: Mapping[str, str], file: Path, out: Path, *flags: str) -> Any:
+    """A sweep on the cluster, to its end."""
+    return sweep(file, out, *slurm(*flags), env=cluster)
+
+
+def slurm(*flags: str) -> list[str]:
+    return ["--tiny", "--launcher", "slurm", "--gres", "none", *flags]
+
+
+def ask(cluster: Mapping[str, str], *command: str) -> str:
+    done = subprocess.run(
+        command, env={**os.environ, **cluster}, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def jobs_of(cluster: Mapping[str, str], name: str = "mine-tiny") -> list[str]:
+    """The jobs that wait or run for sweeps of this name."""
+    lines = ask(cluster, "squeue", "--noheader", "--array", "--format=%i %j").splitlines()
+    return [line.split()[0] for line in lines if line.split()[1].startswith(name)]
+
+
+def rows_of(out: Path, part: str = "") -> list[dict[str, Any]]:
+    (found,) = [run for run in find_runs(out) if part in str(run.path)]
+    return untimed_rows(found)
+
+
+def ranks_of(out: Path, word: str) -> list[psutil.Process]:
+    """Processes of a run that train into this folder, without those that have started them."""
+    every = [(p, p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
+    return [p for p, words in every if {str(out), word, "-u"} <= set(words) and "-m" not in words]
+
+
+def epochs(out: Path) -> int:
+    return min((len(read_rows(run.epochs)[0]) for run in find_runs(out)), default=0)
+
+
+def test_one_node_and_two_measure_what_they_measure_elsewhere(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    text = f"script: vit\n{SMALL}\ngrid: {{setup: [1_1, 1_2]}}\n"
+    one, two = sweep_file(tmp_path, text), sweep_file(tmp_path, text.replace("1_2", "2_1"), "two")
+    here, there = tmp_path / "here", tmp_path / "there"
+    local = start(one, here, "--tiny")
+    done = on(cluster, two, there)
+    local.communicate(timeout=120)
+    assert local.returncode == 0
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert "[2/2] setup=2_1: finished after" in done.stdout
+    assert rows_of(there, "1_1") == rows_of(here, "1_1")
+    # Two nodes of one process are two processes.
+    assert rows_of(there, "2_1") == rows_of(here, "1_2")
+    for run in find_runs(there):
+        found = json.loads(run.environment.read_text())
+        assert found["launch"]["start"] == "slurm"
+        assert found["variables"]["OMP_NUM_THREADS"] == "1"
+    # Once more: it is done.
+    again = on(cluster, two, there)
+    assert again.returncode == 0 and "2 of 2 runs had been done before" in again.stdout
+    assert "submitted" not in again.stdout
+
+
+def test_whoever_watches_may_come_and_go(cluster: dict[str, str], tmp_path: Path) -> None:
+    file, out = sweep_file(tmp_path, LONG + "seeds: [1, 2]"), tmp_path / "out"
+    # Killed while it waits: the jobs stay, and the next runner finds them.
+    runner = start(file, out, *slurm(), env=cluster)
+    wait_for(lambda: len(jobs_of(cluster)) == 2)
+    runner.kill()
+    runner.communicate()
+    array = jobs_of(cluster)
+    assert {job.partition("_")[2] for job in array} == {"0", "1"}  # one array for both
+    left = on(cluster, file, out, "--detach")
+    assert left.returncode == 0 and "run on the cluster: 2" in left.stdout
+    wait_for(lambda: epochs(out) >= 2 and len(find_runs(out)) == 2)
+    assert jobs_of(cluster) == array
+    # Cancelled by somebody else, one; shortly before the time limit, the other.
+    ask(cluster, "scancel", array[0])
+    ask(cluster, "scancel", "--signal=USR1", "--batch", array[1])
+    wait_for(lambda: not jobs_of(cluster))
+    done = on(cluster, file, out, "--detach", "--limit", "1:2")
+    assert done.returncode == 1
+    assert summary(out, "_s2_")["outcome"] == "timeout"
+    assert "the job reached its time limit" in done.stdout
+    # What was interrupted goes on, and is cancelled by a person who asks twice.
+    runner = start(file, out, *slurm("--limit", "0:1"), env=cluster)
+    wait_for(lambda: len(jobs_of(cluster)) == 1)
+    assert jobs_of(cluster)[0].partition("_")[0] not in array[0]
+    for _ in range(2):
+        runner.terminate()
+        time.sleep(0.3)
+    printed, error = runner.communicate(timeout=60)
+    assert runner.returncode == 143 and "interrupted after" in printed
+    assert "the job was cancelled" in printed and "stopped, 1 runs to go" in error
+    assert summary(out, "_s1_")["outcome"] == "interrupted" and not jobs_of(cluster)
+
+
+def test_a_run_that_does_not_fit_into_the_limit_goes_back_into_the_queue(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    text = LONG.replace("4000", "30") + "grid: {setup: [2_1]}"
+    file, out = sweep_file(tmp_path, text), tmp_path / "out"
+    runner = start(file, out, *slurm("--requeue", "1"), env=cluster)
+    wait_for(lambda: epochs(out) >= 3)
+    (job,) = jobs_of(cluster)
+    ask(cluster, "scancel", "--signal=USR1", "--batch", job)
+    printed, error = runner.communicate(timeout=100)
+    assert runner.returncode == 0, error
+    (run,) = find_runs(out)
+    rows, _ = read_rows(run.epochs)
+    assert [row["epoch"] for row in rows] == [float(n) for n in range(1, 31)]
+    assert {row["attempt"] for row in rows} == {1, 2}
+    assert printed.count("submitted as job") == 1
+    starts = [row for row in read_rows(run.attempts)[0] if row["event"] == "start"]
+    # Saved where the signal came: nothing is done twice.
+    assert [row["redone_updates"] for row in starts] == [None, 0]
+
+
+def test_what_the_cluster_refuses_and_what_it_never_starts(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    file, out = sweep_file(tmp_path, f"script: vit\n{SMALL}\n"), tmp_path / "out"
+    done = on(cluster, file, out, "--partition", "nowhere")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "sbatch refuses: invalid partition specified: nowhere" in done.stderr
+    no_gpu = sweep(file, out, "--tiny", "--launcher", "slurm", env=cluster)
+    assert no_gpu.returncode == 2 and "--gres none" in no_gpu.stderr
+    # More than the partition allows: it waits for ever, and says why, in one of SLURM's two words.
+    on(cluster, file, out, "--partition", "short", "--timeout", "30m", "--detach")
+    (job,) = jobs_of(cluster)
+    waits = on(cluster, file, out, "--detach")
+    assert re.search(r"waits: Partition(TimeLimit|Config)\n", waits.stdout), waits.stdout
+    ask(cluster, "scancel", job)
+
+
+def test_a_run_that_fails_says_why(cluster: dict[str, str], tmp_path: Path) -> None:
+    """Told by the rank, or found in what torchrun prints of it."""
+    text = LONG + "grid: {dataset: [nowhere.csv, embedded:digits]}"
+    file, out = sweep_file(tmp_path, text), tmp_path / "out"
+    runner = start(file, out, *slurm(), env=cluster)
+    wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(out)))
+    for rank in ranks_of(out, "embedded:digits"):
+        rank.kill()
+    printed, error = runner.communicate(timeout=60)
+    assert runner.returncode == 1, error
+    assert "failed after" in printed and "vit.py: error: --dataset nowhere.csv" in printed
+    assert "interrupted after" in printed and "rank 0 was killed (SIGKILL)" in printed
+
+
+def test_nothing_is_left_of_a_cluster() -> None:
+    with slurm_cluster.cluster() as variables:
+        folder = Path(variables["SLURM_CONF"]).parent
+        ask(variables, "srun", "--nodes=2", "true")
+        assert daemons(folder)
+    assert not daemons(folder) and not folder.exists()
+
+
+def daemons(folder: Path) -> list[int]:
+    """Processes that know of this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found

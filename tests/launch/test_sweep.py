@@ -1,0 +1,286 @@
+"""Sweeps with real processes: what is run, skipped, resumed, recorded, and what a person sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.launch import runner
+from harness.launch.sweep import main
+from tests.support.sweeps import (
+    ROOT,
+    family,
+    gone,
+    outcomes,
+    start,
+    sweep,
+    sweep_file,
+    untimed_rows,
+    wait_for,
+)
+
+SMALL = "settings: {epochs: 2, train_size: 256, test_size: 64}"
+TWO = f"script: vit\n{SMALL}\ngrid: {{setup: [1_1, 1_2]}}\nbaseline: {{setup: 1_1}}\n"
+
+
+def run(out: Path, folder: RunFolder) -> str:
+    return str(folder.path.relative_to(out))
+
+
+def test_a_sweep_from_start_to_table_and_again(tmp_path: Path) -> None:
+    file, out = sweep_file(tmp_path, TWO), tmp_path / "out"
+    done = sweep(file, out, "--tiny")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert list(outcomes(out).values()) == ["finished", "finished"]
+    # Plain lines where there is no terminal, then the table.
+    assert "[1/2] setup=1_1: started" in done.stdout and "\x1b" not in done.stdout
+    assert "[2/2] setup=1_2: finished after" in done.stdout and "vs base" in done.stdout
+    folder = out / "sweeps" / "mine-tiny"
+    assert {"sweep.json", "table.md", "table.csv", "runs.csv"} <= {p.name for p in folder.iterdir()}
+    for found in find_runs(out):
+        launch = json.loads(found.environment.read_text())["launch"]
+        assert launch["sweep"] == "mine-tiny" and launch["start"] == "warm"
+        assert launch["packed"] is False
+        variables = json.loads(found.environment.read_text())["variables"]
+        assert variables["OMP_NUM_THREADS"] == "1"
+
+    # The same command once more: nothing is run, and quickly.
+    before = {run(out, f): f.epochs.read_bytes() for f in find_runs(out)}
+    again = sweep(file, out, "--tiny")
+    assert again.returncode == 0 and "2 of 2 runs had been done before" in again.stdout
+    assert "started" not in again.stdout
+    assert {run(out, f): f.epochs.read_bytes() for f in find_runs(out)} == before
+
+    # Measured again on demand, one of them; its old record is kept, and torchrun says the same.
+    cold = sweep(file, out, "--tiny", "--rerun", "all", "--select", "setup=1_2", "--cold")
+    assert cold.returncode == 0, cold.stderr
+    (aside,) = (out / "vit/1_2").glob("*.earlier-1")
+    (fresh,) = [f for f in find_runs(out) if "1_2" in str(f.path)]
+    assert untimed_rows(RunFolder(aside)) == untimed_rows(fresh)
+    assert (read_json(fresh.environment) or {})["launch"]["start"] == "cold"
+
+    # Another plan under the same name: the earlier one is kept.
+    one = sweep(file, out, "--tiny", "--set", "setup=1_1")
+    assert one.returncode == 0 and "1 of 1 runs had been done before" in one.stdout
+    earlier = json.loads((folder / "sweep.earlier-1.json").read_text())
+    assert len(earlier["runs"]) == 2
+    assert len(json.loads((folder / "sweep.json").read_text())["runs"]) == 1
+
+
+# A vit.py that fails in as many ways as there are seeds; the real one does the rest.
+PLANTED = f"""
+import importlib.util, os, resource, signal, sys, time
+spec = importlib.util.spec_from_file_location("real_vit", {str(ROOT / "vit.py")!r})
+real = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real)
+load_data = real.load_data
+
+def planted(run):
+    from harness.core.settings import UserError
+    seed, rank = run.settings.seed, run.world.rank
+    print("PROCESS", os.getpid(), "MARK" in os.environ, flush=True)
+    os.environ["MARK"] = "left by a run"
+    if seed == 2 and rank == 1:
+        raise MemoryError("planted")
+    if seed == 3:
+        size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + 2**25,) * 2)
+    if seed == 4:
+        time.sleep(1000)
+    if seed == 5 and rank == 1:
+        os._exit(3)
+    if seed == 6 and rank == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if seed == 7:
+        raise UserError("--planted is wrong: leave it out")
+    if seed == 8 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if seed == 9:
+        os.write(2, b"terminate called after throwing std::bad_alloc\\n")
+        os.abort()
+    if seed == 10:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1000)
+    return load_data(run)
+
+real.load_data = planted
+main = real.main
+"""
+FAILING = """
+script: vit
+settings: {epochs: 1, train_size: 1200, test_size: 64, setup: 1_2, per_gpu_batch: 600}
+seeds: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+"""
+
+
+def test_failures_are_results_and_the_sweep_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "vit.py").write_text(PLANTED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "GRACE_S", 4.0)
+    file, out = sweep_file(tmp_path, FAILING), tmp_path / "out"
+    argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "off", "--timeout", "6"]
+    assert main(argv) == 1
+    told = {s["seed"]: (s["outcome"], s["reason"]) for s in seeds_of(out)}
+    assert told[1] == ("finished", None)
+    assert told[2] == ("oom", "planted (rank 1)")
+    assert told[3][0] == "oom" and "memory" in told[3][1]
+    assert told[4] == told[10] == ("timeout", "longer than --timeout")
+    assert told[5] == ("failed", "rank 1 ended with exit code 3")
+    assert told[7][0] == "failed"
+    assert told[7][1].endswith("--planted is wrong: leave it out")
+    assert told[6] == ("failed", "rank 1 died of SIGSEGV")
+    assert told[8] == ("interrupted", "rank 1 was killed (SIGKILL)")
+    assert told[9][0] == "oom" and "bad_alloc" in told[9][1]
+    # They stand in the table as rows, with their reasons.
+    runs = (out / "sweeps" / "mine-tiny" / "runs.csv").read_text()
+    assert runs.count("oom") >= 3 and "planted (rank 1)" in runs
+    # Each run had processes of its own, and an environment of its own.
+    logs = [p.read_text() for p in (out / "sweeps/mine-tiny/logs").glob("vit_*")]
+    marks = [re.findall(r"PROCESS (\d+) (\w+)", text) for text in logs]
+    pids = [pid for run in marks for pid, _ in run]
+    assert len(marks) == 20 and all(marks) and len(set(pids)) == 20
+    assert {left for run in marks for _, left in run} == {"False"}
+    # Each attempt that began has an end; nothing is left behind.
+    for folder in find_runs(out):
+        rows, broken = read_rows(folder.attempts)
+        events = [row["event"] for row in rows]
+        assert broken == 0 and events.count("end") >= max(1, events.count("start"))
+        assert not folder.progress.exists()
+
+    # The next call goes on with what was interrupted, and with what failed if it is asked to.
+    (tmp_path / "vit.py").write_text(PLANTED.replace("if seed", "if run.settings.lr > 9 and seed"))
+    capsys.readouterr()
+    chosen = [
+        "--select",
+        "seed=1",
+        "--select",
+        "seed=2",
+        "--select",
+        "seed=7",
+        "--select",
+        "seed=8",
+    ]
+    assert main([*argv, "--rerun", "failed", *chosen]) == 0
+    printed = capsys.readouterr().out
+    assert "[4/4] seed=8: finished" in printed and printed.count("started") == 3
+    outcome = {s["seed"]: s["outcome"] for s in seeds_of(out)}
+    assert [outcome[seed] for seed in (2, 7, 8, 3)] == ["finished", "finished", "finished", "oom"]
+
+
+def seeds_of(out: Path) -> list[dict[str, Any]]:
+    """Settings and summary of every run."""
+    found = [{**json.loads(f.settings.read_text()), **json.loads(f.summary.read_text())}
+             for f in find_runs(out)]  # fmt: skip
+    return found
+
+
+LONG = """
+script: vit
+settings: {epochs: 4000, train_size: 256, test_size: 64}
+seeds: [1, 2]
+"""
+
+
+def epochs_of(out: Path) -> int:
+    return sum(len(read_rows(folder.epochs)[0]) for folder in find_runs(out))
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [["SIGINT"], *(pytest.param(s, marks=pytest.mark.slow) for s in (["SIGTERM"], ["SIGINT"] * 2))],
+)
+def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
+    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
+    process = start(file, out, "--tiny")
+    wait_for(lambda: epochs_of(out) >= 2)
+    everyone = [p for kind in family(process.pid).values() for p in kind]
+    assert everyone
+    for name in signals:
+        process.send_signal(getattr(signal, name))
+        time.sleep(0.05)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + getattr(signal, signals[0])
+    assert "stopped, 2 runs to go: the same command goes on" in stderr
+    if len(signals) == 1:
+        assert "accuracy" in stdout  # the table; a second signal may come too late to prevent it
+    assert gone(everyone)
+    (folder,) = find_runs(out)
+    assert folder.outcome() == "interrupted" and list(folder.path.glob("checkpoint-*"))
+    if signals == ["SIGTERM"]:
+        before = len(read_rows(folder.epochs)[0])
+        again = start(file, out, "--tiny", "--limit", "0:1")
+        wait_for(lambda: epochs_of(out) > before)
+        again.kill()
+        again.communicate()
+        rows = read_rows(folder.epochs)[0]
+        assert [row["epoch"] for row in rows] == [float(n) for n in range(1, len(rows) + 1)]
+        assert {row["attempt"] for row in rows} == {1, 2}
+
+
+@pytest.mark.slow
+def test_two_runners_share_the_work(tmp_path: Path) -> None:
+    text = f"script: vit\n{SMALL}\nseeds: [1, 2, 3, 4, 5, 6]\n"
+    file, out = sweep_file(tmp_path, text), tmp_path / "out"
+    both = [start(file, out, "--tiny") for _ in range(2)]
+    printed = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    started = [text.count(": started") for text in printed]
+    assert sum(started) == 6 and min(started) >= 1
+    for folder in find_runs(out):
+        assert [row["attempt"] for row in read_rows(folder.epochs)[0]] == [1, 1]
+    # Both waited for the other's runs: each ends with the whole table.
+    assert all("6/6" in text for text in printed)
+
+
+@pytest.mark.slow
+def test_packed_side_by_side(tmp_path: Path) -> None:
+    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
+    done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=80")
+    assert done.returncode == 0, done.stderr
+    first, second = [json.loads(f.environment.read_text()) for f in find_runs(out)]
+    assert first["launch"]["packed"] and second["launch"]["packed"]
+    rows = [read_rows(folder.epochs)[0] for folder in find_runs(out)]
+    # At the same time: each had rows before the other ended.
+    assert rows[0][0]["unix"] < rows[1][-1]["unix"] and rows[1][0]["unix"] < rows[0][-1]["unix"]
+
+
+@pytest.mark.slow
+def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
+    text = f"script: vit\n{SMALL}\nbert: {{}}\ngrid: {{dataset: [nowhere.csv, embedded:digits]}}"
+    file, out = sweep_file(tmp_path, text), tmp_path / "out"
+    done = sweep(file, out, "--tiny", "--fail_fast")
+    assert done.returncode == 1 and "stopped at the first failure" in done.stdout
+    assert [s["outcome"] for s in seeds_of(out)] == ["failed"]
+    assert "nowhere.csv" in seeds_of(out)[0]["reason"]
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """Also when a person starts by hand what a sweep is measuring."""
+    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
+    process = start(file, out, "--tiny", "--limit", "0:1")
+    wait_for(lambda: epochs_of(out) >= 1)
+    command = [sys.executable, "vit.py", "--tiny", "--epochs", "4000", "--train_size", "256"]
+    by_hand = subprocess.run(
+        [*command, "--test_size", "64", "--seed", "1", "--output_dir", str(out)],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert by_hand.returncode == 2
+    assert "is being measured by process" in by_hand.stderr and by_hand.stderr.count("\n") == 1
+    # Killed, not asked: no rank outlives it.
+    everyone = [p for kind in family(process.pid).values() for p in kind]
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert gone(everyone)

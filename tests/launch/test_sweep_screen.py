@@ -1,0 +1,447 @@
+"""The command line of a sweep and what a person sees of it; no training."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.core.command_line import as_mapping
+from harness.core.locks import Lock
+from harness.core.process import end_when_orphaned
+from harness.core.records import SCHEMA, append_row, write_json
+from harness.core.settings import UserError
+from harness.launch import machine
+from harness.launch.machine import Machine
+from harness.launch.plan import RUNNING, SKIPPED, State, plan, settled
+from harness.launch.screen import Screen, short, time_left_s, window
+from harness.launch.sweep import choose, main, overridden, parse, skipped
+from harness.launch.sweepfile import load
+from tests.support.sweeps import ROOT, sweep_file
+
+GRID = """
+# Question: which?
+script: vit
+grid: {setup: [1_1, 1_2, 2_1], lr: [0.001, 0.002]}
+seeds: [2, 4]
+baseline: {setup: 1_1}
+"""
+
+
+def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
+    """The lines of a dry run."""
+    file = sweep_file(tmp_path, GRID)
+    assert main([str(file), "--dry_run", *flags]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.launch.places.this_machine", lambda: Machine((), (0, 1)))
+
+
+def test_dry_run_prints_commands_to_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    lines = printed(tmp_path, capsys, "--tiny", "--o=some where")
+    assert lines[0] == (
+        "OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node=1 vit.py --tiny --lr 0.001 "
+        "--seed 2 --setup 1_1 --output_dir 'some where'"
+    )
+    commands = [line for line in lines if not line.startswith("#")]
+    assert len(commands) == 8 and not list(tmp_path.glob("some*"))
+    # What cannot run here is shown as a comment, with the reason and each node's command.
+    at = lines.index("# skipped: needs 2 nodes: the local launcher has one (see --launcher)")
+    assert "--nnodes=2" in lines[at + 1] and "--node_rank=1" in lines[at + 2]
+    assert len(lines) == 8 + 4 * 3
+    # From elsewhere the scripts are named in full.
+    monkeypatch.chdir(tmp_path)
+    assert f" {ROOT}/vit.py " in printed(tmp_path, capsys)[0]
+
+
+def test_on_gpus_the_visible_ones_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "harness.launch.places.this_machine", lambda: Machine(("0", "3"), tuple(range(8)))
+    )
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    lines = printed(tmp_path, capsys, "--select", "lr=0.001,seed=2")
+    assert lines[0].startswith("CUDA_VISIBLE_DEVICES=0 OMP_NUM_THREADS=4 torchrun ")
+    assert lines[1].startswith("OMP_NUM_THREADS=4 torchrun ")
+
+
+def test_runs_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def count(*flags: str) -> int:
+        lines = printed(tmp_path, capsys, *flags)
+        return len([x for x in lines if "--node_rank=1" not in x and "# skipped" not in x])
+
+    assert count() == 12
+    assert count("--select", "setup=1_1") == 4
+    assert count("--select", "setup=1_1,lr=0.001") == 2
+    assert count("--select", "setup=1_1", "--select", "setup=1_2") == 8
+    assert count("--select", "setup=1_*", "--exclude", "seed=2") == 4
+    assert count("--limit", "0:3") == 3 and count("--limit=-2:") == 2
+    assert count("--select", "setup=1_2", "--limit", "3:9") == 1
+    assert count("--repeat", "2") == 24
+    assert count("--set", "lr=0.01") == 6  # in place of the axis
+    assert count("--set", "epochs=1", "--set", "epochs=2") == 24  # another axis
+
+
+def test_set_replaces_whatever_the_file_says(tmp_path: Path) -> None:
+    text = """
+script: [bert, vit]
+settings: {epochs: 3}
+grid: {setup: [1_1, 1_2]}
+runs: [{lr: 1, seed: 2}, {lr: 2, seed: 4}]
+exclude: [{setup: 1_2, lr: 2}]
+baseline: {setup: 1_1}
+order: [setup]
+"""
+    sweep = overridden(
+        load(sweep_file(tmp_path, text)), {"setup": ["1_2"], "b": ["4", "8"], "link": ["none"]}
+    )
+    jobs = plan(sweep)
+    assert len(jobs) == 2 * 2 * 2 and sweep.baseline is None and sweep.order == ()
+    assert {job.settings.setup for job in jobs} == {"1_2"}
+    assert {job.settings.per_gpu_batch for job in jobs} == {4, 8}
+
+
+MISTAKES = {
+    "no file": ([], "the following arguments are required: file"),
+    "unknown flag": (["x.yaml", "--dryrun"], "unknown --dryrun: did you mean --dry_run?"),
+    "far flag": (["x.yaml", "--zzz"], "unknown --zzz: see --help"),
+    "two files": (["x.yaml", "y.yaml"], "unknown y.yaml"),
+    "missing file": (["none.yaml"], "none.yaml: No such file or directory"),
+    "select": (["FILE", "--select", "setup"], "--select setup: expected KEY=VALUE"),
+    "select key": (
+        ["FILE", "--select", "setpu=1_1"],
+        "--select setpu: no run differs by that; did you mean setup?",
+    ),
+    "far key": (["FILE", "--exclude", "q=1"], "--exclude q: no run differs by that; there are lr,"),
+    "nothing left": (["FILE", "--select", "setup=9_9"], "no run is left"),
+    "limit": (["FILE", "--limit", "3"], "--limit 3: expected A:B"),
+    "set": (["FILE", "--set", "epochs"], "--set epochs: expected KEY=VALUE"),
+    "set unknown": (["FILE", "--set", "epohs=1"], "unknown flag --epohs: did you mean --epochs?"),
+    "set value": (["FILE", "--set", "epochs=x"], "--epochs x: expected a whole number"),
+    "set not here": (["FILE", "--set", "output_dir=x"], "--set output_dir: use --output_dir"),
+    "set link": (["FILE", "--set", "link=fast"], "link fast: expected none"),
+    "repeat": (["FILE", "--repeat", "0"], "0: expected a whole number from 1"),
+    "timeout": (["FILE", "--timeout", "soon"], "--timeout soon: expected a time such as 90"),
+    "no time": (["FILE", "--timeout", "0m"], "--timeout 0m: expected a time"),
+    "no number": (["FILE", "--timeout", "1.2.3m"], "--timeout 1.2.3m: expected a time"),
+    "rerun": (["FILE", "--rerun", "some"], "argument --rerun: invalid choice: 'some'"),
+    "isolation": (["FILE", "--isolation", "no"], "argument --isolation: invalid choice: 'no'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv, message = MISTAKES[name]
+    file = sweep_file(tmp_path, GRID)
+    assert main([str(file) if word == "FILE" else word for word in argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("harness sweep: error: ") and captured.err.count("\n") == 1
+    assert message in captured.err and captured.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep_file(tmp_path, GRID)
+    (tmp_path / "out").write_text("a file")
+    assert main([str(file), "--tiny", "--o", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "cannot be written: Not a directory" in message and message.count("\n") == 1
+
+
+def test_an_unknown_column_is_noticed_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep_file(tmp_path, GRID + "columns: [acuracy]\n")
+    assert main([str(file), "--tiny", "--o", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "mine.yaml: " in message and "did you mean accuracy?" in message
+    assert message.count("\n") == 1 and not list(tmp_path.glob("out/vit"))
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for name in ("tiny", "dry_run", "select", "exclude", "limit", "set", "repeat", "rerun",
+                 "timeout", "fail_fast", "isolation", "pack", "cold"):  # fmt: skip
+        assert f"--{name}" in text
+
+
+def test_kebab_case_and_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(tmp_path, capsys, "--fail-fast", "--timeout", "1.5h", "--dry-run")
+
+
+def test_a_run_with_an_outcome_is_not_run_again() -> None:
+    assert settled(None, None) is None and settled("interrupted", None) is None
+    assert settled("finished", None) == settled("finished", "failed") == "finished"
+    assert settled("oom", None) == "oom" and settled("oom", "failed") is None
+    assert settled("finished", "all") is None
+
+
+def states_of(tmp_path: Path, out: Path) -> list[State]:
+    return [State(job) for job in plan(load(sweep_file(tmp_path, GRID)), str(out))]
+
+
+def text_of(screen: Screen, width: int, height: int) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(screen.picture(height))
+    return file.getvalue()
+
+
+def test_the_table_of_a_sweep_that_goes_on(tmp_path: Path) -> None:
+    states = states_of(tmp_path, tmp_path / "out")
+    screen = Screen("which?", states)
+    folder = states[0].job.folder
+    write_json(folder.settings, {"schema": SCHEMA, **as_mapping(states[0].job.settings)})
+    append_row(
+        folder.epochs,
+        {"epoch": 1.0, "accuracy": 0.91234, "eval_loss": 0.5, "train_samples_per_s": 1234.5},
+    )
+    write_json(folder.progress, {"epoch": 1.5})
+    states[0].state, states[0].began_s = RUNNING, time.monotonic() - 75
+    states[1].state, states[1].took_s = "oom", 12.0
+    states[2].state, states[2].took_s = "finished", 100.0
+    states[4].state = SKIPPED
+    text = text_of(screen, 100, 40)
+    (line,) = [line for line in text.splitlines() if "running" in line]
+    assert re.search(r"1\.5/3 +0\.9123 +0\.5000 +1,23[45] +1:15", line), line
+    assert "setup=1_1 lr=0.001 seed=2" in line
+    # 1 run of 1_1 has taken 12 s, one of 1_2 100 s: three of each to go, and 2_1 like any.
+    assert "1 finished, 1 failed, 1 skipped, 8 to go" in text and " left" in text
+    # No wider and no higher than the terminal.
+    narrow = text_of(screen, 80, 10)
+    assert "... and 7 more" in narrow and "running" in narrow
+    assert len(narrow.splitlines()) <= 10
+    assert max(len(line) for line in narrow.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("color", [True, False])
+def test_on_a_terminal_the_table_is_drawn_over_itself(
+    color: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    states = states_of(tmp_path, tmp_path)
+    states[0].state = "finished"
+    file = io.StringIO()
+    screen = Screen("which?", states)
+    screen.console = Console(file=file, force_terminal=True, width=100, height=30)
+    with screen:
+        screen.note("the table shows it")
+        screen.say("a failure")
+        screen.show()
+    text = file.getvalue()
+    assert "a failure" in text and "the table shows it" not in text
+    assert "finished" in text and "\x1b[" in text
+    assert ("\x1b[32m" in text) == color  # green, unless the user wants none
+
+
+def test_elsewhere_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states = states_of(tmp_path, tmp_path)[:3]
+    with Screen("which?", states) as screen:
+        screen.note("one [bold]")
+        screen.say("two")
+        screen.show()
+        screen.note("three", ended=True)  # nothing is known yet
+        states[0].state, states[0].took_s = "finished", 50.0
+        screen.note("four", ended=True)
+    lines = capsys.readouterr().out.splitlines()
+    expected = ["one [bold]", "two", "three", "four; about 1:40 left"]
+    assert [line[9:] for line in lines] == expected
+
+
+def test_the_window_follows_what_runs(tmp_path: Path) -> None:
+    states = states_of(tmp_path, tmp_path)
+    assert window(states, 99) == states
+    states[10].state = RUNNING
+    assert states[10] in window(states, 4) and len(window(states, 4)) == 4
+    states[10].state = "finished"
+    assert window(states, 4) == states[:4]  # around the next to run
+    for state in states:
+        state.state = "finished"
+    assert window(states, 4) == states[-4:]
+
+
+def test_time_left_is_that_of_like_runs(tmp_path: Path) -> None:
+    states = states_of(tmp_path, tmp_path)[:4]  # 1_1 twice, 1_2 twice
+    assert time_left_s(states) is None
+    states[0].state, states[0].took_s = "finished", 10.0
+    assert time_left_s(states) == 30.0  # nothing is known of 1_2: like any
+    states[2].state, states[2].took_s = "finished", 50.0
+    assert time_left_s(states) == 60.0
+    assert [short(s) for s in (5.4, 65, 7200)] == ["5 s", "1:05", "2:00:00"]
+
+
+def test_a_reason_is_said_once(tmp_path: Path) -> None:
+    states = states_of(tmp_path, tmp_path)
+    for state in states[4:6]:
+        state.state, state.reason = SKIPPED, "needs 2 nodes"
+    assert skipped(states) == ["skipped: setup=2_1 lr=0.001 seed=2 and 1 more: needs 2 nodes"]
+    assert choose(states, parse(["mine.yaml"])) == states
+
+
+BUSY = {"cpu_busy_share": 0.9, "gpu_processes": 1}
+
+
+def test_others_on_the_machine_are_refused_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "others", lambda _: BUSY)
+    file, out = sweep_file(tmp_path, GRID), tmp_path / "out"
+    argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "error"]
+    assert main(argv) == 2
+    message = capsys.readouterr().err
+    assert "1 other process(es) use the GPUs and others use 90% of the cores" in message
+    assert "--isolation warn" in message
+    assert not list(out.glob("vit/*/*/settings.json"))
+
+
+def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "a" / "lock")
+    code = (
+        "import sys, time; from pathlib import Path; from harness.core.locks import Lock; "
+        "assert Lock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(lock.path)], stdout=subprocess.PIPE, cwd=ROOT
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        assert not lock.take() and lock.holder() == f"process {holder.pid}"
+        holder.kill()
+        assert lock.take(wait_s=5)
+    # Of a lock that was given back nothing is left, and one on a removed file is none.
+    (tmp_path / "a").mkdir(exist_ok=True)
+    again = Lock(tmp_path / "b" / "c" / "lock")
+    assert again.take() and not Lock(again.path).take()
+    again.path.write_text("")
+    assert again.holder() == "another process"
+    again.path.unlink()
+    assert Lock(again.path).take()
+    lock.release()
+    assert not lock.path.exists()
+
+
+def test_locks_leave_nothing_and_never_two_holders(tmp_path: Path) -> None:
+    """Many processes take and give back one lock, whose file and folder come and go."""
+    code = (
+        "import sys; from pathlib import Path; from harness.core.locks import Lock\n"
+        "count = Path(sys.argv[2])\n"
+        "for _ in range(150):\n"
+        "    lock = Lock(Path(sys.argv[1]))\n"
+        "    assert lock.take(wait_s=30)\n"
+        "    number = int(count.read_text()); count.write_text(str(number + 1))\n"
+        "    lock.release()\n"
+    )
+    count, path = tmp_path / "count", tmp_path / "locks" / "inner" / "lock"
+    count.write_text("0")
+    command = [sys.executable, "-c", code, str(path), str(count)]
+    together = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in together] == [0, 0, 0]
+    assert count.read_text() == "450"
+    assert not path.parent.exists()
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(file: int, how: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("harness.core.locks.fcntl.flock", without)
+    assert Lock(tmp_path / "lock").take()
+    assert "file system without locks (Operation not supported)" in capsys.readouterr().err
+
+
+def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
+    """Even when that is killed; also where the kernel does not see to it."""
+    code = (
+        "import os, subprocess, sys; child = subprocess.Popen([sys.executable, '-m', "
+        "'harness.core.process', str(os.getpid()), 'sleep', '60']); print(child.pid, flush=True); "
+        "child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        name = Path(f"/proc/{child}/comm")
+        until = time.monotonic() + 10
+        while name.read_text().strip() != "sleep" and time.monotonic() < until:
+            time.sleep(0.02)
+        parent.kill()
+    until = time.monotonic() + 5
+    while name.exists() and "Z" not in name.with_name("stat").read_text().split(")")[1][:3]:
+        assert time.monotonic() < until, "it lives on"
+        time.sleep(0.02)
+    # The parent of another process is not ours: the watcher ends this fork at once.
+    fork = os.fork()
+    if fork == 0:
+        end_when_orphaned(parent=1 << 22, every_s=0.01)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == -signal.SIGKILL
+
+
+def test_what_training_needs_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vit.py").write_text("raise RuntimeError('no vit today')")
+    monkeypatch.chdir(tmp_path)
+    file = sweep_file(tmp_path, GRID)
+    assert main([str(file), "--tiny", "--o", str(tmp_path / "out"), "--isolation", "off"]) == 2
+    message = capsys.readouterr().err
+    assert "what training needs does not start here: see" in message
+    log = Path(message.rsplit(" see ", 1)[1].strip())
+    assert "no vit today" in log.read_text()
+
+
+def test_a_cuda_context_in_the_server_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = '{"event": "ready", "cuda_in_server": true, "pid": 1}'
+    fake = f"import sys, time; print({answer!r}, flush=True); time.sleep(60)"
+    monkeypatch.setattr("harness.launch.warm.SERVE", fake)
+    file = sweep_file(tmp_path, GRID)
+    assert main([str(file), "--tiny", "--o", str(tmp_path / "out"), "--isolation", "off"]) == 2
+    assert "the fork server has a CUDA context: use --cold" in capsys.readouterr().err
+
+
+def test_mistakes_are_user_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="baseline lr=9"):
+        plan(load(sweep_file(tmp_path, GRID.replace("{setup: 1_1}", "{lr: 9}"))))
+
+
+def test_runs_that_cannot_lose_nodes_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "script: vit\nsettings: {setup: 1_2}\ngrid: {strategy: [ddp, local_sgd, hivemind]}"
+    file = sweep_file(tmp_path, text)
+    assert main([str(file), "--tiny", "--dry_run", "--max_restarts", "2"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "skipped" in line]
+    assert told == [
+        "# skipped: --strategy local_sgd does not go with --max_restarts: no process can take over "
+        "what another trained apart",
+        "# skipped: --strategy hivemind does not need --max_restarts: its peers come and go by "
+        "themselves",
+    ]

@@ -1,0 +1,196 @@
+"""A sweep file says what is to be measured, and every mistake in it is shown where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.links import Link, link_of
+from harness.core.settings import UserError
+from harness.launch.sweepfile import Sweep, load
+from tests.support.sweeps import sweep_file
+
+
+def loaded(folder: Path, text: str, tiny: bool = False, installed: str = "") -> Sweep:
+    return load(sweep_file(folder, text), tiny, installed=lambda name: name == installed)
+
+
+def test_every_key_is_read_and_typed(tmp_path: Path) -> None:
+    sweep = loaded(
+        tmp_path,
+        """
+# Question: which batch
+#           is it?
+# Runs: 4
+script: [bert, vit]
+settings: {epochs: 3, report_to: [tensorboard, wandb]}
+bert: {max_length: 64}
+grid:
+  b: [4, 16]
+  learning-rate: [2e-5, 0.0002]
+  setup: [1_1, 2_2_far]
+  link: [none, 20 ms/1gbit]
+runs:
+  - {strategy: ddp}
+  - {strategy: fsdp, script: vit}
+exclude:
+  - {per_device_train_batch_size: 4}
+seeds: [2, 42]
+order: [setup]
+baseline: {setup: 1_1}
+target: {metric: f1, value: 0.9}
+hold: effective_batch
+lr_rule: sqrt
+columns: [wall_s]
+per_node: true
+""",
+    )
+    assert sweep.name == "mine" and sweep.scripts == ("bert", "vit")
+    assert sweep.settings["bert"] == {
+        "epochs": 3, "report_to": ("tensorboard", "wandb"), "max_length": 64
+    }  # fmt: skip
+    assert sweep.settings["vit"] == {"epochs": 3, "report_to": ("tensorboard", "wandb")}
+    # Names as the settings have them; a set-up is no number.
+    assert sweep.grid == {
+        "per_gpu_batch": [4, 16], "lr": [2e-5, 2e-4], "setup": ["1_1", "2_2_far"],
+        "link": ["none", "20ms/1000mbit"], "seed": [2, 42],
+    }  # fmt: skip
+    assert sweep.runs == [{"strategy": "ddp"}, {"script": "vit", "strategy": "fsdp"}]
+    assert sweep.exclude == [{"per_gpu_batch": 4}]
+    assert sweep.order == ("setup",) and sweep.baseline == {"setup": "1_1"}
+    assert sweep.target == {"metric": "f1", "value": 0.9}
+    assert (sweep.hold, sweep.lr_rule, sweep.per_node) == ("effective_batch", "sqrt", True)
+    assert sweep.columns == ["wall_s"]
+    assert sweep.header == {"question": "which batch is it?", "runs": "4"}
+
+
+def test_tiny_replaces_whole_keys(tmp_path: Path) -> None:
+    text = """
+script: vit
+settings: {epochs: 3, model: resnet-18}
+grid: {lr: [1, 2]}
+tiny:
+  settings: {epochs: 1}
+"""
+    assert loaded(tmp_path, text).settings["vit"] == {"epochs": 3, "model": "resnet-18"}
+    tiny = loaded(tmp_path, text, tiny=True)
+    assert tiny.settings["vit"] == {"epochs": 1} and tiny.grid == {"lr": [1.0, 2.0]}
+    assert tiny.tiny and tiny.name == "mine-tiny"
+
+
+def test_what_is_used_where_a_package_is_installed(tmp_path: Path) -> None:
+    text = "script: vit\nsettings: {model: a}\nif_installed: {timm: {model: b, epochs: 2}}\n"
+    assert loaded(tmp_path, text).settings["vit"] == {"model": "a"}
+    assert loaded(tmp_path, text, installed="timm").settings["vit"] == {"model": "b", "epochs": 2}
+
+
+LINKS = [
+    ("none", Link(), "none"),
+    ("20ms", Link(20), "20ms"),
+    ("0.5ms/200mbit", Link(0.5, 200), "0.5ms/200mbit"),
+    ("25gbit", Link(0, 25000), "25000mbit"),
+    ({"delay_ms": "20", "rate_mbit": "200"}, Link(20, 200), "20ms/200mbit"),
+]
+
+
+@pytest.mark.parametrize(("value", "link", "text"), LINKS)
+def test_links(value: Any, link: Link, text: str) -> None:
+    assert link_of(value) == link and str(link) == text
+    assert link_of(text) == link
+
+
+@pytest.mark.parametrize(
+    "value", ["", "/", "fast", "20", "-1ms", "0mbit", "1..2ms", {"delay": "1"}, {"delay_ms": "x"},
+              {"rate_mbit": "0"}, {"delay_ms": "-1"}]
+)  # fmt: skip
+def test_wrong_links(value: Any) -> None:
+    with pytest.raises(UserError, match="link"):
+        link_of(value)
+
+
+WRONG = {
+    "nothing": ("", "expected keys such as script and grid"),
+    "a list": ("- script", "expected keys"),
+    "broken": ("script: [vit", "line 1: not readable as YAML"),
+    "no script": ("grid: {}", "script is missing"),
+    "unknown script": ("script: vitt", "line 1: unknown script vitt: did you mean vit?"),
+    "script twice": ("script: [vit, vit]", "name each script once"),
+    "key": ("script: vit\n\ngird: {}", "line 3: unknown key gird: did you mean grid?"),
+    "far key": ("script: vit\nzzz: 1", "line 2: unknown key zzz: there are script"),
+    "key in tiny": ("script: vit\ntiny:\n  gird: {}", "line 3: unknown key gird"),
+    "tiny": ("script: vit\ntiny: 3", "line 2: tiny holds keys"),
+    "a key twice": ("script: vit\ngrid: {}\ngrid: {}", "line 3: grid stands here twice"),
+    "setting": (
+        "script: vit\ngrid:\n  setup: [1_1]\n  per_gpu_bach: [1]",
+        "line 4: unknown flag --per_gpu_bach: did you mean --per_gpu_batch?",
+    ),
+    "value": (
+        "script: vit\ngrid:\n  per_gpu_batch:\n    - 1\n    - two",
+        "line 5: --per_gpu_batch two: expected a whole number",
+    ),
+    "choice": ("script: vit\nsettings: {strategy: dpp}", "line 2: --strategy dpp: expected one of"),
+    "other script": (
+        "script: [vit, bert]\nsettings: {max_length: 9}",
+        "line 2: --max_length is a flag of bert.py",
+    ),
+    "refused": ("script: vit\nsettings: {logging_dir: x}", "line 2: "),
+    "output_dir": ("script: vit\nsettings: {output_dir: x}", "given on the command line: --output"),
+    "settings": ("script: vit\nsettings: 5", "line 2: expected names and values"),
+    "same setting twice": ("script: vit\nsettings: {b: 1, per_gpu_batch: 2}", "stands here twice"),
+    "grid": ("script: vit\ngrid: [1]", "line 2: expected names and lists"),
+    "axis twice": ("script: vit\ngrid: {b: [1], per_gpu_batch: [2]}", "stands here twice"),
+    "value twice": ("script: vit\ngrid: {lr: [2e-5, 0.00002]}", "lr 0.00002 stands here twice"),
+    "no values": ("script: vit\ngrid: {lr: []}", "line 2"),
+    "runs": ("script: vit\nruns: {setup: 1_1}", "runs is a list of points"),
+    "run": ("script: vit\nruns: [1_1]", "expected names and values"),
+    "run of no script": ("script: vit\nruns: [{script: bert}]", "script bert is not one of"),
+    "grid and runs": (
+        "script: vit\ngrid: {setup: [1_1]}\nruns: [{setup: 1_2}]",
+        "line 3: setup stands in grid already",
+    ),
+    "grid and settings": (
+        "script: vit\ngrid: {lr: [1]}\nsettings: {lr: 2}",
+        "line 2: lr stands in settings already",
+    ),
+    "seeds": ("script: vit\nseeds: [1, x]", "line 2: --seed x: expected a whole number"),
+    "seeds twice": ("script: vit\nseeds: [1]\ngrid: {seed: [2]}", "line 2: seed stands in grid"),
+    "order": (
+        "script: vit\ngrid: {setup: [1_1]}\norder: [steup]",
+        "line 3: unknown key steup: did you mean setup?",
+    ),
+    "baseline": ("script: vit\nbaseline: {setup: 1_1}", "line 2: setup does not vary"),
+    "target": ("script: vit\ntarget: 0.9", "line 2: expected {metric: accuracy, value: 0.9}"),
+    "target value": ("script: vit\ntarget: {metric: f1, value: x}", "line 2: expected {metric"),
+    "target metric": (
+        "script: vit\ntarget:\n  value: 1\n  metric: acuracy",
+        "line 4: unknown metric acuracy: did you mean accuracy?",
+    ),
+    "hold": ("script: vit\nhold: batch", "hold batch: expected one of per_gpu_batch, effective"),
+    "lr_rule": ("script: vit\nlr_rule: quadratic", "lr_rule quadratic: expected one of none"),
+    "columns": ("script: vit\ncolumns: wall_s", "line 2: expected a list of names"),
+    "per_node": ("script: vit\nper_node: 2", "per_node 2: expected one of false, true"),
+    "link": ("script: vit\ngrid: {link: [fast]}", "line 2: link fast: expected none, 20ms"),
+    "if_installed": ("script: vit\nif_installed: timm", "line 2: expected a package"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_named_with_its_line(name: str, tmp_path: Path) -> None:
+    text, message = WRONG[name]
+    with pytest.raises(UserError) as error:
+        loaded(tmp_path, text)
+    assert str(tmp_path / "mine.yaml") in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    sweep_file(tmp_path, "script: vit", "batch_size")
+    with pytest.raises(UserError, match=r"No such file.*did you mean .*batch_size.yaml"):
+        load(tmp_path / "batchsize.yaml")
+    (tmp_path / "latin.yaml").write_bytes("# é".encode("latin-1"))
+    with pytest.raises(UserError, match="no UTF-8"):
+        load(tmp_path / "latin.yaml")
+    with pytest.raises(UserError, match="directory"):
+        load(tmp_path)

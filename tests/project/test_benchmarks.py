@@ -1,0 +1,324 @@
+"""The benchmarks run, and every command of benchmarks/gpu.sh is one that parses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.command_line import parse
+from harness.core.records import read_json, read_rows
+from tests.support.ranks import Done, ran, script
+
+GPU_SH = ["bash", "benchmarks/gpu.sh"]
+# What torchrun sets for one process on one node.
+LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+def run_benchmark(name: str, argv: list[str]) -> int:
+    module: Any = __import__(f"benchmarks.{name}", fromlist=["main"])
+    return int(module.main(argv))
+
+
+def benchmark(name: str, *argv: str) -> Done:
+    done = ran(1, run_benchmark, name, list(argv), env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.err
+    return done
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells of the table row that begins with this one."""
+    (line,) = [t for t in text.splitlines() if t.startswith(f"| {first} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# ---- overhead.py and start_up.py ----
+
+
+def test_overhead_compares_equal_work(tmp_path: Path) -> None:
+    done = benchmark("overhead", "--quick", "--out", str(tmp_path / "found.json"))
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert record["threads"] == 1 and record["start_up"] == {}
+    assert record["environment"]["machine"] and record["environment"]["versions"]["torch"]
+    (pair,) = record["cases"]["vit-nano"]
+    assert set(pair) == {"ours", "bare", "stock", "loop"}
+    # The same samples in the same order from the same weights: this model has no dropout.
+    losses = [arm["eval_loss"] for arm in pair.values()]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
+    for arm in pair.values():
+        assert arm["steps"] == 2 * 20 - 5 - 1  # warm-up, and the first of the second epoch
+        assert arm["step_thread_s"] > 0 and 0 < arm["step_s"] < arm["all_steps_s"] < arm["train_s"]
+    assert len(pair["ours"]["writing_s"]) == 2 and pair["bare"]["writing_s"] == []
+    table = (tmp_path / "found.md").read_text()
+    assert table.strip() == done.out.strip()
+    rows = [line for line in table.splitlines() if line.startswith("| vit-nano |")]
+    assert [line.split(" | ")[1] for line in rows[:3]] == ["bare", "stock", "loop"]
+    assert len(rows) == 4  # the last one is of row writing
+
+
+def test_telemetry_is_compared_in_turns(tmp_path: Path) -> None:
+    done = benchmark("overhead", "--quick", "--telemetry=3", "--out", str(tmp_path / "found.json"))
+    record = json.loads((tmp_path / "found.json").read_text())
+    found = record["telemetry"]["vit-nano"]
+    assert (len(found["watched_s"]), len(found["unwatched_s"])) == (3, 4)
+    assert min(found["watched_s"] + found["unwatched_s"]) > 0
+    assert 0 <= found["sampler_core_share"] < 1
+    assert cells(done.out, "vit-nano")[1] == "3"
+
+
+def test_a_turn_is_compared_with_its_neighbours() -> None:
+    from benchmarks.telemetry_cost import interval, paired
+
+    # A machine that becomes slower by the same amount each turn: there is no difference.
+    assert paired([11.0, 13.0, 15.0], [10.0, 12.0, 14.0]) == [1.0, 1.0]
+    assert paired([2.2, 2.0], [2.0, 2.0, 2.0]) == pytest.approx([1.1, 1.0])
+    mean, low, high = interval([1.0, 1.1, 0.9, 1.0])
+    assert mean == pytest.approx(1.0)
+    assert high - mean == pytest.approx(mean - low) == pytest.approx(1.96 * 0.02**0.5 / 3**0.5 / 2)
+    assert interval([1.0, 2.0]) == (1.5, 1.0, 2.0)
+
+
+def test_start_up_is_timed_to_the_end_of_the_first_step() -> None:
+    from benchmarks.start_up import FIRST_STEP, table
+
+    compile(FIRST_STEP.format(script="vit"), "first_step", "exec")
+    text = table({"vit": {"empty": 3.25, "filled": 1.5}})
+    assert cells(text, "vit.py") == ["vit.py", "3.25", "1.50"]
+
+
+# ---- loading.py ----
+
+
+def test_loading_reads_what_it_made() -> None:
+    done = benchmark("loading", "--quick")
+    for function, rows in (("load", "100"), ("load_runs", "20")):
+        row = cells(done.out, function)
+        assert row[1] == rows and float(row[3]) <= float(row[4]) < float(row[5])
+
+
+def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
+    from benchmarks.loading import epoch_row, machine
+
+    flags = ["--tiny", "--train_size=64", "--test_size=64", "--epochs=1", "--save=none"]
+    done = script("vit", *flags, "--o", str(tmp_path))
+    assert done.code == 0, done.err
+    (folder,) = tmp_path.glob("vit/*/*")
+    (row,), _ = read_rows(folder / "epochs.jsonl")
+    assert set(epoch_row(1, 1)) == set(row)
+    assert set(machine(1)) <= set(read_json(folder / "environment.json") or {})
+
+
+# ---- padding.py ----
+
+
+@pytest.mark.slow
+def test_padding_compares_layouts_of_the_same_texts() -> None:
+    done = benchmark("padding", "--quick")
+    packed, *others = (cells(done.out, arm) for arm in ("packed", "parts", "batch", "pad500"))
+    assert packed[3] == "1.00"
+    # Between 12 and 500 columns a text there is no doubt which is faster.
+    assert float(others[-1][3]) > 1.5
+    assert all(float(row[2]) > 0 for row in (packed, *others))
+
+
+# ---- report.py ----
+
+
+def test_report_is_timed_and_weighed() -> None:
+    done = benchmark("report", "--quick")
+    figures, *numbers = map(float, cells(done.out, "5"))
+    best, worst, target_s, size, target = numbers
+    assert figures == 5 and 0 < best <= worst < target_s and 0.05 < size < target
+
+
+# ---- sweep_speed.py ----
+
+
+@pytest.mark.slow
+def test_sweep_speed_measures_the_same_runs_twice(tmp_path: Path) -> None:
+    done = benchmark("sweep_speed", "--runs=1", "--processes=1", "--pairs=1",
+                     f"--out={tmp_path / 'found.json'}")  # fmt: skip
+    (pair,) = json.loads((tmp_path / "found.json").read_text())["pairs"]
+    assert pair["equal"] and pair["sweep_s"] > 0 and pair["loop_s"] > 0
+    assert len(pair["sweep_samples_per_s"]) == len(pair["loop_samples_per_s"]) == 1
+    assert "equal in every digit" in done.out
+    assert (tmp_path / "found.md").read_text().strip() == done.out.strip()
+
+
+# ---- exchange.py ----
+
+
+def test_what_a_link_makes_possible() -> None:
+    from benchmarks.exchange import ideal_s
+
+    assert ideal_s(10**6, 2, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
+    assert ideal_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.5 * 0.16 + 2 * 0.04)
+    assert ideal_s(4, 3, "20ms") == pytest.approx(2 * 0.02)
+    assert ideal_s(4, 2, "loopback") is None
+
+
+@pytest.mark.slow
+def test_exchange_times_both_ways(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    done = benchmark("exchange", "--links=loopback", "--rounds=1", f"--out={out}")
+    by = json.loads(out.read_text())["links"]["loopback"]
+    assert len(by) == 8 and all(len(of) == 1 and of[0] > 0 for of in by.values())
+    table = out.with_suffix(".md").read_text()
+    assert table.strip() == done.out.strip()
+    assert table.count("| loopback |") == 4 and "| 26,214,400 |" in table
+
+
+# ---- gpu.sh ----
+
+
+def gpu_sh(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*GPU_SH, *argv],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHON": "a_python"} | env,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
+    out = tmp_path / "a folder"
+    done = gpu_sh("--dry_run", str(out))
+    assert done.returncode == 0, done.stderr
+    assert not out.exists()
+    seen = set()
+    others = []
+    for line in done.stdout.splitlines():
+        words = shlex.split(line)
+        assert words[0] == "a_python"
+        named = [i for i, word in enumerate(words) if word in ("bert.py", "vit.py")]
+        if not named:
+            others.append(words[1:3])
+            continue
+        launched = words[1:3] == ["-m", "torch.distributed.run"]
+        settings = parse(
+            words[named[0]].removesuffix(".py"),
+            words[named[0] + 1 :],
+            environ=LAUNCHED if launched else {},
+        )
+        assert settings.output_dir == f"{out}/records"
+        assert str(settings.dataset).startswith("embedded:")  # no network
+        assert dict(settings.trainer)["max_steps"] <= 50
+        seen |= {settings.model, settings.precision, settings.strategy, settings.batchnorm}
+        seen |= {name for name in ("fsdp_offload",) if getattr(settings, name)}
+        seen |= set(dict(settings.trainer))
+    sweep, table = ["-m", "harness"], ["-m", "harness"]
+    overhead, telemetry = (["benchmarks/overhead.py", f"--{w}"] for w in ("pairs", "telemetry"))
+    speed = ["-m", "benchmarks.speed"]
+    assert others == [["-m", "pytest"], sweep, overhead, telemetry, speed, table]
+    assert seen >= {"fp32", "tf32", "bf16", "fp16", "single", "dp", "ddp", "fsdp", "fsdp_offload"}
+    assert seen >= {"bert-base", "distilbert-base", "vit-base-patch16", "vit-base-patch32"}
+    assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}
+
+
+def test_gpu_sh_refuses_a_wrong_call_and_a_machine_without_gpu(tmp_path: Path) -> None:
+    for wrong in ([], ["--dryrun", "x"], ["one", "two"]):
+        done = gpu_sh(*wrong)
+        assert done.returncode == 2 and done.stderr.startswith("usage: ")
+    # Stands for a Python whose torch sees no GPU.
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho False\n")
+    python.chmod(0o755)
+    done = gpu_sh(str(tmp_path / "out"), PYTHON=str(python))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "no GPU" in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
+    """With a Python that answers, but fails for one model and has no table to print."""
+    python, out = tmp_path / "a python", tmp_path / "o u t"
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        "*is_available*) echo True ;;\n"
+        "*resnet-18-cifar*) echo out of order >&2; exit 3 ;;\n"
+        "*'harness table'*) echo the table ;;\nesac\n"
+    )
+    python.chmod(0o755)
+    done = gpu_sh(str(out), PYTHON=str(python))
+    assert done.returncode == 1, done.stderr
+    assert (out / "table.txt").read_text() == "the table\n"
+    failures = (out / "failures.txt").read_text()
+    assert failures.count(": 3  ") == 2 and failures.count("out of order") == 2
+    assert done.stdout.splitlines()[-1].startswith("2 of 32 failed")
+    assert (out / "logs" / "overhead.txt").exists()
+
+
+# ---- links.py ----
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.links", "--quick"]
+    subprocess.run([*command, "--out", str(tmp_path / "found.json")], check=True)
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert record["emulator"] in ("relay", "netem")
+    rows = {(row["what"], row["link"]): row for row in record["rows"]}
+    (fast,) = rows["TCP", "100mbit"]["found"]
+    assert 50 < fast < 100 and rows["TCP", "100mbit"]["share"] > 0
+    assert 2 <= rows["round trip", "1ms"]["found"][0] < 20
+    assert rows["loss", "loss1%"]["found"][0] == pytest.approx(1, abs=1)
+    assert (tmp_path / "found.md").read_text().count("\n") == 4 + len(rows)
+
+
+# ---- exposure.py ----
+
+
+@pytest.mark.slow
+def test_exposure_compares_steps_with_stamps_and_without(tmp_path: Path) -> None:
+    few = ["--pairs=2", "--steps=3", "--out", str(tmp_path / "found.json")]
+    command = [sys.executable, "-m", "benchmarks.exposure", *few]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {name: len(of) for name, of in found.items()} == {
+        "with_s": 2, "without_s": 2, "alone_s": 3,
+    }  # fmt: skip
+    assert min(min(of) for of in found.values()) > 0 and "2 pairs, step" in done.stdout
+
+
+# ---- overlap.py ----
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
+    few = ["--rounds=1", "--epochs=1", "--link=1ms", "--out", str(tmp_path / "found.json")]
+    subprocess.run([sys.executable, "-m", "benchmarks.overlap", *few], check=True)
+    seconds = json.loads((tmp_path / "found.json").read_text())["seconds"]
+    assert len(seconds) == 7 and all(len(found) == 1 and found[0] > 0 for found in seconds.values())
+    assert cells((tmp_path / "found.md").read_text(), "it waits")[2] == "1.00 (1.00 to 1.00)"
+
+
+# ---- step.py and loader.py ----
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_step_compares_equal_work(count: int, tmp_path: Path) -> None:
+    argv = ["--quick", "--out", str(tmp_path / "found.json")]
+    done = ran(count, run_benchmark, "step", argv, env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.err
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert record["processes"] == count
+    (of_round,) = record["cases"]["vit-nano"]
+    assert of_round.keys() == {"ours", "bare"} and min(of_round.values()) > 0
+    reached = float(cells((tmp_path / "found.md").read_text(), "vit-nano")[3].split()[0])
+    assert reached == pytest.approx(of_round["bare"] / of_round["ours"], abs=1e-3)
+
+
+def test_loader_compares_itself_with_the_model(tmp_path: Path) -> None:
+    benchmark("loader", "--quick", "--out", str(tmp_path / "found.json"))
+    (of,) = json.loads((tmp_path / "found.json").read_text())["cases"].values()
+    assert 0 < of["collate_s"] < of["loader_s"]
+    row = cells((tmp_path / "found.md").read_text(), "vit-nano, 8 px")
+    assert float(row[4]) == pytest.approx(of["model_s"] / of["loader_s"], abs=0.1)

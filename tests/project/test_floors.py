@@ -1,0 +1,244 @@
+"""The towers stand beside each other on one ground floor, and the scripts are sisters."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HARNESS = ROOT / "harness"
+FILES = sorted(HARNESS.rglob("*.py"))
+SCRIPTS = ("bert", "vit", "logcallback")
+HEAVY = ("torch", "transformers", "datasets", "accelerate")
+# The one package beyond the standard library that the ground floor may use, inside a function:
+# only somebody who writes a settings file in YAML needs it.
+ALLOWED = {("harness/core/command_line.py", "yaml")}
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(file): file for file in FILES}
+GROUND = [n for n in MODULES if n.startswith("harness.core.")]
+# Each room and the rooms below it that it may import; every room may import the ground floor.
+TRAIN = ("train", "train.data", "train.measure", "train.strategy", "train.strategy.hivemind")
+ROOMS: dict[str, tuple[str, ...]] = {
+    "core": (),
+    "train": (),
+    "train.data": TRAIN[:1],
+    "train.measure": TRAIN[:2],
+    "train.strategy": (*TRAIN[:3], "train.strategy.hivemind"),
+    "train.strategy.hivemind": TRAIN[:4],
+    "train.run": TRAIN,
+    "train.loop": (*TRAIN, "train.run"),
+    "launch": ("launch.netns", "launch.ssh", "launch.slurm"),
+    "launch.netns": ("launch",),
+    "launch.ssh": ("launch",),
+    "launch.slurm": ("launch",),
+    "read": ("read.records",),  # load() and its like
+    "read.records": ("read",),
+    "read.tables": ("read", "read.records"),
+    "read.compare": ("read", "read.records"),
+    "read.explain": ("read", "read.records", "read.compare"),
+    "read.predict": ("read", "read.records"),
+    "read.imports": ("read", "read.records"),
+    "read.figures": (
+        *("read", "read.records", "read.tables"),
+        *("read.compare", "read.explain", "read.predict"),
+    ),
+    "read.report": (
+        *("read", "read.records", "read.tables", "read.figures"),
+        *("read.compare", "read.explain", "read.predict"),
+    ),
+}
+MOST_FILES = 14  # in a room
+MOST_LINES = 500  # in a file
+# Arrows up that are still there; a change may take them out of this list and adds none.
+UPWARD = {
+    ("train.measure.traffic", "train.run.lifecycle"),
+    ("train.measure.communication", "train.run.lifecycle"),
+    ("train.run.lifecycle", "train.loop.elastic_schedule"),
+    ("train.strategy.base", "train.run.lifecycle"),
+    ("train.strategy.choice", "train.run.lifecycle"),
+    ("train.strategy.compress", "train.run.lifecycle"),
+    ("train.strategy.hivemind.exchange", "train.loop.elastic_schedule"),
+    ("train.strategy.hivemind.exchange", "train.loop.epoch"),
+    ("read.explain.explain", "read.figures.panels"),
+    ("read.predict.cases", "read.figures.panels"),
+    ("read.tables.results", "read.figures.panels"),
+}
+
+
+def tower(name: str) -> list[str]:
+    """Modules of a tower; one that is not built yet has none."""
+    return [m for m in MODULES if m == f"harness.{name}" or m.startswith(f"harness.{name}.")]
+
+
+def imports(file: Path) -> Iterator[tuple[str, bool]]:
+    """(full name of what is imported, whether at the top level), inside functions too."""
+    tree = ast.parse(file.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: write imports in full, so that this test reads them"
+            module = str(node.module)
+            inner = [f"{module}.{alias.name}" for alias in node.names]
+            # "from package import module" names a module, any other import names its file.
+            names = [name if name in MODULES else module for name in inner]
+        else:
+            continue
+        for name in names:
+            yield name, node in tree.body
+
+
+def ours(file: Path) -> set[str]:
+    return {name for name, _ in imports(file) if name.split(".")[0] == "harness"}
+
+
+def test_the_walk_sees_the_imports() -> None:
+    # Everything below would hold of nothing: here is something.
+    assert {"harness.core.settings", "harness.core.command_line", "harness.core.records"} <= set(
+        GROUND
+    )
+    assert "harness.train.run.lifecycle" in tower("train")
+    assert "harness.core.settings" in ours(HARNESS / "core" / "command_line.py")
+    assert ("torch", True) in set(imports(HARNESS / "train" / "loop" / "trainer.py"))
+    assert ("yaml", False) in set(imports(HARNESS / "core" / "command_line.py"))
+    assert "harness.train.data.models" in ours(ROOT / "bert.py")
+
+
+@pytest.mark.parametrize("module", GROUND)
+def test_the_ground_floor_stands_on_nothing(module: str) -> None:
+    file = MODULES[module]
+    for name, top in imports(file):
+        where = (str(file.relative_to(ROOT)), name)
+        outside = name.split(".")[0] not in (*sys.stdlib_module_names, "harness")
+        if outside:
+            assert where in ALLOWED and not top, where
+        if name.startswith("harness"):
+            assert name in GROUND, where
+
+
+@pytest.mark.parametrize("name", ["train", "read", "launch"])
+def test_towers_meet_only_on_the_ground(name: str) -> None:
+    for module in tower(name):
+        for imported in ours(MODULES[module]):
+            assert imported in GROUND or imported in tower(name), (module, imported)
+    folders = {p.name for p in HARNESS.iterdir() if p.is_dir() and p.name[0] not in "._"}
+    assert folders <= {"core", "train", "read", "launch"}, "a new tower: what may it import?"
+
+
+def test_nothing_imports_a_script_and_nothing_goes_round() -> None:
+    graph = {}
+    for module, file in [*MODULES.items(), *((s, ROOT / f"{s}.py") for s in SCRIPTS)]:
+        names = {name for name, _ in imports(file)}
+        if module not in ("bert", "vit"):  # only these two use another script: the callback
+            assert not names & set(SCRIPTS), module
+        graph[module] = names & {*MODULES, *SCRIPTS}
+    # Imports inside functions count: they would hide a circle, not undo it.
+    order = list(graphlib.TopologicalSorter(graph).static_order())
+    assert set(order) == set(graph) and order.index("harness.core.settings") < order.index("bert")
+
+
+@pytest.mark.parametrize("module", [*GROUND, *tower("read"), *tower("launch")])
+def test_launching_and_reading_name_no_torch(module: str) -> None:
+    assert not {name.split(".")[0] for name, _ in imports(MODULES[module])} & set(HEAVY)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The packages that a fresh process has loaded after this code."""
+    show = "import sys; print(*{m.split('.')[0] for m in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{show}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_launching_and_reading_load_no_torch() -> None:
+    # With what their imports import in turn, which the text of the files does not show.
+    modules = [*GROUND, *tower("read"), *tower("launch"), "harness.__main__"]
+    loaded = loaded_by("import " + ", ".join(modules))
+    assert "harness" in loaded and not loaded & set(HEAVY)
+
+
+def test_a_command_line_is_read_before_anything_is_loaded() -> None:
+    loaded = loaded_by(
+        "from harness.core.command_line import parse, help_text, to_argv\n"
+        "from harness.core.identity import run_id\n"
+        "settings = parse('bert', ['--tiny', '--warmup_steps', '5'], {})\n"
+        "parse('bert', to_argv(settings), {}); run_id(settings); help_text('vit')"
+    )
+    assert "harness" in loaded
+    assert not loaded & {*HEAVY, "yaml", "numpy", "pandas"}
+
+
+def room_of(module: str) -> str:
+    """The folder that a module lies in, without the name of the package."""
+    package = MODULES[module].parent.relative_to(HARNESS)
+    return ".".join(package.parts)
+
+
+def test_arrows_between_rooms_point_down() -> None:
+    rooms = {room_of(module) for module in MODULES} - {""}
+    assert rooms == set(ROOMS), "a room is missing here, or is gone"
+    upward = set()
+    for module, file in MODULES.items():
+        room = room_of(module)
+        for imported in ours(file) & set(MODULES):
+            other = room_of(imported)
+            if room and other not in (room, "core", *ROOMS[room]):
+                upward.add((module.removeprefix("harness."), imported.removeprefix("harness.")))
+    assert upward == UPWARD
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_seen_at_a_glance(room: str) -> None:
+    files = list((HARNESS / room.replace(".", "/")).glob("*.py"))
+    assert len(files) <= MOST_FILES
+    assert (HARNESS / room.replace(".", "/") / "__init__.py").read_text("utf-8").startswith('"""')
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_files_are_short(file: Path) -> None:
+    assert len(file.read_text("utf-8").splitlines()) <= MOST_LINES
+
+
+WORDS = [(r"\b(texts?|images?)\b", "data"), (r"\b(bert|vit)\b", "script")]
+
+
+def as_sister(node: ast.AST) -> str:
+    """The code of a function, with the words that differ between text and images made one."""
+    text = ast.unparse(node).replace("load_texts", "load_data").replace("load_images", "load_data")
+    for pattern, word in WORDS:
+        text = re.sub(pattern, word, text)
+    return text
+
+
+def test_the_scripts_are_sisters() -> None:
+    functions = {}
+    for name in ("bert", "vit"):
+        text = (ROOT / f"{name}.py").read_text("utf-8")
+        assert len(text.splitlines()) < 150
+        body = ast.parse(text).body
+        functions[name] = {n.name: n for n in body if isinstance(n, ast.FunctionDef)}
+        # The call that a reader of Trainer scripts looks for stands in main, in plain sight.
+        assert "Trainer(" in ast.unparse(functions[name]["main"])
+    bert, vit = functions["bert"], functions["vit"]
+    assert list(bert) == list(vit) == ["load_data", "build_model", "main"]
+    for name in bert:
+        # main, and the others but for what their docstrings say of their kind of model.
+        first = 0 if name == "main" else 1
+        pairs = zip(bert[name].body[first:], vit[name].body[first:], strict=True)
+        assert all(as_sister(one) == as_sister(other) for one, other in pairs), name
+        assert as_sister(bert[name].args) == as_sister(vit[name].args)

@@ -1,0 +1,163 @@
+"""What the README says is true: its links, and every command in it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.core.command_line import command_line, parse
+from harness.core.settings import Settings
+from harness.launch.plan import plan
+from harness.launch.sweep import main as sweep
+from harness.launch.sweepfile import KEYS, SCRIPTS, load
+from tests.support.ranks import script
+
+
+def texts(root: Path) -> list[Path]:
+    return [root / "README.md", *sorted(root.glob("*/README.md")), *sorted(root.glob("docs/*.md"))]
+
+
+def commands(root: Path) -> list[str]:
+    """Everything in code that starts one of our scripts or verbs."""
+    found = []
+    for path in texts(root):
+        text = path.read_text()
+        whole_lines = re.sub(r"\\\n\s*", "", text).splitlines()
+        for line in re.findall(r"`([^`\n]+)`", text) + whole_lines:
+            line = re.sub(r"^([A-Z_]+=\S+ )+", "", line.split(" #")[0].strip())
+            if re.match(r"^(python|torchrun|accelerate launch) .*(\.py|-m harness)", line):
+                found.append(line)
+    return sorted(set(found))
+
+
+def world_of(words: list[str]) -> dict[str, str]:
+    """The variables that this torchrun would set for rank 0."""
+    flags = dict(word[2:].split("=", 1) for word in words if "=" in word and word.startswith("--"))
+    nodes, per_node = int(flags.get("nnodes", "1").split(":")[-1]), int(flags["nproc_per_node"])
+    return {
+        "RANK": "0",
+        "WORLD_SIZE": str(nodes * per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "TORCHELASTIC_MAX_RESTARTS": flags.get("max_restarts", "0"),
+    }
+
+
+def settings_of(command: str, folder: Path) -> Settings | None:
+    words = shlex.split(command)
+    at = next((i for i, word in enumerate(words) if word.endswith(("bert.py", "vit.py"))), None)
+    if at is None:
+        return None
+    argv = [word for word in words[at + 1 :] if word not in ("--print_settings", "--list_models")]
+    argv = [w for w in argv if w != "--help"]
+    if argv and argv[0] == "settings.yaml":
+        argv[0] = str(folder / "settings.yaml")
+        (folder / "settings.yaml").write_text("epochs: 2\n")
+    environ = world_of(words[:at]) if words[0] == "torchrun" else {}
+    return parse(Path(words[at]).stem, argv, environ)
+
+
+def test_links_lead_somewhere(root: Path) -> None:
+    links = [
+        (path, link)
+        for path in texts(root)
+        for link in re.findall(r"(?:\]\(|src=\"|srcset=\")([^)#\"]+)[)\"]", path.read_text())
+        if "://" not in link
+    ]
+    assert links
+    assert [(p.name, link) for p, link in links if not (p.parent / link).exists()] == []
+
+
+def test_every_command_parses(root: Path, tmp_path: Path) -> None:
+    found = [settings_of(command, tmp_path) for command in commands(root)]
+    assert len([settings for settings in found if settings]) >= 12
+
+
+def test_every_sweep_is_planned(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those of the Makefile and of the headers of the sweep files (launch/test_plan.py)."""
+    found = [c for c in commands(root) if "-m harness sweep experiments" in c]
+    demo = re.findall(r"-m harness (sweep .*)", (root / "Makefile").read_text())
+    assert len(found) >= 5 and len(demo) == 1
+    for command in [*found, f"python -m harness {demo[0]}"]:
+        words = shlex.split(command.replace("$(DEMO)", "outputs/demo"))
+        assert sweep([*words[words.index("sweep") + 1 :], "--dry_run"]) == 0, command
+        assert re.search(r"torchrun|torch\.distributed\.run", capsys.readouterr().out)
+
+
+def test_the_example_of_a_sweep_file_is_one(root: Path, tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "example.yaml").write_text(example)
+    # 2 scripts x (3 x 3 - 1) points x 3 seeds; tiny: 2 x (2 x 2) x 3.
+    assert len(plan(load(tmp_path / "example.yaml"))) == 48
+    assert len(plan(load(tmp_path / "example.yaml", tiny=True))) == 24
+    explained = (root / "harness" / "launch" / "sweepfile.py").read_text().split('"""')[1]
+    for key in KEYS:
+        assert key in SCRIPTS or re.search(rf"^    {key}\b", explained, re.MULTILINE), key
+
+
+def test_the_files_of_the_map_exist(root: Path) -> None:
+    block = (root / "README.md").read_text().split("## Map")[1].split("```")[1]
+    names = re.findall(r"\b[\w/]+\.(?:py|md|sh)\b", block)
+    assert len(names) > 15
+    everywhere = {path.name for path in root.rglob("*.*") if ".venv" not in path.parts}
+    assert [name for name in names if Path(name).name not in everywhere] == []
+
+
+# The commands that need neither GPU nor Hub, with fewer samples where they would take long.
+SHORT = ["--train_size", "128", "--test_size", "32", "--epochs", "1", "--b", "16"]
+RUN = [
+    (1, "bert", ["--tiny", *SHORT, "--warmup_steps", "2", "--lr_scheduler_type", "cosine",
+                 "--report_to", "tensorboard"]),
+    (1, "bert", ["--tiny", *SHORT, "--lr", "1e-3", "--seed", "2"]),
+    (1, "vit", ["--model", "resnet-18-cifar", "--dataset", "embedded:digits", "--image_size", "32",
+                *SHORT]),
+    (2, "vit", ["--tiny", *SHORT, "--strategy", "fsdp"]),
+    (2, "bert", ["--tiny", *SHORT, "--setup", "1_2"]),
+    (1, "vit", ["--tiny", *SHORT, "--precision", "bf16"]),
+    (1, "vit", ["--tiny", *SHORT, "--label_smoothing_factor", "0.1", "--num_workers", "2"]),
+    (1, "vit", ["--tiny", *SHORT, "--save", "best", "--best_metric", "loss"]),
+    (1, "bert", ["--model", "distilbert-base", "--dataset", "embedded:english", "--max_steps", "2",
+                 "--train_size", "16", "--test_size", "8", "--b", "4", "--max_length", "16"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "name", "argv"), RUN)
+def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) -> None:
+    done = script(name, *argv, "--o", str(tmp_path), count=count)
+    assert done.code == 0, done.err
+    assert "recorded in" in done.out
+    assert done.err == ""
+    (summary,) = tmp_path.glob(f"{name}/*/*/summary.json")
+    assert '"finished"' in summary.read_text()
+
+
+def test_from_a_shell(root: Path, tmp_path: Path) -> None:
+    """True command lines, once each: plain python, torchrun with one and two, accelerate."""
+    launch = [sys.executable, "-m"]
+    torchrun = [*launch, "torch.distributed.run", "--standalone", "--nnodes=1"]
+    starts = {
+        "1_1": [sys.executable],
+        "1_1_one": [*torchrun, "--nproc_per_node=1"],
+        "1_2": [*torchrun, "--nproc_per_node=2"],
+        "1_1_launched": [*launch, "accelerate.commands.launch", "--num_processes=1", "--cpu"],
+    }
+    for setup, words in starts.items():
+        argv = ["--tiny", *SHORT, "--setup", setup, "--o", str(tmp_path)]
+        done = subprocess.run(
+            [*words, "vit.py", *argv], cwd=root, capture_output=True, text=True, timeout=150
+        )
+        assert done.returncode == 0, done.stderr
+        assert list(tmp_path.glob(f"vit/{setup}/*/summary.json")), setup
+
+
+def test_help_and_lists_are_printed_and_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, word in (("--help", "--per_gpu_batch"), ("--list_models", "vit-base-patch16"),
+                       ("--print_settings", '"epochs"')):  # fmt: skip
+        with pytest.raises(SystemExit) as stopped:
+            command_line("vit", [argv])
+        assert stopped.value.code == 0
+        assert word in capsys.readouterr().out

@@ -1,0 +1,360 @@
+"""benchmarks/speed.py: the plan, the equality of the arms' work, and what the tables say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from transformers.trainer_callback import CallbackHandler
+
+from benchmarks import speed, speed_data, speed_table
+from benchmarks.recipes import clock, loop, ours, task
+from benchmarks.speed_cases import ARMS, CPU_CASES, GPU_CASES, QUICK_CASES, Case, arms_of, is_exact
+from benchmarks.speed_cases import task_of as fields_of
+from benchmarks.speed_start import ArmFailed, call
+from harness.core.architectures import ARCHITECTURES
+from harness.core.command_line import parse
+from harness.train.data import embedded
+from tests.support.ranks import Done, ran
+
+TEXT, PICTURES = Case("text", "bert-mini", 512, 128, 16), CPU_CASES["jpeg"]
+
+
+# ---- the plan ----
+
+
+def test_arms_take_turns() -> None:
+    turns = speed.plan({"text": TEXT}, ["a", "b", "ours"], [1, 2], rounds=3)
+    assert [t.arm for t in turns if t.processes == 1] == [
+        "a", "b", "ours", "b", "ours", "a", "ours", "a", "b",
+    ]  # fmt: skip
+    assert [t.processes for t in turns] == [1, 2] * 9
+    assert arms_of(TEXT, list(ARMS)) == list(ARMS)
+    assert arms_of(PICTURES, list(ARMS)) == [arm for arm in ARMS if arm != "ideal"]
+
+
+@pytest.mark.parametrize("name", GPU_CASES)
+def test_what_would_run_on_a_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    case = GPU_CASES[name]
+    assert case.precision == "bf16" and case.train % case.batch == 0
+    fields = fields_of(case, "ours", Path("/of/case"), Path("/out"), ["--torch_compile"])
+    made = task.Task(**fields)
+    settings = parse(made.script, ours.flags(made), environ={})
+    assert settings.model == "/of/case/model" and settings.dataset == "/of/case/data"
+    assert settings.precision == "bf16" and settings.dropout == 0
+    assert settings.per_gpu_batch == case.batch and settings.train_size == "all"
+    assert dict(settings.trainer)["torch_compile"] is True
+    assert case.model in ARCHITECTURES[made.script]
+    asked = ["--gpu", "--cases", name, "--rounds", "1", "--out", "x", "--dry_run"]
+    assert speed.main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(arms_of(case, list(ARMS)))
+    assert f"python -m benchmarks.recipes.examples {name}-examples.json" in lines
+
+
+def test_several_processes_start_as_with_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--cases=text", "--arms=loop", "--processes=1,2", "--rounds=1", "--out=x"]
+    assert speed.main([*asked, "--dry_run"]) == 0
+    one, two = capsys.readouterr().out.splitlines()
+    assert one == "python -m benchmarks.recipes.loop text-loop.json"
+    assert two.startswith("torchrun --standalone --nproc_per_node=2 -m benchmarks.recipes.loop ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--cases=texts"], "--cases texts: expected some of text,"),
+        (["--arms=none"], "--arms none: expected some of seed,"),
+        (["--processes=0"], "--processes 0: whole numbers"),
+        (["--size=text.lr=2"], "--size text.lr=2: expected CASE.FIELD=NUMBER"),
+        (["--size=text.train=40"], "case text: 40 training samples are no whole batches of 16"),
+        (["--size=text.epochs=1"], "1 epochs leave none to be timed"),
+    ],
+)
+def test_wrong_arguments(wrong: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        speed.main(["--out=x", *wrong])
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_sizes_can_be_changed() -> None:
+    asked = speed.arguments(["--out=x", "--cases=jpeg", "--size=jpeg.train=32"])
+    assert asked.cases == {"jpeg": replace(PICTURES, train=32)}
+
+
+# ---- the whole, small ----
+
+
+def quick(folder: str, *more: str) -> int:
+    return speed.main(["--quick", "--rounds=1", "--out", folder, *more])
+
+
+def table_row(text: str, section: str, arm: str) -> list[str]:
+    part = text.split(f"## {section}\n")[1].split("\n## ")[0]
+    (line,) = [t for t in part.splitlines() if t.startswith(f"| {arm} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def arms_did_the_same(done: Done, folder: Path, processes: int, arms: list[str]) -> dict[str, Any]:
+    assert done.code == 0, done.out + done.err
+    record = json.loads((folder / "speed.json").read_text())
+    for name, case in QUICK_CASES.items():
+        runs = {r["arm"]: r for r in record["cases"][name]["runs"] if r["processes"] == processes}
+        assert set(runs) == set(arms_of(case, arms))
+        mine = runs["ours"]
+        for arm, run in runs.items():
+            assert run["failed"] is None
+            steps = case.train // case.batch // processes
+            assert [epoch["updates"] for epoch in run["epochs"]] == [steps] * case.epochs
+            for what in ("samples", "labels", "token_sum"):
+                assert run["fed"].get(what) == mine["fed"].get(what), (arm, what)
+            assert run["fed"]["samples"] == case.train
+            assert len(run["quality"]) == case.epochs
+            if is_exact(case, arm, processes):
+                for one, other in zip(run["quality"], mine["quality"], strict=True):
+                    assert one["eval_loss"] == pytest.approx(other["eval_loss"], rel=1e-5)
+                    assert one["f1"] == pytest.approx(other["f1"])
+            row = table_row(
+                (folder / "speed.md").read_text(),
+                f"{name}, {processes} process{'es' if processes > 1 else ''}",
+                arm,
+            )
+            assert row[1] == "1" and float(row[6].replace(",", "")) > 0
+            assert (row[7] == row[8] == "1.00") == (arm == "ours")
+        if name == "text":
+            of_text = {arm: run["fed"]["tokens"] / case.train for arm, run in runs.items()}
+            assert of_text.get("seed", 500) == 500 and of_text["examples"] == 128
+            assert of_text["ideal"] < of_text["loop"] <= 128
+    return dict(record)
+
+
+def test_arms_do_the_same_work(tmp_path: Path) -> None:
+    arms = ["examples", "loop", "ideal", "ours"]
+    more = f"--arms={','.join(arms)}"
+    done = ran(1, quick, str(tmp_path), more, env={"OMP_NUM_THREADS": "1"})
+    record = arms_did_the_same(done, tmp_path, 1, arms)
+    assert "Not equal" not in done.out and record["cases"]["text"]["roofline"]["matmul_tflops"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_arms_on_one_and_two_processes(tmp_path: Path) -> None:
+    done = ran(1, quick, str(tmp_path), "--processes=1,2", env={"OMP_NUM_THREADS": "1"})
+    for processes in (1, 2):
+        arms_did_the_same(done, tmp_path, processes, list(ARMS))
+    text = (tmp_path / "speed.md").read_text()
+    assert text.count("| ours | 2 |") == len(QUICK_CASES)  # scaling efficiency
+
+
+def test_an_arm_that_fails_is_said(tmp_path: Path) -> None:
+    more = ("--cases=jpeg", "--arms=loop,ours", "--flags=--no_such_flag 1")
+    done = ran(1, quick, str(tmp_path), *more, env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 1
+    runs = json.loads((tmp_path / "speed.json").read_text())["cases"]["jpeg"]["runs"]
+    assert [bool(run["failed"]) for run in runs] == [False, True]
+    assert "no_such_flag" in runs[1]["failed"]
+    assert "jpeg, ours on 1: failed: " in (tmp_path / "speed.md").read_text()
+
+
+# ---- processes ----
+
+
+def test_a_process_that_gives_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with pytest.raises(ArmFailed, match="ended without a word"):
+        call("os:abort", log=log)
+    with pytest.raises(ArmFailed, match="took more than 0 s"):
+        call("time:sleep", 20, log=log, timeout_s=0.3)
+    with pytest.raises(ArmFailed, match="TypeError: "):
+        call("math:sqrt", "two", log=log)
+    assert call("os:getenv", "RANK", processes=2, log=log) == ["0", "1"]
+
+
+def test_an_arm_by_itself_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["loop.py", "missing.json"])
+    with pytest.raises(SystemExit, match=r"usage: loop\.py TASK\.json, a file with kind, model"):
+        task.main(loop.run)
+
+
+def test_ours_that_fails_is_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("bert.main", lambda settings: 3)
+    monkeypatch.setattr(CallbackHandler, "call_event", CallbackHandler.call_event)
+    monkeypatch.setattr("bert.load_data", None)
+    fields = fields_of(TEXT, "ours", tmp_path, tmp_path / "out", [])
+    with pytest.raises(RuntimeError, match=r"bert\.py ended with 3"):
+        ours.run(task.Task(**fields))
+
+
+def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
+    fields = fields_of(TEXT, "ours", tmp_path, tmp_path / "out", ["--save", "none"])
+    made = task.Task(**fields)
+    made.write(tmp_path / "task.json")
+    assert task.read(tmp_path / "task.json") == made
+
+
+# ---- samples ----
+
+
+def test_a_class_may_be_in_the_test_set_alone() -> None:
+    sets = {"train": {"label": [2, 0]}, "test": {"label": [3, 0]}}
+    data = {name: datasets.Dataset.from_dict(rows) for name, rows in sets.items()}
+    assert task.labels_of(datasets.DatasetDict(data)) == ["0", "2", "3"]
+    named = datasets.ClassLabel(names=["a", "b", "c", "d"])
+    classes = datasets.DatasetDict(data).cast_column("label", named)
+    assert task.labels_of(classes) == ["a", "b", "c", "d"]
+
+
+def test_long_texts_are_cut_at_a_word(tmp_path: Path) -> None:
+    text = " ".join(["unbelievable"] * 40)
+    # Room for letters, and for few words of them.
+    tokenizer = embedded.train_tokenizer(["unbelievable"], tmp_path / "tokenizer", 20)
+    whole = tokenizer(text)["input_ids"]
+    assert len(whole) > speed_data.LONGEST
+    cut = speed_data._cut(text, tokenizer)
+    ids = tokenizer(cut)["input_ids"]
+    a_word = len(tokenizer("unbelievable")["input_ids"])
+    assert speed_data.LONGEST - a_word < len(ids) <= speed_data.LONGEST
+    assert ids[:-1] == whole[: len(ids) - 1] and cut.endswith("unbelievable")
+    assert speed_data._cut(cut, tokenizer) == cut
+
+
+def test_ideal_batches_hold_each_sample_once() -> None:
+    made = task.Task("text", "m", "d", "o", batch=4, epochs=2, lr=1.0, batches="ideal")
+    lengths = np.arange(32)[::-1] // 2
+    for epoch in loop._plan(made, 32, lengths, processes=2):
+        assert sorted(np.concatenate(epoch).tolist()) == list(range(32))
+        for first, second in zip(epoch[::2], epoch[1::2], strict=True):
+            update = lengths[np.concatenate([first, second])]
+            assert update.max() - update.min() <= 3  # eight neighbours, two of each length
+
+
+# ---- the clock ----
+
+
+def test_time_belongs_to_what_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([1.0, 3.0, 6.0, 10.0, 15.0, 21.0, 28.0, 36.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(seconds))
+    watch = clock.EpochClock()
+    for event in ("on_epoch_begin", "on_step_end", "on_save", "on_step_end", "on_epoch_end",
+                  "on_evaluate", "on_epoch_begin", "on_log", "on_step_end"):  # fmt: skip
+        watch.note(event)
+    assert watch.epochs == [
+        {"train_s": 2.0 + 4.0 + 5.0, "evaluate_s": 6.0, "save_s": 3.0, "updates": 2},
+        {"train_s": 7.0 + 8.0, "evaluate_s": 0.0, "save_s": 0.0, "updates": 1},
+    ]
+
+
+def test_what_is_fed_does_not_depend_on_padding() -> None:
+    model = torch.nn.Module()
+    model.forward = lambda **inputs: None  # type: ignore[method-assign]
+    fed = clock.Fed()
+    fed.begin(model)
+    labels = torch.tensor([1, 2])
+    model(input_ids=torch.tensor([[5, 6, 0], [7, 0, 0]]), labels=labels)
+    model.eval()
+    model(input_ids=torch.tensor([[9, 9]]), labels=labels)  # an evaluation
+    model.train()
+    fed.end()
+    model(input_ids=torch.tensor([[9, 9]]), labels=labels)  # a later epoch
+    assert fed.total() == {"samples": 2, "labels": 3, "tokens": 6, "token_sum": 18,
+                           "real_tokens": 3}  # fmt: skip
+
+
+def test_events_of_a_trainer_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CallbackHandler, "call_event", lambda *args, **kwargs: args[4])
+    watch = clock.EpochClock()
+    watch.watch_trainers()
+    handler = CallbackHandler([], torch.nn.Linear(1, 1), None, None, None)
+    control = type("Control", (), {"should_evaluate": False, "should_save": False})()
+    for event in ("on_train_begin", "on_epoch_begin", "on_step_end", "on_epoch_end"):
+        assert handler.call_event(event, None, None, control) is control
+    assert watch.epochs[0]["updates"] == 1 and watch.fed.handle is None
+
+
+# ---- tables ----
+
+
+def a_run(arm: str, number: int, seconds: float, **more: Any) -> dict[str, Any]:
+    """A run of TEXT whose timed epochs took so long, evaluation a tenth more."""
+    epoch = {"train_s": seconds, "evaluate_s": seconds / 10, "save_s": 0.0, "updates": 32}
+    quality = {"eval_loss": 1.0, "accuracy": 0.5, "f1": 0.5, "eval_samples": 128}
+    return {
+        "round": number, "arm": arm, "processes": 1, "failed": None, "prepare_s": 3.0 / number,
+        "epochs": [{**epoch, "train_s": 99.0}, epoch, epoch], "quality": [quality] * 3,
+        "fed": {"samples": 512, "labels": 700.0, "tokens": 51200.0, "token_sum": 9.0},
+        **more,
+    }  # fmt: skip
+
+
+def a_record(runs: list[dict[str, Any]], processes: list[int]) -> dict[str, Any]:
+    facts = {"parameters": 10_000_000, "data": "AG News", "mean_tokens": 50.0, "longest": 128,
+             "gflop_per_sample": 2.0}  # fmt: skip
+    case = {
+        "case": {**TEXT.__dict__}, "facts": facts, "threads": 1, "flags": "",
+        "roofline": {"matmul_tflops": 1.024, "copy_gb_per_s": 28.0},
+        "arms": ["examples", "ours"], "processes": processes, "runs": runs,
+    }  # fmt: skip
+    machine = {"machine": "m", "python": "3", "versions": {}, "commit": "c", "dirty": True}
+    return {"environment": machine, "cases": {"text": case}}
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    # The second round was twice as slow for both.
+    runs = [a_run("ours", 1, 2.0), a_run("examples", 1, 6.0),
+            a_run("examples", 2, 14.0), a_run("ours", 2, 4.0)]  # fmt: skip
+    record = a_record(runs, [1])
+    assert list(speed_table.complaints(record["cases"])) == []
+    text = speed_table.table(record)
+    row = table_row(text, "text, 1 process", "examples")
+    assert row[:6] == ["examples", "2", "11.00 (6.60 to 15.40)", "10.00", "1.00", "0.00"]
+    assert row[6] == "61 (37 to 85)"  # 512 samples in 14 s and in 6 s
+    assert row[7] == row[8] == "3.25 (3.00 to 3.50)"
+    # 60.95 samples/s of 2 GFLOP, at a peak of 1024 GFLOP/s
+    assert row[9] == "12 %" and row[10:13] == ["3.00", "1.50", "100.0"]
+    assert row[14] == "0e+00" and "at that peak 512 samples/s" in text
+    # 10 M parameters x 7 numbers of 4 bytes at 28 GB/s
+    assert "moves 10 ms of memory an update" in text
+
+
+def test_scaling_is_of_the_same_round() -> None:
+    runs = [a_run("ours", 1, 2.0), a_run("ours", 1, 1.25, processes=2),
+            a_run("ours", 2, 4.0), a_run("ours", 2, 2.0, processes=2)]  # fmt: skip
+    text = speed_table.table(a_record(runs, [1, 2]))
+    assert "| ours | 2 | 0.900 (0.800 to 1.000) |" in text
+
+
+def test_unequal_work_is_said() -> None:
+    def said(**more: Any) -> str:
+        runs = [a_run("ours", 1, 1.0), a_run("examples", 1, 1.0, **more)]
+        record = a_record(runs, [1])
+        (complaint,) = speed_table.complaints(record["cases"])
+        assert complaint in speed_table.table(record)
+        return complaint
+
+    like = a_run("ours", 1, 1.0)
+    fewer = [{**epoch, "updates": 31} for epoch in like["epochs"]]
+    assert said(epochs=fewer) == "text, examples on 1: 93 updates, 96 in ours"
+    others = like["fed"] | {"labels": 701.0}
+    assert said(fed=others).endswith("was fed other samples than ours (labels)")
+    assert said(fed=like["fed"] | {"pixel_squares": 1.0}).endswith("other pictures than ours")
+    half = [row | {"eval_samples": 64} for row in like["quality"]]
+    assert said(quality=half).endswith("was tested on [64, 128] samples, not on 128")
+    worse = [row | {"eval_loss": 1.01} for row in like["quality"]]
+    assert said(quality=worse).endswith("test loss differs from that of ours by 1.0e-02 of it")
+    assert said(failed="no memory").endswith("failed: no memory")
+    # What is not expected to agree is no complaint.
+    record = a_record([a_run("ours", 1, 1.0), a_run("ideal", 1, 1.0, quality=worse)], [1])
+    assert list(speed_table.complaints(record["cases"])) == []
+
+
+def test_which_arms_agree() -> None:
+    assert [is_exact(TEXT, arm, 1) for arm in ARMS] == [arm != "ideal" for arm in ARMS]
+    # The stock Trainer multiplies BERT's loss by the number of processes, ViT's it does not.
+    assert not is_exact(TEXT, "examples", 2) and is_exact(PICTURES, "examples", 2)
+    assert is_exact(TEXT, "loop", 2) and is_exact(TEXT, "ours", 2)

@@ -1,0 +1,228 @@
+"""From which batch on larger ones do not pay: planted curves are found, and doubt is told."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.__main__ import main
+from harness.read.compare.critical_batch import fit, reached
+from harness.read.records.sweeps import Target
+from tests.read.test_compare import run
+from tests.read.test_read import lines
+
+TARGET = Target("accuracy", 0.8)
+BATCHES = (8, 16, 32, 64, 128)
+
+
+def rows(*quality: float, samples: float = 100.0, metric: str = "accuracy") -> list[dict[str, Any]]:
+    return [{metric: value, "samples": samples, "epoch_time_s": 2.0} for value in quality]
+
+
+def planted(least: float, critical: float, batch: float) -> float:
+    return least * (1 + batch / critical)
+
+
+# ---- the way to the target ----
+
+
+def test_the_target_lies_between_two_evaluations() -> None:
+    # From 0.6 to 0.9 in the third epoch: two thirds of the way to 0.8.
+    found = reached(rows(0.5, 0.6, 0.9, 0.95), TARGET)
+    assert found is not None and not found.early
+    assert found.samples == pytest.approx(200 + 100 * 2 / 3)
+    assert found.train_s == pytest.approx(4 + 2 * 2 / 3)
+    loss = reached(rows(1.0, 0.5, 0.25, metric="eval_loss"), Target("eval_loss", 0.4))
+    assert loss is not None and loss.samples == pytest.approx(200 + 100 * 0.4)
+
+
+def test_what_is_missed_early_or_unknown() -> None:
+    missed = reached(rows(0.5, 0.79), TARGET)
+    assert missed is not None and math.isinf(missed.samples)
+    early = reached(rows(0.85, 0.9), TARGET)
+    assert early is not None and early.early and early.samples == 100
+    assert reached([], TARGET) is None
+    assert reached([{"accuracy": None, "samples": 100}], TARGET) is None
+    assert reached([{"accuracy": 0.9, "samples": None}], TARGET) is None
+    no_time = reached([{**row, "epoch_time_s": None} for row in rows(0.5, 0.9)], TARGET)
+    assert no_time is not None and no_time.train_s is None and no_time.samples == 175
+
+
+# ---- the fit ----
+
+
+@pytest.mark.parametrize(("least", "critical"), [(1000.0, 40.0), (5e5, 17.5), (300.0, 100.0)])
+def test_a_planted_critical_batch_is_found(least: float, critical: float) -> None:
+    found = fit({float(b): [planted(least, critical, b)] * 2 for b in BATCHES})
+    assert found.why is None
+    assert found.least_samples == pytest.approx(least, rel=1e-6)
+    assert found.critical == pytest.approx(critical, rel=1e-6)
+    assert found.low == pytest.approx(critical, rel=1e-3) == found.high
+    assert found.samples(critical) == pytest.approx(2 * least, rel=1e-6)
+
+
+def test_the_interval_is_that_of_the_ratio() -> None:
+    """Against its definition: at either end R, base - R slope is t standard errors from zero."""
+    values = {8.0: [110.0, 122.0, 119.0], 16.0: [138.0, 150.0, 141.0], 64.0: [290.0, 262.0, 275.0]}
+    found = fit(values)
+    assert found.critical is not None and found.low is not None and found.high is not None
+    assert found.low < found.critical < found.high
+    x = np.array([b for b, v in values.items() for _ in v])
+    y = np.array([e for v in values.values() for e in v])
+    w = np.array([1 / np.mean(v) ** 2 for v in values.values() for _ in v])
+    design = np.stack([np.ones_like(x), x], axis=1) * np.sqrt(w)[:, None]
+    beta, squares, *_ = np.linalg.lstsq(design, y * np.sqrt(w), rcond=None)
+    covariance = np.linalg.inv(design.T @ design) * squares[0] / 7
+    assert found.critical == pytest.approx(beta[0] / beta[1])
+    for end in (found.low, found.high):
+        along = np.array([1.0, -end])
+        error = math.sqrt(along @ covariance @ along)
+        assert abs(along @ beta) / error == pytest.approx(2.364624, abs=1e-4)  # t, 7 degrees
+
+
+def test_the_interval_covers_what_was_planted() -> None:
+    random = np.random.default_rng(5)
+    covered = 0
+    for _ in range(300):
+        values = {float(b): list(planted(1000, 40, b) * random.normal(1, 0.05, 3)) for b in BATCHES}
+        found = fit(values)
+        assert found.low is not None and found.high is not None
+        covered += found.low <= 40 <= found.high
+    assert 0.92 <= covered / 300 <= 0.98
+
+
+def test_what_the_data_cannot_tell() -> None:
+    two = fit({8.0: [1.0, 1.1], 16.0: [1.2, 1.3]})
+    assert two.critical is None and two.why is not None and "2 batches" in two.why
+    flat = fit({8.0: [100, 110, 90.0], 16.0: [95.0, 105, 101], 32.0: [108.0, 92, 103]})
+    assert flat.critical is None and flat.why is not None and "more than noise" in flat.why
+    # As flat as the data are, a small critical batch can be excluded.
+    assert flat.low is not None and 30 < flat.low < 300
+    steep = fit({b: [b * 10.0 - 5, b * 10.0 - 4.9] for b in (8.0, 16.0, 32.0)})
+    assert steep.critical is None and steep.why is not None and "smaller batches" in steep.why
+    falling = fit({8.0: [300.0, 301.0], 16.0: [280.0, 281.0], 32.0: [240.0, 241.0]})
+    assert falling.critical is None and falling.low is None
+    bent = fit({8.0: [100.0], 16.0: [100.0], 32.0: [100.0], 64.0: [900.0]})
+    assert bent.critical is None and bent.why is not None and "straight line" in bent.why
+
+
+# ---- the verb ----
+
+
+def sweep_of(
+    folder: Path, critical: float = 40.0, batches: tuple[int, ...] = BATCHES, lr: str = "3e-3",
+    rate: float = 100.0, machine: str = "a-cpux2",
+) -> Path:  # fmt: skip
+    """Runs whose accuracy grows in a straight line, and reaches 0.8 where the plan has it."""
+    for batch in batches:
+        for seed, noise in ((1, 0.98), (2, 1.0), (3, 1.02)):
+            samples = 1000 * (1 + batch / critical) * noise
+            path = run(
+                folder, seed, "--b", str(batch // 2), "--lr", lr, rate=rate * batch**0.5,
+                environment={"effective_batch": batch, "machine": machine},
+            )  # fmt: skip
+            epochs = [
+                {
+                    "epoch": n, "accuracy": min(0.8 * n * 400 / samples, 1.0), "samples": 400,
+                    "epoch_time_s": 400 / (rate * batch**0.5),
+                }
+                for n in range(1, 13)
+            ]  # fmt: skip
+            lines(path / "epochs.jsonl", epochs)
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+    assert main(["batches", *map(str, words)]) == 0
+    out = capsys.readouterr()
+    assert out.err == ""
+    return " ".join(out.out.split())
+
+
+AT = ("--target", "accuracy=0.8")
+
+
+def test_a_planted_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, sweep_of(tmp_path), *AT)
+    assert "bert, bert-nano, to accuracy at least 0.8" in text
+    assert "32 0.003 3 1,800 ± 36 1,801 566 3.18 ± 0.06" in text
+    assert "Bcrit: 40 (95 % interval 3" in text and "extrapolated" not in text
+    # (40 + 128) / (40 + 8)
+    assert "from batch 8 to 128 the samples needed grow 3.50-fold" in text
+    # (1 + B / 40) / sqrt(B) is least at B = 40: of those measured at 32, 1800 / 566.
+    assert "least training time to the target: 3.18 s, at batch 32; batch 64 takes 3.25 s" in text
+    assert "Bcrit: the batch at which twice the least samples are needed" in text
+
+
+def test_beyond_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, sweep_of(tmp_path, critical=40.0, batches=(8, 16, 32)), *AT)
+    assert "extrapolated: batches of 8 to 32 were measured" in text
+    assert "at batch 32, the largest of those compared: larger ones may be faster" in text
+    gone = run(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
+    lines(gone / "epochs.jsonl", rows(0.1, 0.2))
+    assert "the largest of those compared: larger ones are left out" in said(capsys, tmp_path, *AT)
+
+
+def test_misses_and_failures_are_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_of(tmp_path, batches=(8, 16, 32, 64))
+    gone = run(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
+    lines(gone / "epochs.jsonl", rows(0.1, 0.2))
+    run(tmp_path, 9, "--b", "256", outcome="diverged", environment={"effective_batch": 512})
+    soon = run(tmp_path, 9, "--b", "2", environment={"effective_batch": 4})
+    lines(soon / "epochs.jsonl", rows(0.9, 0.95))
+    bare = run(tmp_path, 9, "--b", "1", environment={"effective_batch": 2})
+    assert not (bare / "epochs.jsonl").exists()
+    text = said(capsys, tmp_path, *AT)
+    assert "batch 256 is left out: 1 of 1 runs miss the target" in text
+    assert "batch 512 is left out: 1 not finished" in text
+    assert "batch 4 is left out: 1 reach it before their first evaluation" in text
+    assert "batch 2 is left out: its records do not tell" in text
+    assert "Bcrit: 40" in text
+
+
+def test_not_determined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep_of(tmp_path, batches=(8, 64))
+    text = said(capsys, tmp_path, *AT)
+    assert "Bcrit: not determined: 2 batches reach it in every run; 3 are needed" in text
+
+
+def test_learning_rates_are_families(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep_of(tmp_path, 40.0, (8, 16, 32), lr="1e-3")
+    sweep_of(tmp_path, 20.0, (8, 16, 32), lr="2e-3")
+    text = said(capsys, tmp_path, *AT)
+    assert text.count("Bcrit: ") == 3  # and once in the legend
+    slow, fast = text.index("bert-nano, lr 0.001"), text.index("bert-nano, lr 0.002")
+    assert slow < text.index("Bcrit: 40") < fast < text.index("Bcrit: 20")
+    assert "Bcrit: 20" in said(capsys, f"{tmp_path}:lr=0.002", *AT)
+
+
+def test_times_of_several_machines_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_of(tmp_path, batches=(8, 16, 32))
+    sweep_of(tmp_path, batches=(64, 128), machine="b-gpux8")
+    text = said(capsys, tmp_path, *AT)
+    assert "Bcrit: 40" in text and "times are of several machines: none is compared" in text
+    assert "least training time" not in text
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sweep_of(tmp_path / "a", batches=(8,))
+    for words, text in (
+        ([folder], "give --target METRIC=VALUE"),
+        ([folder, *AT], "the batch does not vary"),
+        ([folder, folder], "one folder is expected, not 2"),
+        ([folder, "--aim", "1"], "unknown flag --aim"),
+        ([tmp_path / "none", *AT], "there is no such folder"),
+    ):
+        assert main(["batches", *map(str, words)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("harness batches: error: ") and text in err, err
+    assert main(["batches"]) == 2 and main(["batches", "--help"]) == 0
+    assert capsys.readouterr().out.count("usage: python -m harness batches") == 2

@@ -1,0 +1,293 @@
+"""Causes and their bounds are closed forms of the parts; what cannot be explained is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.read.explain import causes
+from harness.read.explain import causes as causes_text
+from harness.read.explain.account import (
+    COMPUTE,
+    DATA,
+    EVALUATION,
+    EXCHANGE,
+    FIRST,
+    PARTS,
+    SAVING,
+    STRAGGLERS,
+    UNTOLD,
+    Account,
+    Slowest,
+    account_of,
+    together,
+)
+from harness.read.explain.causes import bound, lost, of_run, of_scaling, share_lost
+from harness.read.explain.explain import Explanation, explain
+from harness.read.explain.facts import Facts
+from harness.read.records.selection import read_side
+from harness.read.statistics import spread
+from tests.read.test_compare import run as record
+from tests.read.test_importing import TEXT, text_file
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
+FACTS = Facts(
+    strategy="ddp", nodes=1, processes=2, micro_batch=8, baseline_micro_batch=8, eval_batch=64,
+    threads=1, baseline_threads=1, on_cpu=True, emulated=False, cpu_percent=None,
+    others_cores=None, throttled=None, payload_bytes=None, rtt_ms=None, bandwidth_mbit=None,
+    link_asked=None, compress="none", padding_setting=None,
+)  # fmt: skip
+
+
+def account(
+    devices: int = 2, batch: int = 8, parts: dict[str, float | None] | None = None, **more: Any
+) -> Account:
+    """In powers of two, whose sums and shares are exact."""
+    whole: dict[str, float | None] = {**dict.fromkeys(PARTS, 0.0), **(parts or {})}
+    step_s = sum(whole[name] or 0.0 for name in (COMPUTE, DATA, EXCHANGE, STRAGGLERS, UNTOLD))
+    found = Account(
+        runs=1, devices=devices, samples=float(devices * batch), updates=16.0,
+        rate=spread([devices * batch / step_s]), step_s=step_s, parts=whole,
+        spreads=dict.fromkeys(PARTS), padding=None, evaluation_s=None, slowest=None,
+    )  # fmt: skip
+    return replace(found, **more)
+
+
+ONE = account(1, parts={COMPUTE: 0.25, DATA: 0.125, EVALUATION: 0.125})
+
+
+def test_what_is_lost_is_more_than_a_share_of_the_baseline() -> None:
+    run = account(parts={COMPUTE: 0.5, DATA: 0.125, EXCHANGE: 0.25, EVALUATION: 0.125})
+    found = lost(run, ONE)
+    assert {n: s for n, s in found.items() if s} == {COMPUTE: 0.25, EXCHANGE: 0.25}
+    assert share_lost(run, ONE) == 0.5
+    # Half the batch should take half as long.
+    small = account(batch=4, parts={COMPUTE: 0.25, DATA: 0.0625, EVALUATION: 0.0625})
+    assert {n: s for n, s in lost(small, ONE).items() if s} == {COMPUTE: 0.125}
+    (cause,) = of_scaling(small, ONE, replace(FACTS, micro_batch=4))
+    assert cause.key == causes.BATCH and cause.lost_s == 0.125
+    assert "takes 62.5 ms a sample, where" in cause.words and "takes 31.2 ms" in cause.words
+
+
+def test_what_is_not_told_apart_is_held_against_all_that_it_may_be() -> None:
+    unknown = dict.fromkeys((COMPUTE, EXCHANGE, STRAGGLERS))
+    run = account(parts={**unknown, UNTOLD: 0.75, DATA: 0.125, EVALUATION: 0.125})
+    assert {n: s for n, s in lost(run, ONE).items() if s} == {UNTOLD: 0.5}
+    (cause,) = of_scaling(run, ONE, replace(FACTS, strategy="diloco"))
+    assert cause.key == UNTOLD and "diloco" in cause.words
+    # The same the other way round: a baseline on as many devices that does not tell.
+    told = account(parts={COMPUTE: 0.75, EXCHANGE: 0.5, DATA: 0.125, EVALUATION: 0.125})
+    assert {n: s for n, s in lost(told, run).items() if s} == {UNTOLD: 0.5}
+    said = causes_text.unknown(run)
+    assert said is not None and "computing, exchanging, waiting for slower ranks" in said
+    assert causes_text.unknown(ONE) is None
+
+
+def test_bounds_are_the_rest_of_the_step_or_of_the_run() -> None:
+    run = account(parts={COMPUTE: 0.5, DATA: 0.25, EXCHANGE: 0.25, EVALUATION: 1.0, SAVING: 0.5})
+    by_key = {cause.key: cause for cause in of_run(run, FACTS)}
+    assert bound(run, by_key[DATA]) == (16 / 0.75, 1 / 0.75 - 1)
+    assert bound(run, by_key[causes.OUTSIDE]) == (16 * 1.0, -0.6)
+    assert [cause.key for cause in of_run(run, FACTS)] == [causes.OUTSIDE, DATA, EXCHANGE]
+
+
+def test_a_small_batch_by_what_others_and_evaluation_take() -> None:
+    run = account(parts={COMPUTE: 1.0, EXCHANGE: 0.5})
+    large = account(1, 32, {COMPUTE: 1.0})
+    found = next(c for c in of_run(run, FACTS, [(32, large)]) if c.key == causes.BATCH)
+    assert found.lost_s == 1 - 8 / 32 and "a batch of 32" in found.words
+    # Fewer updates exchange less often: a larger batch is spared both.
+    assert bound(run, found)[0] == 16 / (1.5 - 0.75 - 0.5)
+    # A smaller batch of others, and evaluation that is not much faster, say nothing.
+    assert causes.BATCH not in keys(of_run(run, FACTS, [(4, account(1, 4, {COMPUTE: 0.1}))]))
+    rough = replace(run, evaluation_s=1 / 8 / 3 / 1.5)
+    assert causes.BATCH not in keys(of_run(rough, FACTS))
+    fast = replace(run, evaluation_s=1 / 8 / 3 / 4)
+    found = next(c for c in of_run(fast, FACTS) if c.key == causes.BATCH)
+    assert found.lost_s == pytest.approx(0.75) and "an estimate" in found.words
+    assert causes.BATCH not in keys(of_run(fast, replace(FACTS, eval_batch=31)))
+    assert causes.BATCH not in keys(of_run(account(parts={COMPUTE: None, UNTOLD: 1.0}), FACTS))
+
+
+def keys(found: list[causes.Cause]) -> list[str]:
+    return [cause.key for cause in found]
+
+
+def test_padding_is_a_part_of_computing() -> None:
+    run = account(parts={COMPUTE: 0.5}, padding=0.25)
+    (cause,) = of_run(run, replace(FACTS, padding_setting="batch"))
+    assert (cause.key, cause.lost_s) == (causes.PADDING, 0.125)
+    assert "25 % of computing" in cause.words and cause.change == "--padding auto"
+
+
+def test_why_computing_is_slower() -> None:
+    run = account(parts={COMPUTE: 0.5, DATA: 0.125, EVALUATION: 0.125})
+
+    def said(**more: Any) -> str:
+        (cause,) = of_scaling(run, ONE, replace(FACTS, **more))
+        assert (cause.key, cause.lost_s) == (causes.CORES, 0.25)
+        return f"{cause.words}; {cause.change}"
+
+    assert "2 processes share cores" in said() and "a machine for each" in said()
+    busy = said(cpu_percent=100.0, others_cores=0.75)
+    assert "about 0.75 cores for other programs" in busy and "ending other programs" in busy
+    assert "OMP_NUM_THREADS" in said(baseline_threads=2)
+    assert "does not say why" in said(nodes=2)
+    assert "share cores" in said(nodes=2, emulated=True)
+    assert "slowed down in 50 %" in said(on_cpu=False, throttled=0.5)
+
+
+def test_what_limits_an_exchange() -> None:
+    run = account(parts={COMPUTE: 0.5, EXCHANGE: 0.5})
+
+    def said(**more: Any) -> str:
+        words, change = causes_text.exchange(run, replace(FACTS, **more))
+        return f"{words}; {change}"
+
+    # 25 MB over 1000 Mbit/s are 0.2 s, less than half of it; over 500 they are more.
+    link = {"nodes": 2, "payload_bytes": 25e6, "rtt_ms": 40.0, "link_asked": "20ms"}
+    assert "the delay is the limit" in said(**link, bandwidth_mbit=1000.0)
+    assert "--exchange direct" in said(**link, bandwidth_mbit=1000.0)
+    assert "the rate is the limit" in said(**link, bandwidth_mbit=500.0)
+    assert "--compress" in said(**link, bandwidth_mbit=500.0)
+    assert "--compress" not in said(**link, bandwidth_mbit=500.0, compress="bf16")
+    assert "limit" not in said(**link)
+    assert "25 MB an update" in said(**link) and "asked for: 20ms" in said(**link)
+
+
+def test_ranks_that_take_turns_have_no_slow_one_among_them() -> None:
+    run = account(parts={COMPUTE: 0.5, STRAGGLERS: 0.5}, slowest=Slowest(1, 0.125, 0.0))
+    assert "take turns" in causes_text.stragglers(run, FACTS)[0]
+    slow = replace(run, slowest=Slowest(1, 0.5, 0.5))
+    words, change = causes_text.stragglers(slow, replace(FACTS, nodes=2))
+    assert "rank 1 is slower" in words and "waiting for its data" in words and "node 1" in change
+
+
+def test_several_runs_are_one_with_a_spread() -> None:
+    one, two = (account(parts={COMPUTE: s, DATA: 0.5}) for s in (0.5, 1.5))
+    both = together([one, two])
+    assert both.parts[COMPUTE] == 1.0 and both.spreads[COMPUTE] == pytest.approx(2**-0.5)
+    assert both.step_s == 1.5 and both.rate.n == 2
+    unknown = replace(two, parts={**two.parts, COMPUTE: None})
+    assert together([one, unknown]).parts[COMPUTE] is None
+    slow = [replace(one, slowest=Slowest(rank, 0.5, 0.25)) for rank in (1, 1, 0)]
+    assert together(slow).slowest == Slowest(1, 0.5, 0.25)
+    assert together(slow[1:]).slowest is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234, "1,234 s"), (0.0125, "12.5 ms"), (2e-5, "20 µs"), (0, "0 s")]
+)
+def test_seconds_are_written_in_a_unit_that_fits(value: float, text: str) -> None:
+    assert causes_text.seconds(value) == text
+
+
+# ---- records ----
+
+ROW = {
+    "timed_steps": 4, "timed_s": 8.0, "timed_samples": 64, "epoch_time_s": 12.0,
+    "data_wait_share": 0.25, "eval_samples": 16, "eval_time_s": 2.0,
+}  # fmt: skip
+TIMES = {"updates": 5, "wall_s": 20.0, "eval_time_s": 2.0, "save_time_s": 1.0}
+
+
+def written(folder: Path, *flags: str, row: dict[str, Any] | None = None, **more: Any) -> Path:
+    """A record of two processes whose ranks say nothing of their steps, with one epoch."""
+    path = record(folder, 1, *flags, **{**TIMES, **more})
+    (path / "epochs.jsonl").write_text(json.dumps({**ROW, **(row or {})}) + "\n")
+    return path
+
+
+def test_where_ranks_do_not_tell_the_probe_and_the_data_do(tmp_path: Path) -> None:
+    path = written(tmp_path, "--strategy", "fsdp", comm_share=0.25)
+    found = account_of(read_side("x", str(path), None).records[0])
+    assert found.step_s == 2.0 and found.samples == 16
+    told = {name: value for name, value in found.parts.items() if value}
+    # A quarter of a step is waiting for data and a quarter exchanging; the first steps took 2 s.
+    assert told == {
+        DATA: 0.5, EXCHANGE: 0.5, UNTOLD: 1.0, FIRST: 0.4, EVALUATION: 0.4, SAVING: 0.2,
+        "start and rest": 1.0,
+    }  # fmt: skip
+    assert found.evaluation_s == 2 * 2 / 16
+
+
+def published(word: str) -> Explanation:
+    """Of records that were made before ranks told of their steps."""
+    return explain(read_side("RUN", str(PUBLISHED / word), None))
+
+
+def test_what_is_hidden_may_be_the_main_cause() -> None:
+    found = published("vit/1_2:epochs=1")
+    text = " ".join(found.sentences)
+    assert found.main is None and "The main cause is not known" in text
+    assert "Nothing stands out" not in text and "Main cause" not in text
+
+
+def test_nodes_are_held_against_as_many_processes_on_one() -> None:
+    found = published("vit/2_1_20ms")
+    assert found.main == UNTOLD
+    assert "277 ± 3.34 samples/s (mean and standard deviation of 3 runs)" in found.sentences[0]
+    assert "2 processes on one node with batch 16" in found.sentences[1]
+    assert "the link takes 40." in found.sentences[3]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+    assert main(["explain", *map(str, words)]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and len(out.err.splitlines()) == 1
+    return out.err
+
+
+def test_what_cannot_be_explained_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a")
+    assert "at most one BASELINE" in refused(capsys, path, path, path)
+    assert "there is no such folder" in refused(capsys, tmp_path / "none")
+    broken = written(tmp_path / "b", outcome="interrupted", reason="SIGTERM")
+    assert "no finished run to explain: interrupted (SIGTERM)" in refused(capsys, broken)
+    short = written(tmp_path / "c", row={"timed_steps": 0, "timed_s": 0.0, "timed_samples": 0})
+    assert "no timed steps: measure a longer run" in refused(capsys, short)
+    other = written(tmp_path / "d", environment={"machine": "b-cpux2"})
+    assert "not comparable: machine" in refused(capsys, path, other)
+    data = written(tmp_path / "e", data={"data_checksum": "bbbb"})
+    assert "not comparable: data checksum" in refused(capsys, path, data)
+    model = written(tmp_path / "f", "--model", "bert-mini")
+    assert "not comparable: the model differs" in refused(capsys, path, model)
+
+
+def test_an_imported_run_tells_nothing_of_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "records"
+    assert main(["import", str(text_file(tmp_path, TEXT)), "--output_dir", str(out)]) == 0
+    capsys.readouterr()
+    assert "is imported: its source tells nothing" in refused(capsys, out)
+
+
+def test_help_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--help"]) == 0
+    assert "explain RUN [BASELINE]" in capsys.readouterr().out
+    path = written(tmp_path)
+    assert main(["explain", str(path), str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Under 10 % is lost against it." in shown
+    assert "Not known from this record: computing, exchanging" in shown
+    assert "baseline's share, ms" in shown and "unknown" in shown
+
+
+def test_what_else_there_is_to_say(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", wall_s=60.0, attempts=2, lost_s=3.0)
+    written(tmp_path / "a", outcome="failed", reason="a reason")
+    base = written(tmp_path / "b", "--dropout", "0.5")
+    run = read_side("RUN", str(path.parent), None)
+    text = " ".join(explain(run, read_side("BASELINE", str(base), None)).sentences)
+    assert "They also differ in dropout." in text
+    assert "took 45 s of 60 s" in text
+    assert "1 run(s) were broken off and went on: 3 s lost." in text
+    assert "1 run(s) did not finish and are not counted." in text

@@ -1,0 +1,403 @@
+"""What may be compared, and what two sides then differ by; intervals were worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.core.command_line import as_mapping, parse
+from harness.core.records import SCHEMA
+from harness.core.settings import UserError
+from harness.read.compare.compare import compare
+from harness.read.records.selection import command_for_seeds, read_side
+from harness.read.statistics import difference
+from tests.read.test_importing import TEXT, text_file
+from tests.read.test_read import TWO, lines
+
+DATA = {
+    "dataset": "embedded:english", "data_checksum": "aaaa", "test_samples": 500,
+    "test_from": "split test", "train_samples": 1000,
+}  # fmt: skip
+
+
+def run(
+    folder: Path, seed: int, *flags: str, accuracy: float | None = 0.8, rate: float = 100.0,
+    outcome: str = "finished", environment: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None, schema: int = SCHEMA, **summary: Any,
+) -> Path:  # fmt: skip
+    """One record of two processes, with what a comparison looks at."""
+    path = folder / "bert" / "1_2" / f"run_{seed}_{len(list(folder.glob('*/*/*')))}"
+    path.mkdir(parents=True)
+    settings = as_mapping(parse("bert", ["--tiny", "--seed", str(seed), *flags], TWO))
+    (path / "settings.json").write_text(json.dumps({"schema": schema, **settings}))
+    facts = {
+        "machine": "a-cpux2", "gpus": [], "nodes": 1, "processes_per_node": 2,
+        "effective_batch": 64, "command": f"bert.py --tiny --seed {seed} --lr 1e-3",
+        "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
+        "data": {**DATA, **(data or {})}, **(environment or {}),
+    }  # fmt: skip
+    (path / "environment.json").write_text(json.dumps(facts))
+    content = {
+        "schema": SCHEMA, "outcome": outcome, "reason": None, "epochs_done": 2, "updates": 60,
+        "samples": 2000, "accuracy": accuracy, "train_samples_per_s": rate, "train_time_s": 20.0,
+        **summary,
+    }  # fmt: skip
+    (path / "summary.json").write_text(json.dumps(content))
+    return path
+
+
+def group(folder: Path, accuracies: list[float], *flags: str, first: int = 1, **more: Any) -> Path:
+    for n, accuracy in enumerate(accuracies):
+        run(folder, first + n, *flags, accuracy=accuracy, **more)
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 0) -> str:
+    assert main(["compare", *map(str, words)]) == code
+    out = capsys.readouterr()
+    assert out.err == ""
+    return " ".join(out.out.split())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
+    assert main(["compare", *map(str, words)]) == 2
+    out = capsys.readouterr()
+    assert out.out == "" and len(out.err.splitlines()) == 1
+    return out.err
+
+
+# ---- intervals ----
+
+
+def test_a_paired_interval() -> None:
+    # Differences 1, 2, 3: mean 2, sd 1, t of 2 degrees 4.30265: 2 -+ 4.30265 / sqrt(3).
+    found = difference({1: 11.0, 2: 22.0, 3: 33.0}, {3: 30.0, 2: 20.0, 1: 10.0})
+    assert found.paired and found.value == 2
+    assert found.low == pytest.approx(2 - 2.484138, abs=1e-5)
+    assert found.high == pytest.approx(2 + 2.484138, abs=1e-5)
+    assert found.is_beyond_noise is False
+
+
+def test_a_welch_interval() -> None:
+    # Squared standard errors 6 / 3 = 2 and 2 / 2 = 1, degrees of freedom 3^2 / (2^2/2 + 1^2/1) = 3,
+    # t of 3 degrees 3.182446: 9 -+ 3.182446 sqrt(3).
+    root = math.sqrt(6)
+    found = difference({1: 10 - root, 2: 10.0, 3: 10 + root}, {1: 0.0, 2: 2.0})
+    assert not found.paired and found.value == pytest.approx(9)
+    assert found.low == pytest.approx(9 - 5.512158, abs=1e-5)
+    assert found.high == pytest.approx(9 + 5.512158, abs=1e-5)
+    assert found.is_beyond_noise is True
+
+
+def test_other_seeds_are_no_pairs_even_if_as_many() -> None:
+    # Equal sizes and spreads: degrees of freedom 4, t 2.776445; s.e. sqrt(2/3).
+    found = difference({4: 2.0, 5: 3.0, 6: 4.0}, {1: 1.0, 2: 2.0, 3: 3.0})
+    assert not found.paired and found.value == 1
+    assert found.low == pytest.approx(1 - 2.776445 * math.sqrt(2 / 3), abs=1e-5)
+
+
+def test_one_value_on_a_side_has_no_interval() -> None:
+    found = difference({1: 2.0}, {1: 1.0, 2: 1.5})
+    assert (found.value, found.low, found.high, found.is_beyond_noise) == (0.75, None, None, None)
+
+
+def test_values_without_spread_tell_nothing_of_noise() -> None:
+    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}).is_beyond_noise is None
+    assert difference({1: 2.0, 2: 2.0}, {3: 1.0, 4: 1.0}).is_beyond_noise is None
+    equal = difference({1: 2.0, 2: 3.0}, {1: 2.0, 2: 3.0})
+    assert (equal.value, equal.low, equal.high, equal.is_beyond_noise) == (0, 0, 0, False)
+
+
+# ---- what is said ----
+
+
+def test_a_planted_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Pairs differ by 0.1, 0.11, 0.12: 11 points, sd 1, 11 -+ 2.48; of A's mean 0.5: 22 %.
+    one = group(tmp_path / "a", [0.49, 0.50, 0.51])
+    other = group(tmp_path / "b", [0.59, 0.61, 0.63], "--lr", "0.01")
+    text = said(capsys, one, other)
+    assert "(3 finished runs, seeds 1, 2, 3, a-cpux2)" in text
+    assert (
+        "settings that differ: lr (A 0.003, B 0.01) speed: comparable quality: comparable" in text
+    )
+    assert (
+        "accuracy: B has 11.00 points more than A (22.0 %), 95 % interval +8.52 to +13.48, "
+        "3 seeds paired by seed: more than the noise of seeds" in text
+    )
+    assert "accuracy 0.5000 ± 0.0100 0.6100 ± 0.0200 +11.00 points +8.52 to +13.48 +22.0" in text
+    assert "samples/s: B is equal to A" in text
+    assert said(capsys, other, one).count("11.00 points less than A (18.0 %)") == 1
+
+
+def test_noise_is_called_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = group(tmp_path / "a", [0.4, 0.5, 0.6])
+    other = group(tmp_path / "b", [0.7, 0.5, 0.4], "--lr", "0.01", first=7)
+    text = said(capsys, one, other)
+    assert "3 and 3 values, not paired: within the noise of seeds" in text
+    assert "accuracy: B has 3.33 points more than A (6.7 %)" in text
+
+
+def test_identical_runs_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = group(tmp_path / "a", [0.4, 0.5, 0.6])
+    other = group(tmp_path / "b", [0.4, 0.5, 0.6])
+    for sides in ((one, other), (one, one)):
+        text = said(capsys, *sides)
+        assert "settings that differ: none" in text
+        assert "accuracy: B is equal to A, 3 seeds paired by seed" in text
+        assert "epoch time: B is equal to A" in text
+        assert "more than the noise" not in text
+
+
+def test_one_seed_says_nothing_of_noise_and_how_to_measure_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = run(tmp_path / "a", 1), run(tmp_path / "b", 1, accuracy=0.9)
+    text = said(capsys, one, other)
+    assert "accuracy: B has 10.00 points more than A (12.5 %); with one value on a side its" in text
+    assert (
+        "A has 1 seed: noise is unknown; more: for seed in 2 3; do torchrun --standalone "
+        f"--nproc_per_node=2 bert.py --tiny --lr 1e-3 --output_dir {tmp_path / 'a'} "
+        "--seed $seed; done" in text
+    )
+
+
+def test_repeats_of_one_seed_tell_of_time_but_not_of_quality(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n, name in enumerate("ab"):
+        for repeat, rate in ((1, 100.0), (2, 102.0)):
+            flags = ("--repeat", str(repeat))
+            run(tmp_path / name, 1, *flags, accuracy=0.8 + n / 10, rate=rate * (1 + n / 10))
+    text = said(capsys, tmp_path / "a", tmp_path / "b")
+    # 110, 112.2 and 100, 102: differences 10 and 10.2; sd 0.1414, t of 1 degree 12.706.
+    assert (
+        "samples/s: B has 10.1 samples/s more than A (10.0 %), 95 % interval +8.8 to +11.4" in text
+    )
+    assert "10.00 points more than A (12.5 %); with one value on a side its noise" in text
+    assert "A has 1 seed: noise is unknown" in text
+
+
+def test_time_to_a_target_and_misses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def epochs(*quality: float) -> list[dict[str, Any]]:
+        return [{"epoch": n, "accuracy": q, "epoch_time_s": 10.0} for n, q in enumerate(quality)]
+
+    for seed in (1, 2):
+        lines(run(tmp_path / "a", seed) / "epochs.jsonl", epochs(0.5, 0.6, 0.9))
+        more = {"updates": 30, "environment": {"effective_batch": 128}}
+        lines(run(tmp_path / "b", seed, **more) / "epochs.jsonl", epochs(0.5, 0.6 + seed / 10))
+    text = said(capsys, tmp_path / "a", tmp_path / "b", "--target", "accuracy=0.7")
+    # Another training, and yet both go to the same place.
+    assert "quality: not comparable" in text and "time to target: comparable" in text
+    assert "training time to target: B has 10.000 s less than A (33.3 %)" in text
+    text = said(capsys, tmp_path / "a", tmp_path / "b", "--target=accuracy=0.75")
+    assert "the target is missed by 0 of 2 runs of A and 1 of 2 of B" in text
+    assert "1 of 2 reach it" in text
+    assert "time to target" not in said(capsys, tmp_path / "a", tmp_path / "b")
+
+
+def test_what_took_another_amount_of_work_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = group(tmp_path / "a", [0.8, 0.9], energy_j=50.0, joules_per_sample=0.025)
+    other = group(tmp_path / "b", [0.8, 0.9], samples=4000, energy_j=90.0, joules_per_sample=0.02)
+    text = said(capsys, one, other)
+    for name in ("epoch time", "energy"):
+        assert f"{name} is left out: samples trained on differ (A 2,000, B 4,000)" in text
+    assert "energy per sample: B has 0.005 J less than A (20.0 %)" in text
+
+
+# ---- refusals ----
+
+UNLIKE: list[tuple[dict[str, Any], list[str], str, str, str]] = [
+    # How B differs, its flags, what is said, and whether speed and quality may be compared.
+    ({"updates": 30}, [], "updates: A has 60, B has 30", "comparable", "not comparable"),
+    ({"environment": {"effective_batch": 128}}, [], "effective batch: A has 64, B has 128",
+     "comparable", "not comparable"),
+    ({"data": {"data_checksum": "bbbb"}}, [], "data checksum: A has aaaa, B has bbbb",
+     "not comparable", "not comparable"),
+    ({"data": {"data_checksum": None}}, [], "data checksum: A has aaaa, B has an unknown one",
+     "not comparable", "not comparable"),
+    ({}, ["--precision", "bf16"], "number format: A has fp32, B has bf16", "not comparable",
+     "not comparable"),
+    ({"data": {"test_samples": 400}}, [],
+     "test set: A has 500 samples of split test, B has 400 samples of split test", "comparable",
+     "not comparable"),
+    ({"data": {"validation_samples": 50, "validation_from": "train"}}, [],
+     "B has 500 samples of split test, validation on 50 of train", "comparable", "not comparable"),
+    ({"environment": {"machine": "b-gpux8"}}, [], "machine: A has a-cpux2, B has b-gpux8",
+     "not comparable", "comparable"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "flags", "why", "speed", "quality"), UNLIKE)
+def test_what_is_not_comparable(
+    change: dict[str, Any], flags: list[str], why: str, speed: str, quality: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    one = group(tmp_path / "a", [0.7, 0.8])
+    other = group(tmp_path / "b", [0.8, 0.9], *flags, **change)
+    nothing = speed == quality == "not comparable"
+    text = said(capsys, one, other, code=2 if nothing else 0)
+    assert f"speed: {speed}" in text and f"quality: {quality}" in text and why in text
+    assert ("samples/s: B" in text) == (speed == "comparable")
+    assert ("accuracy: B" in text) == (quality == "comparable")
+
+
+def test_gpus_of_one_kind_are_one_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"machine": "a100x1", "gpus": ["A100"]}
+    one = group(tmp_path / "a", [0.7, 0.8], environment=facts)
+    other = group(tmp_path / "b", [0.7, 0.8], environment={**facts, "machine": "a100x4"})
+    assert "speed: comparable" in said(capsys, one, other)
+
+
+def test_other_versions_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = group(tmp_path / "a", [0.7, 0.8])
+    versions = {"versions": {"torch": "2.14.0", "transformers": "5.23.0"}}
+    text = said(capsys, one, group(tmp_path / "b", [0.7, 0.8], environment=versions))
+    assert "note: versions: A has torch 2.13.0, transformers 5.23.0, B has torch 2.14.0" in text
+
+
+def test_failed_and_unfinished_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = group(tmp_path / "a", [0.7, 0.8])
+    bad = run(tmp_path / "b", 1, outcome="oom", reason="no room")
+    text = said(capsys, one, bad, code=2)
+    assert "quality: not comparable B has no finished run(s) and 1 oom: no room" in text
+    (bad / "summary.json").unlink()
+    assert "B has no finished run(s) and 1 unfinished" in said(capsys, one, bad, code=2)
+    group(tmp_path / "b", [0.7, 0.9], first=2)
+    text = said(capsys, one, tmp_path / "b")  # those that finished are compared, and it is said
+    assert "note: B has 2 finished run(s) and 1 unfinished" in text
+    assert "(2 finished runs of 3, seeds 2, 3, a-cpux2)" in text
+
+
+def test_other_definitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = group(tmp_path / "a", [0.7, 0.8])
+    new = run(tmp_path / "b", 1, schema=SCHEMA + 1)
+    assert f"schema {SCHEMA + 1}, this reads {SCHEMA}" in refused(capsys, one, new)
+
+
+def test_a_side_of_several_kinds_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = group(tmp_path / "a", [0.7, 0.8])
+    group(folder, [0.7, 0.8], "--lr", "0.01")
+    text = refused(capsys, folder, folder)
+    assert (
+        f"its runs differ in lr (0.003, 0.01): name one kind, for example {folder}:lr=0.0" in text
+    )
+    assert "lr (A 0.003, B 0.01)" in said(capsys, f"{folder}:lr=3e-3", f"{folder}:lr=1e-2,seed=1")
+    assert "is on both sides" in refused(capsys, f"{folder}:lr=3e-3", f"{folder}:lr=3e-3,seed=2")
+    assert "no run with lr=2; there is 0.003, 0.01" in refused(capsys, f"{folder}:lr=2", folder)
+    assert "no run with lr=x; there" in refused(capsys, f"{folder}:lr=x", folder)
+    assert "its runs have no colour; they have" in refused(capsys, f"{folder}:colour=1", folder)
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = group(tmp_path / "a", [0.7, 0.8])
+    (tmp_path / "empty").mkdir()
+    for words, text in (
+        ([folder], "two sides are expected, A and B, not 1"),
+        ([folder, tmp_path / "none"], "none: there is no such folder"),
+        ([folder, tmp_path / "empty"], "empty: there is no record of a run below it"),
+        ([folder, f"{folder}:lr="], "expected FOLDER:NAME=VALUE"),
+        ([folder, folder, "--anyway"], "unknown flag --anyway"),
+        ([folder, folder, "--target", "high"], "--target high: expected METRIC=VALUE"),
+        ([folder, folder, "--target"], "--target : expected METRIC=VALUE"),
+    ):
+        assert text in refused(capsys, *words)
+    assert main(["compare"]) == 2 and main(["compare", "--help"]) == 0
+    assert capsys.readouterr().out.count("usage: python -m harness compare A B") == 2
+
+
+# ---- imported, and real ----
+
+
+def test_imported_and_measured_runs_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = [
+        text_file(tmp_path),
+        text_file(tmp_path, TEXT.replace("120.5", "121.5"), "1_1_2e-05_16.txt"),
+    ]
+    assert main(["import", *map(str, theirs), "--output_dir", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    ours = group(tmp_path / "a", [0.7, 0.8])
+    text = said(capsys, ours, tmp_path / "out" / "bert" / "1_1", code=2)
+    assert "machine: A has a-cpux2, B has imported:callback-text" in text
+    assert "definition of the metrics: A has this project's, B has callback-text's" in text
+    # Two of one source are, as far as their files go, and what nobody knows is said.
+    sides = (tmp_path / "out" / "bert" / name for name in ("1_1", "2_1_P100far"))
+    text = said(capsys, *sides)
+    assert "note: data checksum is not in the records: taken to be the same" in text
+    assert "epoch time: B has 0.500 s less than A (0.4 %)" in text
+    assert "A has 1 seed: noise is unknown; only its source can measure more" in text
+
+
+def test_published_records(root: Path) -> None:
+    sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
+    near, far = (f"{sweep}:script=vit,setup=2_1,link={link}" for link in ("none", "20ms"))
+    found = compare(read_side("A", near, None), read_side("B", far, None))
+    rows = {row.measure.name: row for row in found.rows}
+    # A link changes no digit of what is learnt, and takes time.
+    assert rows["accuracy"].difference is not None and rows["accuracy"].difference.value == 0
+    rate = rows["train_samples_per_s"]
+    assert rate.difference is not None and rate.difference.paired
+    assert rate.difference.is_beyond_noise is True
+    assert -95 < (rate.percent(rate.difference.value) or 0) < -80
+    assert not found.verdicts["speed"].reasons and not found.verdicts["quality"].reasons
+
+
+def test_the_readme_compares_published_records(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = re.sub(r"\\\n\s*", "", (root / "README.md").read_text())
+    (sweep,) = re.findall(r"^SWEEP=(.*)$", text, re.MULTILINE)
+    (command,) = re.findall(r"^python -m harness (compare .*\$SWEEP.*)$", text, re.MULTILINE)
+    monkeypatch.chdir(root)
+    shown = said(capsys, *command.replace("$SWEEP", sweep).split()[1:])
+    for number in ("0.09 points more", "-1.34 to +1.53", "53.258 s less", "-55.909 to -50.606"):
+        assert number in shown, shown
+
+
+def test_commands_for_more_seeds(root: Path) -> None:
+    sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
+    far = read_side("A", f"{sweep}:script=vit,setup=2_1,link=20ms/100mbit", None)
+    published = root / "outputs" / "published"
+    assert command_for_seeds(far, 2) == (
+        "for seed in 1 3; do python -m harness nodes 2 --link 20ms/100mbit -- torchrun vit.py "
+        "--tiny --per_gpu_batch 16 --epochs 1 --setup 2_1_20ms-100mbit "
+        f"--output_dir {published} --seed $seed; done"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "facts", "start"),
+    [
+        ((), {"processes_per_node": 1}, "python bert.py"),
+        ((), {"nodes": 3}, "torchrun --nnodes=3 --node_rank=RANK --master_addr=ADDRESS "
+         "--nproc_per_node=2 bert.py"),
+        ((), {"nodes": 2, "launch": {"launcher": "netns", "link": None}},
+         "python -m harness nodes 2 -- torchrun --nproc_per_node=2 bert.py"),
+        ((), {"command": "bert.py --seed=4 --tiny"}, "--nproc_per_node=2 bert.py --tiny --o"),
+    ],
+)  # fmt: skip
+def test_commands_of_every_start(
+    flags: tuple[str, ...], facts: dict[str, Any], start: str, tmp_path: Path
+) -> None:
+    run(tmp_path / "a", 1, *flags, environment=facts)
+    assert start in (command_for_seeds(read_side("A", str(tmp_path / "a"), None), 2) or "")
+
+
+def test_an_error_names_the_side(tmp_path: Path) -> None:
+    folder = group(tmp_path / "a", [0.7])
+    group(folder, [0.7], "--epochs", "9")
+    with pytest.raises(UserError, match=r"^B, .* differ in epochs"):
+        read_side("B", str(folder), None)

@@ -1,0 +1,490 @@
+"""What stands in each figure, looked at from the inside; records and numbers made by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from harness.read.drawing import (
+    DARK,
+    FAILED,
+    MOST_LINES,
+    Drawn,
+    NothingToDraw,
+    darken,
+    for_page,
+    listed,
+    numbers_of,
+    save,
+)
+from harness.read.explain.account import PARTS
+from harness.read.figures.catalogue import FIGURES, draw_all, propagation_delay, show
+from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch
+from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency, throughput
+from harness.read.figures.target import frontier, targets_of, time_to_accuracy
+from harness.read.figures.time import usage, where_time_went
+from harness.read.records.measured import Measured, read_all, read_measured
+from tests.read.test_read import lines
+from tests.read.test_sweep_table import Plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(tmp_path / "outputs")
+
+
+def epochs(*accuracies: float, seconds: float = 2.0) -> list[dict[str, Any]]:
+    return [
+        {"epoch": n + 1.0, "accuracy": a, "eval_loss": 1 - a, "train_loss": 1.5 - a, "samples": 200,
+         "epoch_time_s": seconds, "wall_s": 3 * seconds * (n + 1), "unix": 1000.0 + n}
+        for n, a in enumerate(accuracies)
+    ]  # fmt: skip
+
+
+def measured(plan: Plan, **changes: Any) -> Measured:
+    return read_measured(plan.write(**changes))
+
+
+def points(drawn: Drawn, panel: int = 0) -> list[tuple[float, float]]:
+    """Of all single runs in a panel."""
+    offsets = (found.get_offsets() for found in drawn.figure.axes[panel].collections)
+    return sorted(tuple(map(float, point)) for array in offsets for point in np.asarray(array))
+
+
+def texts(drawn: Drawn, panel: int = 0) -> list[str]:
+    return [text.get_text() for text in drawn.figure.axes[panel].texts]
+
+
+def failed_at(drawn: Drawn, panel: int = 0) -> list[float]:
+    return [float(np.asarray(line.get_xdata())[0]) for line in drawn.figure.axes[panel].lines
+            if line.get_marker() == "X" and line.get_color() == FAILED]  # fmt: skip
+
+
+# ---- against the epoch ----
+
+
+def test_curves_have_a_mean_an_interval_and_their_runs(plan: Plan) -> None:
+    for seed, last in ((1, 0.8), (2, 0.9), (3, 1.0)):
+        plan.run(seed=seed, epochs=epochs(0.5, last))
+    drawn = accuracy_by_epoch(measured(plan))
+    (axes,) = drawn.figure.axes
+    assert axes.get_title() == "1_1" and axes.get_ylabel() == "accuracy"
+    assert list(np.asarray(axes.lines[0].get_ydata())) == pytest.approx([0.5, 0.9])
+    runs = [(1, 0.5)] * 3 + [(2, 0.8), (2, 0.9), (2, 1.0)]
+    band, scatter = axes.collections
+    assert sorted(map(tuple, np.asarray(scatter.get_offsets()))) == runs
+    # Student's t with 2 degrees of freedom, as in tests/read/test_sweep_table.py.
+    edges = np.asarray(band.get_paths()[0].vertices)
+    assert edges[:, 1].min() == pytest.approx(0.5) and axes.get_ylim()[1] <= 1.03
+    assert edges[edges[:, 0] == 2][:, 1].min() == pytest.approx(0.651586, abs=1e-6)
+    assert "0.9 (0.8 to 1, n = 3)" in drawn.alt
+    assert drawn.tips["points_0"][1] == "batch per GPU 4, seed 1, epoch 2: 0.8"
+
+
+def test_learning_rates_are_lines_and_set_ups_panels(plan: Plan) -> None:
+    for setup in ("1_1", "2_1_far"):
+        for lr in (0.1, 0.01):
+            plan.run(setup, lr, epochs=epochs(0.5, 0.6), label={"lr": lr})
+    for entry in plan.content["runs"]:
+        entry["label"].pop("per_gpu_batch")
+    drawn = loss_by_epoch(measured(plan, axes=["setup", "lr"]))
+    titles = [axes.get_title() for axes in drawn.figure.axes]
+    assert titles == ["1_1", "2_1", "", ""]  # the losses of training above those of the test
+    assert [axes.get_ylabel() for axes in drawn.figure.axes][::2] == ["training loss", "test loss"]
+    (legend,) = drawn.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["lr 0.1", "lr 0.01"]
+
+
+def test_a_run_that_failed_ends_with_a_cross(plan: Plan) -> None:
+    plan.run(seed=1, epochs=epochs(0.5, 0.6, 0.7))
+    plan.run(seed=2, epochs=epochs(0.5, 0.1), outcome="diverged", reason="loss nan")
+    drawn = accuracy_by_epoch(measured(plan))
+    assert failed_at(drawn) == [2.0] and "diverged" in texts(drawn)
+
+
+def test_what_has_no_room_is_said(plan: Plan) -> None:
+    for batch in range(1, MOST_LINES + 4):
+        plan.run("1_1", batch, epochs=epochs(0.5, 0.6))
+        plan.run("1_2", 1, seed=batch, epochs=epochs(0.5, 0.6))
+    # Batches may have panels of their own, another axis may not.
+    drawn = accuracy_by_epoch(measured(plan))
+    assert drawn.notes == ["4 more panels are not drawn"]
+    for entry in plan.content["runs"]:
+        entry["label"]["warmup"] = entry["label"].pop("per_gpu_batch")
+    drawn = accuracy_by_epoch(measured(plan, axes=["setup", "warmup"]))
+    assert "1_1: 3 more lines are not drawn: warmup 13; warmup 14; warmup 15 ..." in drawn.notes
+
+
+def test_one_epoch_makes_no_line(plan: Plan) -> None:
+    plan.run(epochs=epochs(0.5))
+    with pytest.raises(NothingToDraw, match="one epoch makes no line"):
+        accuracy_by_epoch(measured(plan))
+    with pytest.raises(NothingToDraw, match="no epoch of any run has train_loss or eval_loss"):
+        loss_by_epoch(measured(without_loss(plan)))
+
+
+def without_loss(plan: Plan) -> Plan:
+    plan.content["runs"].clear()
+    plan.run(seed=9, epochs=[{"epoch": 1.0}, {"epoch": 2.0}])
+    return plan
+
+
+# ---- speed ----
+
+
+def test_epoch_time_over_the_batch(plan: Plan) -> None:
+    for batch, seconds in ((4, 40.0), (16, 20.0)):
+        for seed in (1, 2):
+            plan.run("1_1", batch, seed, train_time_s=seconds + seed)
+    plan.run("1_1", 64, 1, outcome="oom", reason="planted")
+    drawn = epoch_time_by_batch(measured(plan))
+    assert points(drawn) == [(4, 20.5), (4, 21), (16, 10.5), (16, 11)]
+    means = [tuple(np.asarray(line.get_ydata())) for line in drawn.figure.axes[0].lines]
+    assert (20.75, 10.75) in means
+    assert failed_at(drawn) == [64.0] and "oom" in texts(drawn)  # marked, not left out
+    assert "setup 1_1 at 64 oom" in drawn.alt
+    plan.content["runs"] = plan.content["runs"][:2]
+    with pytest.raises(NothingToDraw, match="the batch per GPU does not vary"):
+        epoch_time_by_batch(measured(plan))
+
+
+def scaled(plan: Plan, hold: str) -> Measured:
+    """1, 2 and 4 devices: 100, 150 and 200 samples/s, 30, 20 and 15 seconds."""
+    for setup, devices, rate, seconds in (("1_1", 1, 100, 30), ("1_2", 2, 150, 20),
+                                          ("1_4", 4, 200, 15)):  # fmt: skip
+        batch = 4 if hold == "per_gpu_batch" else 4 // devices
+        for seed in (1, 2):
+            plan.run(setup, batch, seed, devices, train_samples_per_s=rate, train_time_s=seconds)
+    return measured(plan, hold=hold)
+
+
+@pytest.mark.parametrize(
+    ("hold", "kind", "expected"),
+    [("per_gpu_batch", "weak", [1, 0.75, 0.5]), ("effective_batch", "strong", [1, 0.75, 0.5])],
+)
+def test_scaling_efficiency(hold: str, kind: str, expected: list[float], plan: Plan) -> None:
+    drawn = scaling_efficiency(scaled(plan, hold))
+    line, *_, ideal = drawn.figure.axes[0].lines
+    assert list(np.asarray(line.get_xdata())) == [1, 2, 4]
+    assert list(np.asarray(line.get_ydata())) == pytest.approx(expected)
+    assert set(np.asarray(ideal.get_ydata())) == {1.0}
+    assert any(kind in note for note in drawn.notes) and "0.50 on 4" in drawn.alt
+
+
+def test_throughput_has_the_line_of_the_ideal(plan: Plan) -> None:
+    drawn = throughput(scaled(plan, "per_gpu_batch"))
+    ends = [tuple(np.asarray(line.get_ydata())) for line in drawn.figure.axes[0].lines]
+    assert (100.0, 150.0, 200.0) in ends and (100.0, 400.0) in ends
+    assert drawn.notes == []
+
+
+def test_shared_cores_and_missing_devices_are_said(plan: Plan) -> None:
+    crowded = {"launch": {"processes_per_core": 2.0}}
+    plan.run("1_1", 4)
+    plan.run("1_2", 4, devices=2, environment=crowded)
+    found = measured(plan)
+    assert "1 of 2 runs had more processes than cores (up to 2" in throughput(found).notes[0]
+    assert "1 of 2 runs" in scaling_efficiency(found).notes[0]
+    plan.content["runs"].pop()
+    with pytest.raises(NothingToDraw, match="the number of devices does not vary"):
+        throughput(measured(plan))
+
+
+def test_set_ups_with_as_many_devices_are_told_apart(plan: Plan) -> None:
+    for setup, devices, rate in (("1_1", 1, 100), ("1_4", 4, 300), ("2_2", 4, 200)):
+        plan.run(setup, 4, 1, devices, train_samples_per_s=rate)
+    plan.run("4_1", 8, 1, 4, outcome="oom", reason="planted")
+    found = measured(plan)
+    for drawn, best, other in ((throughput(found), 300.0, 200.0),
+                               (scaling_efficiency(found), 0.75, 0.5)):  # fmt: skip
+        drawn_lines = [line.get_ydata() for line in drawn.figure.axes[0].lines]
+        values = [tuple(map(float, np.asarray(line))) for line in drawn_lines]
+        assert any(len(line) == 2 and line[-1] == best for line in values)
+        assert any(other in line for line in values) and (best, other) not in values
+    assert set(texts(throughput(found))) == {"1_4", "2_2", "oom", "ideal"}
+    assert failed_at(throughput(found)) == [4.0]
+
+
+def test_no_efficiency_of_unlike_work(plan: Plan) -> None:
+    plan.run("1_1", 4, environment={"effective_batch": 4})
+    plan.run("1_2", 4, devices=2, environment={"effective_batch": 6})
+    with pytest.raises(NothingToDraw, match="no two set-ups have the same batch"):
+        scaling_efficiency(measured(plan))
+
+
+def test_machines_are_lines_of_their_own(plan: Plan) -> None:
+    for seed, machine, rate in ((1, "a-cpux2", 100), (2, "b-cpux8", 900)):
+        for setup, devices in (("1_1", 1), ("1_2", 2)):
+            plan.run(setup, 4, seed, devices, machine=machine, train_samples_per_s=rate)
+    drawn = throughput(measured(plan))
+    (legend,) = drawn.figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["batch per GPU 4, a-cpux2", "batch per GPU 4, b-cpux8"]
+    means = {y for line in drawn.figure.axes[0].lines for y in np.asarray(line.get_ydata())}
+    assert 500.0 not in means  # which would be the mean over both
+
+
+def test_gpus_of_one_kind_are_one_line(plan: Plan) -> None:
+    for setup, devices in (("1_1", 1), ("1_2", 2)):
+        gpus = {"gpus": ["a GPU"] * devices}
+        plan.run(setup, 4, 1, devices, machine=f"a-gpux{devices}", environment=gpus)
+    drawn = throughput(measured(plan))
+    assert any(len(np.asarray(line.get_xdata())) == 2 for line in drawn.figure.axes[0].lines)
+
+
+def test_links_of_several_kinds_are_no_propagation(plan: Plan) -> None:
+    plan.run("2_1", 4, label={"link": "1ms"})
+    plan.run("4_1", 4, label={"link": "1ms"})
+    with pytest.raises(NothingToDraw, match="per_gpu_batch varies too"):
+        propagation_delay(measured(plan, axes=["setup", "per_gpu_batch", "link"]))
+    for entry in plan.content["runs"]:
+        entry["label"].pop("per_gpu_batch")
+    with pytest.raises(NothingToDraw, match="several set-ups or machines"):
+        propagation_delay(measured(plan, axes=["setup", "link"]))
+
+
+# ---- time and energy to accuracy ----
+
+
+def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
+    plan.run("1_1", 4, 1, epochs=epochs(0.5, 0.9))
+    plan.run("1_1", 4, 2, epochs=epochs(0.9, 0.9))
+    plan.run("1_1", 4, 3, epochs=epochs(0.5, 0.6))
+    plan.run("1_1", 16, 1, outcome="oom", reason="planted")
+    drawn = time_to_accuracy(measured(plan, target={"metric": "accuracy", "value": 0.85}))
+    assert points(drawn) == [(2.0, 0.0), (4.0, 0.0)]
+    assert texts(drawn) == ["1 of 3 missed", "oom"]
+    assert "batch per GPU 4: 4 s, 1 of 3 missed" in drawn.alt  # a miss counts in the median
+    with pytest.raises(NothingToDraw, match="no run reaches"):
+        time_to_accuracy(measured(plan, target={"metric": "accuracy", "value": 0.95}))
+
+
+def test_a_target_is_made_where_none_is_named(plan: Plan) -> None:
+    plan.run(seed=1, epochs=epochs(0.5, 0.8))
+    (target,) = targets_of(measured(plan)).values()
+    assert target.value == 0.76  # 95 % of the 0.8 in the summary
+    drawn = time_to_accuracy(measured(plan))
+    assert drawn.notes == ["target: 95% of the best mean accuracy, as no sweep names one"]
+
+
+def test_the_frontier_is_what_nothing_else_beats(plan: Plan) -> None:
+    for batch, seconds, accuracy in ((1, 40, 0.9), (4, 20, 0.8), (16, 30, 0.7), (64, 10, 0.6)):
+        plan.run("1_1", batch, train_time_s=seconds, accuracy=accuracy, energy_j=100.0 * seconds)
+    plan.run("1_1", 256, outcome="oom", reason="planted")
+    drawn = frontier(measured(plan))
+    assert [axes.get_xlabel() for axes in drawn.figure.axes] == [
+        "training time (s)", "energy of the devices (kJ)",
+    ]  # fmt: skip
+    for panel, factor in ((0, 1), (1, 0.1)):
+        step = next(x for x in drawn.figure.axes[panel].lines if x.get_drawstyle() == "steps-post")
+        assert [*np.asarray(step.get_xdata())] == pytest.approx(
+            [10 * factor, 20 * factor, 40 * factor]
+        )
+        assert [*np.asarray(step.get_ydata())] == [0.6, 0.8, 0.9]
+        assert texts(drawn, panel) == ["1", "2", "3"]
+    assert any("failed runs have no place here: 1_1 b256 (oom)" in note for note in drawn.notes)
+
+
+# ---- where the time went ----
+
+
+def with_ranks(folder: Path, *rows: dict[str, Any]) -> None:
+    for rank, row in enumerate(rows):
+        lines(folder / "ranks" / f"rank_{rank}.jsonl", [{"epoch": 1.0, "rank": rank, **row}])
+
+
+def timed(**more: Any) -> dict[str, Any]:
+    """An epoch of 10 steps, of which 8 were timed and took 2 s each."""
+    return {"epoch": 1.0, "epoch_time_s": 22.0, "timed_steps": 8, "timed_s": 16.0,
+            "timed_samples": 64, **more}  # fmt: skip
+
+
+ALL_OF_IT = {"updates": 10, "wall_s": 40.0, "eval_time_s": 5.0, "save_time_s": 2.0}
+
+
+def bars(drawn: Drawn) -> list[dict[str, float]]:
+    """Of each row the widths of its parts, by their names in the legend."""
+    axes = drawn.figure.axes[0]
+    named = [(c.get_label(), c.patches) for c in axes.containers]  # type: ignore[attr-defined]
+    rows = len(axes.get_yticks())
+    return [{n: p[row].get_width() for n, p in named if p[row].get_width()} for row in range(rows)]
+
+
+def test_parts_add_up_to_all_of_the_time(plan: Plan) -> None:
+    """Of the timed steps the rank in the middle tells 4.8 + 2.4 + 3.2 + 5.6 s; 10 of 8 run."""
+    folder = plan.run("1_3", devices=3, epochs=[timed()], **ALL_OF_IT)
+    with_ranks(
+        folder,
+        {"compute_s": 4.8, "comm_exposed_s": 8.8, "comm_wait_s": 5.6},
+        {"compute_s": 4.0, "comm_exposed_s": 10.0, "comm_wait_s": 6.8},
+        {"compute_s": 11.0, "comm_exposed_s": 3.2, "comm_wait_s": 0.0},
+    )
+    drawn = where_time_went(measured(plan))
+    (row,) = bars(drawn)
+    assert row == pytest.approx({
+        "computing": 6.0, "waiting for data": 3.0, "exchanging": 4.0,
+        "waiting for slower ranks": 7.0, "first steps": 2.0, "evaluation": 5.0, "saving": 2.0,
+        "start and rest": 11.0,
+    })  # fmt: skip
+    assert [*row] == [name for name in PARTS if name in row]
+    assert math.fsum(row.values()) == pytest.approx(ALL_OF_IT["wall_s"])
+    assert texts(drawn) == ["40 s"] and drawn.notes == []
+    assert "40 s: computing 15%, " in drawn.alt and "first steps 5%, " in drawn.alt
+
+
+def test_the_bar_of_several_runs_is_their_mean_time(plan: Plan) -> None:
+    """One of them tells its steps apart and the other does not: then none of both is told apart."""
+    for seed, more in ((1, {}), (2, {"wall_s": 60.0})):
+        folder = plan.run("1_2", seed=seed, devices=2, epochs=[timed()], **{**ALL_OF_IT, **more})
+        told = {"compute_s": 8.0, "comm_exposed_s": 8.0, "comm_wait_s": 0.0}
+        with_ranks(folder, told if seed == 1 else {"compute_s": None}, told)
+    (row,) = bars(where_time_went(measured(plan)))
+    assert row == pytest.approx({
+        "not told apart": 20.0, "first steps": 2.0, "evaluation": 5.0, "saving": 2.0,
+        "start and rest": 21.0,
+    })  # fmt: skip
+    assert math.fsum(row.values()) == pytest.approx(50.0)
+
+
+def test_runs_without_timed_steps_are_named_and_not_drawn(plan: Plan) -> None:
+    plan.run("1_1", 4, epochs=[timed()], **ALL_OF_IT)
+    for seed in (1, 2):
+        plan.run("1_1", 8, seed, epochs=epochs(0.5))
+    plan.run("1_1", 16, outcome="oom", reason="planted")
+    drawn = where_time_went(measured(plan))
+    assert [label.get_text() for label in drawn.figure.axes[0].get_yticklabels()] == ["1_1 b4"]
+    assert drawn.notes == [
+        "not drawn: has no timed steps: measure a longer run, or more epochs (1_1 b8: 2 runs)",
+        "failed runs are left out: 1_1 b16 (oom)",
+    ]
+    plan.content["runs"] = plan.content["runs"][1:]
+    with pytest.raises(NothingToDraw, match=r"where its time went: has no timed steps.*b8: 2 runs"):
+        where_time_went(measured(plan))
+    plan.content["runs"].clear()
+    plan.run(seed=5, outcome="oom", reason="planted")
+    with pytest.raises(NothingToDraw, match="no run tells where its time went: none finished"):
+        where_time_went(measured(plan))
+
+
+# ---- over the time of a run ----
+
+
+def reading(unix: float, busy: float, power: float | None, cpu: float) -> dict[str, Any]:
+    gpus = [{"utilisation_percent": busy + n, "power_w": power, "memory_gib": 8.0} for n in (0, 1)]
+    return {"unix": unix, "gpus": gpus, "node": {"cpu_percent": cpu, "memory_gib": 3.0}}
+
+
+def test_usage_shows_every_device_of_every_node(plan: Plan) -> None:
+    folder = plan.run("2_2", 4, epochs=epochs(0.5, 0.6))
+    for node in (0, 1):
+        rows = [reading(1000.0 + s, 10.0 * s + 50 * node, None, 30.0) for s in range(5)]
+        lines(folder / "telemetry" / f"node_{node}.jsonl", [*rows, {"no": "time"}])
+    drawn = usage(measured(plan))
+    named = [axes.get_ylabel() for axes in drawn.figure.axes]
+    # What is known of no device has no panel.
+    assert named == ["GPU busy (%)", "GPU memory (GiB)", "cores busy (%)", "node memory (GiB)"]
+    busy = [x for x in drawn.figure.axes[0].lines if len(np.asarray(x.get_xdata())) == 5]
+    assert [list(np.asarray(x.get_ydata())) for x in busy] == [
+        [10.0 * s + 50 * node + gpu for s in range(5)] for node in (0, 1) for gpu in (0, 1)
+    ]
+    assert list(np.asarray(busy[0].get_xdata())) == [0, 1, 2, 3, 4]  # seconds since the start
+    assert "GPU busy (%) 45.5 in the mean" in drawn.alt
+
+
+def test_many_readings_are_averaged_and_few_runs_drawn(plan: Plan) -> None:
+    for batch in (1, 2, 4, 8):
+        folder = plan.run("1_1", batch)
+        rows = [reading(float(s), s % 2 * 100, 200.0, 1.0) for s in range(4000)]
+        lines(folder / "telemetry" / "node_0.jsonl", rows)
+    drawn = usage(measured(plan))
+    assert len(drawn.figure.axes) == 3 * 5
+    (line, *_) = drawn.figure.axes[0].lines
+    assert set(np.asarray(line.get_ydata())) == {50.0}
+    assert drawn.notes == ["1 more groups have readings: not drawn"]
+
+
+# ---- light, dark, in words ----
+
+
+def test_the_dark_one_differs_in_colours_alone(plan: Plan, tmp_path: Path) -> None:
+    drawn = throughput(scaled(plan, "per_gpu_batch"))
+    inside = for_page(drawn, "mine-throughput")
+    files = save(drawn, tmp_path, "throughput")
+    assert [file.name for file in files] == [
+        "throughput.svg", "throughput-dark.svg", "throughput.png", "throughput-dark.png",
+    ]  # fmt: skip
+    light, dark = files[0].read_text(), files[1].read_text()
+    assert light != dark and len(light) == len(dark)
+    for colour in ("#ffffff", "#000000", "#0072b2"):
+        assert colour in light and colour not in dark and DARK[colour] in dark
+    assert to_hex(drawn.figure.get_facecolor()) == DARK["#ffffff"]
+    # In a page the reader decides, and every drawn run can be asked.
+    assert "var(--c0072b2)" in inside and "#ffffff" not in inside
+    assert inside.count("data-tip=") == 6 and 'id="mine-throughput-points_0"' in inside
+    assert f"<title>{drawn.alt}</title>" in light and "<title>" not in inside
+
+
+def test_darkening_twice_changes_nothing(plan: Plan) -> None:
+    drawn = throughput(scaled(plan, "per_gpu_batch"))
+    darken(drawn.figure)
+    once = [to_hex(line.get_color()) for line in drawn.figure.axes[0].lines]
+    darken(drawn.figure)
+    assert [to_hex(line.get_color()) for line in drawn.figure.axes[0].lines] == once
+    assert not {*DARK} & {*once}
+
+
+def test_words_in_place_of_figures() -> None:
+    assert numbers_of([1.5]) == "1.5 (one run)"
+    assert numbers_of([1.0, 3.0]) == "2 (1 to 3, n = 2)"
+    assert listed(map(str, range(14))).endswith("; 11; and 2 more")
+
+
+def test_every_figure_is_drawn_or_says_why(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    found = scaled(plan, "per_gpu_batch")
+    drawn, missing = draw_all(found)
+    assert {*drawn} | {*missing} == {*FIGURES} and not {*drawn} & {*missing}
+    assert all(len(figure.alt) > 40 for figure in drawn.values()) and all(missing.values())
+    assert "throughput" in drawn and missing["usage"].startswith("no readings")
+    assert show([found], "throughput") is not None and show([found], "usage") is None
+    assert "Utilisation, power and memory over time: not drawn, no readings" in (
+        capsys.readouterr().out
+    )
+
+
+# ---- runs of no sweep ----
+
+
+def test_runs_of_no_sweep_are_put_together_by_what_varies(plan: Plan) -> None:
+    for setup, batch, seed in (("1_1", 4, 1), ("1_1", 4, 2), ("1_1", 8, 1), ("1_2", 4, 1)):
+        folder = plan.run(setup, batch, seed)
+        settings = {"schema": 1, "script": "bert", "model": "a/b", "setup": setup, "seed": seed,
+                    "per_gpu_batch": batch, "repeat": 1, "trainer": {"warmup_steps": batch},
+                    "output_dir": str(seed)}  # fmt: skip
+        (folder / "settings.json").write_text(json.dumps(settings))
+    (part,), problems = read_all(plan.output_dir)
+    assert problems == [] and part.sweep.output_dir == plan.output_dir.absolute()
+    assert part.sweep.axes == ("per_gpu_batch", "setup", "warmup_steps")
+    assert part.sweep.baseline == {"setup": "1_1"}
+    assert [len(group.runs) for group in part.groups] == [2, 1, 1]
+    assert all(math.isclose(group.mean("accuracy") or 0, 0.8) for group in part.groups)
+
+
+def test_a_sweep_with_several_seeds_is_shown_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once, often = Plan(tmp_path / "once"), Plan(tmp_path / "often")
+    for plan, seeds in ((once, (1,)), (often, (1, 2))):
+        for setup, devices in (("1_1", 1), ("1_2", 2)):
+            for seed in seeds:
+                plan.run(setup, 4, seed, devices, train_samples_per_s=100.0 * devices)
+    target = {"metric": "accuracy", "value": 0.1}
+    parts = [read_measured(once.write(name="once", target=target)),
+             read_measured(often.write(name="often"))]  # fmt: skip
+    assert show(parts, "throughput") is not None
+    assert "(often)" in capsys.readouterr().out

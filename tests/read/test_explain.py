@@ -1,0 +1,208 @@
+"""What is planted in real runs is named as the main cause, and without it they are as fast."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import default_data_collator
+
+from harness.core.records import read_json
+from harness.read.explain import causes
+from harness.read.explain.account import COMPUTE, DATA, EXCHANGE, PARTS, STRAGGLERS, UNTOLD
+from harness.read.explain.causes import bound, lost, of_run
+from harness.read.explain.explain import Explanation, explain, read_account
+from harness.read.explain.explain import explained as of_report
+from harness.read.explain.facts import facts_of
+from harness.read.records.measured import read_measured
+from harness.read.records.selection import read_side
+from harness.train.strategy import compress
+from tests.read.test_sweep_table import Plan
+from tests.support.ranks import ranks
+from tests.support.toys import Net, Points, ours
+
+ROOT = Path(__file__).resolve().parents[2]
+BATCH, UPDATES = 4, 10
+A_SAMPLE_S = 0.03  # of computing, which is a wait: others on the machine do not make it longer
+PLANTED_S = 0.12  # as long as the computing of a batch
+
+
+class Waiting(Net):
+    """Computes as long as it is told: for each sample, for each batch, for evaluation, by rank."""
+
+    def __init__(
+        self, sample_s: float = A_SAMPLE_S, batch_s: float = 0.0, eval_s: float = 0.0,
+        slow_rank: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.sample_s, self.batch_s, self.eval_s = sample_s, batch_s, eval_s
+        self.slow_rank = slow_rank
+
+    def forward(self, x: torch.Tensor, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        slow = dist.is_initialized() and dist.get_rank() == self.slow_rank
+        train_s = len(x) * self.sample_s + self.batch_s + PLANTED_S * slow
+        time.sleep(train_s if self.training else len(x) * self.eval_s + self.batch_s)
+        return super().forward(x, **inputs)
+
+
+def slow_collate(samples: list[dict[str, Any]]) -> Any:
+    time.sleep(PLANTED_S)
+    return default_data_collator(samples)
+
+
+def slow_hook(state, bucket):  # type: ignore[no-untyped-def] # torch takes no annotations in quotes
+    time.sleep(PLANTED_S)
+    return compress.default_hooks.bf16_compress_hook(state, bucket)
+
+
+slow_hook.__qualname__ = "bf16_hook"  # the one that was asked for, as DDP tells it
+FEW = 8  # test samples, where evaluation is not asked about
+
+
+def trained(
+    folder: str, name: str, net: Net, tests: int = FEW, *more: str, collate: Any = None
+) -> None:
+    train = Points(UPDATES * BATCH * 2)
+    trainer, run = ours(f"{folder}/{name}", net, train, Points(tests), *more, collate=collate)
+    run.train(trainer)
+
+
+def on_two(folder: str) -> None:
+    """Ranks of torch's launcher, with gloo between them."""
+    trained(folder, "healthy", Waiting())
+    trained(folder, "loader", Waiting(), collate=slow_collate)
+    trained(folder, "rank", Waiting(slow_rank=1))
+    trained(folder, "batch", Waiting(sample_s=0.0, batch_s=PLANTED_S), 128, "--eval_batch=64")
+    trained(folder, "evaluation", Waiting(eval_s=0.06), 64)
+    compress.bf16_hook, before = slow_hook, compress.bf16_hook
+    trained(folder, "exchange", Waiting(), FEW, "--compress=bf16")
+    compress.bf16_hook = before
+
+
+def on_one(folder: str) -> None:
+    trained(folder, "healthy", Waiting())
+    large = f"--per_gpu_batch={2 * BATCH}", "--eval_batch=64"
+    trained(folder, "batch_of_all", Waiting(sample_s=0.0, batch_s=PLANTED_S), 128, *large)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planted")
+    ranks(1, on_one, str(folder))
+    ranks(2, on_two, str(folder))
+    return folder
+
+
+def explained(folder: Path, base: Path | None = None) -> Explanation:
+    run = read_side("RUN", str(folder), None)
+    return explain(run, None if base is None else read_side("BASELINE", str(base), None))
+
+
+CASES = {
+    "loader": DATA, "rank": causes.SLOW_RANK, "exchange": EXCHANGE,
+    "evaluation": causes.OUTSIDE, "batch": causes.BATCH,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_planted_is_the_main_cause(name: str, planted: Path) -> None:
+    found = explained(planted / name / "bert" / "1_2")
+    assert found.main == CASES[name]
+    assert "No run of one process" in found.sentences[1]
+    assert found.sentences[2].startswith("Main cause: ")
+    if name == "rank":
+        assert "rank 1 is slower" in found.sentences[2] and "for computing" in found.sentences[2]
+
+
+@pytest.mark.parametrize("name", ["loader", "rank", "exchange", "evaluation"])
+def test_it_is_so_against_a_run_without_it(name: str, planted: Path) -> None:
+    found = explained(planted / name / "bert" / "1_2", planted / "healthy" / "bert" / "1_1")
+    assert found.main == CASES[name]
+    assert found.sentences[3].startswith("Main cause: ")
+
+
+def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
+    base = planted / "batch_of_all" / "bert" / "1_1"
+    found = explained(planted / "batch" / "bert" / "1_2", base)
+    assert found.main == causes.BATCH
+    run, one = (read_account(read_side("x", str(p), None)) for p in (planted / "batch", base))
+    # As long for half as many samples: half of a step is lost, of ten seconds a batch.
+    assert lost(run, one)[COMPUTE] == pytest.approx(PLANTED_S / 2, rel=0.25)
+
+
+def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted: Path) -> None:
+    """Of one that cannot be explained the reason."""
+    healthy, slow = planted / "healthy", planted / "rank"
+    (said,) = of_report(read_measured(healthy))
+    assert all(s in said for s in explained(healthy / "bert" / "1_2").sentences)
+    (said,) = of_report(read_measured(slow))
+    assert all(s in said for s in explained(slow / "bert" / "1_2").sentences)
+    assert "Main cause: rank 1 is slower" in said
+
+
+def test_a_report_explains_each_set_up_once(planted: Path) -> None:
+    """And each strategy: one run has --compress. Those of one process are not explained here."""
+    found = of_report(read_measured(planted))
+    assert len(found) == 2 and all("on 2 processes" in said for said in found)
+    (alone,) = of_report(read_measured(planted / "batch_of_all"))
+    assert "on 1 process" in alone
+
+
+def test_a_report_says_why_a_group_is_not_explained(tmp_path: Path) -> None:
+    plan = Plan(tmp_path)
+    plan.run(setup="1_2")
+    (said,) = of_report(read_measured(plan.write()))
+    assert "has no timed steps" in said
+
+
+def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:
+    """The run of one process beside it is found."""
+    found = explained(planted / "healthy" / "bert" / "1_2")
+    text = " ".join(found.sentences)
+    assert found.main is None
+    assert "found beside it" in text
+    assert "Nothing stands out" in text and "Main cause" not in text
+
+
+def test_what_one_bound_promises_is_what_the_healthy_run_does(planted: Path) -> None:
+    """Without what was planted a run is as fast as the one that it was planted in."""
+    healthy = read_account(read_side("x", str(planted / "healthy" / "bert" / "1_2"), None))
+    for name in ("loader", "rank", "exchange"):
+        side = read_side("x", str(planted / name), None)
+        account = read_account(side)
+        (cause, *_) = of_run(account, facts_of(side, None))
+        assert bound(account, cause)[0] == pytest.approx(healthy.rate.mean, rel=0.2), name
+        assert bound(account, cause)[1] > 0.5
+
+
+def test_all_of_an_update_is_one_part_or_another(planted: Path) -> None:
+    for folder in planted.glob("*/bert/*/bert-*"):
+        account = read_account(read_side("x", str(folder), None))
+        summary = read_json(folder / "summary.json")
+        assert summary is not None and set(account.parts) == set(PARTS)
+        whole_s = account.updates * sum(value or 0.0 for value in account.parts.values())
+        # Where the first steps were no slower than the others, these stand for them.
+        assert whole_s == pytest.approx(summary["wall_s"], rel=0.02)
+        of_step = [account.parts[n] for n in (COMPUTE, DATA, EXCHANGE, STRAGGLERS)]
+        assert None not in of_step and account.parts[UNTOLD] == 0
+        assert sum(of_step) == pytest.approx(account.step_s, rel=0.05)  # type: ignore[arg-type]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
+    """Two emulated nodes and torchrun, as a person types it."""
+    nodes = [sys.executable, "-m", "harness", "nodes", "2", "--link", "30ms", "--", "torchrun"]
+    small = ["--tiny", "--train_size", "256", "--test_size", "32", "--epochs", "1", "--b", "16"]
+    command = [*nodes, "vit.py", *small, "--output_dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = explained(tmp_path / "vit" / "2_1")
+    assert found.main == EXCHANGE
+    assert "ms there and back" in found.sentences[2] and "the delay is" in found.sentences[2]

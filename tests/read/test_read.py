@@ -1,0 +1,363 @@
+"""Reading records: frames of epochs and runs, and the table of what was measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.__main__ import main
+from harness.core.command_line import as_mapping, parse
+from harness.core.records import ASIDE, SCHEMA, RunFolder
+from harness.core.settings import UserError
+from harness.read import load, load_runs
+from tests.support.ranks import script
+
+# What torchrun tells each of two processes.
+TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def record(
+    path: Path,
+    *flags: str,
+    epochs: int = 2,
+    outcome: str | None = "finished",
+    reason: str | None = None,
+    machine: str | None = "a-cpux2",
+    schema: int = SCHEMA,
+) -> RunFolder:
+    """A record as a run writes it, with the fields that matter here; no outcome: unfinished."""
+    folder = RunFolder(path)
+    settings = as_mapping(parse("bert", ["--tiny", *flags], TWO))
+    arguments = {"weight_decay": 0.0, "seed": 1234}
+    path.mkdir(parents=True)
+    folder.settings.write_text(
+        json.dumps({"schema": schema, **settings, "training_arguments": arguments})
+    )
+    facts = {
+        "machine": machine, "nodes": 1, "processes_per_node": 2, "effective_batch": 64,
+        "updates": 60,
+    }  # fmt: skip
+    folder.environment.write_text(json.dumps(facts))
+    lines(
+        folder.epochs,
+        [
+            {"epoch": n + 1, "updates": 30 * (n + 1), "accuracy": 0.5 + n / 10, "precision": 0.25}
+            for n in range(epochs)
+        ],
+    )
+    if outcome is not None:
+        summary = {
+            "schema": SCHEMA, "outcome": outcome, "reason": reason, "epochs_done": epochs,
+            "updates": 30 * epochs or None, "train_samples_per_s": 1234.5, "wall_s": 9.87,
+        }  # fmt: skip
+        if epochs:
+            summary |= {"accuracy": 0.5 + (epochs - 1) / 10, "precision": 0.25, "f1": 0.7654}
+        folder.summary.write_text(json.dumps(summary))
+    return folder
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    root = tmp_path / "outputs"
+    record(root / "bert" / "1_2" / "good", "--lr", "3e-5", "--seed", "1", "--warmup_steps", "9")
+    record(root / "bert" / "1_2" / "going", "--seed", "2", epochs=1, outcome=None)
+    reason = "MemoryError: planted: no room for 7 GiB"
+    record(root / "bert" / "1_2" / "oom", "--seed", "3", epochs=0, outcome="oom", reason=reason)
+    record(root / "vit" / "deep" / "down" / "here", "--seed", "4", machine="b-gpux8", epochs=3)
+    record(root / "bert" / "1_2" / f"good{ASIDE}1", "--seed", "5")
+    return root
+
+
+def test_a_row_an_epoch_with_the_settings(records: Path) -> None:
+    frame = load(records)
+    assert len(frame) == 2 + 1 + 0 + 3
+    assert sorted(set(frame["seed"])) == [1, 2, 4]  # 3 has no epoch, 5 was set aside
+    good = frame[frame["seed"] == 1]
+    assert list(good["epoch"]) == [1, 2] and list(good["updates"]) == [30, 60]
+    assert list(good["accuracy"]) == [0.5, 0.6]
+    for column, value in {
+        "script": "bert", "setup": "1_2", "lr": 3e-5, "per_gpu_batch": 32, "model": "bert-nano",
+        "trainer_warmup_steps": 9, "machine": "a-cpux2", "processes": 2, "effective_batch": 64,
+        "outcome": "finished", "broken_lines": 0,
+        "precision": 0.25, "number_format": "fp32",  # the metric and the setting
+    }.items():  # fmt: skip
+        assert list(good[column]) == [value] * 2, column
+    assert set(good["path"]) == {str(records / "bert" / "1_2" / "good")}
+    assert "training_arguments" not in frame and "schema" not in frame
+    assert set(frame[frame["seed"] == 2]["outcome"]) == {"unfinished"}
+    assert list(frame["path"]) == sorted(frame["path"])  # a stable order
+    assert frame["accuracy"].dtype == float and frame["seed"].dtype == int
+
+
+def test_a_row_a_run_failures_included(records: Path) -> None:
+    runs = load_runs(records).set_index("seed")
+    assert dict(runs["outcome"]) == {1: "finished", 2: "unfinished", 3: "oom", 4: "finished"}
+    assert runs.loc[3, "reason"] == "MemoryError: planted: no room for 7 GiB"
+    assert runs.loc[1, "reason"] is None or pd.isna(runs.loc[1, "reason"])
+    assert runs.loc[4, "accuracy"] == pytest.approx(0.7)
+    assert pd.isna(runs.loc[3, "accuracy"]) and pd.isna(runs.loc[2, "accuracy"])
+    assert runs.loc[1, "number_format"] == "fp32" and runs.loc[1, "precision"] == 0.25
+
+
+def test_a_run_s_own_folder_is_enough(records: Path) -> None:
+    assert len(load(records / "bert" / "1_2" / "good")) == 2
+    assert len(load_runs(str(records / "bert" / "1_2" / "oom"))) == 1
+    # One that was set aside is read where it is named itself.
+    assert set(load(records / "bert" / "1_2" / f"good{ASIDE}1")["seed"]) == {5}
+
+
+def test_what_devices_do_has_columns_of_its_own(records: Path) -> None:
+    """Of the records that know it; older ones, and those without a GPU, are read beside them."""
+    power = {"mean": 300.5, "p95": 400.0, "max": 410.0}
+    gpu = {"power_w": power, "temperature_c": None, "throttled": {"heat": 0.25}}
+    rows = [
+        {"epoch": 1, "mfu": 0.4, "gpu": gpu, "node": {"disk_read_bytes": 7}},
+        {"epoch": 2, "mfu": None, "gpu": None, "node": None},
+    ]
+    lines(RunFolder(records / "bert" / "1_2" / "good").epochs, rows)
+    frame = load(records)
+    first, second, *older = frame.sort_values(["seed", "epoch"]).to_dict("records")
+    assert first["mfu"] == 0.4 and first["node_disk_read_bytes"] == 7
+    found = [first[f"gpu_power_w_{name}"] for name in power]
+    assert found == [300.5, 400.0, 410.0] and first["gpu_throttled_heat"] == 0.25
+    assert first["gpu_temperature_c"] is None or pd.isna(first["gpu_temperature_c"])
+    assert all(pd.isna(row["gpu_power_w_mean"]) for row in (second, *older)) and len(older) == 4
+    assert not {"gpu", "node"} & set(frame)
+
+
+def test_broken_lines_are_counted(records: Path) -> None:
+    epochs = RunFolder(records / "bert" / "1_2" / "good").epochs
+    epochs.write_text(epochs.read_text() + 'no json\n[1]\n{"epoch": 3, "accur')
+    frame = load(records)
+    assert list(frame[frame["seed"] == 1]["broken_lines"]) == [3, 3]
+    assert set(frame[frame["seed"] == 4]["broken_lines"]) == {0}
+
+
+def test_another_schema_is_refused(records: Path) -> None:
+    record(records / "bert" / "new", schema=SCHEMA + 1)
+    for read in (load, load_runs):
+        with pytest.raises(UserError, match=rf"schema {SCHEMA + 1}, this reads {SCHEMA}"):
+            read(records)
+    record(records / "other" / "none", schema=None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="schema None"):
+        load(records / "other")
+
+
+def test_settings_that_cannot_be_read_are_named(records: Path) -> None:
+    file = RunFolder(records / "bert" / "1_2" / "good").settings
+    file.write_text('{"schema": 1, "lr')
+    with pytest.raises(UserError, match=r"good/settings\.json is not readable"):
+        load(records)
+
+
+def test_no_records_and_no_folder(tmp_path: Path) -> None:
+    assert load(tmp_path).empty and load_runs(tmp_path).empty
+    with pytest.raises(UserError, match="there is no such folder"):
+        load(tmp_path / "none")
+
+
+def test_half_of_a_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    """A run killed at its very start has settings and nothing else."""
+    folder = record(tmp_path / "run")
+    for file in (folder.environment, folder.epochs, folder.summary):
+        file.unlink()
+    assert load(tmp_path).empty
+    (run,) = load_runs(tmp_path).to_dict("records")
+    assert run["outcome"] == "unfinished" and run["machine"] is None
+    assert main(["table", str(tmp_path)]) == 0
+
+
+def test_a_thousand_runs_load_in_three_seconds(tmp_path: Path) -> None:
+    first = record(tmp_path / "run_0", epochs=5)
+    texts = {p.name: p.read_text() for p in first.path.iterdir()}
+    for n in range(1, 1000):
+        folder = tmp_path / f"run_{n}"
+        folder.mkdir()
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+    frame = load(tmp_path)  # how long it takes stands in benchmarks/loading.py
+    assert len(frame) == 5000
+
+
+# ---- the table ----
+
+
+def table(root: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["table", str(root)]) == 0
+    return capsys.readouterr().out
+
+
+def test_table_shows_every_run(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = table(records, capsys)
+    lines = [line.split() for line in said.splitlines() if " 1_2 " in f"{line} "]
+    rows = {words[-1]: words for words in lines}
+    assert sorted(rows) == ["finished", "oom", "unfinished"], said
+    assert len(lines) == 4
+    # What is the same for all runs of a machine is said once.
+    assert "all: script bert, strategy ddp, model bert-nano, precision fp32, batch 64" in said
+    head = next(line for line in said.splitlines() if "setup" in line)
+    for heading in ("setup", "lr", "seed", "accuracy", "f1", "outcome"):
+        assert heading in head
+    (good,) = (line for line in said.splitlines() if "3e-05" in line)
+    assert good.split() == [
+        "1_2", "3e-05", "1", "60", "0.6000", "0.7654", "1,234", "9.9", "finished",
+    ]  # fmt: skip
+    assert rows["oom"].count("-") == 3  # updates, accuracy, f1: unknown, not zero
+    # Unlike machines stand apart, and a failure says why.
+    assert said.index("a-cpux2") < said.index("3e-05") < said.index("b-gpux8")
+    assert "oom: MemoryError: planted: no room for 7 GiB" in said
+    assert "good" + ASIDE not in said
+    assert str(records) in said
+
+
+def test_mfu_stands_beside_gpu_utilisation(
+    records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "MFU" not in table(records, capsys) and "J/sample" not in table(records, capsys)
+    file = RunFolder(records / "bert" / "1_2" / "good").summary
+    summary = json.loads(file.read_text())
+    for known, shown in (
+        ({"mfu": 0.412, "gpu_utilisation_percent": 97.4, "joules_per_sample": 1.234},
+         ["0.412", "97", "1.23"]),
+        ({"mfu": 0.412, "gpu_utilisation_percent": None}, ["0.412", "-"]),
+        ({"gpu_utilisation_percent": 97.4}, ["-", "97"]),
+    ):  # fmt: skip
+        file.write_text(json.dumps({**summary, "mfu": None, **known}))
+        said = table(records, capsys)
+        # Before the wall time and the outcome.
+        (good,) = (line.split() for line in said.splitlines() if "3e-05" in line)
+        assert good[-2 - len(shown) : -2] == shown
+        assert "MFU GPU busy %" in " ".join(said.split())
+
+
+def test_brackets_are_not_taken_for_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "run", "--model", "[bold]m", outcome="oom", reason="[rank0]: no room :bomb:")
+    said = table(tmp_path, capsys)
+    assert "oom: [rank0]: no room :bomb:" in said and "[bold]m" in said
+
+
+def test_table_of_real_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--tiny", "--train_size", "64", "--test_size", "20", "--epochs", "1", "--b", "16"]
+    done = script("vit", *argv, "--o", str(tmp_path), count=2)
+    assert done.code == 0, done.err
+    said = table(tmp_path, capsys)
+    (line,) = (line for line in said.splitlines() if "vit-nano" in line)
+    (epoch,) = load(tmp_path).to_dict("records")
+    shown = line.split()
+    assert shown[:8] == ["vit", "1_2", "ddp", "vit-nano", "fp32", "32", "0.0015", "42"]
+    assert f"{epoch['accuracy']:.4f}" in shown and f"{epoch['eval_loss']:.4f}" in shown
+    assert epoch["processes"] == 2 and epoch["effective_batch"] == 32
+    assert shown[-1] == "finished"
+
+
+def test_a_second_measurement_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "64", "--test_size", "20", "--epochs", "1", "--b", "16"]
+    for more in ([], ["--rerun"]):
+        done = script("vit", *argv, *more, "--o", str(tmp_path), count=2)
+        assert done.code == 0, done.err
+    (run,) = load_runs(tmp_path).to_dict("records")
+    assert run["outcome"] == "finished" and run["attempts"] == 1
+    (aside,) = tmp_path.glob(f"vit/1_2/*{ASIDE}*")
+    assert len(load(aside)) == 1
+
+
+def test_table_is_whole_with_long_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "/data/models/" + "a-very-long-name-of-a-model-" * 4
+    record(tmp_path / "run", "--model", name, "--lr", "3e-5")
+    said = table(tmp_path, capsys)
+    row = next(line for line in said.splitlines() if "3e-05" in line)
+    assert "0.6000" in row and "1,234" in row and row.split()[-1] == "finished"
+
+
+def test_table_is_readable_on_a_common_terminal(
+    records: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    said = table(records, capsys)
+    for word in ("bert-nano", "3e-05", "0.6000", "1,234", "finished", "unfinished", "oom"):
+        assert word in said, word
+
+
+def test_table_tells_strategies_from_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, flags in {
+        "plain": (),
+        "small": ("--compress", "powersgd:2"),
+        "apart": ("--strategy", "diloco", "--sync_every", "50"),
+    }.items():
+        record(tmp_path / name, *flags)
+    said = [" ".join(line.split()) for line in table(tmp_path, capsys).splitlines()]
+    for name in ("1_2 ddp 60", "1_2 ddp powersgd:2 60", "1_2 diloco h50 60"):
+        assert sum(line.startswith(name) for line in said) == 1, said
+
+
+def test_table_of_records_of_other_scripts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LogCallback alone knows no settings of ours; its records may lie beside those that do."""
+    record(tmp_path / "ours")
+    plain = record(tmp_path / "plain")
+    settings = {"schema": SCHEMA, "training_arguments": {"learning_rate": 0.1}}
+    plain.settings.write_text(json.dumps(settings))
+    assert table(tmp_path, capsys).count("finished") == 2
+    assert table(tmp_path / "plain", capsys).count("finished") == 1
+    assert len(load(tmp_path)) == 4
+
+
+def test_table_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for root, words in (
+        (tmp_path, ["no records below", str(tmp_path), "--tiny"]),
+        (tmp_path / "none", ["there is no such folder", "none"]),
+    ):
+        assert main(["table", str(root)]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and len(said.err.splitlines()) == 1
+        assert all(word in said.err for word in words), said.err
+    record(tmp_path / "new", schema=99)
+    assert main(["table", str(tmp_path)]) == 2
+    assert "schema 99" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["table", "a", "b"], ["table", "--sort", "lr"]])
+def test_table_refuses_what_it_does_not_know(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and argv[1] in said.err and "usage" in said.err
+
+
+def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0 and main(["table", "--help"]) == 0
+    assert "table" in capsys.readouterr().out
+    assert main(["tabel"]) == 2
+    assert "did you mean table?" in capsys.readouterr().err
+
+
+def test_reading_needs_no_torch(records: Path, root: Path) -> None:
+    code = (
+        "import sys; from harness.__main__ import main; import harness.read; "
+        f"assert main(['table', {str(records)!r}]) == 0; "
+        "print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

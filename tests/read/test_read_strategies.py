@@ -1,0 +1,369 @@
+"""Strategies in tables and figures: how they are named, what each is compared with, what it costs.
+
+Every expected number here was worked out by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from harness.core.settings import UserError
+from harness.read.figures.catalogue import main as figures
+from harness.read.figures.strategies import strategies
+from harness.read.labels import shown_axes, strategy_text
+from harness.read.records.sweeps import read_sweep
+from tests.read.test_sweep_table import TARGET, Plan, row_of, table
+
+DDP: dict[str, Any] = {"strategy": "ddp"}
+POWER = DDP | {"compress": "powersgd"}
+FAR = {"strategy": "diloco", "sync_every": 50}
+SLOW, FAST = "80ms/50mbit", "1ms/1000mbit"
+
+
+class Links(Plan):
+    """A sweep over strategies, set-ups and links, in the order of slow_links.yaml."""
+
+    def __init__(self, output_dir: Path) -> None:
+        super().__init__(output_dir)
+        self.content |= {
+            "axes": ["strategy", "compress", "sync_every", "setup", "link"],
+            "baseline": {"strategy": "ddp"}, "target": TARGET,
+        }  # fmt: skip
+
+    def measured(
+        self, how: dict[str, Any], seconds: float, seed: int = 1, setup: str = "2_1",
+        link: str = SLOW, accuracy: float = 0.95, **more: Any,
+    ) -> None:  # fmt: skip
+        """A run that reaches 0.9 after so many seconds of two epochs, or never (infinity)."""
+        missed = math.isinf(seconds)
+        epoch = {"epoch_time_s": 7.0 if missed else seconds / 2, "samples": 200, "wall_s": 3.0}
+        rows = [epoch | {"epoch": 1, "accuracy": 0.5},
+                epoch | {"epoch": 2, "accuracy": 0.8 if missed else 0.92}]  # fmt: skip
+        label = {k: v for k, v in how.items() if v is not None} | {"link": link}
+        facts = {"nodes": int(setup[0]), "processes_per_node": 1, "effective_batch": 32}
+        self.run(setup, seed=seed, label=label, epochs=rows, environment=facts, accuracy=accuracy,
+                 **more)  # fmt: skip
+        del self.content["runs"][-1]["label"]["per_gpu_batch"]
+
+    def waiting(self, how: dict[str, Any], seed: int = 9) -> None:
+        self.planned("2_1", seed=seed, link=SLOW, **how)
+        del self.content["runs"][-1]["label"]["per_gpu_batch"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Links:
+    return Links(tmp_path / "outputs")
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        (DDP | {"compress": None, "sync_every": None}, "ddp"),
+        (DDP | {"compress": "none"}, "ddp"),
+        (POWER, "ddp powersgd"),
+        (DDP | {"compress": "powersgd:4"}, "ddp powersgd:4"),
+        (FAR | {"compress": "int8", "sync_scope": "rank"}, "diloco int8 h50 sync scope rank"),
+        (FAR | {"outer_lr": 0.7, "local_updates": False}, "diloco h50 lr0.7"),
+        ({"strategy": "hivemind", "local_updates": True}, "hivemind local updates"),
+        ({"compress": "bf16"}, "bf16"),
+        ({"setup": "2_1"}, None),
+    ],
+)
+def test_a_strategy_is_named_with_its_flags(label: dict[str, Any], text: str | None) -> None:
+    assert strategy_text(label) == text
+
+
+def test_flags_stand_alone_where_the_strategy_does_not_vary() -> None:
+    assert shown_axes(["strategy", "compress", "lr", "sync_every"]) == ("strategy", "lr")
+    assert shown_axes(["compress", "lr"]) == ("compress", "lr")
+
+
+def test_rows_of_the_table_are_strategies(plan: Links, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.measured(DDP, 40)
+    plan.measured(POWER, 30)
+    plan.measured(FAR, 8)
+    plan.measured(FAR | {"sync_every": 10}, 9, outcome="oom", reason="no room")
+    said = table(plan.write(columns=["accuracy"]), capsys)
+    for name in ("ddp", "ddp powersgd", "diloco h50"):
+        row_of(said, *name.split(), "1/1")  # one line: set-up and link are the same for all
+    assert "compress" not in said and "sync every" not in said
+    assert "base: strategy ddp with the same setup, link" in said
+    assert "oom: no room (strategy diloco h10, seed 1)" in said
+
+
+# ---- what each is compared with ----
+
+
+def test_ddp_as_it_is_is_the_baseline_at_the_same_setup_and_link(plan: Links) -> None:
+    for setup, link, seconds in (("2_1", SLOW, 40), ("2_1", FAST, 4), ("4_1", SLOW, 80)):
+        for seed in (1, 2):  # the second takes twice as long, with every strategy
+            at = {"seed": seed, "setup": setup, "link": link}
+            plan.measured(POWER, 1.5 * seconds * seed, accuracy=0.94, **at)
+            plan.measured(FAR, seconds * seed / 8, accuracy=0.93, **at)
+            plan.measured(DDP, seconds * seed, accuracy=0.95, **at)
+    groups = plan.groups()
+    assert len(groups) == 9
+    for group in groups:
+        assert group["baseline"] is (group["strategy"] == "ddp" and group["compress"] is None)
+        share, points = {"diloco": (0.125, -2)}.get(group["strategy"], (1.5, -1))
+        if group["baseline"]:
+            share, points = 1, 0
+        assert group["accuracy_gain_points"] == pytest.approx(points)
+        assert group["tta_train_s_ratio"] == pytest.approx(share)
+        if not group["baseline"]:  # every seed says the same: so does whatever is drawn
+            assert group["tta_train_s_ratio_low"] == pytest.approx(share)
+            assert group["tta_train_s_ratio_high"] == pytest.approx(share)
+        assert group["tta_wall_s_ratio"] == 1  # 3 s to the row of every run
+
+
+def test_a_baseline_may_name_flags_and_without_a_plain_one_the_nearest_is_taken(
+    plan: Links, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.measured(POWER, 30)
+    plan.measured(FAR, 60)
+    assert "base: strategy ddp powersgd with" in table(plan.write(baseline=POWER), capsys)
+    powersgd, far = plan.groups(baseline=POWER)
+    assert powersgd["baseline"] and far["tta_train_s_ratio"] == pytest.approx(2)
+    powersgd, far = plan.groups()  # ddp: only compressed
+    assert powersgd["baseline"] and far["tta_train_s_ratio"] is None
+    plan.measured(DDP | {"compress": "none"}, 15)
+    powersgd, far, plain = plan.groups()
+    assert plain["baseline"] and powersgd["tta_train_s_ratio"] == pytest.approx(2)
+    assert far["tta_train_s_ratio"] == pytest.approx(4)
+    plan.measured(FAR | {"compress": "int8"}, 180)
+    assert plan.groups(baseline=FAR)[-1]["tta_train_s_ratio"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("ddp", "far", "ratio"),
+    [
+        ((40.0, 60.0), (5.0, 5.0), 0.1),
+        ((40.0, 60.0), (5.0, math.inf), math.inf),
+        ((40.0, math.inf), (5.0, 5.0), None),
+        ((math.inf, math.inf), (math.inf, math.inf), None),
+    ],
+)
+def test_a_miss_takes_for_ever(
+    plan: Links, capsys: pytest.CaptureFixture[str], ddp: tuple[float, ...],
+    far: tuple[float, ...], ratio: float | None,
+) -> None:  # fmt: skip
+    for seed in (0, 1):
+        plan.measured(DDP, ddp[seed], seed)
+        plan.measured(FAR, far[seed], seed)
+    _, group = plan.groups()
+    assert group["tta_train_s_ratio"] == (None if ratio is None else pytest.approx(ratio))
+    folder = plan.write(columns=["reached", "tta_train_s_ratio", "tta_train_s"])
+    shown = row_of(table(folder, capsys), "diloco")
+    reached = f"{sum(map(math.isfinite, far))}/2"
+    written = {0.1: "0.10 (0.08 to 0.12)", math.inf: "infinite", None: "-"}[ratio]
+    # 5 s of 40 and of 60: 1/8 and 1/12.
+    assert shown[3 : 4 + len(written.split())] == [reached, *written.split()]
+
+
+# ---- columns ----
+
+
+def test_points_and_ratios_have_intervals_where_they_are_asked_for(
+    plan: Links, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, points in ((1, 1), (2, 3)):
+        plan.measured(DDP, 100, seed, accuracy=0.9)
+        plan.measured(FAR, 2 + seed, seed, accuracy=0.9 - points / 100)
+    asked = ["accuracy_gain_points", "tta_train_s_ratio"]
+    said = table(plan.write(columns=asked), capsys)
+    # Of two seeds, one in four draws is the first twice, and one the second twice.
+    expected = "-2.00 (-3.00 to -1.00) 0.035 (0.030 to 0.040)"
+    assert " ".join(row_of(said, "diloco")[3:]) == expected
+    assert "in brackets: 95 % bootstrap interval" in said and "target vs base:" in said
+    said = table(plan.write(), capsys)  # the usual columns
+    assert "-2.00" in row_of(said, "diloco") and "to -1.00" not in said
+    assert "in brackets" not in said
+    plan.content["runs"] = [run for run in plan.content["runs"] if run["label"]["seed"] == 1]
+    said = table(plan.write(columns=asked), capsys)  # one seed has none
+    assert row_of(said, "diloco")[3:] == ["-1.00", "0.030"] and "in brackets" not in said
+
+
+def test_bytes_are_told_an_update_and_unknown_is_empty(
+    plan: Links, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.measured(DDP, 40, updates=100, payload_bytes=40_000_000, network_sent_bytes=43_000_000)
+    plan.measured(FAR, 8, updates=100, payload_bytes=800_000)
+    plan.measured(POWER, 30, payload_bytes=None)
+    columns = ["payload_mb_per_update", "network_mb_per_update"]
+    said = table(plan.write(columns=columns), capsys)
+    assert row_of(said, "ddp", "1/1")[2:] == ["0.400", "0.430"]
+    assert row_of(said, "diloco")[3:] == ["0.00800", "-"]
+    assert row_of(said, "ddp", "powersgd")[3:] == ["-", "-"]
+    assert "payload: what the strategy hands over" in said and "sent: what left" in said
+    table(plan.folder, capsys, "--write")
+    rows = list(csv.DictReader((plan.folder / "runs.csv").read_text().splitlines()))
+    assert [row["payload_mb_per_update"] for row in rows] == ["0.4", "0.008", ""]
+    # A sweep of runs that counted nothing may ask for them all the same.
+    plan.content["runs"] = plan.content["runs"][2:]
+    assert row_of(table(plan.write(columns=columns), capsys), "ddp")[-2:] == ["-", "-"]
+
+
+# ---- the figure ----
+
+
+def drawn(figure: Figure) -> dict[str, Axes]:
+    """Panels by their titles; those of the bottom row, which have none, by their number."""
+    return {axes.get_title() or f"quality {n}": axes for n, axes in enumerate(figure.axes)}
+
+
+def line(axes: Axes, name: str) -> tuple[list[float], list[float]]:
+    (found,) = (drawn for drawn in axes.lines if drawn.get_label() == name)
+    return np.asarray(found.get_xdata()).tolist(), np.asarray(found.get_ydata()).tolist()
+
+
+def full(plan: Links) -> Figure:
+    for setup in ("2_1", "4_1"):
+        for link in (SLOW, FAST, "20ms/50mbit"):
+            for seed in (1, 2, 3):
+                at = {"seed": seed, "setup": setup, "link": link}
+                plan.measured(FAR, math.inf if link == SLOW and seed < 3 else 8.0 + seed,
+                              accuracy=0.95 - seed / 100, **at)  # fmt: skip
+                plan.measured(DDP, 40.0 * seed**2, **at)
+    return strategies(read_sweep(plan.write()))
+
+
+def test_panels_by_setup_and_rate_lines_by_strategy(plan: Links) -> None:
+    panels = drawn(full(plan))
+    assert [*panels] == [
+        *("set-up 2_1, 1000 Mbit/s", "set-up 2_1, 50 Mbit/s", "quality 2"),
+        *("set-up 4_1, 1000 Mbit/s", "set-up 4_1, 50 Mbit/s", "quality 5"),
+    ]
+    axes = panels["set-up 2_1, 50 Mbit/s"]
+    x, y = line(axes, "ddp")
+    assert x == pytest.approx([20, 80], rel=0.05) and y == [160, 160]  # medians of 40, 160, 360
+    assert line(panels["set-up 4_1, 1000 Mbit/s"], "diloco h50")[1] == [10]
+    assert axes.get_yscale() == "log" and "accuracy 0.9 (s)" in axes.get_ylabel()
+    times = [y for points in axes.collections for _, y in np.asarray(points.get_offsets()).tolist()]
+    # Every run that reached it is a point: at 80 ms two of diloco did not.
+    assert sorted(times) == sorted([40, 160, 360] * 2 + [9, 10, 11] + [11])
+    scales = {panels[name].get_ylim() for name in panels if name.startswith("set-up")}
+    assert len(scales) == 1  # to be compared by eye
+
+
+def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> None:
+    panels = drawn(full(plan))
+    axes = panels["set-up 2_1, 50 Mbit/s"]
+    texts = {text.get_text(): text for text in axes.texts}
+    assert set(texts) == {"↑ 2 of 3", "missed"}
+    assert texts["↑ 2 of 3"].xy[0] == 80 and 0.9 < texts["↑ 2 of 3"].xy[1] < 1
+    y = line(axes, "diloco h50")[1]  # two of three: the median is infinite, too
+    assert y[0] == 10 and math.isnan(y[1])
+    # The strip of the misses lies above every time.
+    (strip,) = axes.patches
+    assert strip.get_y() > 360 and axes.get_ylim()[1] == pytest.approx(
+        strip.get_y() + strip.get_height()
+    )
+    assert "↑ 2 of 3" not in {t.get_text() for t in panels["set-up 2_1, 1000 Mbit/s"].texts}
+
+
+def test_the_loss_of_quality_is_stated(plan: Links) -> None:
+    panels = drawn(full(plan))
+    axes = panels["quality 2"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["diloco h50"]
+    (text,) = (text.get_text() for text in axes.texts)
+    # -1, -2 and -3 points on each of three links: sd is sqrt(6 / 8).
+    assert text == "-2.0 ± 0.9" and "that of ddp" in axes.get_xlabel()
+    points = np.asarray(axes.collections[0].get_offsets()).tolist()
+    assert sorted(x for x, _ in points) == pytest.approx([-3] * 3 + [-2] * 3 + [-1] * 3)
+
+
+def test_strategies_keep_their_colours_and_the_baseline_is_black(plan: Links) -> None:
+    figure = full(plan)
+    (legend,) = figure.legends
+    marks = {mark.get_label(): mark.get_color() for mark in legend.get_lines()}
+    assert [*marks] == ["ddp", "diloco h50"] and marks["ddp"] == "#000000"
+    for title, axes in drawn(figure).items():
+        if title.startswith("set-up"):
+            shown = {str(found.get_label()): to_hex(found.get_color()) for found in axes.lines}
+            assert {name: shown[name].upper() for name in marks} == marks
+
+
+def test_nothing_lies_over_anything(plan: Links) -> None:
+    """No two texts of a panel overlap, nor does the legend lie over a panel."""
+    for number, how in enumerate((POWER, FAR | {"sync_every": 10}, {"strategy": "hivemind"})):
+        for link in (SLOW, "20ms/50mbit", "1ms/50mbit"):
+            plan.measured(how, math.inf, link=link, accuracy=0.5 + number / 100)
+    figure = full(plan)
+    figure.draw_without_rendering()  # lays out
+    (legend,) = figure.legends
+    edge = legend.get_window_extent().y0
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+        assert all(
+            not one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[n + 1 :]
+        )
+        marked = [text for text in axes.texts if text.get_text().startswith("↑")]
+        assert all(text.get_window_extent().x0 >= axes.bbox.x0 for text in marked)
+        tight = axes.get_tightbbox()
+        assert tight is not None and tight.y1 < edge and tight.x1 <= figure.bbox.x1
+        assert tight.x0 >= 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target": None}, "has no target"),
+        ({"target": {"metric": "acuracy", "value": 1}}, "has a number named acuracy"),
+    ],
+)
+def test_what_the_figure_needs(
+    plan: Links, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
+) -> None:
+    plan.measured(DDP, 40)
+    assert figures([str(plan.write(**changes))]) == 2
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+def test_an_axis_that_it_cannot_show_is_named(plan: Links) -> None:
+    plan.measured(DDP | {"lr": 0.1}, 40)
+    with pytest.raises(UserError, match="lr varies too"):
+        strategies(read_sweep(plan.write()))
+
+
+def test_without_a_link_there_is_nothing_to_draw(plan: Links) -> None:
+    plan.waiting(DDP)
+    with pytest.raises(UserError, match="no finished run has a link"):
+        strategies(read_sweep(plan.write(baseline=None)))
+
+
+@pytest.mark.parametrize("baseline", [None, FAR])
+def test_one_strategy_alone_is_compared_with_nothing(
+    plan: Links, baseline: dict[str, Any] | None
+) -> None:
+    plan.measured(FAR, 8)
+    figure = strategies(read_sweep(plan.write(baseline=baseline)))
+    assert [axes.get_title() for axes in figure.axes] == ["set-up 2_1, 50 Mbit/s"]
+
+
+def test_the_file_is_called_after_the_figure_and_says_what_is_missing(
+    plan: Links, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.measured(DDP, 40)
+    plan.measured(FAR, 8)
+    assert figures([str(plan.write())]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"written: {plan.folder / name}" for name in ("strategies.png", "strategies-dark.png")
+    ]
+    assert (plan.folder / "strategies.png").read_bytes()[:4] == b"\x89PNG"
+    plan.measured(POWER, 8, outcome="failed", reason="no")
+    plan.waiting(POWER)
+    assert figures([str(plan.write())]) == 0
+    assert "missing: 2 of 4 runs (1 failed, 1 waiting)\n" in capsys.readouterr().out

@@ -1,0 +1,264 @@
+"""The report of a folder: what stands in it, and what becomes of records that are not whole."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.core.locks import Lock, is_held
+from harness.core.records import SCHEMA, RunFolder
+from harness.core.settings import UserError
+from harness.read.records.measured import read_all, read_measured
+from harness.read.report.report import make_report
+from harness.read.tables.results import duration
+from tests.read.test_drawn import epochs, with_ranks
+from tests.read.test_read import lines, record
+from tests.read.test_sweep_table import Plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(tmp_path / "outputs")
+
+
+def make_sweep(plan: Plan) -> Plan:
+    """A sweep with all that a report has a place for, on two machines, and a run beside it."""
+    for setup, devices, top5 in (("1_1", 1, None), ("2_1", 2, 0.95)):
+        for seed, accuracy in ((1, 0.8), (2, 0.9)):
+            folder = plan.run(
+                setup, 4, seed, devices, accuracy=accuracy, train_time_s=4920.0,
+                top5_accuracy=top5, epochs=epochs(0.5, accuracy),
+                environment={"nodes": devices, "processes_per_node": 1, "dirty": seed == 2},
+            )  # fmt: skip
+            if devices == 2:
+                told = {"user_s": 6205.0, "system_s": 2191.0, "eval_samples": 10}
+                first = {**told, "eval_accuracy": 0.322, "eval_top5_accuracy": 0.58}
+                with_ranks(folder, first, {**told, "eval_accuracy": 0.5})
+    plan.run("1_1", 64, 1, outcome="oom", reason="<script>alert('no | room')</script>", updates=7)
+    plan.run("1_1", 4, 3, machine="b-cpux8")
+    plan.planned("1_1", 128, 1, skipped="needs 2 nodes")
+    plan.write()
+    record(plan.output_dir / "bert" / "alone", "--seed", "7")
+    return plan
+
+
+@pytest.fixture
+def reported(plan: Plan) -> Plan:
+    return make_sweep(plan)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The files of its report, made once."""
+    root = tmp_path_factory.mktemp("made")
+    return make_report(make_sweep(Plan(root / "outputs")).output_dir, root / "report")
+
+
+def test_the_page_holds_everything_and_needs_nothing(made: list[Path]) -> None:
+    page, text, *folders = made
+    out = page.parent
+    html = page.read_text()
+    # Nothing is loaded from anywhere; what is linked lies beside the page.
+    linked = [link for link in re.findall(r'(?:href|src)="([^"#][^"]*)"', html)]
+    assert linked and all((out / link).is_file() for link in linked)
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=|@import|url\(http", html)
+    addresses = set(re.findall(r"https?://[\w./-]+", html))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    # What a record says is text, never code.
+    assert "alert(" in html and "<script>alert" not in html
+    drawings = re.findall(r'<figure id="sizes-(\w+)-figure">', html)
+    assert {"accuracy", "loss", "throughput", "efficiency", "frontier"} <= {*drawings}
+    for name in drawings:
+        for tone in ("", "-dark"):
+            for kind, begin in (("png", b"\x89PNG"), ("svg", b"<svg")):
+                file = out / "sizes" / "figures" / f"{name}{tone}.{kind}"
+                assert file.read_bytes().startswith(begin)
+    assert [folder.name for folder in folders] == [
+        "sizes", "runs_of_bert_bert_nano_embedded_english",
+    ]  # fmt: skip
+    for words in ("82 min", "1 h 22 min", "Which batch?", "python -m harness sweep sizes.yaml",
+                  "torch 2.13.0", "Several kinds of machine (a-cpux2, b-cpux8)",
+                  "2 of 6 runs ran from a checkout with changed files",
+                  "1 run", "skipped: needs 2 nodes"):  # fmt: skip
+        assert (words in html) == (words != "82 min"), words
+    assert text.read_text().startswith("# What was measured: ")
+
+
+def test_the_tables_are_those_of_a_readme(made: list[Path]) -> None:
+    _, text, folder, _ = made
+    said = text.read_text()
+    assert (
+        "| setup 2\\_1, batch per GPU 4, a-cpux2 | 2/2 | 85.00 ± 7.07 | 95.00 ± 0.00 | "
+        "0.5000 ± 0.0000 | 1 h 22 min | 40 s | 8 | finished |"
+    ).replace("\\", "") in said
+    # The node of seed 001: 1 h 43 min 25 s of user time, 36 min 31 s of the system's.
+    assert (
+        "| setup 2_1, batch per GPU 4, a-cpux2 | 0 | 1 h 43 min | 36 min 31 s | 32.20 | 58.00 |"
+        in said
+    )
+    assert "| setup 1_1, batch per GPU 64, a-cpux2 | 0/1 | - | - | - | - | - | 64 | oom |" in said
+    # Machines are never averaged: the third seed has a row of its own.
+    assert "| setup 1_1, batch per GPU 4, b-cpux8 | 1/1 | 80.00 |" in said
+    with (folder / "runs.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    assert [run["state"] for run in runs].count("finished") == 5 and len(runs) == 7
+    with (folder / "table.csv").open() as file:
+        assert {row["machine"] for row in csv.DictReader(file)} == {"a-cpux2", "b-cpux8", ""}
+    for alt, target in re.findall(r"!\[([^]]*)\]\(([^)]*)\)", said):
+        assert len(alt) > 40 and (text.parent / target).is_file()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(8.44, "8.44 s"), (59.96, "60 s"), (750, "12 min 30 s"), (4920, "1 h 22 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_an_explanation_has_its_place(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says is tested where real runs are (test_explain.py)."""
+    monkeypatch.setattr(
+        "harness.read.report.report.explained",
+        lambda found: [f"{found.sweep.name} & its <reasons>"],
+    )
+    plan.run()
+    page, text, *_ = make_report(plan.write(), tmp_path / "report")
+    assert "<h3>Explanation</h3>" in page.read_text()
+    assert "<li>sizes &amp; its &lt;reasons&gt;</li>" in page.read_text()
+    assert "### Explanation" in text.read_text()
+
+
+# ---- records that are not whole ----
+
+
+def report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["report", str(folder), "--out", str(tmp_path / "report")]) == 0
+    assert capsys.readouterr().err == ""
+    return (tmp_path / "report" / "report.md").read_text()
+
+
+def test_half_written_runs_are_running_or_interrupted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "outputs"
+    record(root / "bert" / "done", "--seed", "1")
+    held = record(root / "bert" / "held", "--seed", "2", epochs=1, outcome=None)
+    told = record(root / "bert" / "told", "--seed", "3", epochs=1, outcome=None)
+    told.progress.write_text(json.dumps({"unix": time.time(), "update": 40, "updates": 60}))
+    gone = record(root / "bert" / "gone", "--seed", "4", epochs=1, outcome=None)
+    gone.progress.write_text(json.dumps({"unix": time.time() - 3600, "update": 40}))
+    lock = Lock(held.lock("run"))
+    assert lock.take()
+    try:
+        said = report(root, tmp_path, capsys)
+        assert "- seed 2, repeat 1: running: 1 epoch recorded" in said
+    finally:
+        lock.release()
+    assert "- seed 3, repeat 1: running: 1 epoch recorded, update 40 of 60" in said
+    assert "- seed 4, repeat 1: interrupted: 1 epoch recorded" in said
+    assert "| 1/4 |" in said  # only the finished one is in any number
+    assert "- seed 2, repeat 1: interrupted" in report(root, tmp_path, capsys)
+
+
+def test_asking_for_a_lock_takes_nothing(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "lock")
+    assert not is_held(lock.path) and not lock.path.exists()
+    assert lock.take() and is_held(lock.path) and is_held(lock.path)
+    lock.release()
+    tmp_path.mkdir(exist_ok=True)  # which went with the lock
+    lock.path.touch()
+    assert not is_held(lock.path)
+
+
+def test_corrupt_lines_are_left_out_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "outputs"
+    folder = record(root / "bert" / "torn", "--seed", "1", epochs=3)
+    folder.epochs.write_text(folder.epochs.read_text() + 'no json\n{"epoch": 4, "accur')
+    said = report(root, tmp_path, capsys)
+    assert "- bert/torn: 2 lines of epochs.jsonl not readable, left out" in said
+    (part,), _ = read_all(root)
+    assert [row["epoch"] for row in part.runs[0].epochs] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
+def test_records_of_other_definitions_are_named_not_shown(
+    schema: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "outputs"
+    record(root / "bert" / "mine", "--seed", "1")
+    record(root / "bert" / "other", "--seed", "2", schema=schema)
+    said = report(root, tmp_path, capsys)
+    assert f"run not shown: {root}/bert/other was written with schema {schema}, this reads" in said
+    assert "| 1/1 |" in said
+    assert main(["report", str(root / "bert" / "other")]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and f"schema {schema}" in told
+
+
+def test_a_sweep_that_cannot_be_read_is_named_its_runs_are_shown(
+    reported: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (reported.folder / "sweep.json").write_text("{")
+    said = report(reported.output_dir, tmp_path, capsys)
+    assert "sweep not shown:" in said and "is not readable as JSON" in said
+    assert said.count("\n## ") >= 2
+    settings = RunFolder(reported.output_dir / "bert" / "1_1_4_1").settings
+    reported.write()
+    settings.write_text(json.dumps({"schema": SCHEMA + 1}))
+    said = report(reported.output_dir, tmp_path, capsys)
+    assert "sweep not shown:" in said and "was written with schema" in said
+
+
+def test_nothing_to_report_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    record(tmp_path / "outputs" / "bert" / "one")
+    for argv, told in (
+        ([str(tmp_path / "empty")], "no records below"),
+        ([str(tmp_path / "none")], "there is no such folder"),
+        (["a", "b"], "one folder is expected"),
+        (["--out"], "--out: name a folder"),
+        ([str(tmp_path / "outputs"), "--out", str(tmp_path / "file")], "cannot be written"),
+    ):
+        assert main(["report", *argv]) == 2
+        said = capsys.readouterr()
+        assert told in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert main(["report", "--help"]) == 0
+    assert "usage: python -m harness report" in capsys.readouterr().out
+    for path in (tmp_path / "empty", tmp_path / "none"):
+        with pytest.raises(UserError):
+            read_measured(path)
+
+
+def test_figures_of_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "outputs"
+    record(root / "bert" / "one", "--seed", "1", epochs=3)
+    assert main(["figures", str(root)]) == 2
+    assert "there is no sweep.json" in capsys.readouterr().err
+    assert main(["figures", str(root), "--all", "--out", str(tmp_path / "drawn")]) == 0
+    assert (tmp_path / "drawn" / "accuracy-dark.svg").is_file()
+    record(tmp_path / "failed" / "bert" / "one", epochs=0, outcome="oom", reason="planted")
+    assert main(["figures", str(tmp_path / "failed"), "--all"]) == 2
+    assert "there is nothing to draw" in capsys.readouterr().err
+
+
+def test_telemetry_that_is_torn_is_left_out(plan: Plan, tmp_path: Path) -> None:
+    folder = plan.run(epochs=epochs(0.5, 0.6))
+    kept = {"unix": 1.0, "gpus": [], "node": {"cpu_percent": 5.0}}
+    lines(folder / "telemetry" / "node_0.jsonl", [kept, {**kept, "unix": 2.0}])
+    file = folder / "telemetry" / "node_0.jsonl"
+    file.write_text(file.read_text() + '{"unix": 3.0, "gp')
+    plan.write()
+    page, *_ = make_report(plan.folder, tmp_path / "report")
+    assert "sizes-usage-figure" in page.read_text()

@@ -1,0 +1,743 @@
+"""The table of a sweep: groups of runs, what is compared with what, and what is written.
+
+Every expected number here was worked out by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.core.settings import UserError
+from harness.read import load_sweep, load_sweep_runs
+from harness.read.records.sweep_runs import memory_of_devices
+from harness.read.statistics import difference_of_means, ratio_of_means, spread
+from tests.read.test_read import lines
+
+ENVIRONMENT = {
+    "machine": "a-cpux2", "cpu": "A CPU", "cpu_cores": 2, "memory_gib": 8.0, "gpus": [],
+    "versions": {"torch": "2.13.0", "transformers": "5.23.0"}, "commit": "0123456789abcdef",
+    "dirty": False, "nodes": 1, "processes_per_node": 1, "effective_batch": 4, "observed": {},
+}  # fmt: skip
+SUMMARY = {
+    "schema": 1, "outcome": "finished", "reason": None, "epochs_done": 2, "updates": 100,
+    "samples": 400, "accuracy": 0.8, "f1": 0.7, "eval_loss": 0.5, "train_samples_per_s": 100.0,
+    "train_samples_per_s_per_gpu": 100.0, "train_time_s": 30.0, "wall_s": 40.0,
+    "peak_memory_gib": 1.5,
+}  # fmt: skip
+
+
+class Plan:
+    """A sweep that a test builds: folders as runs write them, sweep.json as the launcher does."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self.output_dir = output_dir
+        self.folder = output_dir / "sweeps" / "sizes"
+        self.content: dict[str, Any] = {
+            "schema": 1, "name": "sizes", "question": "Which batch?", "file": "sizes.yaml",
+            "tiny": True, "command": "python -m harness sweep sizes.yaml --tiny",
+            "axes": ["setup", "per_gpu_batch"], "baseline": {"setup": "1_1"}, "target": None,
+            "hold": "per_gpu_batch", "lr_rule": "none", "columns": None, "per_node": False,
+            "runs": [],
+        }  # fmt: skip
+
+    def planned(
+        self, setup: str = "1_1", batch: Any = 4, seed: int = 1, skipped: str | None = None,
+        **more: Any,
+    ) -> Path:  # fmt: skip
+        """A run that the plan names; its folder, which does not exist."""
+        label = {"setup": setup, "per_gpu_batch": batch, "seed": seed, **more}
+        path = "bert/" + "_".join(str(part).replace("/", "-") for part in label.values())
+        self.content["runs"].append({"label": label, "path": path, "skipped": skipped})
+        return self.output_dir / path
+
+    def run(
+        self, setup: str = "1_1", batch: Any = 4, seed: int = 1, devices: int = 1,
+        machine: str = "a-cpux2", environment: dict[str, Any] | None = None,
+        epochs: list[dict[str, Any]] | None = None, label: dict[str, Any] | None = None,
+        **summary: Any,
+    ) -> Path:  # fmt: skip
+        """A run with an outcome."""
+        folder = self.planned(setup, batch, seed, **(label or {}))
+        facts = {
+            **ENVIRONMENT, "machine": machine, "processes_per_node": devices,
+            "effective_batch": batch * devices if isinstance(batch, int) else 4,
+            **(environment or {}),
+        }  # fmt: skip
+        folder.mkdir(parents=True)
+        (folder / "settings.json").write_text(json.dumps({"schema": 1}))
+        (folder / "environment.json").write_text(json.dumps(facts))
+        (folder / "summary.json").write_text(json.dumps({**SUMMARY, **summary}))
+        if epochs is not None:
+            lines(folder / "epochs.jsonl", epochs)
+        return folder
+
+    def write(self, **changes: Any) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "sweep.json").write_text(json.dumps({**self.content, **changes}))
+        return self.folder
+
+    def groups(self, **changes: Any) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = load_sweep(self.write(**changes)).to_dict("records")
+        # A frame writes unknown as NaN.
+        return [
+            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
+            for row in rows
+        ]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(tmp_path / "outputs")
+
+
+def table(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert main(["table", str(folder), *flags]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    return said.out
+
+
+def row_of(said: str, *words: str) -> list[str]:
+    """The words of the one line of the table that begins with these."""
+    (line,) = (line for line in said.splitlines() if tuple(line.split()[: len(words)]) == words)
+    return line.replace(" ± ", "±").split()
+
+
+# ---- spread ----
+
+
+def test_mean_sd_and_interval() -> None:
+    found = spread([0.8, 0.9, 1.0])
+    assert (found.n, found.mean, found.sd) == (3, pytest.approx(0.9), pytest.approx(0.1))
+    # Student's t with 2 degrees of freedom is 4.30265; 4.30265 * 0.1 / sqrt(3) = 0.248414.
+    assert found.low == pytest.approx(0.651586, abs=1e-6)
+    assert found.high == pytest.approx(1.148414, abs=1e-6)
+    two = spread([10.0, 14.0])  # sd 2.8284, t 12.7062: 12 -+ 12.7062 * 2
+    assert (two.mean, two.low, two.high) == (12, pytest.approx(-13.4124), pytest.approx(37.4124))
+    assert spread([3.2, 3.2, 3.2]).sd == 0
+
+
+def test_one_run_has_no_spread_and_none_has_no_mean() -> None:
+    one = spread([5.0])
+    assert (one.n, one.mean, one.median, one.sd, one.low, one.high) == (1, 5, 5, None, None, None)
+    assert (spread([]).n, spread([]).mean) == (0, None)
+
+
+def test_a_miss_is_infinite_and_the_median_need_not_be() -> None:
+    found = spread([4.0, math.inf, 6.0])
+    assert (found.n, found.mean, found.median) == (3, math.inf, 6)
+    assert (found.sd, found.low, found.high) == (None, None, None)
+    assert spread([4.0, math.inf]).median == math.inf
+
+
+def test_ratio_is_drawn_in_pairs_where_the_seeds_are_the_same() -> None:
+    paired = ratio_of_means({1: 110.0, 2: 220.0}, {1: 100.0, 2: 200.0})
+    # Every seed says 1.1, so that whatever is drawn says it too.
+    assert paired.value == paired.low == paired.high == pytest.approx(1.1)
+    # Other seeds: the lower mean is 50, 75 or 100, so the ratio lies between 1 and 2.
+    other = ratio_of_means({1: 100.0, 2: 100.0}, {3: 50.0, 4: 100.0})
+    assert (other.value, other.low, other.high) == (pytest.approx(4 / 3), 1, 2)
+    assert ratio_of_means({1: 3.0, 2: 4.0}, {1: 2.0, 2: 9.0}) == ratio_of_means(
+        {1: 3.0, 2: 4.0}, {1: 2.0, 2: 9.0}
+    )
+
+
+def test_a_single_run_gives_a_ratio_without_interval() -> None:
+    one = ratio_of_means({1: 3.0}, {1: 2.0, 2: 4.0})
+    assert (one.value, one.low, one.high) == (1, None, None)
+    assert ratio_of_means({}, {1: 2.0}).value is None
+    assert ratio_of_means({1: 2.0}, {1: 0.0}).value is None
+    assert difference_of_means({1: 0.5}, {}).value is None
+
+
+# ---- groups ----
+
+
+def test_runs_that_differ_in_seed_or_repeat_are_one_group(plan: Plan) -> None:
+    plan.run("1_2", 8, seed=1, accuracy=0.8)
+    plan.run("1_1", 4, seed=1, accuracy=0.5)
+    plan.run("1_2", 8, seed=2, accuracy=0.9)
+    plan.run("1_2", 8, seed=2, accuracy=1.0, label={"repeat": 2})
+    first, second = plan.groups()
+    assert (first["setup"], first["per_gpu_batch"]) == ("1_2", 8)  # the order of the plan
+    assert (first["planned"], first["finished"], first["outcome"]) == (3, 3, "finished")
+    assert first["seeds"] == [1, 2, 2] and first["repeats"] == [None, None, 2]
+    assert first["accuracy_values"] == [0.8, 0.9, 1.0]
+    assert first["accuracy"] == pytest.approx(0.9) and first["accuracy_sd"] == pytest.approx(0.1)
+    assert first["accuracy_n"] == 3 and first["epoch_time_s"] == 15  # 30 s in 2 epochs
+    assert (second["accuracy"], second["accuracy_sd"], second["accuracy_low"]) == (0.5, None, None)
+
+
+def test_a_value_that_a_run_lacks_is_unknown_not_zero(plan: Plan) -> None:
+    plan.run(seed=1, user_s=12.0)
+    plan.run(seed=2)
+    (group,) = plan.groups()
+    assert (group["user_s"], group["user_s_n"], group["user_s_sd"]) == (12, 1, None)
+    assert group["user_s_values"] == [12, None] and "system_s" not in group
+
+
+def test_unlike_machines_are_never_averaged(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, machine, rate in ((1, "a-cpux2", 100.0), (2, "b-cpux4", 300.0), (3, "a-cpux2", 120)):
+        plan.run("1_1", seed=seed, machine=machine, train_samples_per_s=rate)
+    plan.run("1_2", seed=1, machine="b-cpux4", devices=2, train_samples_per_s=450.0)
+    plan.planned("1_1", seed=4)
+    one, other, begun, two = plan.groups()
+    assert (one["machine"], one["train_samples_per_s"], one["planned"]) == ("a-cpux2", 110, 2)
+    assert (other["machine"], other["train_samples_per_s"]) == ("b-cpux4", 300)
+    assert (begun["machine"], begun["outcome"]) == (None, "waiting")  # on which, nobody knows
+    # The baseline is the one on the machine of the group: 450 / (2 * 300).
+    assert two["scaling_efficiency"] == pytest.approx(0.75)
+    said = table(plan.folder, capsys)
+    assert "machine" in said and row_of(said, "1_1", "b-cpux4")[2] == "1/1"
+
+
+def test_one_gpu_of_a_kind_is_the_baseline_of_four(plan: Plan) -> None:
+    four = {"gpus": ["T4"] * 4}
+    plan.run("1_1", machine="t4x1", environment={"gpus": ["T4"]})
+    plan.run("1_4", machine="t4x4", devices=4, environment=four, train_samples_per_s=300.0)
+    plan.run("1_2", machine="p100x4", devices=2, environment=four)
+    _, group, unlike = plan.groups()
+    assert group["scaling_efficiency"] == pytest.approx(0.75)
+    assert unlike["scaling_efficiency"] is None
+    assert unlike["train_samples_per_s_gain_percent"] is None
+
+
+def test_a_run_that_waits_belongs_to_the_only_machine_of_its_group(plan: Plan) -> None:
+    plan.run(seed=1)
+    plan.planned(seed=2)
+    (group,) = plan.groups()
+    assert (group["machine"], group["planned"], group["finished"]) == ("a-cpux2", 2, 1)
+
+
+# ---- against the baseline ----
+
+
+def test_the_baseline_agrees_on_every_axis_that_it_does_not_name(plan: Plan) -> None:
+    for batch, rate in ((4, 100.0), (8, 200.0)):
+        for seed in (1, 2):
+            plan.run("1_1", batch, seed, train_samples_per_s=rate * seed, accuracy=0.8)
+            plan.run("1_2", batch, seed, 2, train_samples_per_s=1.5 * rate * seed, accuracy=0.77)
+    groups = {(g["setup"], g["per_gpu_batch"]): g for g in plan.groups()}
+    for batch in (4, 8):
+        base, group = groups["1_1", batch], groups["1_2", batch]
+        assert base["baseline"] and not group["baseline"]
+        assert base["train_samples_per_s_gain_percent"] == 0
+        for end in ("", "_low", "_high"):  # both seeds say 1.5
+            assert group[f"train_samples_per_s_gain_percent{end}"] == pytest.approx(50)
+            assert group[f"accuracy_gain_points{end}"] == pytest.approx(-3)
+            assert group[f"scaling_efficiency{end}"] == pytest.approx(0.75)
+        assert group["scaling_kind"] == "weak"
+
+
+def test_a_baseline_without_a_value_on_an_axis_is_that_of_every_value(plan: Plan) -> None:
+    plan.content["axes"] = ["setup", "per_gpu_batch", "link"]
+    plan.run("1_1", train_samples_per_s=100.0)
+    plan.run("1_1", 8, train_samples_per_s=50.0)
+    plan.run("2_1", label={"link": "1ms"}, train_samples_per_s=80.0)
+    plan.run("2_1", label={"link": "20ms"}, train_samples_per_s=20.0)
+    gains = {(g["setup"], g["link"]): g["train_samples_per_s_gain_percent"]
+             for g in plan.groups() if g["per_gpu_batch"] == 4}  # fmt: skip
+    assert gains["2_1", "1ms"] == pytest.approx(-20)
+    assert gains["2_1", "20ms"] == pytest.approx(-80)
+    # The nearest, where there is one with the value and one without.
+    plan.run("1_1", label={"link": "20ms"}, train_samples_per_s=10.0)
+    (far,) = [g for g in plan.groups() if (g["setup"], g["link"]) == ("2_1", "20ms")]
+    assert far["train_samples_per_s_gain_percent"] == pytest.approx(100)
+
+
+def test_a_single_run_has_no_interval_against_the_baseline(plan: Plan) -> None:
+    plan.run("1_1")
+    plan.run("1_2", devices=2, train_samples_per_s=160.0)
+    _, group = plan.groups()
+    assert group["train_samples_per_s_gain_percent"] == pytest.approx(60)
+    assert group["train_samples_per_s_gain_percent_low"] is None
+    assert group["scaling_efficiency"] == pytest.approx(0.8)  # 160 / (2 * 100)
+    assert group["scaling_efficiency_high"] is None
+
+
+def test_strong_scaling_at_equal_effective_batch(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = {"environment": {"effective_batch": 8}}
+    plan.run("1_1", train_time_s=30.0, **batch)
+    plan.run("1_2", devices=2, train_time_s=20.0, **batch)
+    plan.run("1_4", devices=4, train_time_s=10.0, samples=800, **batch)
+    base, group, more = plan.groups()
+    assert (base["scaling_efficiency"], base["scaling_kind"]) == (1, None)
+    assert group["scaling_efficiency"] == pytest.approx(0.75)  # 30 / (2 * 20)
+    assert group["scaling_kind"] == "strong"
+    assert more["scaling_efficiency"] is None  # twice the samples: another amount of work
+    said = table(plan.folder, capsys)
+    assert "strong T_1/(N T_N)" in said and "weak" not in said
+
+
+def test_neither_weak_nor_strong(plan: Plan) -> None:
+    plan.run("1_1", environment={"effective_batch": 4})
+    plan.run("1_2", devices=2, environment={"effective_batch": 6})  # neither 8 nor 4
+    plan.run("1_1_far", train_samples_per_s=70.0)  # as many devices: not scaling
+    _, other, far = plan.groups()
+    assert (other["scaling_efficiency"], other["scaling_kind"]) == (None, None)
+    assert far["scaling_efficiency"] is None
+    assert far["train_samples_per_s_gain_percent"] == pytest.approx(-30)
+
+
+def test_devices_of_dp_are_those_of_its_one_process(plan: Plan) -> None:
+    plan.run("1_1")
+    observed = {"observed": {"strategy": "dp", "devices": 4}, "effective_batch": 16}
+    plan.run("1_1_dp", environment=observed, train_samples_per_s=200.0)
+    _, group = plan.groups()
+    assert (group["processes"], group["devices"]) == (1, 4)
+    assert group["scaling_efficiency"] == pytest.approx(0.5)  # 200 / (4 * 100)
+
+
+def test_both_kinds_are_told_apart(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.run("1_1")
+    plan.run("1_2", devices=2, train_samples_per_s=160.0)
+    plan.run("1_3", devices=3, train_time_s=20.0, environment={"effective_batch": 4})
+    said = table(plan.write(), capsys)
+    assert "0.80 weak" in said and "0.50 strong" in said  # 30 / (3 * 20)
+
+
+def test_other_updates_are_another_training(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.run("1_1", updates=2000)
+    plan.run("1_2", devices=2, updates=1000)
+    plan.run("2_1", devices=2, updates=2000)
+    assert [g["other_updates"] for g in plan.groups()] == [False, True, False]
+    said = table(plan.folder, capsys)
+    assert "1,000†" in row_of(said, "1_2") and "2,000" in row_of(said, "2_1")
+    meaning = "† other number of updates than the baseline: not the same training"
+    assert said.count(meaning) == 1
+    # Without a column of updates the mark stands at the number of runs.
+    plan.write(columns=["accuracy"])
+    assert row_of(table(plan.folder, capsys), "1_2")[1] == "1/1†"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_no_baseline_finished(plan: Plan, begun: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    if begun:
+        plan.run("1_1", outcome="failed", reason="no")
+    plan.run("1_2", devices=2)
+    group = plan.groups()[-1]
+    for name in ("train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency"):
+        assert group[name] is None
+    assert group["other_updates"] is None
+    said = table(plan.folder, capsys)
+    assert "no run of the baseline (setup 1_1)" in said
+    assert ("has finished" in said) is begun
+    assert "-" in row_of(said, "1_2")
+
+
+def test_without_a_baseline_nothing_is_compared(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run("1_1")
+    plan.run("1_2", devices=2)
+    said = table(plan.write(baseline=None), capsys)
+    assert "vs base" not in said and "base:" not in said and "eff." not in said and "†" not in said
+
+
+# ---- time to target ----
+
+
+def epochs(*quality: float | None, metric: str = "accuracy") -> list[dict[str, Any]]:
+    """Epochs of 10 s and 200 samples; 13 s with their evaluation."""
+    return [
+        {"epoch": n, metric: value, "epoch_time_s": 10.0, "samples": 200, "wall_s": 13.0 * n}
+        for n, value in enumerate(quality, start=1)
+    ]
+
+
+TARGET = {"metric": "accuracy", "value": 0.9}
+
+
+def test_time_to_the_first_epoch_that_reaches_the_target(plan: Plan) -> None:
+    plan.run(seed=1, epochs=epochs(0.5, 0.9, 0.8))  # reached exactly, and lost again
+    plan.run(seed=2, epochs=epochs(0.5, None, 0.95, 0.99))
+    (group,) = plan.groups(target=TARGET)
+    assert group["tta_train_s_values"] == [20, 30] and group["tta_train_s"] == 25
+    assert group["tta_wall_s_values"] == [26, 39] and group["tta_wall_s"] == 32.5
+    assert group["tta_epochs_values"] == [2, 3] and group["tta_samples_values"] == [400, 600]
+    assert (group["reached"], group["tta_train_s_n"]) == (2, 2)
+    assert group["tta_train_s_sd"] == pytest.approx(7.0710678)
+    # 12.7062 * 7.0711 / sqrt(2) = 63.531
+    assert group["tta_train_s_low"] == pytest.approx(-38.531, abs=1e-3)
+
+
+def test_a_loss_is_reached_from_above(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.run(epochs=epochs(0.7, 0.4, 0.1, metric="eval_loss"))
+    (group,) = plan.groups(target={"metric": "eval_loss", "value": 0.5})
+    assert group["tta_epochs"] == 2
+    assert "eval_loss at most 0.5" in table(plan.folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("reached", "mean", "median", "shown"),
+    [(3, 10, 10, "10.0±0.0"), (2, math.inf, 10, "median"), (1, math.inf, math.inf, "not")],
+)
+def test_a_miss_counts(
+    plan: Plan, capsys: pytest.CaptureFixture[str],
+    reached: int, mean: float, median: float, shown: str,
+) -> None:  # fmt: skip
+    for seed in (1, 2, 3):
+        plan.run(seed=seed, epochs=epochs(0.95 if seed <= reached else 0.85, 0.85))
+    (group,) = plan.groups(target=TARGET)
+    assert (group["tta_train_s"], group["tta_train_s_median"]) == (mean, median)
+    assert (group["reached"], group["tta_train_s_n"]) == (reached, 3)
+    said = table(plan.folder, capsys)
+    assert row_of(said, "1_1")[-1] == f"{reached}/3" and shown in row_of(said, "1_1")
+    if reached < 3:
+        assert group["tta_train_s_sd"] is None
+        # Where no column says how many reached it, the cell does.
+        plan.write(target=TARGET, columns=["tta_train_s"])
+        assert row_of(table(plan.folder, capsys), "1_1")[-1] == f"({reached}/3)"
+
+
+def test_a_target_that_nobody_measured_is_unknown_not_missed(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run(epochs=epochs(0.95))
+    (group,) = plan.groups(target={"metric": "acuracy", "value": 0.9})
+    assert group["tta_train_s"] is None and group["tta_train_s_n"] == 0
+    assert "no epoch of any run has a number named acuracy" in table(plan.folder, capsys)
+
+
+# ---- what did not finish ----
+
+
+def test_failed_skipped_and_waiting_runs_are_rows(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run("1_1", seed=1, accuracy=0.8)
+    plan.run("1_1", seed=2, outcome="timeout", reason="over 60 s", accuracy=0.1)
+    oom = plan.run("1_2", seed=1, outcome="oom", reason="[rank0]: no room\nfor 7 GiB", devices=2)
+    plan.planned("1_2", seed=2)
+    for seed in (1, 2):
+        plan.planned("2_1", seed=seed, skipped="needs 2 nodes")
+    killed = plan.planned("1_4", seed=1)
+    killed.mkdir(parents=True)
+    (killed / "settings.json").write_text('{"schema": 1}')
+    one, two, skipped, going = plan.groups()
+    assert (one["finished"], one["planned"], one["accuracy"]) == (1, 2, 0.8)
+    assert (two["finished"], two["outcome"]) == (0, "oom, waiting")
+    assert (skipped["outcome"], going["outcome"]) == ("skipped", "unfinished")
+    assert two["accuracy"] is None and two["effective_batch"] == 8
+    said = table(plan.folder, capsys)
+    assert row_of(said, "1_1")[1] == "1/2"
+    assert row_of(said, "1_2")[1:7] == ["0/2", "8", "oom,", "waiting", "-", "-"]
+    assert "timeout: over 60 s (setup 1_1, seed 2)" in said
+    # Brackets are not taken for markup.
+    assert f"oom: [rank0]: no room for 7 GiB (setup 1_2, seed 1)\n  bert/{oom.name}" in said
+    assert said.count("needs 2 nodes") == 1 and "skipped: needs 2 nodes (2 runs)" in said
+    assert "waiting: not begun (1 run)" in said
+    assert "unfinished: no outcome yet: it goes on, or was killed (setup 1_4, seed 1)" in said
+
+
+def test_a_row_a_run(plan: Plan) -> None:
+    plan.run("1_1", 8, seed=7, accuracy=0.8, epochs=epochs(0.95))
+    plan.run("1_2", 8, seed=7, outcome="failed", reason="why", devices=2, accuracy=0.1)
+    plan.planned("2_1", 8, seed=7, skipped="needs 2 nodes")
+    done, failed, skipped = load_sweep_runs(plan.write(target=TARGET)).to_dict("records")
+    for name, value in {
+        "setup": "1_1", "per_gpu_batch": 8, "seed": 7, "path": "bert/1_1_8_7", "state": "finished",
+        "machine": "a-cpux2", "devices": 1, "accuracy": 0.8, "tta_train_s": 10,
+        "torch_version": "2.13.0", "commit": "0123456789abcdef",
+    }.items():  # fmt: skip
+        assert done[name] == value, name
+    assert (failed["state"], failed["reason"], failed["devices"]) == ("failed", "why", 2)
+    assert math.isnan(failed["tta_train_s"])  # not measured, and no miss
+    assert (skipped["state"], skipped["reason"]) == ("skipped", "needs 2 nodes")
+
+
+def test_a_record_counts_more_than_the_plan(plan: Plan) -> None:
+    """What this launcher left out may have been run on a cluster, into the same folder."""
+    plan.run("1_1")
+    plan.content["runs"][0]["skipped"] = "needs 2 nodes"
+    assert plan.groups()[0]["outcome"] == "finished"
+
+
+# ---- each node ----
+
+
+def test_memory_of_the_first_device_and_of_the_others() -> None:
+    rows: list[dict[str, Any]] = [
+        {"peak_memory_gib_per_rank": [5.0, 2.0, 3.0]}, {"peak_memory_gib_per_rank": [6.0, 2.5, 1.0]}
+    ]  # fmt: skip
+    both = {"peak_memory_first_gib": 6.0, "peak_memory_others_gib": 3.0}
+    assert memory_of_devices(rows) == both
+    one = [{"peak_memory_gib_per_rank": [4.0]}]
+    assert memory_of_devices(one) == {"peak_memory_first_gib": 4.0}
+    assert memory_of_devices([{}, {"peak_memory_gib_per_rank": [None, None]}]) == {}
+
+
+def test_a_row_for_each_node(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {"nodes": 2, "processes_per_node": 2}
+    folder = plan.run("2_2", environment=nodes, user_s=30.0, accuracy=0.8)
+    for rank, (user_s, samples, accuracy) in enumerate(
+        [(1.0, 100, 0.9), (2.0, 300, 0.7), (4.0, 50, 0.6), (8.0, 50, 0.8)]
+    ):
+        told = {"epoch": 2, "rank": rank, "user_s": user_s, "eval_samples": samples}
+        rows = [{"epoch": 1, "user_s": 99.0}, {**told, "eval_accuracy": accuracy}]
+        lines(folder / "ranks" / f"rank_{rank}.jsonl", rows)
+    plan.run("1_1", accuracy=0.7)  # a record of before there were such fields
+    group, old = plan.groups(per_node=True)
+    assert group["user_s_per_node"] == [3, 12]
+    # (100 * 0.9 + 300 * 0.7) / 400 and (50 * 0.6 + 50 * 0.8) / 100
+    assert group["accuracy_per_node"] == [pytest.approx(0.75), pytest.approx(0.7)]
+    assert group["system_s_per_node"] == [None, None] and old["user_s_per_node"] == [None]
+    plan.write(per_node=True, columns=["accuracy", "user_s", "system_s", "wall_s"])
+    said = [line.split() for line in table(plan.folder, capsys).splitlines()]
+    start = next(n for n, words in enumerate(said) if words[:1] == ["2_2"])
+    assert said[start : start + 5] == [
+        ["2_2", "1/1", "all", "0.8000", "30.0", "-", "40.0"],
+        ["0", "0.7500", "3.00", "-", "-"],
+        ["1", "0.7000", "12.0", "-", "-"],
+        ["1_1", "1/1", "all", "0.7000", "-", "-", "40.0"],
+        ["0", "-", "-", "-", "-"],
+    ]
+
+
+# ---- columns ----
+
+
+def test_columns_that_were_asked_for(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.run("1_1", seed=1, wall_s=40.0)
+    plan.run("1_1", seed=2, wall_s=44.0)
+    plan.run("1_2", devices=2)
+    asked = ["f1", "samples_per_s", "wall_s", "peak_memory_gib", "user_s", "setup"]
+    said = table(plan.write(columns=asked), capsys)
+    # sd of 40 and 44 is 2.83
+    assert row_of(said, "1_1") == ["1_1", "2/2", "0.7000±0.0000", "100±0", "42.0±2.8", "1.50±0.00",
+                                   "-"]  # fmt: skip
+    assert "accuracy" not in said
+
+
+def test_what_exchanging_costs_is_a_column_where_it_is_known(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run("1_1")
+    plan.run("1_2", devices=2, comm_share=0.125, comm_exposed_share=0.25, compute_skew=1.5)
+    asked = ["comm_share", "comm_exposed_share", "compute_skew"]
+    said = table(plan.write(columns=asked), capsys)
+    assert row_of(said, "1_1") == ["1_1", "1/1", "-", "-", "-"]
+    assert row_of(said, "1_2") == ["1_2", "1/1", "0.1250", "0.2500", "1.5000"]
+
+
+def test_columns_of_devices_where_they_are_known(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan.run("1_1", mfu=None, tflops_per_s=0.5)
+    assert "MFU" not in table(plan.write(), capsys)  # nobody knows the peak of a CPU
+    plan.run("1_2", devices=2, mfu=0.4125, gpu_utilisation_percent=97.5, energy_j=812.0,
+             joules_per_sample=2.03)  # fmt: skip
+    said = table(plan.write(), capsys)
+    assert "MFU: share of what the devices can do" in said and "J/sample: of the devices" in said
+    words = row_of(said, "1_2")
+    at = words.index("0.4125")
+    assert words[at : at + 3] == ["0.4125", "97.50", "2.03"]
+    # Asked for by name, one brings the other with it, beside it.
+    for names in (["mfu"], ["gpu_utilisation_percent"], ["gpu_utilisation_percent", "mfu"]):
+        said = table(plan.write(columns=["wall_s", *names, "tflops_per_s"]), capsys)
+        assert row_of(said, "1_2")[2:] == ["40.0", "0.4125", "97.50", "-"]
+        assert row_of(said, "1_1")[2:] == ["40.0", "-", "-", "0.500"]
+    assert row_of(table(plan.write(columns=["energy_j"]), capsys), "1_2")[2:] == ["812.00"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("acuracy", "accuracy"), ("samples_pers", "samples_per_s")]
+)
+def test_an_unknown_column_names_the_nearest(
+    plan: Plan, capsys: pytest.CaptureFixture[str], name: str, near: str
+) -> None:
+    plan.run()
+    assert main(["table", str(plan.write(columns=[name]))]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert f"named {name}: did you mean {near}?" in said.err
+
+
+def test_axis_values_are_shown_as_planned(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.content["axes"] = ["link", "lr", "precision"]
+    for link, lr in (("20ms/200mbit", 2e-5), (None, 3e-3)):
+        plan.run(batch=4, label={"link": link, "lr": lr, "precision": "fp32"})
+    said = table(plan.write(baseline={"link": None}), capsys)
+    assert row_of(said, "20ms/200mbit", "2e-05") and row_of(said, "-", "0.003")
+    # What is the same for all is said once; the metric precision keeps its name in the frame.
+    assert "all: precision fp32" in said and "number_format" in load_sweep(plan.folder)
+
+
+# ---- the screen and the files ----
+
+
+@pytest.fixture
+def small(plan: Plan) -> Path:
+    """Two seeds on one process and on two, one of them failed, and a set-up that was skipped."""
+    plan.run("1_1", seed=1, accuracy=0.80, train_samples_per_s=1000.0, epochs=epochs(0.7, 0.9))
+    plan.run("1_1", seed=2, accuracy=0.82, train_samples_per_s=1020.0, epochs=epochs(0.7, 0.8))
+    plan.run("1_2", seed=1, devices=2, updates=50, accuracy=0.79, train_samples_per_s=1515.0,
+             train_samples_per_s_per_gpu=757.5, epochs=epochs(0.9))  # fmt: skip
+    plan.run("1_2", seed=2, devices=2, outcome="oom", reason="no room | for `x`")
+    plan.planned("2_1", seed=1, skipped="needs 2 nodes")
+    return plan.write(target=TARGET)
+
+
+# sd of 0.80 and 0.82 is 0.0141, of 1000 and 1020 it is 14.1; 1515 / 1010 = 1.5, a half of it 0.75.
+GOLDEN = r"""### Which batch?
+
+sweep sizes (--tiny), a-cpux2, all: batch per GPU 4
+
+| setup | n | batch | updates | accuracy | eval loss | samples/s | per GPU | vs base | acc. points | weak eff. | epoch s | train s | wall s | target train s | target wall s | reached |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+| 1_1 | 2/2 | 4 | 100 | 0.8100 ± 0.0141 | 0.5000 | 1,010 ± 14 | 100 | base | base | 1.00 | 15.0 | 30.0 | 40.0 | not reached | not reached | 1/2 |
+| 1_2 | 1/2 | 8 | 50† | 0.7900 | 0.5000 | 1,515 | 758 | +50.0% | -2.00 | 0.75 | 15.0 | 30.0 | 40.0 | 10.0 | 13.0 | 1/1 |
+| 2_1 | 0/1 | - | - | skipped | - | - | - | - | - | - | - | - | - | - | - | - |
+
+- setup 1_2, seed 2 (`bert/1_2_4_2`): `oom: no room | for 'x'`
+- 1 run: `skipped: needs 2 nodes`
+
+n: runs finished/planned; numbers are means over the finished ones; ±: sample standard deviation; batch: samples of one update over all processes; samples/s: training only, all processes, first steps left out; train s: without evaluation and saving; wall s: everything; acc. points: percentage points of accuracy
+
+base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of means; eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
+
+target: first epoch with accuracy at least 0.9; target train s: its training and that before; target wall s: everything until its row; reached: of the finished runs; a run that misses counts as infinite
+
+Environment: a-cpux2 (A CPU, 2 cores, 8 GiB); torch 2.13.0; transformers 5.23.0; commit 0123456789ab
+
+Command: `python -m harness sweep sizes.yaml --tiny`
+"""  # noqa: E501
+
+
+def test_the_files_that_are_written(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = table(small, capsys, "--write")
+    names = ["runs.csv", "sweep.json", "table.csv", "table.md"]
+    assert sorted(file.name for file in small.iterdir()) == names  # no draft is left
+    assert all(f"written: {small / name}" in said for name in names if name != "sweep.json")
+    assert (small / "table.md").read_text() == GOLDEN
+    one, two, skipped = csv.DictReader((small / "table.csv").read_text().splitlines())
+    assert (one["accuracy_values"], one["seeds"]) == ("0.8;0.82", "1;2")
+    assert (one["tta_train_s"], one["tta_train_s_values"]) == ("inf", "20.0;inf")
+    assert (two["accuracy"], two["accuracy_sd"], two["accuracy_low"]) == ("0.79", "", "")
+    assert float(two["train_samples_per_s_gain_percent"]) == pytest.approx(50)
+    assert (skipped["outcome"], skipped["accuracy"], skipped["accuracy_n"]) == ("skipped", "", "0")
+    runs = list(csv.DictReader((small / "runs.csv").read_text().splitlines()))
+    assert [run["state"] for run in runs] == ["finished", "finished", "finished", "oom", "skipped"]
+    assert [run["reason"] for run in runs[3:]] == ["no room | for `x`", "needs 2 nodes"]
+
+
+def test_markdown_cannot_be_broken_by_names(plan: Plan) -> None:
+    plan.run(label={"link": "a|b*c*"}, environment={"versions": {}, "commit": None})
+    plan.run("1_2", label={"link": "<i>"}, devices=2)
+    assert main(["table", str(plan.write(question="Is a|b\nslow?")), "--write"]) == 0
+    said = (plan.folder / "table.md").read_text()
+    assert r"a\|b\*c\*" in said and r"\<i\>" in said and r"### Is a\|b slow?" in said
+    widths = {line.replace(r"\|", "").count("|") for line in said.splitlines() if line[:1] == "|"}
+    assert len(widths) == 1
+    assert "torch 2.13.0" in said and "commit 0123456789ab" in said
+
+
+def test_the_file_itself_will_do(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table(small / "sweep.json", capsys) == table(small, capsys)
+    assert len(load_sweep(small / "sweep.json")) == 3
+
+
+def test_a_folder_without_a_sweep_is_as_before(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = table(small.parents[1], capsys)
+    assert "no room | for `x`" in said and "Which batch?" not in said
+    assert main(["table", str(small.parents[1]), "--write"]) == 2
+    assert "--write is for a sweep: there is no sweep.json in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_line_of_the_table_is_cut_or_wrapped(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)  # a terminal
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = table(small, capsys)
+    drawn = said[: said.index("oom:")].splitlines()
+    assert "\x1b[3" not in said and "…" not in said  # no colour, nothing cropped
+    plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in drawn]
+    assert max(map(len, plain)) <= width
+    # Too narrow for all columns at once: tables below each other, each saying which row is which.
+    tables = sum(line.split()[:2] == ["1_2", "1/2"] for line in plain)
+    assert tables == {80: 3, 120: 2, 200: 1}[width]
+    for word in ("50†", "0.7900", "1,515", "+50.0%", "0.75", "not reached"):
+        assert any(word in line for line in plain), word
+
+
+def test_a_file_has_no_width(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(row_of(table(small, capsys), "1_2")) == 17
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema": 2}, "schema 2, this reads 1"),
+        ({"schema": None}, "schema None, this reads 1"),
+        ({"runs": []}, "runs: is empty"),
+        ({"runs": None}, "runs: is missing"),
+        ({"runs": ["x"]}, r"runs[0]: must be a mapping, not 'x'"),
+        ({"runs": [{"label": {}, "path": "../../etc"}]}, "runs[0].path: ../../etc leads out of"),
+        ({"runs": [{"label": {}, "path": "/etc"}]}, "runs[0].path: /etc leads out of"),
+        ({"runs": [{"label": {}, "path": "a/../../b"}]}, "a/../../b leads out of"),
+        ({"runs": [{"label": {}, "path": ""}]}, "leads out of"),
+        ({"runs": [{"label": {}}]}, "runs[0].path: is missing"),
+        ({"runs": [{"path": "a"}]}, "runs[0].label: is missing"),
+        ({"runs": [{"label": {"lr": [1]}, "path": "a"}]}, "label.lr: must be a text, a number"),
+        ({"runs": [{"label": {"seed": n}, "path": "a"} for n in (1, 2)]}, "a stands twice"),
+        ({"axes": "setup"}, "axes: must be a list, not 'setup'"),
+        ({"baseline": {"seed": 1}}, "baseline: seed does not vary here: setup, per_gpu_batch"),
+        ({"target": {"metric": "f1"}}, "target.value: must be a number, not None"),
+        ({"target": {"metric": "f1", "value": "x"}}, "target.value: must be a number, not 'x'"),
+        ({"question": 7}, "question: must be a text, not 7"),
+    ],
+)
+def test_what_is_wrong_with_a_plan_is_said_in_one_line(
+    plan: Plan, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
+) -> None:
+    plan.run()
+    folder = plan.write(**changes)
+    assert main(["table", str(folder)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert words in said.err and "sweep.json" in said.err
+    with pytest.raises(UserError):
+        load_sweep_runs(folder)
+
+
+def test_a_plan_that_cannot_be_read(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = plan.write()
+    (folder / "sweep.json").write_text('{"schema": 1, "na')
+    assert main(["table", str(folder)]) == 2
+    assert "sweep.json is not readable as JSON" in capsys.readouterr().err
+    (folder / "sweep.json").unlink()
+    with pytest.raises(UserError, match=r"there is no sweep\.json"):
+        load_sweep(folder)
+
+
+def test_a_run_of_other_definitions_is_refused(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (plan.run() / "settings.json").write_text('{"schema": 99}')
+    assert main(["table", str(plan.write())]) == 2
+    assert "schema 99" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small / "table.csv").mkdir()
+    assert main(["table", str(small), "--write"]) == 2
+    said = capsys.readouterr()
+    assert "table.csv cannot be written" in said.err and len(said.err.splitlines()) == 1
+    assert not list(small.glob(".table*"))

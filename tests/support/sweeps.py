@@ -1,0 +1,125 @@
+"""What the tests of sweeps share: a file, a runner in a process of its own, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.core.records import RunFolder, find_runs, read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+# Seconds and what follows from them, and what the network adds; everything else must not depend on
+# what a run went through.
+TIMES = ("_s", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank", "timed_samples",
+         "timed_steps", "network_sent_bytes", "tflops_per_s_without_padding", "mfu", "gpu", "node",
+         "energy_j", "compute_skew", "slowest_rank")  # fmt: skip
+
+
+def sweep_file(folder: Path, text: str, name: str = "mine") -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+def start(
+    file: Path, out: Path, *flags: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.Popen[str]:
+    """A runner; it warns of nothing, because tests run while others do."""
+    command = [sys.executable, "-m", "harness", "sweep", str(file), "--output_dir", str(out)]
+    calm = [] if "slurm" in flags else ["--isolation", "off"]
+    return subprocess.Popen(
+        [*command, *calm, *flags],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def sweep(file: Path, out: Path, *flags: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """A runner to its end."""
+    process = start(file, out, *flags, **more)
+    stdout, stderr = process.communicate(timeout=150)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def command(process: psutil.Process) -> str:
+    """The words a process was started with, none once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie too
+        return ""
+
+
+def family(runner: int) -> dict[str, list[psutil.Process]]:
+    """The processes below a runner, by what they are."""
+    found: dict[str, list[psutil.Process]] = {"launcher": [], "server": [], "rank": []}
+    try:
+        for launcher in psutil.Process(runner).children():
+            if "harness.train.run.warm" not in command(launcher):
+                continue
+            found["launcher"].append(launcher)
+            for server in launcher.children():
+                if "multiprocessing.forkserver" in command(server):
+                    found["server"].append(server)
+                    found["rank"] += server.children()
+    except psutil.NoSuchProcess:
+        pass
+    return found
+
+
+def gone(processes: list[psutil.Process], within_s: float = 5.0) -> bool:
+    """Whether all of these end within a time."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in alive(processes)):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def alive(processes: list[psutil.Process]) -> Iterator[psutil.Process]:
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except psutil.NoSuchProcess:
+            continue
+
+
+def wait_for(what: Any, within_s: float = 60.0) -> Any:
+    """The first true value of a function."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if value := what():
+            return value
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
+
+
+def outcomes(out: Path) -> dict[str, str | None]:
+    """What became of every run, by its place below the folder."""
+    return {str(run.path.relative_to(out)): run.outcome() for run in find_runs(out)}
+
+
+def summary(out: Path, part: str = "") -> dict[str, Any]:
+    """The summary of the one run whose place has this in its name."""
+    (found,) = [run for run in find_runs(out) if part in str(run.path)]
+    content: dict[str, Any] = json.loads(found.summary.read_text())
+    return content
+
+
+def untimed_rows(folder: RunFolder) -> list[dict[str, Any]]:
+    rows, broken = read_rows(folder.epochs)
+    assert broken == 0
+    return [{k: v for k, v in row.items() if not k.endswith(TIMES)} for row in rows]

@@ -1,0 +1,183 @@
+"""The embedded data are real, balanced, disjoint and the same in every process."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import pytest
+import transformers
+
+from harness.train.data import embedded
+
+ROOT = Path(__file__).resolve().parents[3]
+# Written out on purpose: a test that imports the list of the program could not find a gap in it.
+FORBIDDEN = re.compile(
+    r"torch|pandas|scipy|matplotlib|numpy|sklearn|scikit|pyplot|\b(?:np|pd|plt|mpl\w*)\b", re.I
+)
+CHILD = """
+import sys
+from pathlib import Path
+from harness.train import embedded
+texts = embedded.english()
+print(embedded.checksum(texts), embedded.checksum(embedded.digits()))
+embedded.train_tokenizer(texts["train"]["text"], Path(sys.argv[1]), 2048)
+"""
+
+
+@pytest.fixture(scope="module")
+def english() -> datasets.DatasetDict:
+    return embedded.english()
+
+
+@pytest.fixture(scope="module")
+def digits() -> datasets.DatasetDict:
+    return embedded.digits()
+
+
+@pytest.fixture(scope="module")
+def children(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Path]]:
+    """Prepare everything in two fresh processes that differ in all that could matter."""
+    base = tmp_path_factory.mktemp("children")
+    running = []
+    for seed, threads, locale in (("1", "1", "C"), ("2", "4", "C.UTF-8")):
+        own = {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "LC_ALL": locale}
+        command = [sys.executable, "-c", CHILD, str(base / seed)]
+        running.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, text=True
+            )
+        )
+    results = [(process.communicate(timeout=120)[0], process.returncode) for process in running]
+    assert [code for _, code in results] == [0, 0]
+    return [(results[0][0], base / "1"), (results[1][0], base / "2")]
+
+
+def runs(text: str, length: int = 4) -> set[tuple[str, ...]]:
+    words = re.findall(r"[a-z]+", text.lower())
+    return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+
+
+def test_english_is_balanced_and_cut(english: datasets.DatasetDict) -> None:
+    assert english["train"].features["label"].names == ["matplotlib", "pandas", "scipy", "torch"]
+    assert Counter(english["train"]["label"]) == dict.fromkeys(range(4), 704)
+    assert Counter(english["test"]["label"]) == dict.fromkeys(range(4), 128)
+    for text in [*english["train"]["text"], *english["test"]["text"]]:
+        assert text.isascii()
+        assert len(re.findall(r"[A-Za-z]+", text)) >= 20
+        assert len(text.split()) <= 80
+
+
+def test_english_does_not_name_the_library(english: datasets.DatasetDict) -> None:
+    for text in [*english["train"]["text"], *english["test"]["text"]]:
+        assert not FORBIDDEN.search(text), text
+
+
+def test_english_test_texts_are_new(english: datasets.DatasetDict) -> None:
+    train, test = list(english["train"]["text"]), list(english["test"]["text"])
+    assert len({*train, *test}) == len(train) + len(test)
+    known = [runs(text) for text in train]
+    for text in test:
+        mine = runs(text)
+        # Whichever of two came first, the longer one shares little of itself. A short test text
+        # may lie in a long training text to a larger part, but never mostly.
+        shared = [(len(mine & other), len(other)) for other in known]
+        assert all(both <= 0.25 * max(len(mine), size) for both, size in shared), text
+        assert max(shared)[0] <= 0.5 * len(mine), text
+
+
+def test_classes_are_mixed(english: datasets.DatasetDict, digits: datasets.DatasetDict) -> None:
+    # A run that uses only the first rows must see every class.
+    for data, classes in ((english, 4), (digits, 10)):
+        for part in data.values():
+            assert len(set(part["label"][:100])) == classes
+
+
+def test_digits_are_images_of_every_class(digits: datasets.DatasetDict) -> None:
+    assert (len(digits["train"]), len(digits["test"])) == (1437, 360)
+    assert Counter(digits["test"]["label"]) == dict.fromkeys(range(10), 36)
+    assert min(Counter(digits["train"]["label"]).values()) >= 138
+    assert digits["train"].features["label"].names == [str(digit) for digit in range(10)]
+    image = digits["train"][0]["image"]
+    assert (image.mode, image.size) == ("RGB", (8, 8))
+    pixels = {name: {i.tobytes() for i in part["image"]} for name, part in digits.items()}
+    assert len(pixels["train"] | pixels["test"]) == 1797
+    assert min(map(min, pixels["train"])) == 0
+    assert max(map(max, pixels["train"])) == 255
+
+
+def test_same_data_in_other_processes(
+    english: datasets.DatasetDict,
+    digits: datasets.DatasetDict,
+    children: list[tuple[str, Path]],
+) -> None:
+    expected = [embedded.checksum(english), embedded.checksum(digits)]
+    assert all(re.fullmatch(r"[0-9a-f]{16}", value) for value in expected)
+    assert [output.split() for output, _ in children] == [expected, expected]
+
+
+def test_checksum_sees_order_and_labels(digits: datasets.DatasetDict) -> None:
+    part = digits["test"].select(range(3))
+    labels = [(label + 1) % 10 for label in part["label"]]
+    relabelled = part.remove_columns("label").add_column("label", labels)
+    sums = {embedded.checksum(each) for each in (part, part.select([1, 0, 2]), relabelled)}
+    assert len(sums) == 3
+    assert embedded.checksum(digits["test"].select(range(3))) == embedded.checksum(part)
+
+
+def test_tokenizer_is_the_same_everywhere(
+    english: datasets.DatasetDict, children: list[tuple[str, Path]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "tokenizer"
+    texts = english["train"]["text"]
+    trained = embedded.train_tokenizer(texts, folder, 2048)
+    assert len(trained) == 2048
+    saved = (folder / "tokenizer.json").read_bytes()
+    assert [(child / "tokenizer.json").read_bytes() for _, child in children] == [saved, saved]
+    # Nothing but the finished folder is left behind.
+    assert list(folder.parent.iterdir()) == [folder]
+    # What lies there is used as it is: other texts would give another vocabulary.
+    again = embedded.train_tokenizer(["other words"], folder, 100)
+    assert again.get_vocab() == trained.get_vocab()
+    other = transformers.AutoTokenizer.from_pretrained(folder)
+    sample = english["test"]["text"][:8]
+    assert other(sample)["input_ids"] == again(sample)["input_ids"] == trained(sample)["input_ids"]
+
+
+def test_tokenizer_works_like_that_of_bert(
+    english: datasets.DatasetDict, children: list[tuple[str, Path]]
+) -> None:
+    tokenizer = embedded.train_tokenizer([], children[0][1], 2048)
+    assert tokenizer.convert_ids_to_tokens(range(5)) == [
+        *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    ]
+    # Lower case, and a rare word falls apart into pieces that continue it.
+    tokens = tokenizer.tokenize("The FUNCTION returnsqz")
+    assert tokens[:2] == ["the", "function"]
+    assert len(tokens) > 3 and all(token.startswith("##") for token in tokens[3:])
+    texts = english["test"]["text"]
+    encoded = [tokenizer(text, truncation=True, max_length=48) for text in texts]
+    pieces = [token for row in encoded for token in row["input_ids"]]
+    assert pieces.count(tokenizer.unk_token_id) < 0.001 * len(pieces)
+    batch = transformers.DataCollatorWithPadding(tokenizer)(encoded[:4])
+    assert batch["input_ids"].shape == batch["attention_mask"].shape
+    assert batch["input_ids"].shape[1] <= 48
+    assert batch["input_ids"][:, 0].tolist() == [tokenizer.cls_token_id] * 4
+
+
+def test_a_faster_process_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tokenizer"
+    original = embedded._wordpieces
+
+    def slow(texts: list[str], size: int) -> dict[str, int]:
+        monkeypatch.setattr(embedded, "_wordpieces", original)
+        embedded.train_tokenizer(["the winner"], folder, 60)
+        return original(texts, size)
+
+    monkeypatch.setattr(embedded, "_wordpieces", slow)
+    tokenizer = embedded.train_tokenizer(["zzz"], folder, 60)
+    assert "##z" not in tokenizer.get_vocab() and "w" in tokenizer.get_vocab()
+    assert list(tmp_path.iterdir()) == [folder]

@@ -1,0 +1,275 @@
+"""The scripts and the Hub: real command lines against a local server that speaks its protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.run import parse_args
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+)
+
+from harness.core.command_line import REFUSED, trainer_flags
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.settings import flag_fields
+from tests.support.hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
+from tests.support.ranks import ROOT
+
+MODEL = {"bert": "org/tiny-bert", "vit": "org/tiny-vit"}
+DATA = {"bert": "org/tiny-text", "vit": "org/tiny-images"}
+BARE = "tiny-text"  # the oldest data sets of the Hub have no namespace
+PARTS = [f"data/{split}-00000-of-00001.parquet" for split in ("train", "test")]
+FILES = {
+    "bert": ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"],
+    "vit": ["config.json", "model.safetensors", "preprocessor_config.json"],
+}
+LABELS = {"bert": ["neg", "pos"], "vit": ["red", "green", "blue"]}
+HEADED = {"bert": AutoModelForSequenceClassification, "vit": AutoModelForImageClassification}
+# A step so small that what is saved is what was loaded: where the weights come from is seen.
+STILL = ["--lr", "1e-30", "--epochs", "1", "--b", "4", "--train_size", "all", "--test_size", "all"]
+OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]
+MISSING = ["neither a local folder nor on the Hub", "check the name"]
+
+# A model that brings its own classes. Whoever runs the code leaves a line in a file.
+CODE = """
+import os
+from transformers import BertConfig, BertForSequenceClassification
+
+with open(os.environ["MARKER"], "a") as file:
+    file.write("ran\\n")
+
+
+class OwnConfig(BertConfig):
+    model_type = "own-bert"
+
+
+class OwnModel(BertForSequenceClassification):
+    config_class = OwnConfig
+"""
+
+# Answers each line of words with what the script said. One process for all: loading the libraries
+# takes ten seconds, and they read the Hub's address only then.
+CLIENT = """
+import contextlib, io, json, sys
+import bert, vit
+from harness.core.command_line import command_line
+
+for line in sys.stdin:
+    name, *argv = json.loads(line)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = {"bert": bert, "vit": vit}[name].main(command_line(name, argv))
+        except SystemExit as end:
+            code = end.code
+    print("answer " + json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("published")
+    tiny_bert(root / "bert")
+    tiny_vit(root / "vit")
+    tiny_bert(root / "code")
+    config = json.loads((root / "code" / "config.json").read_text())
+    auto = {"AutoConfig": "own.OwnConfig", "AutoModelForSequenceClassification": "own.OwnModel"}
+    config |= {"model_type": "own-bert", "auto_map": auto}
+    (root / "code" / "config.json").write_text(json.dumps(config))
+    (root / "code" / "own.py").write_text(CODE)
+    text_dataset(root / "text", 26, 13)
+    image_dataset(root / "images", 19, 7)
+    return root
+
+
+@pytest.fixture
+def hub(published: Path) -> Iterator[Hub]:
+    with Hub() as hub:
+        for script in ("bert", "vit"):
+            hub.add_model(MODEL[script], published / script)
+        hub.add_model("org/own-code", published / "code")
+        for name in (DATA["bert"], BARE):
+            hub.add_dataset(name, published / "text")
+        hub.add_dataset(DATA["vit"], published / "images")
+        yield hub
+
+
+def names(script: str) -> list[str]:
+    return ["--model", MODEL[script], "--dataset", DATA[script]]
+
+
+def torchrun(script: str, *argv: str, env: dict[str, str]) -> str:
+    """A command line as a user types it, with two processes; what it printed."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [sys.executable, *launcher, f"{script}.py", *argv]
+    full = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=full, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def only_run(root: Path) -> RunFolder:
+    (folder,) = find_runs(root)
+    return folder
+
+
+def test_torchrun_hands_every_flag_on() -> None:
+    """torchrun looks at the words after the script's name too, for beginnings of its own flags."""
+    names = {n for name, f in flag_fields().items() for n in (name, *f.metadata["names"])}
+    names.remove("run")  # the short name of --repeat, for plain python; its help says so
+    swallowed = []
+    for name in sorted(names | set(trainer_flags()) - set(REFUSED)):
+        for words in ([f"--{name}", "2"], [f"--{name}=2"]):
+            try:
+                parsed = parse_args(["--standalone", "--nproc_per_node=2", "bert.py", *words])
+                handed_on = parsed.training_script_args == words
+            except SystemExit:
+                handed_on = False
+            if not handed_on:
+                swallowed.append(words)
+    assert swallowed == []
+
+
+@pytest.mark.parametrize("script", [pytest.param("bert", marks=pytest.mark.slow), "vit"])
+def test_two_ranks_load_each_file_once(
+    script: str, hub: Hub, published: Path, tmp_path: Path
+) -> None:
+    cache, out = tmp_path / "cache", tmp_path / "out"
+    argv = [*names(script), *STILL, "--save", "last"]
+    torchrun(script, *argv, "--o", str(out), env=hub.env(cache))
+    wanted = [(MODEL[script], file) for file in FILES[script]]
+    wanted += [(DATA[script], file) for file in ["README.md", *PARTS]]
+    assert hub.downloads() == dict.fromkeys(wanted, 1)
+
+    folder = only_run(out)
+    summary, environment = read_json(folder.summary), read_json(folder.environment)
+    assert summary is not None and environment is not None
+    assert summary["outcome"] == "finished" and summary["epochs_done"] == 1
+    assert environment["processes_per_node"] == 2
+    assert environment["data"]["dataset"] == DATA[script]
+    assert environment["data"]["test_samples"] == {"bert": 13, "vit": 7}[script]
+    assert environment["data"]["train_samples"] == {"bert": 24, "vit": 16}[script]
+    (row,), _ = read_rows(folder.epochs)
+    assert row["eval_samples"] == {"bert": 13, "vit": 7}[script]
+
+    # Weight for weight those of the Hub; only the head is made here.
+    (checkpoint,) = folder.path.glob("checkpoint-*")
+    saved = HEADED[script].from_pretrained(checkpoint)
+    original = AutoModel.from_pretrained(published / script).state_dict()
+    kept = saved.base_model.state_dict()
+    assert len(kept) > 20 and kept.keys() <= original.keys()
+    for name, tensor in kept.items():
+        assert torch.allclose(tensor, original[name], rtol=0, atol=1e-20), name
+    assert list(saved.config.id2label.values()) == LABELS[script]
+
+    # Once more with what is in the cache: the Hub is asked about it, or nobody is.
+    hub.requests.clear()
+    env = hub.env(cache)
+    if script == "vit":
+        hub.down = "close"
+        env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    torchrun(script, *argv, "--o", str(tmp_path / "again"), env=env)
+    assert not hub.downloads()
+    assert bool(hub.requests) == (script == "bert")
+    (again,), _ = read_rows(only_run(tmp_path / "again").epochs)
+    assert again["eval_loss"] == row["eval_loss"]
+
+
+class Client:
+    """A process that runs one command line after another."""
+
+    def __init__(self, env: dict[str, str], errors: Path) -> None:
+        full = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+        self.errors = errors
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT],
+            env=full,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors.open("w"),
+            text=True,
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("answer "):
+                code, out, err = json.loads(line.removeprefix("answer "))
+                return code, out, err
+        raise AssertionError(self.errors.read_text()[-4000:])
+
+    def refused(self, *words: str) -> str:
+        """The one line that these words are answered with."""
+        code, out, err = self(*words)
+        assert code == 2, (words, code, out, err)
+        assert "Traceback" not in err + out
+        (line,) = err.strip().splitlines()
+        assert line.startswith(f"{words[0]}.py: error: ")
+        return line
+
+
+def test_what_the_hub_does_not_have_and_no_hub(hub: Hub, tmp_path: Path) -> None:
+    marker, out = tmp_path / "marker", tmp_path / "out"
+    env = {**hub.env(tmp_path / "cache"), "MARKER": str(marker)}
+    small = [*STILL, "--save", "none", "--o", str(out)]
+    text, pictures = ["--dataset", DATA["bert"]], ["--dataset", DATA["vit"]]
+    with Client(env, tmp_path / "stderr") as client:
+        # Neither on the Hub nor anywhere else.
+        for words in (
+            ["bert", "--model", "org/none", *text],
+            ["bert", "--model", "nothing-of-this-name", *text],
+            ["vit", "--model", "org/none", *pictures],
+        ):
+            line = client.refused(*words, *small)
+            assert all(word in line for word in [f"--model {words[2]}", *MISSING]), line
+        for name in ("org/none", "nothing-of-this-name"):
+            line = client.refused("bert", "--model", MODEL["bert"], "--dataset", name, *small)
+            assert all(word in line for word in [f"--dataset {name}", *MISSING]), line
+
+        # Code from the Hub runs only where it is allowed to, and is fetched only then.
+        own = ["bert", "--model", "org/own-code", *text, *small]
+        line = client.refused(*own)
+        assert "--model org/own-code" in line and "add --trust_remote_code" in line
+        assert not marker.exists() and ("org/own-code", "own.py") not in hub.downloads()
+        assert not out.exists()  # nothing of all this is a run
+
+        code, _, err = client(*own, "--trust_remote_code")
+        assert code == 0, err
+        assert marker.exists() and hub.downloads()["org/own-code", "own.py"] == 1
+        folder = only_run(out)
+        assert (read_json(folder.settings) or {})["trust_remote_code"] is True
+        assert folder.outcome() == "finished"
+
+        # A data set without namespace, which the Hub's own library no longer reads.
+        line = client.refused("bert", "--model", MODEL["bert"], "--dataset", BARE, *small)
+        assert "--dataset tiny-text" in line and "namespace/name" in line
+
+        hub.down = "close"
+        for words in (
+            ["bert", "--model", "org/other", *text],
+            ["vit", *names("vit")],
+        ):
+            line = client.refused(*words, *small)
+            assert all(word in line for word in OFFLINE), line
+        line = client.refused("bert", "--model", MODEL["bert"], "--dataset", "org/other", *small)
+        assert all(word in line for word in ["--dataset org/other", *OFFLINE]), line

@@ -1,0 +1,150 @@
+"""What the Hub's libraries raise becomes one line that says what to do (train/data/models.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pytest
+from datasets.exceptions import DatasetNotFoundError
+from huggingface_hub import errors
+
+from harness.core.settings import Settings, UserError
+from harness.train.data import models
+from harness.train.data.models import explain
+from tests.support.hub import Hub, tiny_bert, tiny_vit
+
+OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]
+MISSING = ["neither a local folder nor on the Hub", "check the name", "HF_TOKEN"]
+BUILDER = "Config name is missing. Please pick one among the available configs: ['a', 'b']"
+
+
+def answered(kind: type[Exception], text: str) -> Exception:
+    """An error that carries the Hub's answer."""
+    return kind(text, response=SimpleNamespace(headers={}, request=None))  # type: ignore[call-arg]
+
+
+# What a library raised -> words of the answer.
+ERRORS: list[tuple[Exception, list[str]]] = [
+    (UserError("as it was"), ["as it was"]),
+    (DatasetNotFoundError("Dataset 'a/b' doesn't exist on the Hub"), MISSING),
+    (DatasetNotFoundError("couldn't reach the Hub"), OFFLINE),
+    (ImportError("No module named 'timm'", name="timm"), ["needs a package", "timm"]),
+    (ImportError("needs detectron\nmore"), ["needs a package", "needs detectron"]),
+    (ConnectionError("refused"), OFFLINE),
+    (errors.OfflineModeIsEnabled("offline"), OFFLINE),
+    (answered(errors.GatedRepoError, "gated"), ["is gated", "ask for access", "HF_TOKEN"]),
+    (answered(errors.RepositoryNotFoundError, "401"), MISSING),
+    (OSError("We couldn't connect to 'https://huggingface.co'"), OFFLINE),
+    (ValueError("requires trust_remote_code=True"), ["code of its own", "--trust_remote_code"]),
+    (OSError("a/b is not a local folder and is not a valid model identifier"), MISSING),
+    (RuntimeError("Dataset scripts are no longer supported"), ["loading script", "parquet"]),
+    (ValueError(BUILDER), ["'a', 'b'", "--dataset_config"]),
+    (ValueError("something\n  else"), ["cannot be loaded: something else"]),
+]
+
+
+@pytest.mark.parametrize(("error", "words"), ERRORS, ids=lambda e: str(e)[:30])
+def test_each_error_is_explained(error: Exception, words: list[str]) -> None:
+    with pytest.raises(UserError) as found, explain("dataset", "a/b"):
+        raise error
+    message = str(found.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message and ("--dataset a/b" in message or error is found.value)
+
+
+def test_an_error_is_known_by_what_caused_it() -> None:
+    for cause, words in ((errors.OfflineModeIsEnabled("x"), OFFLINE),
+                         (answered(errors.RepositoryNotFoundError, "401"), MISSING)):  # fmt: skip
+        with pytest.raises(UserError) as found, explain("model", "a/b"):
+            raise OSError("cannot load it") from cause
+        assert all(word in str(found.value) for word in words)
+
+
+def test_what_exists_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read: broken"), explain("model", str(tmp_path)):
+        raise OSError("broken")
+
+
+def test_a_mistake_of_ours_passes() -> None:
+    with pytest.raises(KeyError), explain("model", "a/b"):
+        raise KeyError("ours")
+
+
+# The offline switches are read when the libraries are loaded: another process is needed. It
+# prints what each name is answered with.
+CLIENT = """
+import json, sys
+from harness.core.settings import Settings
+from harness.train import images, models, sources
+
+def message(function, **fields):
+    try:
+        function(Settings(**{"script": "bert", "train_size": 4, "test_size": 2, **fields}))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+print(json.dumps({
+    "model": message(models.configuration, model="me/none"),
+    "bare": message(models.configuration, model="nothing-like-it"),
+    "images": message(images._resizer, script="vit", model="me/none"),
+    "dataset": message(sources.load, dataset="me/none"),
+    "config": message(sources.load, dataset="me/two"),
+}))
+"""
+
+
+def ask(hub: Hub, cache: Path, root: Path) -> dict[str, Any]:
+    env = {**os.environ, **hub.env(cache)}
+    command = [sys.executable, "-c", CLIENT]
+    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_hub_without_it_and_no_hub(tmp_path: Path, root: Path) -> None:
+    part = datasets.Dataset.from_dict({"text": ["a", "b"] * 9, "label": [0, 1] * 9})
+    for name in ("first", "second"):
+        (tmp_path / "two" / name).mkdir(parents=True)
+        part.to_parquet(tmp_path / "two" / name / "train.parquet")
+    configs = [f"- config_name: {n}\n  data_files: {n}/*.parquet" for n in ("first", "second")]
+    card = "---\nconfigs:\n" + "\n".join(configs) + "\n---\n"
+    (tmp_path / "two" / "README.md").write_text(card)
+    with Hub() as hub:
+        hub.add_dataset("me/two", tmp_path / "two")
+        said = ask(hub, tmp_path / "up", root)
+        for what in ("model", "bare", "images", "dataset"):
+            assert all(word in said[what] for word in ["UserError", *MISSING]), said[what]
+        for word in ("UserError", "me/two", "first", "second", "--dataset_config"):
+            assert word in said["config"], said["config"]
+        hub.down = "close"
+        said = ask(hub, tmp_path / "down", root)
+        for what, message in said.items():
+            assert all(word in message for word in ["UserError", *OFFLINE]), (what, message)
+
+
+def vit(**fields: Any) -> Settings:
+    return Settings(**{"script": "vit", **fields})
+
+
+def test_models_that_do_not_fit(tmp_path: Path) -> None:
+    tiny_bert(tmp_path / "bert")
+    tiny_vit(tmp_path / "vit")
+    with pytest.raises(UserError, match=r"vit\) is no text classifier"):
+        models.build(Settings(script="bert", model=str(tmp_path / "vit")), ["a", "b"])
+    with pytest.raises(UserError, match=r"bert\) is no image classifier"):
+        models.build(vit(model=str(tmp_path / "bert"), from_scratch=True), ["a", "b"])
+    with pytest.raises(UserError, match=r"--image_size 64.*for 32.*--from_scratch"):
+        models.configuration(vit(model=str(tmp_path / "vit"), image_size=64))
+    scratch = vit(model=str(tmp_path / "vit"), image_size=64, from_scratch=True)
+    assert models.configuration(scratch).image_size == 64
+    with pytest.raises(UserError, match=r"bert-tiny is for bert\.py, not for vit\.py"):
+        models.configuration(vit(model="bert-tiny"))
+    with pytest.raises(UserError, match="did you mean vit-small-patch16"):
+        models.configuration(vit(model="vit-smal-patch16"))

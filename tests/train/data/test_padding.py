@@ -1,0 +1,357 @@
+"""Texts in a row, and in parts: the loss, gradient and quality of padded batches."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from harness.train.data import text_layout
+from harness.train.data.text_batches import AMOUNT, Layout, TextBatches, for_model
+from tests.support.ranks import ranks, script
+from tests.train.data.test_lengths import PAD, texts
+
+SIZES = {
+    "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 32, "max_position_embeddings": 64, "num_labels": 3, "pad_token_id": PAD,
+    "type_vocab_size": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+OF_DISTILBERT = {
+    "vocab_size": 60, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "num_labels": 3,
+    "max_position_embeddings": 64, "pad_token_id": PAD, "dropout": 0.0, "attention_dropout": 0.0,
+    "seq_classif_dropout": 0.0,
+}  # fmt: skip
+TRAIN, TEST = 48, 21
+
+
+def small(name: str) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **(OF_DISTILBERT if name == "distilbert" else SIZES))
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def lengths() -> np.ndarray:
+    """Most are short, a few are long: in some batches parts pay, in others they do not."""
+    random = np.random.default_rng(1)
+    long = random.random(TRAIN + TEST) < 0.15
+    return np.where(long, random.integers(45, 60, len(long)), random.integers(3, 20, len(long)))
+
+
+# ---- a model on one batch ----
+
+
+def outcome(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores, and the loss's gradient in one row."""
+    model.zero_grad()
+    found = model(**for_model(batch))
+    found.loss.backward()
+    return found.logits.detach(), torch.cat(
+        [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    )
+
+
+def by_each_text(
+    rows: list[torch.Tensor], bounds: torch.Tensor, longest: int, dropout: float, scale: Any
+) -> torch.Tensor:
+    """What the kernel is to compute: attention within each text."""
+    assert int(bounds.diff().max()) <= longest
+    assert int(bounds[-1]) == len(rows[0])
+    query, key, value = (
+        [part.transpose(0, 1) for part in r.split(bounds.diff().tolist())] for r in rows
+    )
+    attend = torch.nn.functional.scaled_dot_product_attention
+    found = [attend(q, k, v, scale=scale) for q, k, v in zip(query, key, value, strict=True)]
+    return torch.cat([f.transpose(0, 1) for f in found])
+
+
+@pytest.mark.parametrize("name", text_layout.LAYERS)
+def test_a_row_of_texts_is_read_like_padded_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = texts(tmp_path, lengths(), pair=name != "distilbert")
+    model, samples = small(name), np.random.default_rng(0).permutation(TRAIN)[:16]
+    scores, gradient = outcome(model, batches(samples))
+    text_layout.read_rows(model)
+    first = text_layout.first_position(model)
+    monkeypatch.setattr(text_layout, "by_kernel", by_each_text)
+    again = outcome(model, batches(samples))  # it still takes padded texts
+    assert torch.equal(again[0], scores) and torch.equal(again[1], gradient)
+    for attention, few in (("runs", False), ("padded", False), ("kernel", False), ("kernel", True)):
+        batches.layout = Layout("packed", attention, first, few)
+        batch = batches(samples)
+        assert batch["input_ids"].shape == (1, batch[AMOUNT].computed_tokens)
+        found = outcome(model, batch)
+        torch.testing.assert_close(found[0], scores, rtol=1e-6, atol=1e-7)
+        assert (found[1] - gradient).norm() < 1e-6 * gradient.norm(), (attention, few)
+
+
+def test_texts_in_a_row_do_not_see_each_other(tmp_path: Path) -> None:
+    batches = texts(tmp_path, lengths())
+    model = small("bert").eval()
+    text_layout.read_rows(model)
+    batches.layout = Layout("packed", "runs")
+    samples = np.arange(6)
+    before = model(**for_model(batches(samples))).logits
+    begin, end = batches.offsets[5:7]
+    batches.tokens = batches.tokens.copy()
+    batches.tokens[begin:end] = 5 + (batches.tokens[begin:end] + 7) % 50
+    after = model(**for_model(batches(samples))).logits
+    assert torch.equal(before[:5], after[:5])
+    assert not torch.allclose(before[5], after[5])
+
+
+def test_attention_drops_what_it_is_told_to(tmp_path: Path) -> None:
+    """Its masks are others than those of padded texts, with the same share and scale."""
+    batches = texts(tmp_path, np.full(8, 40))
+    places = torch.ones(8 * 40, 2, 4)
+    for attention in ("runs", "padded"):
+        batches.layout = Layout("packed", attention)
+        told = batches(np.arange(8))["texts"]
+        torch.manual_seed(0)
+        rows = [places[None].transpose(1, 2)] * 3
+        (found,), _ = text_layout.attention(
+            torch.nn.Identity(), *rows, None, dropout=0.5, texts=told
+        )
+        # Forty equal weights, each kept with one half and doubled.
+        assert found.mean() == pytest.approx(1, abs=0.02)
+        assert found[:, 0, 0].std() == pytest.approx(40**-0.5, rel=0.2)
+
+
+# ---- training ----
+
+
+class Noted(TextBatches):
+    """Writes down how many parts the batches have."""
+
+    seen: list[int]
+
+    def __call__(self, samples: np.ndarray) -> dict[str, Any]:
+        batch = super().__call__(samples)
+        self.seen.append(len(batch[AMOUNT].parts))
+        return batch
+
+
+def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, dict[str, Any]]:
+    """A few updates with each layout: what they lead to on this rank."""
+    from harness.core.command_line import parse
+    from harness.train.data.cache import Indices
+    from harness.train.loop.trainer import ExactTrainer
+    from harness.train.measure.metrics import BatchMetrics
+    from harness.train.run.start import start
+
+    found = {}
+    for kind in kinds:
+        flags = ["--tiny", "--epochs", "1", "--save", "none", "--optim", "sgd", "--lr", "0.05"]
+        flags += ["--log_every", "1", "--eval_batch", "8", "--o", f"{folder}/{kind}", *argv]
+        flags += ["--padding", "batch"] if kind == "batch" else []
+        run = start(parse("bert", flags))
+        assert run is not None
+        batches = texts(Path(tempfile.mkdtemp()), lengths(), pair=name != "distilbert")
+        batches.__class__, batches.seen = Noted, []
+        trainer = ExactTrainer(
+            run=run, model=small(name), args=run.args, train_dataset=Indices(TRAIN),
+            eval_dataset=Indices(TEST, first=TRAIN), data_collator=batches, to_device=for_model,
+            compute_metrics=BatchMetrics(3),
+        )  # fmt: skip
+        if kind == "parts" and batches.layout.kind != "parts":
+            batches.layout = Layout("parts")
+        if kind == "padded":
+            batches.layout = Layout("packed", "padded", text_layout.first_position(trainer.model))
+        trainer.train()
+        logs = trainer.state.log_history
+        quality = next(log for log in logs if "eval_loss" in log)
+        whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in trainer.model.parameters()]
+        found[kind] = {
+            "losses": [log["loss"] for log in logs if "loss" in log],
+            "norms": [log["grad_norm"] for log in logs if "grad_norm" in log],
+            "sums": next(log["epoch_train_loss"] for log in logs if "epoch_train_loss" in log),
+            "quality": {k: quality[k] for k in ("eval_loss", "eval_accuracy", "eval_f1")},
+            "own": trainer.run.own_quality(),
+            "weights": torch.cat([w.detach().flatten() for w in whole]).numpy(),
+            "observed": {k: v for k, v in run.observed.items() if "padding" in k},
+            "parts": batches.seen,
+            "amount": trainer.utilisation.of_rank(0),
+        }  # fmt: skip
+    return found
+
+
+SMOOTH = ["--label_smoothing_factor", "0.1"]
+LOCAL = ["--b", "8", "--strategy", "local_sgd", "--sync_every", "2", "--sync_scope", "rank"]
+CASES: list[tuple[str, int, list[str], list[str]]] = [
+    ("bert", 1, ["packed", "padded", "parts"], ["--b", "16"]),
+    ("mpnet", 1, ["parts"], ["--b", "16", *SMOOTH]),
+    ("distilbert", 2, ["packed", "parts"],
+     ["--b", "4", "--grad_acc", "2", "--max_grad_norm", "0.5", *SMOOTH]),
+]  # fmt: skip
+SLOW_CASES: list[tuple[str, int, list[str], list[str]]] = [
+    ("distilbert", 1, ["packed", "parts"], ["--b", "8", "--grad_acc", "2"]),
+    ("bert", 2, ["packed", "parts"], ["--b", "8"]),
+    ("bert", 2, ["packed"], ["--b", "4", "--grad_acc", "2", "--strategy", "fsdp"]),
+    ("bert", 2, ["packed", "parts"], LOCAL),
+]
+
+
+ALL = [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
+
+
+@pytest.mark.parametrize(("name", "count", "kinds", "argv"), ALL)
+def test_an_update_does_not_depend_on_the_layout(
+    name: str, count: int, kinds: list[str], argv: list[str], tmp_path: Path
+) -> None:
+    results = ranks(count, trained, str(tmp_path), name, ["batch", *kinds], *argv)
+    for found in results:
+        batch = found["batch"]
+        assert len(batch["losses"]) == TRAIN // 16
+        assert all(not seen for seen in batch["parts"])
+        for kind in kinds:
+            other = found[kind]
+            assert other["losses"] == pytest.approx(batch["losses"], rel=2e-6)
+            assert other["norms"] == pytest.approx(batch["norms"], rel=2e-6)
+            assert other["sums"] == pytest.approx(batch["sums"], rel=1e-6)
+            np.testing.assert_allclose(other["weights"], batch["weights"], rtol=1e-5, atol=1e-7)
+            assert other["quality"] == pytest.approx(batch["quality"], rel=1e-6)
+            assert other["own"] == batch["own"]
+            if kind == "packed":
+                assert other["observed"]["padding"] == "packed, runs"
+            if kind == "parts":
+                assert max(other["parts"]) > 1
+    if count == 2 and "parts" in kinds:
+        # One rank goes through its batch in more parts than the other.
+        assert results[0]["parts"]["parts"] != results[1]["parts"]["parts"]
+
+
+def test_a_model_that_reads_one_text_a_row_gets_parts(tmp_path: Path) -> None:
+    (found,) = ranks(1, trained, str(tmp_path), "mpnet", ["auto"], "--b", "16")
+    observed = found["auto"]["observed"]
+    assert observed["padding"] == "parts"
+    assert observed["padding_reason"] == "mpnet reads one text a row"
+    amount = found["auto"]["amount"]
+    assert 0.5 < amount["timed_tokens"] / amount["timed_padded_tokens"] < 1
+
+
+# ---- which layout ----
+
+
+def chosen(folder: str, name: str, *argv: str, **more: Any) -> tuple[str, str | None]:
+    from harness.core.command_line import parse
+    from harness.train.data.text_layout import arrange
+    from harness.train.run.start import start
+
+    run = start(parse("bert", ["--tiny", "--o", folder, *argv]))
+    assert run is not None
+    model = small(name)
+    if more.get("batchnorm"):
+        model.add_module("norm", torch.nn.BatchNorm1d(4))
+    settings = run.settings
+    if "strategy" in more:
+        from dataclasses import replace
+
+        settings = replace(settings, strategy=more["strategy"])
+    batches = texts(Path(folder), lengths())
+    seen = arrange(model, batches, settings, run.args)
+    how = f"{batches.layout.kind} {batches.layout.attention}".strip()
+    assert seen["padding"] == how.replace(" ", ", ")
+    assert batches.layout.few_shapes == run.args.torch_compile
+    return how, seen["padding_reason"]
+
+
+CHOICES: list[tuple[str, list[str], dict[str, Any], str, str]] = [
+    ("bert", [], {}, "packed runs", "needs CUDA"),
+    ("bert", ["--padding", "batch"], {}, "batch", "asked for"),
+    ("bert", ["--neftune_noise_alpha", "5"], {}, "batch", "neftune"),
+    ("bert", ["--torch_compile"], {}, "batch", "many shapes"),
+    ("bert", [], {"strategy": "dp"}, "batch", "by rows"),
+    ("bert", [], {"batchnorm": True}, "batch", "BatchNorm"),
+    ("mpnet", [], {}, "parts", "mpnet"),
+    ("mpnet", ["--torch_compile"], {}, "batch", "mpnet"),
+    ("mpnet", [], {"strategy": "fsdp"}, "batch", "fsdp"),
+]
+
+
+def all_choices(folder: str) -> list[tuple[str, str | None]]:
+    """Each in a folder of its own."""
+    return [
+        chosen(str(Path(folder, str(i))), name, *argv, **more)
+        for i, (name, argv, more, *_) in enumerate(CHOICES)
+    ]
+
+
+def test_what_the_layout_depends_on(tmp_path: Path) -> None:
+    for number in range(len(CHOICES)):
+        (tmp_path / str(number)).mkdir()
+    (found,) = ranks(1, all_choices, str(tmp_path))
+    for (*_, how, word), (layout, reason) in zip(CHOICES, found, strict=True):
+        assert layout == how
+        assert word in str(reason)
+
+
+def test_the_kernel_is_refused_with_the_reason() -> None:
+    for device, dtype, word in (
+        ("cpu", torch.bfloat16, "CUDA"),
+        ("cuda", torch.float32, "half precision, not float32"),
+    ):
+        assert word in str(text_layout.why_no_kernel(torch.device(device), dtype, 2, 16))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_kernel_is_compared_before_it_is_used(
+    wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(rows: Any, bounds: Any, longest: int, dropout: float, scale: Any) -> torch.Tensor:
+        bounds = torch.tensor([0, int(bounds[-1])]) if wrong else bounds  # one text of all
+        return by_each_text(rows, bounds, int(bounds[-1]), 0.0, scale)
+
+    monkeypatch.setattr(text_layout, "by_kernel", kernel)
+    apart = text_layout._largest_difference(torch.device("cpu"), torch.bfloat16, 2, 16)
+    assert (apart > 0.05) == wrong
+
+
+def broken(*args: Any) -> torch.Tensor:
+    raise RuntimeError("no kernel image\nfor this device")
+
+
+def test_a_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_layout, "by_kernel", broken)
+    monkeypatch.setattr(text_layout, "KERNEL_DEVICE", "cpu")
+    reason = text_layout.why_no_kernel(torch.device("cpu"), torch.bfloat16, 2, 16)
+    assert reason == "the kernel does not run here: no kernel image"
+
+
+@pytest.mark.gpu
+def test_the_kernel_reads_rows_like_padding(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    for dtype in text_layout.HALF:
+        assert text_layout.why_no_kernel(device, dtype, 2, 64) is None
+    batches = texts(tmp_path, lengths(), pair=False)
+    model = small("distilbert").to(device)
+    text_layout.read_rows(model)
+    found = []
+    for layout in (Layout(), Layout("packed", "kernel"), Layout("packed", "kernel", 0, True)):
+        batches.layout = layout
+        batch = for_model(batches(np.arange(16)))
+        told = {
+            k: v.to(device) if torch.is_tensor(v) else v for k, v in batch.pop("texts", {}).items()
+        }
+        inputs = {k: v.to(device) for k, v in batch.items()} | ({"texts": told} if told else {})
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            found.append(outcome(model, inputs))
+    for scores, gradient in found[1:]:
+        torch.testing.assert_close(scores.float(), found[0][0].float(), rtol=0.05, atol=0.02)
+        assert (gradient - found[0][1]).norm() < 0.05 * found[0][1].norm()
+
+
+def test_the_record_says_how_texts_were_laid_out(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1", "--save", "none"]
+    done = script("bert", *argv, "--o", str(tmp_path))
+    assert done.code == 0, done.err
+    (folder,) = tmp_path.glob("bert/*/*")
+    observed = json.loads((folder / "environment.json").read_text())["observed"]
+    (row,) = (folder / "epochs.jsonl").read_text().splitlines()
+    assert observed["padding"] == "packed, runs" and json.loads(row)["padding_share"] == 0
+    assert json.loads((folder / "settings.json").read_text())["padding"] == "auto"

@@ -1,0 +1,144 @@
+"""What is held out is in no other set, the same for every run, and moves no other sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from harness.core.rules import check
+from harness.core.settings import Settings, UserError, share_of
+from harness.train.data import sources
+from harness.train.data.sources import Source, load
+from tests.train.data.test_sources import check_pairs, rows, settings, texts
+
+
+def numbers(data: Dataset | None) -> set[int]:
+    assert data is not None
+    found = [int(text.split()[1]) for text in texts(data)]
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+def sets(source: Source) -> tuple[set[int], set[int], set[int]]:
+    return numbers(source.train), numbers(source.validation), numbers(source.test)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    parts = {"train": (200, 0), "validation": (30, 1000), "test": (40, 2000)}
+    splits = {n: Dataset.from_list(rows(count, first)) for n, (count, first) in parts.items()}
+    DatasetDict(splits).save_to_disk(tmp_path / "disk")
+    return tmp_path / "disk"
+
+
+# train_size, share -> samples held out: the share of these and the training samples together.
+SIZES = [("all", 0.1, 20), ("all", 0.25, 50), (90, 0.1, 10), (150, 0.25, 50), (180, 0.1, 20)]
+
+
+@pytest.mark.parametrize(("size", "share", "held_out"), SIZES)
+def test_a_share_is_held_out(size: int | str, share: float, held_out: int, folder: Path) -> None:
+    source = load(settings(folder, train_size=size, validation_split=str(share)))
+    train, validation, test = sets(source)
+    assert len(validation) == held_out and not validation & train
+    assert len(train) == (200 - held_out if size == "all" else size)
+    assert train | validation <= set(range(200)) and test == set(range(2000, 2040))
+    assert len(validation) / (len(train) + len(validation)) == pytest.approx(share)
+    facts = source.facts
+    assert facts["validation_from"] == f"{share:g} of the training samples"
+    assert facts["validation_samples"] == held_out and facts["test_from"] == "split test"
+    check_pairs(source)
+    assert source.sizes == [len(train), 40, held_out]
+    position = dict(zip(source.labels, range(2), strict=True))
+    wanted = [position[word] for data in source.sets for word in data["label"]]
+    assert source.all_labels.tolist() == wanted
+
+
+def test_holding_out_moves_no_training_and_no_test_sample(folder: Path) -> None:
+    """Of a given size, the training set is that of a run without validation set."""
+    one = settings(folder, train_size=80, test_size=20)
+    plain, held = load(one), load(replace(one, validation_split="0.2"))
+    assert texts(held.train) == texts(plain.train) and texts(held.test) == texts(plain.test)
+    assert plain.validation is None and "validation_samples" not in plain.facts
+    assert len(plain.validation_labels) == 0
+    assert held.facts["data_checksum"] != plain.facts["data_checksum"]
+    larger = sets(load(replace(one, train_size=150, validation_split="0.2")))
+    assert numbers(held.train) < larger[0] and numbers(held.validation) < larger[1]
+
+
+def test_the_split_is_drawn_by_data_seed_alone(folder: Path) -> None:
+    one = settings(folder, train_size=90, validation_split="0.1")
+    first = load(one)
+    again = load(replace(one, seed=7))
+    assert sets(again) == sets(first)
+    assert again.facts["data_checksum"] == first.facts["data_checksum"]
+    assert sets(load(replace(one, data_seed=1)))[1] != sets(first)[1]
+    assert first.validation is not None
+    drawn = sorted(numbers(first.validation))
+    assert drawn != list(range(drawn[0], drawn[0] + 10))  # not cut off at an end
+
+
+def test_a_split_by_name(folder: Path) -> None:
+    source = load(settings(folder, train_size=90, validation_split="validation"))
+    assert sets(source)[1:] == (set(range(1000, 1030)), set(range(2000, 2040)))
+    assert source.facts["validation_from"] == "split validation"
+    assert texts(source.train) == texts(load(settings(folder, train_size=90)).train)
+
+
+def test_test_and_validation_of_one_split(tmp_path: Path) -> None:
+    DatasetDict({"train": Dataset.from_list(rows(100))}).save_to_disk(tmp_path)
+    train, validation, test = sets(load(settings(tmp_path, validation_split="0.1")))
+    assert (len(train), len(validation), len(test)) == (72, 8, 20)
+    assert train | validation | test == set(range(100))
+    both = sets(load(settings(tmp_path, test_split="0.3", validation_split="0.1")))
+    assert [len(part) for part in both] == [63, 7, 30]
+    equal = sets(load(settings(tmp_path, test_split="0.2", validation_split="0.2")))
+    assert [len(part) for part in equal] == [64, 16, 20]
+
+
+def test_a_class_that_only_the_validation_set_has_is_a_class(tmp_path: Path) -> None:
+    odd = [{"text": "text 500", "label": "odd"}]
+    splits = {"train": rows(20), "validation": [*rows(5, 100), *odd], "test": rows(6, 200)}
+    DatasetDict({n: Dataset.from_list(r) for n, r in splits.items()}).save_to_disk(tmp_path)
+    source = load(settings(tmp_path, validation_split="validation"))
+    assert source.labels == ["bad", "good", "odd"]
+    assert source.validation_labels.tolist()[-1] == 2
+    assert source.facts["classes"] == 3
+
+
+def refusal(folder: Path, **more: str | int) -> str:
+    with pytest.raises(UserError) as found:
+        load(settings(folder, **more))
+    return str(found.value)
+
+
+def test_what_cannot_be_held_out_is_refused(folder: Path) -> None:
+    said = refusal(folder, train_size=190, validation_split="0.1")
+    assert "190 and --validation_split 0.1 need 211 samples, the data have 200" in said
+    assert "--train_size 180 or all" in said
+    load(settings(folder, train_size=180, validation_split="0.1"))
+    assert "too few" in refusal(folder, train_size=4, validation_split="0.01")
+    assert "the splits are train, validation, test" in refusal(folder, validation_split="dev")
+    for more in ({}, {"test_split": "test"}):
+        assert "that is the test set" in refusal(folder, validation_split="test", **more)
+    swapped = load(settings(folder, validation_split="test", test_split="validation"))
+    assert numbers(swapped.test) == set(range(1000, 1030))
+
+
+def test_an_empty_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.from_list(rows(20))
+    # Handed over directly: datasets itself cannot read a file without rows.
+    splits = DatasetDict({"train": data, "validation": data.select([]), "test": data})
+    monkeypatch.setattr(sources, "_read", lambda settings: splits)
+    with pytest.raises(UserError, match="--validation_split validation: that split is empty"):
+        load(settings("x", validation_split="validation"))
+
+
+def test_what_is_a_share() -> None:
+    assert [share_of(t) for t in ("0.1", ".25", "1e-2")] == [0.1, 0.25, 0.01]
+    assert [share_of(t) for t in ("0", "1", "-0.1", "2", "nan", "validation", "1st")] == [None] * 7
+    for wrong in ("0", "1.0", "-0.1", "7", "1st", "train"):
+        with pytest.raises(UserError, match=f"--validation_split {wrong}"):
+            check(Settings(script="bert", validation_split=wrong))

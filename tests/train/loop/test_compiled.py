@@ -1,0 +1,56 @@
+"""--torch_compile compiles what is trained, in the updates that are left out of the rates."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from harness.core.records import find_runs, read_json, read_rows
+from harness.train.loop.host_overhead import Compiled
+from tests.support.ranks import script
+
+# 10 whole updates an epoch and an evaluation whose last batch is short.
+ARGV = ["--tiny", "--train_size", "320", "--test_size", "101", "--epochs", "2", "--dropout", "0"]
+
+
+def trained(folder: Path, count: int, *more: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    argv = [*ARGV, "--b", str(32 // count), "--save", "none", *more, "--o", str(folder)]
+    done = script("vit", *argv, count=count)
+    assert done.code == 0, done.err
+    (found,) = find_runs(folder)
+    return read_rows(found.epochs)[0], read_json(found.environment) or {}
+
+
+def check(tmp_path: Path, count: int, *more: str) -> None:
+    plain, environment = trained(tmp_path / "plain", count)
+    assert "compiled_graphs" not in environment["observed"]
+    rows, environment = trained(tmp_path / "compiled", count, "--torch_compile", *more)
+    observed = environment["observed"]
+    assert observed["compiled_graphs"] >= 1 and observed["dtype"] == "float32"
+    # Neither the evaluation nor the second epoch compiles anything again.
+    assert observed["compiled_in_updates"] == [1] and environment["timing_warmup_steps"] >= 1
+    for row, other in zip(rows, plain, strict=True):
+        assert row["timed_steps"] == other["timed_steps"]
+        for name in ("train_loss", "eval_loss", "grad_norm"):
+            assert row[name] == pytest.approx(other[name], rel=1e-3), name
+
+
+def test_compiled_once_and_trained_alike(tmp_path: Path) -> None:
+    """Without code for the machine, which takes a compiler and half a minute."""
+    check(tmp_path, 1, "--torch_compile_backend", "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("count", [1, 2])
+def test_compiled_to_code_of_the_machine(count: int, tmp_path: Path) -> None:
+    check(tmp_path, count)
+
+
+def test_a_model_that_is_not_compiled_is_not_recorded_as_one() -> None:
+    with pytest.raises(RuntimeError, match="asked for --torch_compile"):
+        Compiled(nn.Linear(2, 2), nn.Linear(2, 2))

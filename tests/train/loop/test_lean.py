@@ -1,0 +1,108 @@
+"""What is left out of the step changes no number: ours against the Trainer's own, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer
+
+from harness.train.loop.host_overhead import Lean
+from tests.support.ranks import ranks
+from tests.support.toys import CPU, Net, Points, logged, ours, weights
+
+CASES = [(), ("--grad_acc=2",), ("--max_grad_norm=0",), ("--max_grad_norm=0.01",)]
+# What is taken from the Trainer again for the other arm.
+METHODS = ("_clip_grad_norm", "_get_grad_norm", "floating_point_ops", "store_flos", "settle")
+
+
+def trained(folder: str, more: tuple[str, ...]) -> dict[str, Any]:
+    torch.manual_seed(3)  # dropout
+    trainer, _ = ours(
+        folder, Net(dropout=0.3, batchnorm=True), Points(48), Points(13, draw=1),
+        "--epochs=3", "--log_every=2", "--weight_decay=0.1", *more,
+    )  # fmt: skip
+    trainer.train()
+    names = ("loss", "eval_loss", "eval_accuracy", "epoch_train_loss", "epoch_grad_norm")
+    return {
+        "weights": weights(trainer.model), "masks": trainer.model.masks,
+        **{name: logged(trainer, name) for name in names},
+    }  # fmt: skip
+
+
+def both(folder: str, more: tuple[str, ...]) -> list[dict[str, Any]]:
+    found = [trained(f"{folder}/ours", more)]
+    stock: dict[str, Any] = {name: getattr(Trainer, name, None) for name in METHODS}
+    stock["settle"] = lambda self, model: None
+    with mock.patch.multiple(Lean, **stock):
+        return [*found, trained(f"{folder}/stock", more)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("more", CASES)
+def test_nothing_changes_to_the_bit(count: int, more: tuple[str, ...], tmp_path: Path) -> None:
+    for lean, stock in ranks(count, both, str(tmp_path), more, env=CPU):
+        assert (lean.pop("weights") == stock.pop("weights")).all()
+        assert lean == stock
+        assert len(lean["eval_loss"]) == 3 and lean["masks"]
+
+
+def walks(folder: str) -> dict[str, Any]:
+    """How often modules are put into training mode, and which mode they are in."""
+    seen: list[bool] = []
+
+    class Watching(Net):
+        def train(self, mode: bool = True) -> nn.Module:
+            seen.append(mode)
+            return super().train(mode)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            assert self.training == self.dropout.training == self.first.training
+            modes.append(self.training)
+            return super().forward(*args, **kwargs)
+
+    modes: list[bool] = []
+    trainer, _ = ours(folder, Watching(dropout=0.1), Points(32), Points(8), "--epochs=2")
+    seen.clear()
+    modes.clear()  # it was looked at once, to count its operations
+    trainer.train()
+    gathered = [log for log in trainer.state.log_history if "total_flos" in log]
+    return {"seen": seen, "modes": modes, "flos": gathered, "total": trainer.state.total_flos}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_modules_are_walked_when_the_mode_changes(count: int, tmp_path: Path) -> None:
+    for found in ranks(count, walks, str(tmp_path), env=CPU):
+        steps, evaluated = 32 // 4 // count, 8 // 4 // count
+        assert found["modes"] == 2 * (steps * [True] + evaluated * [False])
+        # Once for each epoch's training, and once for each evaluation.
+        assert found["seen"].count(False) == 2
+        assert found["seen"].count(True) <= 3
+        assert found["flos"] == [] and found["total"] == 0  # not counted: not logged
+
+
+def looked_up(folder: str) -> int:
+    """How often accelerate looks for a package on the disk in a training of many steps."""
+    import accelerate.utils.imports
+
+    trainer, _ = ours(folder, Net(), Points(64), Points(8))
+    package = "_is_package_available"
+    asked: list[Any] = []
+    real = accelerate.utils.imports._is_package_available
+
+    def noted(name: str, *rest: Any) -> Any:
+        asked.append(name)
+        return real(name, *rest)
+
+    with mock.patch.object(accelerate.utils.imports, package, noted):
+        trainer.train()
+    return asked.count("lomo_optim")
+
+
+def test_no_package_is_looked_for_in_the_step(tmp_path: Path) -> None:
+    (count,) = ranks(1, looked_up, str(tmp_path), env=CPU)
+    assert count <= 3  # in 16 steps

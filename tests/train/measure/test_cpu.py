@@ -1,0 +1,95 @@
+"""Processor time: the kernel's figure, of all ranks, of all attempts as far as they told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.core import attempts
+from harness.core.attempts import write_summary
+from harness.core.records import RunFolder, read_json, read_rows
+from harness.train.measure.resources import CpuTime
+from tests.support.ranks import ranks
+from tests.support.toys import CPU
+from tests.train.measure.test_logcallback import two_ranks
+
+BUSY = "import time\nwhile time.process_time() < {s}: pass"
+
+
+def total(cpu: CpuTime) -> float:
+    return sum(cpu.own().values())
+
+
+def test_it_is_the_work_of_this_process_and_of_its_ended_children() -> None:
+    busy = BUSY.format(s=time.process_time() + 0.2)
+    cpu = CpuTime()
+    began = time.process_time()
+    exec(busy)
+    assert total(cpu) == pytest.approx(time.process_time() - began, abs=0.03)
+    time.sleep(0.2)  # waiting is no work
+    assert total(cpu) == pytest.approx(time.process_time() - began, abs=0.03)
+    before = total(cpu)
+    child = subprocess.Popen([sys.executable, "-c", BUSY.format(s=0.3)])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # done, but not yet waited for
+    assert total(cpu) - before < 0.15
+    child.wait()
+    assert total(cpu) - before > 0.25
+    cpu.restart()
+    assert total(cpu) < 0.1
+
+
+def test_of_other_ranks_it_is_what_they_told_last() -> None:
+    alone, many = CpuTime(ranks=1), CpuTime(ranks=2)
+    assert alone.per_rank() == {f"{kind}_per_rank": [v] for kind, v in alone.own().items()}
+    assert many.per_rank() == {"user_s_per_rank": None, "system_s_per_rank": None}
+    many.heard([{"user_s": 3.0, "system_s": 0.5, "rank": 0}, {"user_s": 4.0, "system_s": 1.0}])
+    assert many.per_rank() == {"user_s_per_rank": [3.0, 4.0], "system_s_per_rank": [0.5, 1.0]}
+
+
+def told(user_s: list[float]) -> dict[str, list[float] | None]:
+    return {"user_s_per_rank": user_s, "system_s_per_rank": [0.25] * len(user_s)}
+
+
+def test_attempts_are_added_up_as_far_as_they_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert attempts.total_cpu_time(folder) == dict.fromkeys(
+        ("user_s", "user_s_per_rank", "system_s", "system_s_per_rank")
+    )
+    attempts.begin(folder, update=0, processes=2)
+    attempts.tell_progress(folder, {"attempt": 1, "wall_s": 7.5, **told([1.0, 2.0])})
+    attempts.begin(folder, update=4, processes=2)  # the first was killed: what it told counts
+    attempts.begin(folder, update=4, processes=2)  # so was the second, which had told nothing
+    attempts.end(folder, "failed", "planted", 2.0, told([10.0, 20.0]))
+    attempts.begin(folder, update=4, processes=2)
+    attempts.end(folder, "oom", "without a word of it", 2.0)
+    found = {"user_s": 33.0, "user_s_per_rank": [11.0, 22.0], "system_s": 1.0}
+    assert attempts.total_cpu_time(folder) == {**found, "system_s_per_rank": [0.5, 0.5]}
+    write_summary(folder, "oom", "without a word of it")
+    summary = read_json(folder.summary) or {}
+    assert {name: summary[name] for name in found} == found
+    attempts.begin(folder, update=4, processes=1)
+    attempts.end(folder, "finished", None, 2.0, told([5.0]))
+    mixed = attempts.total_cpu_time(folder)
+    assert (mixed["user_s"], mixed["user_s_per_rank"]) == (38.0, None)
+
+
+def test_every_rank_tells_its_own(tmp_path: Path) -> None:
+    """LogCallback alone, on two ranks."""
+    began = time.perf_counter()
+    ranks(2, two_ranks, str(tmp_path / "record"), env=CPU)
+    took_s = time.perf_counter() - began
+    folder = RunFolder(tmp_path / "record")
+    summary = read_json(folder.summary) or {}
+    for kind in ("user_s", "system_s"):
+        of_ranks = summary[f"{kind}_per_rank"]
+        assert len(of_ranks) == 2 and summary[kind] == pytest.approx(sum(of_ranks))
+        for rank, whole in enumerate(of_ranks):
+            rows, _ = read_rows(folder.rank(rank))
+            assert 0 <= rows[0][kind] <= rows[1][kind] <= whole
+            assert "eval_accuracy" not in rows[0]  # that takes ExactTrainer
+    assert 0 < summary["user_s"] + summary["system_s"] < 2 * took_s * (os.cpu_count() or 1)

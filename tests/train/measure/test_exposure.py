@@ -1,0 +1,243 @@
+"""Where a step's time goes: closed forms, and ranks and exchanges that are slow on purpose."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.core.records import read_json, read_rows
+from harness.train.measure.clock import StepClock
+from harness.train.measure.communication import FIELDS, Exposure, parts, skew
+from harness.train.measure.traffic import Traffic
+from harness.train.strategy import compress
+from tests.support.ranks import ranks
+from tests.support.toys import Net, Points, ours
+from tests.train.strategy.test_compress import group
+
+SLEEP_S = 0.05
+
+
+def test_what_is_more_than_the_least_of_all_ranks_is_waiting() -> None:
+    # Rank 0 is ready last at the first update, rank 1 at the second.
+    one, other = [0.25, 2.0], [1.25, 0.5]
+    least = [0.25, 0.5]
+    assert parts(one, least) == (2.25, 1.5)
+    assert parts(other, least) == (1.75, 1.0)
+
+
+def test_the_slowest_rank_and_how_much_slower_it_is() -> None:
+    assert skew([4.0, 10.0, 5.0]) == {"compute_skew": 2.0, "slowest_rank": 1}
+    assert skew([3.0, 1.0]) == {"compute_skew": 1.5, "slowest_rank": 0}
+    unknown = {"compute_skew": None, "slowest_rank": None}
+    assert skew([3.0]) == skew([3.0, None]) == skew([None, None]) == skew([]) == unknown
+
+
+def test_a_step_waits_for_its_batches_from_the_end_of_what_was_before() -> None:
+    clock = StepClock(cuda=False)
+    # Two steps of 2 s and 3 s, between them an evaluation of 5 s.
+    clock.marks = [(None, 10.0), (4, 12.0), (None, 17.0), (4, 20.0)]
+    clock.fetches = [10.5, 17.25]
+    assert clock.waits() == [0.5, 0.25]
+
+
+def test_what_is_done_aside_is_in_no_time_and_in_no_count(monkeypatch: Any) -> None:
+    # A stamp is a look at the clock of its own; two more are at the edges of what is aside.
+    now = iter([0.0, 0, 1, 1, 4, 4, 4, 10, 10, 10.5, 10.5, 12, 12, 12]).__next__
+    monkeypatch.setattr("harness.train.measure.clock.time.perf_counter", now)
+    sent = iter([(0, None), (5, None), (105, None), (107, None)]).__next__
+    clock = StepClock(cuda=False, traffic=Traffic(sent))
+    clock.start()  # at 0
+    clock.data_ready()  # at 1
+    clock.step(8)  # at 4
+    with clock.paused():  # from 4 to 10
+        pass
+    clock.data_ready()  # at 10.5
+    clock.step(8)  # at 12
+    assert clock.steps() == [(8, 4.0), (8, 2.0)] and clock.waits() == [1.0, 0.5]
+    assert (clock.stop(), clock.data_wait_s) == (6.0, 1.5)
+    assert clock.traffic.stop()["payload_bytes"] == 7
+
+
+class Slow(Net):
+    """Rank 1 takes its time in the forward pass."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.training and dist.get_rank() == 1:
+            time.sleep(SLEEP_S)
+        return super().forward(*args, **kwargs)
+
+
+def slow_hook(state, bucket):  # type: ignore[no-untyped-def] # torch takes no annotations in quotes
+    time.sleep(SLEEP_S)
+    return compress.default_hooks.bf16_compress_hook(state, bucket)
+
+
+slow_hook.__qualname__ = "bf16_hook"  # the one that was asked for, as DDP tells it
+
+
+def of_slow_ones(folder: str) -> dict[str, Any]:
+    """A rank that is slow, an exchange that is slow, and neither."""
+    found = {}
+    data, test = Points(64), Points(8)
+    before = compress.bf16_hook
+    for name, net, hook in (
+        ("neither", Net(), before),
+        ("rank", Slow(), before),
+        ("exchange", Net(), slow_hook),
+    ):
+        compress.bf16_hook = hook
+        trainer, run = ours(
+            f"{folder}/{name}", net, data, test, "--compress=bf16", "--comm_probe=auto"
+        )
+        run.train(trainer)
+        found[name] = {
+            "row": read_rows(run.folder.epochs)[0][0] if run.leader else None,
+            "rank": read_rows(run.folder.rank(run.world.rank))[0][0],
+            "summary": read_json(run.folder.summary) if run.leader else None,
+            "environment": read_json(run.folder.environment) if run.leader else None,
+            "hooks": len(trainer.exposure.handles),
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def slow_ones(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return ranks(2, of_slow_ones, str(tmp_path_factory.mktemp("slow")))
+
+
+def test_a_rank_that_is_slow_is_named_and_waited_for(slow_ones: list[dict[str, Any]]) -> None:
+    first, second = (found["rank"]["rank"] for found in slow_ones)
+    row = slow_ones[0]["rank"]["row"]
+    asleep_s = row["timed_steps"] * SLEEP_S
+    assert row["timed_steps"] == 8 - 1
+    assert row["slowest_rank"] == 1 and 1 < row["compute_skew"] <= 2
+    # A sleep is never shorter than it was asked for: the other rank computes, and then waits.
+    assert second["compute_s"] >= asleep_s
+    assert row["compute_skew"] == pytest.approx(
+        2 * second["compute_s"] / (first["compute_s"] + second["compute_s"])
+    )
+    assert first["comm_wait_s"] > max(second["comm_wait_s"], asleep_s / 2)
+
+
+def test_all_of_a_step_is_one_thing_or_the_other(slow_ones: list[dict[str, Any]]) -> None:
+    for found in slow_ones[0].values():
+        row, rank = found["row"], found["rank"]
+        used_s = rank["compute_s"] + rank["comm_exposed_s"]
+        assert row["timed_s"] - rank["data_wait_s"] - 1e-6 <= used_s <= row["timed_s"]
+        assert 0 <= rank["comm_wait_s"] <= rank["comm_exposed_s"]
+        shown = (rank["comm_exposed_s"] - rank["comm_wait_s"]) / row["timed_s"]
+        assert row["comm_exposed_share"] == pytest.approx(shown)
+        assert found["hooks"] == 1  # after the first backward pass
+
+
+def probe_exposed_s(found: dict[str, Any]) -> float:
+    probe = found["environment"]["comm_probe"]
+    return statistics.median(map(float.__sub__, probe["with_s"], probe["without_s"]))
+
+
+def test_an_exchange_that_is_slow_is_seen_as_one(slow_ones: list[dict[str, Any]]) -> None:
+    """By both measures: the step as it is, and without its exchange."""
+    found, plain = slow_ones[0]["exchange"], slow_ones[0]["neither"]
+    row, summary = found["row"], found["summary"]
+    # One bucket, which is sent when the last gradient is there: nothing hides it.
+    assert row["comm_exposed_share"] * row["timed_s"] >= row["timed_steps"] * SLEEP_S
+    assert row["comm_exposed_share"] > plain["row"]["comm_exposed_share"]
+    probe = found["environment"]["comm_probe"]
+    assert min(probe["with_s"]) >= SLEEP_S
+    assert all(map(float.__gt__, probe["with_s"], probe["without_s"]))
+    assert probe_exposed_s(found) > probe_exposed_s(plain)
+    # None where the machine was disturbed so much that it would be more than a whole step.
+    share = probe_exposed_s(found) / probe["step_s"]
+    assert summary["comm_share"] == probe["comm_share"] == (share if share < 1 else None)
+    assert summary["comm_exposed_share"] == row["comm_exposed_share"]
+
+
+def of_unlike_knowledge() -> list[Any]:
+    """Seconds of two updates after one that is not timed; then a rank that knows one not."""
+    rank, found = group(), []
+    clock = SimpleNamespace(steps=lambda: [(4, 9.0), (4, 3.0), (4, 5.0)], waits=lambda: [9, 1, 1])
+    settings = SimpleNamespace(strategy="ddp")
+    run: Any = SimpleNamespace(
+        args=SimpleNamespace(device=torch.device("cpu")), clock=clock, settings=settings
+    )
+    exposure = Exposure(run)
+    ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+    assert exposure.watch(ddp) and len(exposure.handles) == 2
+    exposure.backward_ended(exchanged=False)  # of another model: nobody was ready
+    for ends in ([9.0, 1.0, 0.5], [9.0, 0.5, 1.0]) if rank == 0 else ([9.0, 0.25, 2.0], [9.0, 0.5]):
+        exposure.epoch_begins()
+        exposure.marks = [(0.0, end) for end in ends]
+        found.append(exposure.of_rank(untimed=1))
+    exposure.marks = [(None, 1.0)] * 3 if rank == 0 else [(0.0, 1.0)] * 3
+    found.append(exposure.of_rank(untimed=1))
+    clock.steps = clock.waits = list
+    found.append(exposure.of_rank(untimed=1))
+    return found
+
+
+def test_where_one_rank_does_not_know_none_does() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(FIELDS)
+    one, other = ranks(2, of_unlike_knowledge)
+    assert one[0] == {"compute_s": 6 - 1.5, "comm_exposed_s": 1.5, "comm_wait_s": 0.75}
+    assert other[0] == {"compute_s": 6 - 2.25, "comm_exposed_s": 2.25, "comm_wait_s": 1.5}
+    assert one[1:] == other[1:] == [nothing] * 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "peers", "known"),
+    [("single", 1, None, True), ("ddp", 1, None, True), ("dp", 1, None, False),
+     ("fsdp", 2, None, False), ("diloco", 2, None, False), ("hivemind", 1, object(), False)],
+)  # fmt: skip
+def test_computing_is_known_where_nothing_is_exchanged(
+    strategy: str, world: int, peers: Any, known: bool
+) -> None:
+    run: Any = SimpleNamespace(
+        settings=SimpleNamespace(strategy=strategy),
+        world=SimpleNamespace(size=world),
+        peers=peers,
+        args=SimpleNamespace(device=torch.device("cpu")),
+        clock=SimpleNamespace(steps=lambda: [(4, 2.0), (4, 3.0)], waits=lambda: [0.5, 1.0]),
+    )
+    exposure = Exposure(run)
+    assert not exposure.watch(torch.nn.Linear(2, 2))
+    row = exposure.of_rank(untimed=1)
+    expected = 2.0 if known else None
+    assert row == {"compute_s": expected, "comm_exposed_s": None, "comm_wait_s": None}
+    told = exposure.of_run([row] * world, {"timed_s": 3.0})
+    assert told == dict.fromkeys(("comm_exposed_share", "compute_skew", "slowest_rank"))
+
+
+@pytest.mark.gpu
+def test_events_have_the_exchange_behind_them(tmp_path: Path) -> None:
+    assert min(ranks(2, on_one_gpu)) > SLEEP_S
+
+
+def on_one_gpu() -> float:
+    """Two ranks on one GPU through gloo; rank 0 has its gradients first, and waits."""
+    device = torch.device("cuda", 0)
+    dist.init_process_group("gloo")
+    settings = SimpleNamespace(strategy="ddp")
+    exposure = Exposure(SimpleNamespace(args=SimpleNamespace(device=device), settings=settings))  # type: ignore[arg-type]
+    model = torch.nn.Linear(64, 64).to(device)
+    ddp = DistributedDataParallel(model, device_ids=[0])
+    assert exposure.watch(ddp)
+    for step in range(4):
+        loss = ddp(torch.ones(4, 64, device=device)).sum()
+        if (dist.get_rank() + step) % 2:
+            torch.cuda.synchronize()
+            time.sleep(4 * SLEEP_S)
+        loss.backward()
+        exposure.backward_ended(exchanged=True)
+    torch.cuda.synchronize()
+    found = exposure.exposed()
+    assert not any(map(math.isnan, found))
+    return max(found)

@@ -1,0 +1,286 @@
+"""Links between nodes: what is measured, in how much time, and whether it is what was asked for."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.core.topology import World, world_of
+from harness.train.measure import link, link_probe
+from harness.train.measure.link import difference, interface, measure, warning
+from harness.train.measure.link_probe import SAMPLES, SMALLEST, busbw, climb, pairs_of
+from tests.support.ranks import ranks
+
+MIB = 2**20
+
+
+# ---- how much is measured in how much time ----
+
+
+class Link:
+    """A link on a clock of its own: `besides` is what an exchange costs and does not count."""
+
+    def __init__(self, mbit: float, latency_s: float = 0.0, besides_s: float = 0.0) -> None:
+        self.mbit, self.latency_s, self.besides_s = mbit, latency_s, besides_s
+        self.now_s, self.sizes = 100.0, list[int]()
+
+    def once(self, size: int) -> float:
+        seconds = self.latency_s + size * 8 / self.mbit / 1e6
+        self.sizes.append(size)
+        self.now_s += seconds + self.besides_s
+        return seconds
+
+    def climb(self, target: int, budget_s: float, **more: float) -> tuple[int, float] | None:
+        return climb(self.once, target, self.now_s + budget_s, clock=lambda: self.now_s, **more)
+
+
+def test_busbw_is_what_one_rank_s_link_carries() -> None:
+    # A ring of n ranks sends 2(n-1) of n parts over each link.
+    assert [busbw(100.0, n) for n in (2, 4, 8)] == [100.0, 150.0, 175.0]
+
+
+def test_a_fast_link_is_measured_at_the_size_asked_for() -> None:
+    fast = Link(1000)
+    assert fast.climb(25_000_000, 4.0) == (25_000_000, pytest.approx(0.2))
+    assert fast.sizes[:4] == [SMALLEST, 4 * SMALLEST, 16 * SMALLEST, 64 * SMALLEST]
+    assert fast.sizes.count(25_000_000) == 1 + SAMPLES
+    assert Link(1000).climb(400, 1.0) == (400, pytest.approx(400 * 8e-9))
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.4])
+@pytest.mark.parametrize("besides_s", [0.0, 0.4])
+@pytest.mark.parametrize("mbit", [1, 10, 100, 1000])
+@pytest.mark.parametrize("budget_s", [0.01, 1.0, 4.0])
+def test_a_slow_link_costs_no_more_than_the_time_there_is(
+    mbit: float, latency_s: float, besides_s: float, budget_s: float
+) -> None:
+    slow = Link(mbit, latency_s, besides_s)
+    found = slow.climb(400 * MIB, budget_s)
+    assert found is not None
+    size, seconds = found
+    assert seconds == pytest.approx(latency_s + size * 8 / mbit / 1e6)
+    # The first size is tried blindly, and the second one predicted too dear at worst.
+    first_s = latency_s + besides_s + SMALLEST * 8 / mbit / 1e6
+    assert slow.now_s - 100.0 <= max(budget_s, first_s) + 1e-9
+    if budget_s == 4.0 and mbit >= 10:
+        assert size > SMALLEST
+
+
+def test_latency_is_not_taken_for_bandwidth() -> None:
+    """At 0.3 s whatever the size, four times the bytes do not take four times as long."""
+    far = Link(1000, latency_s=0.3)
+    assert far.climb(25_000_000, 4.0) == (25_000_000, pytest.approx(0.5))
+
+
+def test_growing_ends_where_a_transfer_is_long_enough() -> None:
+    assert Link(100).climb(64 * MIB, 100.0, long_enough_s=0.1) == (
+        4 * MIB,
+        pytest.approx(0.336, rel=0.01),
+    )
+
+
+def test_the_first_exchange_of_a_size_opens_the_window() -> None:
+    class Cold(Link):
+        def once(self, size: int) -> float:
+            seconds = super().once(size)
+            return seconds if self.sizes.count(size) > 1 else 3 * seconds
+
+    assert Cold(100).climb(SMALLEST, 4.0) == (SMALLEST, pytest.approx(SMALLEST * 8e-8))
+    # Where there is time for one alone it counts: nothing else is known.
+    assert Cold(1).climb(SMALLEST, 0.5) == (SMALLEST, pytest.approx(3 * SMALLEST * 8e-6))
+
+
+def test_what_takes_long_is_not_repeated_more_than_it_says() -> None:
+    slow = Link(1000, latency_s=1.2)
+    slow.climb(SMALLEST, 100.0)
+    assert slow.sizes == [SMALLEST] * 2
+
+
+def test_without_time_nothing_is_known() -> None:
+    assert Link(1000).climb(MIB, -0.001) is None
+
+
+def test_every_pair_up_to_eight_nodes_and_those_of_node_0_first() -> None:
+    assert pairs_of(2) == [(0, 1)]
+    assert pairs_of(3) == [(0, 1), (0, 2), (1, 2)]
+    assert len(pairs_of(8)) == 28 and pairs_of(8)[:7] == [(0, n) for n in range(1, 8)]
+    assert pairs_of(9) == [(0, n) for n in range(1, 9)]
+
+
+# ---- what was asked for ----
+
+
+def pair(rtt: float | None, mbit: float | None = None, size: int = 64 * MIB) -> dict[str, Any]:
+    return {
+        "nodes": [0, 1], "rtt_min_ms": rtt, "rtt_median_ms": rtt, "bandwidth_mbit": mbit,
+        "transfer_bytes": None if mbit is None else size,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "rtt", "far"),
+    [
+        ({"delay_ms": 20}, 40.0, False),
+        ({"delay_ms": 20}, 43.9, False),
+        ({"delay_ms": 20}, 44.1, True),
+        ({"delay_ms": 20}, 35.9, True),
+        ({"delay_ms": 1}, 3.9, False),  # 95 %, but less than 2 ms
+        ({"delay_ms": 1}, 4.1, True),
+        ({"delay_ms": 200}, 438.0, False),  # 38 ms, but less than 10 %
+        ({"delay_ms": 0}, 1.9, False),
+        ({"rate_mbit": 100}, 2.1, True),
+        ({"delay_ms": 20, "jitter_ms": 5}, 31.0, False),  # each way may be 5 ms sooner
+        ({"delay_ms": 20, "jitter_ms": 5}, 25.0, True),
+        ({"delay_ms": 20}, None, False),
+    ],
+)
+def test_a_round_trip_far_from_twice_the_delay(
+    asked: dict[str, float], rtt: float | None, far: bool
+) -> None:
+    said = difference(asked, pair(rtt))
+    assert bool(said) == far
+    if far:
+        assert f"{rtt:.1f} ms, not {2 * asked.get('delay_ms', 0):g}" in said
+
+
+@pytest.mark.parametrize(
+    ("mbit", "size", "far"),
+    [
+        (100.0, 4 * MIB, False),
+        (71.0, 4 * MIB, False),
+        (69.0, 4 * MIB, True),
+        (131.0, 4 * MIB, True),
+        # At 100 Mbit/s this would take 42 ms, and 0.34 s: less than four round trips of 100 ms.
+        (50.0, MIB // 2, False),
+        (None, 0, False),
+    ],
+)
+def test_a_bandwidth_far_from_the_rate(mbit: float | None, size: int, far: bool) -> None:
+    said = difference({"rate_mbit": 100}, pair(1.0, mbit, size))
+    assert said == (f"it carries {mbit:,.0f} Mbit/s, not 100" if far else "")
+    slow_to_open = {"rate_mbit": 100, "delay_ms": 50}
+    assert difference(slow_to_open, pair(100.0, mbit, size)) == ""
+
+
+def test_a_warning_names_the_pair_and_counts_the_others() -> None:
+    near, far = {"delay_ms": 0}, {"delay_ms": 50}
+    found = [{**pair(rtt), "nodes": nodes} for nodes, rtt in (([0, 1], 0.1), ([0, 2], 100.0))]
+    listed = [{"nodes": [0, 1], **near}, {"nodes": [2, 0], **far}]
+    assert warning(listed, found) is None
+    assert warning(None, found) is None and warning([], found) is None
+    assert warning(listed[:1], found) is None  # of the other nothing was asked
+    said = warning(near, found)
+    assert said is not None and "between nodes 0 and 2 a round trip takes 100.0 ms, not 0" in said
+    both = warning({"delay_ms": 200}, found)
+    assert both is not None and "between nodes 0 and 1" in both and "and 1 more" in both
+
+
+# ---- which interface ----
+
+
+def test_the_interface_is_the_named_one_or_that_of_the_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    named = {"GLOO_SOCKET_IFNAME": "vA", "NCCL_SOCKET_IFNAME": "ib", "MASTER_PORT": "1"}
+    assert interface(cpu, named) == "vA" and interface(gpu, named) == "ib"
+    # In a process with no connections but this one.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            found = interface(cpu, {"MASTER_PORT": "1"})
+            assert found is not None
+            assert "127.0.0.1" in [a.address for a in psutil.net_if_addrs()[found]]
+            assert interface(cpu, {"MASTER_PORT": str(port)}) is None  # the launcher's own
+
+            def hidden(self: psutil.Process, kind: str) -> None:
+                raise psutil.AccessDenied
+
+            monkeypatch.setattr(psutil.Process, "net_connections", hidden)
+            assert interface(cpu, {"MASTER_PORT": "1"}) is None
+
+
+# ---- real ranks ----
+
+
+def measured(sizes: list[int], patch: str = "") -> Any:
+    """What a rank finds; in a process that was started for it."""
+    groups = []
+    if patch == "nccl":
+        # Stands in for what needs several GPUs: a group of the leaders alone, gone afterwards.
+        real = dist.new_group
+        dist.get_backend = lambda *args: "nccl"
+        dist.new_group = lambda members: groups.append(members) or real(members)
+    if patch == "late":
+        link.BUDGET_S = -1.0
+    dist.init_process_group("gloo")
+    before = torch.get_rng_state()
+    found = measure(world_of(os.environ), torch.device("cpu"), sizes)
+    same = torch.equal(before, torch.get_rng_state())
+    left = torch.ones(1)
+    dist.all_reduce(left)  # the ranks agree on where they are
+    size = dist.get_world_size()
+    dist.destroy_process_group()
+    return {"found": found, "same": same, "agreed": left.item() == size, "groups": groups}
+
+
+def test_three_nodes_of_one_process() -> None:
+    first, *others = ranks(3, measured, [400, MIB], env={"LOCAL_WORLD_SIZE": "1"})
+    assert all(one["same"] and one["agreed"] for one in (first, *others))
+    assert [one["found"] for one in others] == [None, None]
+    found = first["found"]
+    assert [row["nodes"] for row in found["pairs"]] == [[0, 1], [0, 2], [1, 2]]
+    for row in found["pairs"]:
+        assert 0 < row["rtt_min_ms"] <= row["rtt_median_ms"] < 100
+        assert row["bandwidth_mbit"] > 10 and row["transfer_bytes"] >= SMALLEST
+    assert found["rtt_min_ms"] == max(row["rtt_min_ms"] for row in found["pairs"])
+    assert found["bandwidth_mbit"] == min(row["bandwidth_mbit"] for row in found["pairs"])
+    for row, size in zip(found["allreduce"], (400, MIB), strict=True):
+        assert row["asked_bytes"] == row["bytes"] == size
+        assert row["algbw_mbit"] == pytest.approx(size * 8 / row["s"] / 1e6)
+        assert row["busbw_mbit"] == pytest.approx(row["algbw_mbit"] * 4 / 3)
+    assert found["interface"] is not None
+    assert found["took_s"] < link.BUDGET_S and found["asked"] is found["warning"] is None
+
+
+def test_two_nodes_of_two_processes_and_a_group_of_their_leaders() -> None:
+    first, *others = ranks(4, measured, [MIB], "nccl", env={"LOCAL_WORLD_SIZE": "2"})
+    assert all(one["groups"] == [[0, 2]] and one["agreed"] for one in (first, *others))
+    (row,) = first["found"]["pairs"]
+    assert row["nodes"] == [0, 1] and row["bandwidth_mbit"] > 10
+    assert first["found"]["allreduce"][0]["bytes"] == MIB
+
+
+def test_what_there_is_no_time_for_is_unknown() -> None:
+    first, _ = ranks(2, measured, [MIB], "late", env={"LOCAL_WORLD_SIZE": "1"})
+    found = first["found"]
+    assert found["pairs"] == [{**pair(None), "nodes": [0, 1]}]
+    assert found["rtt_min_ms"] is found["bandwidth_mbit"] is None
+    assert found["allreduce"] == [
+        {"asked_bytes": MIB, "bytes": None, "s": None, "algbw_mbit": None, "busbw_mbit": None}
+    ]
+
+
+def test_one_node_has_no_link() -> None:
+    model = torch.nn.Linear(1, 1)
+    assert link.link_of_run(model, World(nodes=1, per_node=4), torch.device("cpu")) is None
+
+
+def test_nccl_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    link_probe.Wire(torch.device("cpu")).finish()
+    assert waited == []
+    link_probe.Wire(torch.device("cuda", 1)).finish()
+    assert waited == [torch.device("cuda", 1)]
+
+
+def test_a_transfer_shorter_than_a_round_trip_says_nothing_of_bandwidth() -> None:
+    row = link_probe._row((0, 1), 0.001, 0.002, SMALLEST, -0.0001)
+    assert row["bandwidth_mbit"] is row["transfer_bytes"] is None and row["rtt_min_ms"] == 1.0

@@ -1,0 +1,187 @@
+"""Links measured for real: with a run, and by the verb, between torchrun's own agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.__main__ import main
+from harness.core.records import RunFolder, find_runs, read_json
+from harness.train.run.warm import free_port
+from tests.support.ranks import ROOT, ran, script
+from tests.support.sweeps import untimed_rows
+
+SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", "--b", "16"]
+LINK = {"delay_ms": 50, "rate_mbit": 100}
+
+
+def agents(
+    *argv: str, env: dict[str, str] | None = None, within: tuple[str, ...] = ("", ""),
+    address: str = "127.0.0.1",
+) -> list[subprocess.CompletedProcess[str]]:  # fmt: skip
+    """torchrun as a person types it on each of two nodes, each in a network namespace or none."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
+    to = [f"--master_addr={address}", f"--master_port={free_port()}"]
+    started = []
+    for rank, name in enumerate(within):
+        place = ["ip", "netns", "exec", name] if name else []
+        command = [*place, *torchrun, *to, f"--node_rank={rank}", *argv]
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **(env or {})},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        said = [process.communicate(timeout=150) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    done = [
+        subprocess.CompletedProcess(process.args, process.returncode, *texts)
+        for process, texts in zip(started, said, strict=True)
+    ]
+    for one in done:
+        assert one.returncode == 0, one.stderr
+    return done
+
+
+def record(out: Path) -> tuple[RunFolder, Any]:
+    (folder,) = find_runs(out)
+    return folder, (read_json(folder.environment) or {})["link"]
+
+
+@pytest.mark.slow
+def test_a_run_on_two_nodes_measures_its_link_and_trains_as_on_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"HARNESS_LAUNCH": json.dumps({"link": LINK})}
+    first, second = agents("bert.py", *SMALL, "--o", str(tmp_path / "two"), env=asked)
+    assert script("bert", *SMALL, "--o", str(tmp_path / "one"), count=2).code == 0
+    (two, found), (one, none) = record(tmp_path / "two"), record(tmp_path / "one")
+    assert untimed_rows(two) == untimed_rows(one)  # every digit of the loss
+    assert none is None
+    assert found["asked"] == LINK
+    assert [row["nodes"] for row in found["pairs"]] == [[0, 1]]
+    assert 0 < found["rtt_min_ms"] <= found["rtt_median_ms"] < 20
+    assert found["bandwidth_mbit"] > 200  # of this machine's memory
+    observed = (read_json(two.environment) or {})["observed"]
+    assert found["gradient_bytes"] == observed["parameter_bytes"] == found["allreduce_bytes"]
+    assert found["allreduce_busbw_mbit"] == found["allreduce_algbw_mbit"] > 10
+    assert found["took_s"] < 10
+    # The link that was asked for is not there: said once, in the record, and in the table.
+    warning = found["warning"]
+    assert " ms, not 100 and it carries " in warning and warning.endswith(" Mbit/s, not 100")
+    assert first.stderr.count(warning) == 1 and warning not in second.stderr
+    assert main(["table", str(tmp_path / "two")]) == 0
+    assert f"warning: {warning}" in capsys.readouterr().out
+
+
+# ---- the verb ----
+
+
+def verb(*argv: str) -> int:
+    return main(["link", *argv])
+
+
+def test_the_verb_shows_every_pair_and_every_size() -> None:
+    asked = {"LOCAL_WORLD_SIZE": "1", "HARNESS_LAUNCH": json.dumps({"link": LINK})}
+    done = ran(2, verb, "--mb", "1,0.25", env=asked)
+    assert done.code == 0, done.err
+    lines = [line.split() for line in done.out.splitlines()]
+    assert lines[0][:6] == ["2", "node(s)", "of", "1", "process(es),", "over"]
+    (pair,) = (words for words in lines if words[:3] == ["0", "-", "1"])
+    assert len(pair) == 7 and all(float(word.replace(",", "")) > 0 for word in pair[3:])
+    sizes = [words[:2] for words in lines if len(words) == 5 and words[0] in ("0.25", "1")]
+    assert sizes == [["0.25", "0.25"], ["1", "1"]]
+    assert "round trip: of 32 bytes" in done.out
+    assert done.err.count("warning: the link is not the one that was asked for") == 1
+
+
+def test_the_verb_on_one_node_shows_no_pair() -> None:
+    done = ran(2, verb, "--mb", "0.25", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["pairs"] == [] and found["rtt_min_ms"] is None
+    (row,) = found["allreduce"]
+    assert row["bytes"] == 250_000 and row["busbw_mbit"] == row["algbw_mbit"] > 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "a link takes two processes; start it on every node with torchrun --nnodes=2"),
+        (["--mb", "0"], "--mb: 0: expected MB"),
+        (["--mb", "1,x"], "--mb: 1,x: expected MB"),
+        (["--mb", "4001"], "expected MB, 4000 at most"),
+        (["--md", "1"], "unrecognized arguments: --md 1"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb(*argv) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and said in told.err and len(told.err.splitlines()) == 1
+
+
+def test_one_rank_says_it_for_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert verb("--mb", "0") == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two, joined by a link that the kernel holds at 100 Mbit/s each way."""
+    names = [f"harness{os.getpid()}{side}" for side in "ab"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ends = [f"name v0 netns {name}".split() for name in names]
+        ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", "v0")
+            for interface in ("lo", "v0"):
+                ip("-n", name, "link", "set", interface, "up")
+            limit = ["rate", "100mbit", "burst", "64kb", "latency", "100ms"]
+            words = ["tc", "-n", name, "qdisc", "add", "dev", "v0", "root", "tbf", *limit]
+            subprocess.run(words, check=True)
+        yield names[0], names[1]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_a_limited_link_is_measured_as_it_is(namespaces: tuple[str, str]) -> None:
+    asked = {"HARNESS_LAUNCH": json.dumps({"link": {"rate_mbit": 100}})}
+    named = {"GLOO_SOCKET_IFNAME": "v0", "OMP_NUM_THREADS": "1", **asked}
+    argv = ["-m", "harness", "link", "--mb", "1", "--json"]
+    first, second = agents(*argv, env=named, within=namespaces, address="10.99.0.1")
+    assert second.stdout == ""
+    found = json.loads(first.stdout)
+    assert found["interface"] == "v0" and found["warning"] is None
+    assert found["bandwidth_mbit"] == pytest.approx(100, rel=0.15)
+    (row,) = found["allreduce"]
+    assert row["bytes"] == 1_000_000 and row["busbw_mbit"] == pytest.approx(100, rel=0.3)
+    assert found["rtt_min_ms"] < 5

@@ -1,0 +1,538 @@
+"""LogCallback alone: any model with the stock Trainer, in a script of anybody's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from logcallback import LogCallback
+from tests.support.ranks import ran, ranks, run_script, script
+from tests.support.toys import CPU, BreakOff, BrokenOffError, Net, Points
+
+MARKER = "hf_SecretThatNobodyMayRead"
+NAMES = ("someuser", "somehost", "/home/someuser")
+
+
+def five_lines(folder: str, out: str) -> None:
+    """The promise, word for word; nothing here knows of the harness but the one argument."""
+    model, data = Net(), Points(16)
+    args = TrainingArguments(out, num_train_epochs=3, eval_strategy="epoch", report_to="none")
+    trainer = Trainer(
+        model, args, train_dataset=data, eval_dataset=data,
+        compute_metrics=odd_metrics, callbacks=[LogCallback(folder)],
+    )  # fmt: skip
+    trainer.train()
+
+
+def odd_metrics(prediction: Any) -> dict[str, Any]:
+    """Names and kinds of numbers that nobody has agreed on."""
+    right = prediction.predictions.argmax(-1) == prediction.label_ids
+    return {
+        "kappa@3 (odd name)": float(right.mean()),
+        "numpy": np.float32(0.25),
+        "tensor": torch.tensor(0.5),
+        "whole": 7,
+        "unknown": float("nan"),
+        "endless": np.inf,
+    }
+
+
+def plain_metrics(prediction: Any) -> dict[str, float]:
+    return {"right": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def trainer_for(
+    folder: str | Path,
+    model: Any = None,
+    train: Any = None,
+    test: Any = None,
+    callbacks: Iterable[Any] = (),
+    kind: type[Trainer] = Trainer,
+    **more: Any,
+) -> Trainer:
+    """The stock Trainer with LogCallback, whose checkpoints lie beside the record."""
+    chosen: dict[str, Any] = {
+        "output_dir": f"{folder}-checkpoints",
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "num_train_epochs": 2,
+        "learning_rate": 0.01,
+        "logging_steps": 1,
+    }
+    trainer = kind(
+        model or Net(),
+        TrainingArguments(**{**chosen, **more}),
+        train_dataset=Points(16) if train is None else train,
+        eval_dataset=test,
+        compute_metrics=plain_metrics,
+        callbacks=[*callbacks, LogCallback(folder)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def rows_of(folder: str | Path) -> list[dict[str, Any]]:
+    rows, broken = read_rows(RunFolder(Path(folder)).epochs)
+    assert broken == 0
+    return rows
+
+
+def summary_of(folder: str | Path) -> dict[str, Any]:
+    return read_json(RunFolder(Path(folder)).summary) or {}
+
+
+def train(folder: str, **more: Any) -> None:
+    trainer_for(folder, **more).train()
+
+
+def alone(tmp_path: Path, function: Any, *args: Any) -> tuple[str, Any]:
+    """The function in a process of its own, with a folder to record into; folder and result."""
+    folder = str(tmp_path / "record")
+    (result,) = ranks(1, function, folder, *args, env=CPU)
+    return folder, result
+
+
+# ---- what is written ----
+
+
+def test_five_lines_record_a_run(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, five_lines, str(tmp_path / "out"))
+    written = sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*") if p.is_file())
+    wanted = ["attempts.jsonl", "environment.json", "epochs.jsonl", "ranks/rank_0.jsonl"]
+    wanted += ["settings.json", "summary.json", "telemetry/node_0.jsonl"]
+    assert written == wanted
+    rows = rows_of(folder)
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert 0 <= row["kappa@3 (odd name)"] <= 1
+        assert (row["numpy"], row["tensor"], row["whole"]) == (0.25, 0.5, 7)
+        assert row["unknown"] is None and row["endless"] is None
+        assert row["eval_loss"] > 0 and row["eval_samples"] == 16
+        assert row["samples"] == 16 and row["updates"] == 2 * row["epoch"]
+        assert row["effective_batch"] == 8 and row["attempt"] == 1
+        assert row["payload_bytes"] is row["network_sent_bytes"] is None
+    # Strict JSON: NaN is not a word of it.
+    for line in Path(folder, "epochs.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(word))
+    summary = summary_of(folder)
+    assert summary["outcome"] == "finished" and summary["reason"] is None
+    assert summary["epochs_done"] == 3 and summary["updates"] == 6 and summary["samples"] == 48
+    assert summary["attempts"] == 1 and summary["eval_loss"] == rows[-1]["eval_loss"]
+    settings = read_json(Path(folder, "settings.json")) or {}
+    assert settings["schema"] == 1
+    assert settings["training_arguments"]["num_train_epochs"] == 3
+    environment = read_json(Path(folder, "environment.json")) or {}
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["nodes"] == environment["processes_per_node"] == 1
+    assert environment["effective_batch"] == 8 and environment["updates"] == 6
+
+
+def test_without_evaluation(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, train)
+    rows = rows_of(folder)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["train_loss"] > 0
+        assert not [name for name in row if name.startswith("eval")]
+    assert summary_of(folder)["outcome"] == "finished"
+
+
+def before_training(folder: str, by_trainer: bool) -> None:
+    """The untrained model is looked at first; those of training come at the end."""
+    late = {"eval_strategy": "steps", "eval_steps": 1000} if by_trainer else {}
+    trainer = trainer_for(folder, test=Points(8, draw=1), eval_on_start=by_trainer, **late)
+    if not by_trainer:
+        trainer.evaluate()
+    trainer.train()
+
+
+@pytest.mark.parametrize("by_trainer", [True, False])
+def test_what_was_measured_before_training_is_no_row(by_trainer: bool, tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, before_training, by_trainer)
+    rows = rows_of(folder)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    # By steps, the Trainer evaluates at the last one too: that is of the last epoch, and in time.
+    assert ("eval_loss" in rows[1]) == by_trainer
+    assert rows[1].get("eval_time_s", 0) < 60
+    assert "eval_loss" not in rows[0] and "right" not in rows[0] and "eval_time_s" not in rows[0]
+
+
+def two_ranks(folder: str) -> None:
+    test = Points(13, draw=1)
+    trainer_for(folder, train=Points(22), test=test, eval_strategy="epoch").train()
+
+
+def test_two_ranks_write_one_record(tmp_path: Path) -> None:
+    folder = str(tmp_path / "record")
+    ranks(2, two_ranks, folder, env=CPU)
+    rows = rows_of(folder)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["effective_batch"] == 8 and row["updates"] == 3 * row["epoch"]
+        # 22 samples: the last batch is filled up with two that are fed twice and counted once.
+        assert row["samples"] == 22 and row["fed_samples"] == 24
+        assert row["eval_samples"] == 13
+        assert row["train_samples_per_s_per_gpu"] == pytest.approx(row["train_samples_per_s"] / 2)
+        assert len(row["peak_memory_gib_per_rank"]) == 2
+    for rank in (0, 1):
+        own, _ = read_rows(RunFolder(Path(folder)).rank(rank))
+        assert [(row["rank"], row["epoch"]) for row in own] == [(rank, 1), (rank, 2)]
+
+
+def two_sets(folder: str) -> None:
+    sets = {"near": Points(8, draw=1), "far": Points(12, draw=2)}
+    trainer_for(folder, test=sets, eval_strategy="epoch").train()
+
+
+def test_two_test_sets_are_both_recorded(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, two_sets)
+    rows = rows_of(folder)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    for row in rows:
+        for name in ("near_loss", "near_right", "far_loss", "far_right"):
+            assert row[name] is not None, name
+    assert rows[0]["far_loss"] != rows[1]["far_loss"]
+
+
+class Endless(IterableDataset):
+    """A stream, whose length nobody knows."""
+
+    def __iter__(self) -> Any:
+        points = Points(64)
+        return (points[i] for i in range(64))
+
+
+def stream(folder: str) -> None:
+    trainer_for(folder, train=Endless(), max_steps=6).train()
+
+
+def test_a_stream_without_length(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, stream)
+    (row,) = rows_of(folder)
+    assert row["samples"] == 24 and row["updates"] == 6
+    assert summary_of(folder)["outcome"] == "finished"
+
+
+# ---- several starts ----
+
+
+def twice(folder: str) -> float:
+    train(folder, learning_rate=0.01)
+    time.sleep(0.3)
+    trainer = trainer_for(folder, learning_rate=0.02)
+    trainer.train()
+    began = time.perf_counter()
+    trainer.train()
+    return time.perf_counter() - began
+
+
+def test_the_same_folder_again_keeps_the_earlier_record(tmp_path: Path) -> None:
+    folder, last_s = alone(tmp_path, twice)
+    kept = sorted(p.name for p in tmp_path.iterdir() if "earlier" in p.name)
+    assert kept == ["record.earlier-1", "record.earlier-2"]
+    for name, rate in (("record.earlier-1", 0.01), ("record.earlier-2", 0.02), ("record", 0.02)):
+        assert [row["epoch"] for row in rows_of(tmp_path / name)] == [1, 2]
+        summary = summary_of(tmp_path / name)
+        assert summary["outcome"] == "finished" and summary["attempts"] == 1
+        settings = read_json(tmp_path / name / "settings.json") or {}
+        assert settings["training_arguments"]["learning_rate"] == rate
+    # Trained twice, timed twice: the second time does not contain the first.
+    assert summary_of(folder)["wall_s"] <= last_s + 0.05
+
+
+def unfinished_then_other(folder: str) -> None:
+    with contextlib.suppress(BrokenOffError):
+        train(folder, save_strategy="steps", save_steps=6, callbacks=[BreakOff(6)])
+    assert [row["epoch"] for row in rows_of(folder)] == [1]
+    train(folder, learning_rate=0.5)  # from the start, and something else
+
+
+def test_rows_of_two_trainings_are_not_mixed(tmp_path: Path) -> None:
+    """A record that was not finished is not gone on with by a training that begins anew."""
+    folder, _ = alone(tmp_path, unfinished_then_other)
+    rows = rows_of(folder)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert rows[0]["learning_rate"] > 0.1 and rows[0]["attempt"] == rows[1]["attempt"]
+    (earlier,) = tmp_path.glob("record.earlier-*")
+    (kept,) = rows_of(earlier)
+    assert kept["learning_rate"] < 0.02
+
+
+def resumed(folder: str, broken_off_at: int, how: str) -> None:
+    more: dict[str, Any] = {
+        "test": Points(8, draw=1), "eval_strategy": "epoch", "num_train_epochs": 3,
+        "save_strategy": how, "save_steps": 2,
+    }  # fmt: skip
+    with contextlib.suppress(BrokenOffError):
+        train(folder, callbacks=[BreakOff(broken_off_at)], **more)
+    assert not Path(folder, "summary.json").exists()
+    trainer_for(folder, **more).train(resume_from_checkpoint=True)
+
+
+# 4 updates an epoch: broken off after a row was written, and inside an epoch.
+@pytest.mark.parametrize(("update", "how"), [(8, "epoch"), (6, "steps")])
+def test_resuming_doubles_no_row(update: int, how: str, tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, resumed, update, how)
+    rows = rows_of(folder)
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert [row["updates"] for row in rows] == [4, 8, 12]
+    assert [row["attempt"] for row in rows] == [1, 1 if update == 8 else 2, 2]
+    assert all(row["eval_loss"] > 0 for row in rows)
+    attempts, _ = read_rows(RunFolder(Path(folder)).attempts)
+    assert [row["event"] for row in attempts] == ["start", "end", "start", "end"]
+    assert attempts[1]["outcome"] == "interrupted" and attempts[1]["wall_s"] > 0
+    assert attempts[2]["from_update"] == update
+    summary = summary_of(folder)
+    assert summary["attempts"] == 2 and summary["outcome"] == "finished"
+    assert summary["wall_s"] == pytest.approx(attempts[1]["wall_s"] + attempts[3]["wall_s"])
+    assert rows[2]["wall_s"] > rows[0]["wall_s"]
+
+
+def stop_before_the_row(argv: list[str]) -> Any:
+    """bert.py, killed between the checkpoint of an epoch's last step and the epoch's end."""
+    import bert
+
+    class Stopper(bert.Console):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 16:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    bert.Console = Stopper  # type: ignore[misc]
+    return run_script("bert", argv, ".")
+
+
+def test_an_epoch_without_row_is_not_taken_for_done(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "128", "--test_size", "65", "--epochs", "3", "--b", "16"]
+    argv += ["--save_steps", "4", "--o", str(tmp_path)]
+    assert ran(1, stop_before_the_row, argv).code == 128 + signal.SIGKILL
+    done = script("bert", *argv)
+    assert done.code == 0, done.err
+    (folder,) = find_runs(tmp_path)
+    assert [row["epoch"] for row in rows_of(folder.path)] == [1, 2, 3]
+    assert summary_of(folder.path)["samples"] == 3 * 128
+
+
+class Killed(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(folder: str, how: str) -> None:
+    train(folder, callbacks=[Killed()], test=Points(8, draw=1), eval_strategy=how)
+
+
+@pytest.mark.parametrize("how", ["epoch", "no"])
+def test_a_row_is_on_disk_when_its_epoch_has_ended(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+    done = ran(1, killed, str(folder), how, env=CPU)
+    assert done.code == 128 + signal.SIGKILL
+    (row,) = rows_of(folder)
+    assert row["epoch"] == 1 and ("eval_loss" in row) == (how == "epoch")
+    assert {p.name for p in folder.iterdir() if not p.name.startswith(".")} == {
+        "attempts.jsonl", "environment.json", "epochs.jsonl", "progress.json", "ranks",
+        "settings.json", "telemetry",
+    }  # fmt: skip
+
+
+# ---- times and counts ----
+
+
+class Wall(TrainerCallback):
+    """A second clock around each epoch."""
+
+    def __init__(self) -> None:
+        self.epochs: list[float] = []
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.began = time.perf_counter()
+
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.epochs.append(time.perf_counter() - self.began)
+
+
+class Slow(Points):
+    """Samples that take a while to come."""
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        time.sleep(0.01)
+        return super().__getitem__(i)
+
+
+def slow_data(folder: str) -> list[float]:
+    wall = Wall()
+    train(folder, train=Slow(24), callbacks=[wall])
+    return wall.epochs
+
+
+def test_waiting_for_data_is_seen(tmp_path: Path) -> None:
+    folder, wall = alone(tmp_path, slow_data)
+    for row, seconds in zip(rows_of(folder), wall, strict=True):
+        assert row["data_wait_share"] > 0.7
+        assert row["epoch_time_s"] >= 24 * 0.01
+        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.06)
+
+
+def slow_steps(folder: str) -> list[float]:
+    wall = Wall()
+    trainer_for(folder, Net(train_s=0.03), Points(24), callbacks=[wall]).train()
+    return wall.epochs
+
+
+def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
+    folder, wall = alone(tmp_path, slow_steps)
+    environment = read_json(Path(folder, "environment.json")) or {}
+    left_out = environment["timing_warmup_steps"]
+    assert left_out == 1
+    rows = rows_of(folder)
+    for row, seconds in zip(rows, wall, strict=True):
+        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.06)
+        assert row["data_wait_share"] < 0.3
+        assert row["train_samples_per_s"] == row["timed_samples"] / row["timed_s"]
+        assert row["train_samples_per_s_per_gpu"] == row["train_samples_per_s"]
+        assert 0.03 <= row["step_time_median_s"] <= row["step_time_p95_s"] < row["timed_s"]
+        assert row["timed_s"] <= row["epoch_time_s"]
+    assert [row["timed_steps"] for row in rows] == [6 - left_out, 6]
+    assert [row["timed_samples"] for row in rows] == [20, 24]
+    assert rows[1]["timed_s"] == pytest.approx(rows[1]["epoch_time_s"], rel=0.1)
+    summary = summary_of(folder)
+    both_s = sum(row["timed_s"] for row in rows)
+    assert summary["train_samples_per_s"] == pytest.approx(44 / both_s)
+    assert summary["train_time_s"] == pytest.approx(sum(row["epoch_time_s"] for row in rows))
+    assert summary["wall_s"] >= summary["train_time_s"]
+
+
+class SlowSave(Trainer):
+    saves: ClassVar[list[float]] = []
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        began = time.perf_counter()
+        time.sleep(0.3)
+        super()._save_checkpoint(*args, **kwargs)
+        self.saves.append(time.perf_counter() - began)
+
+
+def interrupted_epochs(folder: str, **more: Any) -> tuple[list[float], list[float]]:
+    wall = Wall()
+    net, test = Net(train_s=0.01, eval_s=0.15), Points(8, draw=1)
+    chosen = {"callbacks": [wall], "kind": SlowSave, **more}
+    trainer_for(folder, net, Points(20), test, **chosen).train()
+    return wall.epochs, SlowSave.saves
+
+
+def by_epoch(folder: str) -> tuple[list[float], list[float]]:
+    return interrupted_epochs(folder, eval_strategy="epoch", save_strategy="epoch")
+
+
+def by_steps(folder: str) -> tuple[list[float], list[float]]:
+    # 5 steps an epoch: evaluated after 2, 4 | 6, 8, 10; saved after 3 | 6, 9, 10.
+    strategies = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps"}
+    return interrupted_epochs(folder, save_steps=3, **strategies)
+
+
+@pytest.mark.parametrize("how", [by_epoch, by_steps])
+def test_evaluation_and_saving_are_not_training_time(how: Any, tmp_path: Path) -> None:
+    folder, (wall, saves) = alone(tmp_path, how)
+    rows = rows_of(folder)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    for row in rows:
+        assert 5 * 0.01 <= row["epoch_time_s"] < 0.3
+        assert row["timed_s"] <= row["epoch_time_s"]
+        assert row["step_time_p95_s"] < 0.15
+        assert row["eval_samples"] == 8
+        assert 0.3 <= row["eval_time_s"] < 0.6  # two batches
+        assert row["eval_samples_per_s"] == pytest.approx(8 / row["eval_time_s"])
+    assert len(saves) == (2 if how is by_epoch else 4)
+    if how is by_steps:
+        assert wall[0] > 2 * 0.3 + saves[0] and wall[1] > 3 * 0.3 + sum(saves[1:])
+    summary = summary_of(folder)
+    assert summary["save_time_s"] == pytest.approx(sum(saves), abs=0.15)
+    assert summary["train_time_s"] == pytest.approx(sum(row["epoch_time_s"] for row in rows))
+
+
+def test_the_last_evaluation_of_an_epoch_stands_in_its_row(tmp_path: Path) -> None:
+    folder, logged = alone(tmp_path, steps_logged)
+    for row, update in zip(rows_of(folder), (4, 10), strict=True):
+        assert (row["eval_loss"], row["right"]) == logged[update]
+
+
+def steps_logged(folder: str) -> dict[int, tuple[float, float]]:
+    test = Points(8, draw=1)
+    trainer = trainer_for(folder, None, Points(20), test, eval_strategy="steps", eval_steps=2)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    return {entry["step"]: (entry["eval_loss"], entry["eval_right"]) for entry in logged}
+
+
+def short_last_batch(folder: str) -> list[list[int]]:
+    net = Net(train_s=0.02)
+    trainer_for(folder, net, Points(13)).train()
+    return net.fed
+
+
+def test_a_short_last_batch_is_counted_as_it_is(tmp_path: Path) -> None:
+    folder, fed = alone(tmp_path, short_last_batch)
+    assert [len(batch) for batch in fed] == [4, 4, 4, 1] * 2
+    rows = rows_of(folder)
+    for row in rows:
+        assert row["samples"] == 13
+        assert row["fed_samples"] == 13  # one process fills nothing up
+        assert row["train_samples_per_s"] == row["timed_samples"] / row["timed_s"]
+    # The step that is left out has four samples, the last one has one.
+    assert [row["timed_steps"] for row in rows] == [3, 4]
+    assert [row["timed_samples"] for row in rows] == [9, 13]
+    assert summary_of(folder)["samples"] == 26
+
+
+# ---- what must not be written ----
+
+
+def secrets(folder: str) -> None:
+    socket.gethostname = platform.node = lambda: NAMES[1]  # type: ignore[assignment]
+    home = os.environ["HOME"]
+    sys.argv = [f"{home}/train.py", "--hub_token", MARKER, f"--wandb_key={MARKER}", "--out", home]
+    trainer_for(
+        folder,
+        test=Points(8, draw=1),
+        eval_strategy="epoch",
+        hub_token=MARKER,
+        hub_model_id=f"{NAMES[0]}/private",
+        run_name=f"{NAMES[0]}-{NAMES[1]}",
+        resume_from_checkpoint=f"{home}/checkpoint-7",
+    ).train()
+
+
+def test_no_secrets_and_no_names(tmp_path: Path) -> None:
+    tokens = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY")
+    env = dict.fromkeys(tokens, MARKER) | dict.fromkeys(("USER", "LOGNAME"), NAMES[0])
+    env |= {"HOME": NAMES[2], "HOSTNAME": NAMES[1], **CPU}
+    folder = tmp_path / "record"
+    ranks(1, secrets, str(folder), env=env)
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    assert len(files) == 7
+    real = [name for name in (socket.gethostname(), str(tmp_path)) if len(name) > 4]
+    found = [
+        (p.name, word) for p in files for word in (MARKER, *NAMES, *real) if word in p.read_text()
+    ]
+    assert found == []

@@ -1,0 +1,355 @@
+"""The metrics of a distributed, batch-wise evaluation are those of the whole test set at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    log_loss,
+    precision_score,
+    recall_score,
+    top_k_accuracy_score,
+)
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import AutoModelForImageClassification, EvalPrediction
+
+from harness.core.command_line import parse
+from harness.core.records import find_runs, read_rows
+from harness.train.data.images import load_images
+from harness.train.loop.evaluation import eval_batch
+from harness.train.measure.metrics import BatchMetrics
+from tests.support.ranks import ranks, script
+from tests.support.toys import CPU, Points, ours
+
+SIZES = [(13, 4), (50, 8), (101, 8), (3, 4)]  # samples, batch of each rank
+CLASSES = (2, 5, 6, 9)
+NEVER = 1  # a class that some samples have and no prediction says
+
+
+def logits_of(samples: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The answers of a model that is right more often than not, and never says one class."""
+    draw = np.random.default_rng([samples, classes])
+    labels = draw.integers(classes, size=samples)
+    labels[0] = NEVER
+    logits = draw.normal(size=(samples, classes))
+    logits[np.arange(samples), labels] += 1.0
+    logits[:, NEVER] = logits.min() - 1.0
+    return logits.astype(np.float32), labels
+
+
+def expected(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """scikit-learn on everything at once; the cross-entropy in double precision."""
+    wide = logits.astype(np.float64)
+    scores = wide - np.log(np.exp(wide).sum(1, keepdims=True))
+    classes = np.arange(logits.shape[1])
+    found = {
+        "loss": log_loss(labels, np.exp(scores), labels=classes),
+        "accuracy": accuracy_score(labels, wide.argmax(1)),
+    }
+    assert found["loss"] == pytest.approx(-scores[np.arange(len(labels)), labels].mean(), abs=1e-12)
+    for name, score in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        for suffix, average in (("", "weighted"), ("_macro", "macro")):
+            found[name + suffix] = score(labels, wide.argmax(1), average=average, zero_division=0)
+    if len(classes) > 5:
+        found["top5_accuracy"] = top_k_accuracy_score(labels, wide, k=5, labels=classes)
+    return found
+
+
+class Numbered(Dataset):
+    """Samples that are no more than their number and their class."""
+
+    def __init__(self, labels: np.ndarray) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"number": i, "labels": int(self.labels[i])}
+
+
+class Table(nn.Module):
+    """Answers each sample with its row of a table."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.table = torch.from_numpy(logits)
+
+    def forward(self, number: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.table[number] * self.scale
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def evaluations(folder: str) -> dict[str, Any]:
+    found = {}
+    for samples, batch in SIZES:
+        for classes in CLASSES:
+            logits, labels = logits_of(samples, classes)
+            case = f"{samples}_{classes}"
+            trainer, _ = ours(
+                f"{folder}/{case}", Table(logits), Points(24), Numbered(labels),
+                f"--eval_batch={batch}", records=False,
+            )  # fmt: skip
+            trainer.compute_metrics = BatchMetrics(classes)
+            # Twice: nothing of one evaluation may be left for the next.
+            found[case] = [trainer.evaluate(), trainer.evaluate()]
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_metrics_are_those_of_the_whole_set(count: int, tmp_path: Path) -> None:
+    # 3 samples on 3 ranks: each has one, and 2 ranks fill up with one that is not counted.
+    on_ranks = ranks(count, evaluations, str(tmp_path), env=CPU)
+    for samples, _ in SIZES:
+        for classes in CLASSES:
+            logits, labels = logits_of(samples, classes)
+            wanted = expected(logits, labels)
+            for found in on_ranks:
+                for given in found[f"{samples}_{classes}"]:
+                    assert given["eval_samples"] == samples
+                    quality = {k.removeprefix("eval_"): v for k, v in given.items()}
+                    assert ("top5_accuracy" in quality) == (classes > 5)
+                    for name, value in wanted.items():
+                        case = (samples, classes, name)
+                        assert quality[name] == pytest.approx(value, abs=1e-9, rel=0), case
+
+
+class Listing(Table):
+    """Also writes down which samples it is given, batch by batch."""
+
+    def forward(self, number: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.given.append(number.tolist())
+        return super().forward(number, labels)
+
+
+def parts(folder: str) -> dict[str, Any]:
+    found = {}
+    for samples, batch in SIZES:
+        for classes in (5, 6):
+            logits, labels = logits_of(samples, classes)
+            case = f"{samples}_{classes}"
+            model = Listing(logits)
+            model.given = []
+            trainer, run = ours(
+                f"{folder}/{case}", model, Points(24), Numbered(labels),
+                f"--eval_batch={batch}", records=False,
+            )  # fmt: skip
+            trainer.compute_metrics = BatchMetrics(classes)
+            whole = trainer.evaluate()
+            found[case] = (whole["eval_accuracy"], run.own_quality(), model.given)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_each_rank_answers_for_its_own_samples(count: int, tmp_path: Path) -> None:
+    on_ranks = ranks(count, parts, str(tmp_path), env=CPU)
+    for samples, _ in SIZES:
+        for classes in (5, 6):
+            logits, labels = logits_of(samples, classes)
+            ranked = (-logits).argsort(1)
+            case = f"{samples}_{classes}"
+            batches = [found[case][2] for found in on_ranks]
+            seen: set[int] = set()
+            own: list[list[int]] = [[] for _ in batches]
+            # What fills up a batch has been given before, or at the same time to an earlier rank.
+            for step in zip(*batches, strict=True):
+                for rank, numbers in enumerate(step):
+                    own[rank] += [n for n in dict.fromkeys(numbers) if n not in seen]
+                    seen |= set(numbers)
+            assert len(seen) == samples
+            right = 0.0
+            for rank, found in enumerate(on_ranks):
+                accuracy, mine, _ = found[case]
+                assert mine["eval_samples"] == len(own[rank])
+                if not own[rank]:
+                    assert mine["eval_accuracy"] is None  # unknown, not zero
+                    continue
+                right += mine["eval_samples"] * mine["eval_accuracy"]
+                hits = [int(labels[n] == ranked[n, 0]) for n in own[rank]]
+                assert mine["eval_accuracy"] == pytest.approx(np.mean(hits), abs=1e-12)
+                assert ("eval_top5_accuracy" in mine) == (classes > 5)
+                if classes > 5:
+                    near = [int(labels[n] in ranked[n, :5]) for n in own[rank]]
+                    assert mine["eval_top5_accuracy"] == pytest.approx(np.mean(near), abs=1e-12)
+            assert right / samples == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_a_class_that_is_never_predicted_counts() -> None:
+    logits, labels = logits_of(101, 6)
+    assert NEVER in labels and NEVER not in logits.argmax(1)
+    wanted = expected(logits, labels)
+    metrics = BatchMetrics(6)
+    for start in range(0, 101, 7):
+        part = slice(start, start + 7)
+        found = metrics(EvalPrediction(logits[part], labels[part]), start + 7 >= 101)
+    assert {k: v for k, v in found.items() if k != "samples"} == pytest.approx(wanted, abs=1e-9)
+    # It is a zero in the mean over classes, not a class left out of it.
+    others = [i for i in range(6) if i != NEVER]
+    left_out = recall_score(labels, logits.argmax(1), average="macro", labels=others)
+    assert found["recall_macro"] == pytest.approx(left_out * 5 / 6, abs=1e-9)
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch", "half", "tuple"])
+def test_logits_of_all_forms(form: str) -> None:
+    logits, labels = logits_of(40, 7)
+    logits = logits.astype(np.float16).astype(np.float32)  # the same in all forms
+    given: Any = {
+        "numpy": logits,
+        "torch": torch.from_numpy(logits),
+        "half": torch.from_numpy(logits).half(),
+        "tuple": (logits, np.zeros((40, 3))),  # hidden states, say
+    }[form]
+    answer = BatchMetrics(7)(EvalPrediction(given, labels), True)
+    assert answer.pop("samples") == 40
+    assert answer == pytest.approx(expected(logits, labels), abs=1e-9)
+
+
+def test_five_classes_that_score_as_high_are_no_hit() -> None:
+    """A place is the number of higher scores: a sixth place is none of the first five."""
+    logits = np.arange(8, dtype=np.float32)[None].repeat(8, axis=0)
+    found = BatchMetrics(8)(EvalPrediction(logits, np.arange(8)), True)
+    assert found["top5_accuracy"] == 5 / 8
+    assert found["accuracy"] == 1 / 8
+
+
+class Watched(BatchMetrics):
+    """Writes down what is alive of the logits that it is given, and how much it keeps."""
+
+    def __init__(self, num_labels: int) -> None:
+        super().__init__(num_labels)
+        self.seen: list[Any] = []
+        self.alive: list[int] = []
+        self.kept_bytes = 0
+
+    def add(self, logits: Any, labels: Any) -> None:
+        self.seen.append(weakref.ref(logits))
+        self.alive.append(sum(one() is not None for one in self.seen))
+        super().add(logits, labels)
+
+    def result(self, *args: Any) -> dict[str, float]:
+        self.kept_bytes = sum(rows.nbytes for rows in self.counted)
+        return super().result(*args)
+
+
+COLLECTIVES = (
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier",
+    "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "scatter",
+)  # fmt: skip
+
+
+def _noted(said: list[str], call: Any, *args: Any, **kwargs: Any) -> Any:
+    said.append(call.__name__)
+    return call(*args, **kwargs)
+
+
+def kept(folder: str) -> dict[str, Any]:
+    """What an evaluation with many classes holds on to while it goes, and says to other ranks."""
+    logits, labels = logits_of(250, 1000)
+    trainer, run = ours(
+        folder, Table(logits), Points(24), Numbered(labels), "--eval_batch=8", records=False
+    )
+    metrics = trainer.compute_metrics = Watched(1000)
+    trainer.evaluate()  # the first prepares the model
+    metrics.seen, metrics.alive = [], []
+    said: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for name in COLLECTIVES:
+            call = getattr(torch.distributed, name)
+            spy = functools.partial(_noted, said, call)
+            stack.enter_context(mock.patch.object(torch.distributed, name, spy))
+        trainer.evaluate()
+    return {
+        "batches": len(metrics.seen), "alive": max(metrics.alive), "said": said,
+        "bytes": metrics.kept_bytes / (250 / run.world.size),
+    }  # fmt: skip
+
+
+def test_no_pile_of_logits_and_one_collective(tmp_path: Path) -> None:
+    for count in (1, 2):
+        for found in ranks(count, kept, str(tmp_path / str(count)), env=CPU):
+            assert found["batches"] == 256 // 8 // count
+            assert found["alive"] <= 2  # this batch, and the one before where it is not yet freed
+            assert found["bytes"] <= 4 * 8 * 256 / 250  # four numbers, not a thousand logits
+            assert found["said"] == (["all_gather"] if count > 1 else [])
+
+
+def to_the_bit(folder: str) -> dict[str, Any]:
+    """Of a set whose last batches are uneven: by our loop, and batch by batch as the Trainer."""
+    logits, labels = logits_of(101, 9)
+    more = ("--eval_batch=8",)
+    trainer, _ = ours(folder, Table(logits), Points(24), Numbered(labels), *more, records=False)
+    trainer.compute_metrics = BatchMetrics(9)
+    once = trainer.evaluate()
+    other = BatchMetrics(9)
+    # Anything but BatchMetrics itself takes the Trainer's own way.
+    trainer.compute_metrics = lambda batch, compute_result: other(batch, compute_result)
+    by_batch = trainer.evaluate()
+    names = [name for name in once if name.removeprefix("eval_") in expected(logits, labels)]
+    assert len(names) == 9 and trainer.args.batch_eval_metrics
+    return {name: (once[name], by_batch[name]) for name in names}
+
+
+def test_metrics_are_the_same_to_the_bit_on_any_number_of_ranks(tmp_path: Path) -> None:
+    of_one = ranks(1, to_the_bit, str(tmp_path / "1"), env=CPU)[0]
+    for once, by_batch in of_one.values():
+        assert once == by_batch
+    for count in (2, 3):
+        for found in ranks(count, to_the_bit, str(tmp_path / str(count)), env=CPU):
+            assert found == of_one
+
+
+def test_an_evaluation_that_broke_off_leaves_nothing() -> None:
+    logits, labels = logits_of(40, 6)
+    metrics = BatchMetrics(6)
+    metrics.add(logits[:8], labels[:8])
+    metrics.begin()
+    metrics.add(logits, labels)
+    assert metrics.result()["samples"] == 40
+
+
+def test_a_gpu_takes_large_batches_but_no_more_than_its_share() -> None:
+    assert eval_batch(cuda=False, samples=2000, ranks=1) == 64
+    assert eval_batch(cuda=True, samples=2000, ranks=1) == 512
+    assert eval_batch(cuda=True, samples=2000, ranks=4) == 500
+    assert eval_batch(cuda=True, samples=3, ranks=4) == 1
+
+
+def again(root: str, argv: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and classes of the test set, from the model that a run has saved."""
+    settings = parse("vit", argv)
+    (folder,) = find_runs(Path(root))
+    (checkpoint,) = folder.path.glob("checkpoint-*")
+    model = AutoModelForImageClassification.from_pretrained(checkpoint).eval()
+    images = load_images(settings, 1)
+    test: Any = images.test
+    batch = images.to_device(images.collate(test.__getitems__(list(range(len(test))))))
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        return model(**batch).logits.numpy(), labels.numpy()
+
+
+def test_a_row_is_what_the_saved_model_does(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "192", "--test_size", "101", "--eval_batch", "7"]
+    argv += ["--epochs", "2", "--save", "last", "--o", str(tmp_path)]
+    done = script("vit", *argv, count=2)
+    assert done.code == 0, done.err
+    (folder,) = find_runs(tmp_path)
+    *_, row = read_rows(folder.epochs)[0]
+    ((logits, labels),) = ranks(1, again, str(tmp_path), argv)
+    assert row["eval_samples"] == len(labels) == 101
+    wanted = expected(logits, labels)
+    # Other batches, other rounding: the loss is compared as single precision allows.
+    assert row["eval_loss"] == pytest.approx(wanted.pop("loss"), abs=1e-5)
+    assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)

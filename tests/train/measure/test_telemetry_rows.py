@@ -1,0 +1,179 @@
+"""Telemetry in the records of real runs; devices are those of a stand-in for the driver."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.topology import World
+from harness.train.measure import telemetry
+from harness.train.measure.telemetry import Telemetry
+from tests.support.ranks import ranks, script
+from tests.support.sweeps import untimed_rows
+from tests.support.toys import CPU
+from tests.train.measure.test_logcallback import trainer_for
+
+WATTS = 250
+# In the place of NVML, for the process that looks: one card that takes 250 W all the time.
+DRIVER = f"""
+import time
+class NVMLError(Exception): ...
+class NVMLError_NotSupported(NVMLError): ...
+NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = NVML_CLOCK_MEM = 0
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+nvmlDeviceGetPowerUsage = lambda device: {WATTS} * 1000
+nvmlDeviceGetTotalEnergyConsumption = lambda device: time.monotonic() * {WATTS} * 1000
+nvmlDeviceGetTemperature = lambda device, which: 50
+nvmlDeviceGetClockInfo = lambda device, which: 1000
+nvmlDeviceGetCurrentClocksThrottleReasons = lambda device: 0
+nvmlClocksThrottleReasonSwPowerCap = nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 1
+nvmlClocksThrottleReasonHwSlowdown = nvmlClocksThrottleReasonHwThermalSlowdown = 2
+nvmlClocksThrottleReasonSwThermalSlowdown = 4
+def nvmlDeviceGetUtilizationRates(device):
+    raise NVMLError_NotSupported("not supported")
+class nvmlDeviceGetMemoryInfo:
+    used = 2**30
+    def __init__(self, device): ...
+"""
+
+
+def trained_with_a_card(folder: str, lost: bool = False) -> None:
+    """A script of anybody's that trains on one card, as far as its recorder knows."""
+    telemetry.uuids = lambda devices: ["GPU-one"]  # type: ignore[assignment]
+    trainer = trainer_for(folder)
+    recorder = trainer.callback_handler.callbacks[-1]
+    if lost:
+        begin = recorder.on_epoch_begin
+
+        def without(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            begin(args, state, control, **kwargs)
+            if state.epoch >= 1:
+                recorder.telemetry.watch.process.kill()
+
+        recorder.on_epoch_begin = without
+    trainer.train()
+    assert recorder.telemetry.watch.process.poll() is not None
+
+
+@pytest.fixture
+def with_driver(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "pynvml.py").write_text(DRIVER)
+    return {"PYTHONPATH": str(tmp_path / "driver"), **CPU}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows, broken = read_rows(RunFolder(folder).epochs)
+    assert broken == 0
+    return rows
+
+
+def test_energy_is_what_the_counter_grew_between_the_edges_of_an_epoch(
+    tmp_path: Path, with_driver: dict[str, str]
+) -> None:
+    folder = tmp_path / "record"
+    ranks(1, trained_with_a_card, str(folder), env=with_driver)
+    rows = rows_of(folder)
+    raw = [json.loads(line) for line in (folder / "telemetry" / "node_0.jsonl").open()]
+    energy = [reading["gpus"][0]["energy_j"] for reading in raw]
+    assert energy == sorted(energy)
+    for row in rows:
+        # The edges lie around the epoch's time, and there is nothing else in between.
+        assert WATTS * row["epoch_time_s"] <= row["energy_j"] < energy[-1] - energy[0]
+        assert any(
+            row["energy_j"] == pytest.approx(b - a, abs=1e-6) for a in energy for b in energy
+        )
+        assert row["gpu"]["power_w"] == {"mean": WATTS, "p95": WATTS, "max": WATTS}
+        assert row["gpu"]["memory_gib"]["max"] == 1 and row["gpu"]["utilisation_percent"] is None
+    summary = read_json(RunFolder(folder).summary) or {}
+    assert summary["energy_j"] == pytest.approx(sum(row["energy_j"] for row in rows))
+    assert summary["joules_per_sample"] == pytest.approx(summary["energy_j"] / 32)
+    environment = read_json(RunFolder(folder).environment) or {}
+    assert environment["idle_power_w"] == WATTS
+    assert environment["telemetry_missing"]["utilisation_percent"] == "NVML: not supported"
+
+
+def test_a_run_goes_on_without_the_process_that_looks(
+    tmp_path: Path, with_driver: dict[str, str]
+) -> None:
+    folder = tmp_path / "record"
+    ranks(1, trained_with_a_card, str(folder), True, env=with_driver)
+    first, second = rows_of(folder)
+    assert first["energy_j"] > 0
+    assert second["energy_j"] is second["gpu"] is second["node"] is None
+    summary = read_json(RunFolder(folder).summary) or {}
+    assert summary["outcome"] == "finished" and summary["energy_j"] is None
+
+
+SMALL = ["--tiny", "--epochs", "2", "--train_size", "128", "--test_size", "32", "--b", "16"]
+
+
+def test_looking_changes_no_number(tmp_path: Path) -> None:
+    found = {}
+    for hz in ("0", "20"):
+        out = tmp_path / hz
+        done = script("bert", *SMALL, "--telemetry_hz", hz, "--o", str(out), count=2)
+        assert done.code == 0, done.err
+        (found[hz],) = find_runs(out)
+    assert untimed_rows(found["0"]) == untimed_rows(found["20"])
+    on, off = (rows_of(found[hz].path) for hz in ("20", "0"))
+    for row in on:
+        assert row["gpu"] is None and row["node"]["memory_gib"]["mean"] > 0
+        assert row["node"]["cpu_percent"]["max"] > 0
+    assert all(row["node"] is None for row in off)
+    by_rank = [read_rows(found["20"].rank(rank))[0][0] for rank in range(2)]
+    assert ["telemetry" in row for row in by_rank] == [True, False]  # one looks on each node
+    assert found["20"].telemetry(0).is_file() and not found["0"].telemetry(0).exists()
+    said = {hz: read_json(found[hz].environment) or {} for hz in found}
+    assert said["0"]["telemetry_missing"] == {"all": telemetry.OFF}
+    assert said["20"]["telemetry_hz"] == 20 and "gpu" in said["20"]["telemetry_missing"]
+    assert found["0"].path.name == found["20"].path.name  # the same experiment
+
+
+# ---- an epoch that was broken off ----
+
+
+def goes_on(rank: int, measured: list[Any] | None, other: bool = False) -> Telemetry:
+    """A recorder's part of a run that goes on inside an epoch; two nodes of one process."""
+    epoch = {"samples": 8, "measured": measured}
+    run: Any = SimpleNamespace(
+        watch=None, settings=SimpleNamespace(telemetry_hz=1.0), epoch_so_far=epoch, peers=None,
+        world=World(nodes=2, rank=rank), leader=rank == 0,
+        other_processes=other,
+    )  # fmt: skip
+    return Telemetry(run, run.world, 1)
+
+
+@pytest.mark.parametrize(
+    ("measured", "other", "before"),
+    [
+        ([{"energy_j": 5.0}, {"energy_j": 7.0}], False, [5.0, 7.0]),
+        ([{"energy_j": 5.0}, {"energy_j": None}], False, [5.0, None]),
+        ([{"energy_j": 5.0}, {"energy_j": 7.0}], True, [12.0, 0.0]),
+        ([None, None], True, [None, 0.0]),
+        (None, False, [None, None]),
+    ],
+)
+def test_energy_before_a_checkpoint_counts_once(
+    measured: list[Any] | None, other: bool, before: list[float | None]
+) -> None:
+    assert [goes_on(rank, measured, other).before for rank in range(2)] == before
+
+
+def test_a_broken_off_epoch_has_the_energy_of_both_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one: Any = goes_on(0, [{"energy_j": 5.0}, None])
+    seen = {"gpus": [{"energy_j": 2.0}], "node": {}}
+    one.watch = SimpleNamespace(edge=lambda: seen, peek=lambda: seen)
+    assert one.so_far() == 7.0
+    assert one.of_rank(0)["telemetry"]["energy_j"] == 7.0
+    assert one.of_rank(0)["telemetry"]["energy_j"] == 2.0  # the next epoch is whole
+    one.watch = SimpleNamespace(edge=lambda: None, peek=lambda: None)
+    assert one.so_far() is None and one.of_rank(0) == {"telemetry": None}

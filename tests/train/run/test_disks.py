@@ -1,0 +1,116 @@
+"""Two nodes that share no disk: each rank has a folder of its own here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from harness.core.records import RunFolder, read_rows
+from harness.core.topology import world_of
+from harness.train.run.checkpoint_copies import follow_leader, give_to_leader, hand_out, on_own_disk
+from tests.support.ranks import Done, ran, ranks
+from tests.support.sweeps import untimed_rows
+from tests.train.run.test_resume import stop_at
+
+ARGV = [
+    "--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16",
+    "--setup", "2_1", "--output_dir", "out", "--dropout", "0.1", "--full_determinism",
+]  # fmt: skip
+
+
+def own_node(folder: str) -> Any:
+    """This rank is a node, and its folder its disk."""
+    os.environ |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    disk = Path(folder, os.environ["RANK"])
+    disk.mkdir(exist_ok=True)
+    os.chdir(disk)
+    return world_of(os.environ)
+
+
+def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
+    import torch.distributed as dist
+
+    world = own_node(folder)
+    dist.init_process_group("gloo")
+    run, checkpoint = RunFolder(Path("run")), Path("run/checkpoint-4")
+    if world.rank == 1:
+        run.path.mkdir()
+        (run.path / "old").write_text("of a run that rank 0 does not have")
+    follow_leader(run, world)
+    aside = Path("run.earlier-1/old").is_file()
+    dist.barrier()
+    checkpoint.mkdir(parents=True)
+    (checkpoint / f"own_{world.rank}").write_text(f"of {world.rank}")
+    give_to_leader(checkpoint / f"own_{world.rank}", world)
+    if world.rank == 0:
+        (checkpoint / "inner").mkdir()
+        (checkpoint / "inner" / "weights").write_text("w" * 100)
+        (checkpoint / "whole").write_text("last")
+    own = [on_own_disk(checkpoint / "whole", world)]
+    follow_leader(run, world)  # it is there: nothing is set aside
+    for _ in range(2):  # the second time all is there
+        hand_out([checkpoint], "whole", world)
+    if world.rank == 1:
+        (checkpoint / "whole").write_text("else")  # as long, but of another run
+        os.utime(checkpoint / "whole", (1, 1))
+    hand_out([checkpoint], "whole", world)
+    own.append(on_own_disk(checkpoint / "whole", world))
+    found = {str(f.relative_to(checkpoint)): f.read_text() for f in checkpoint.rglob("*")
+             if f.is_file()}  # fmt: skip
+    dist.destroy_process_group()
+    return found, own, aside
+
+
+def test_what_rank_0_has_the_other_node_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {"own_0": "of 0", "own_1": "of 1", "inner/weights": "w" * 100, "whole": "last"}
+    first, second = ranks(2, hand_around, str(tmp_path))
+    assert first == (whole, [False, False], False)
+    assert second == (whole, [True, False], True)
+
+
+def trained(folder: str, argv: list[str], update: int, how: str) -> Any:
+    own_node(folder)
+    return stop_at("vit", argv, ".", update, how)
+
+
+def train(folder: Path, *more: str, update: int = -1, how: str = "term") -> Done:
+    folder.mkdir(exist_ok=True)
+    return ran(2, trained, str(folder), [*ARGV, *more], update, how)
+
+
+def checkpoints(folder: Path, rank: int) -> list[str]:
+    return sorted(p.name for p in (folder / str(rank)).rglob("checkpoint-*"))
+
+
+@pytest.mark.slow
+def test_a_run_over_two_disks_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert train(whole, "--save", "best").code == 0
+    # Each disk keeps the last checkpoint (and the best), the second node's its own small part.
+    assert checkpoints(whole, 0) == checkpoints(whole, 1)
+    assert len(checkpoints(whole, 0)) <= 2
+    assert train(broken, "--save", "best", update=12).code != 0
+    for file in (broken / "1").rglob("checkpoint-*/*"):
+        file.unlink()  # even its own part: another machine has taken its place
+    assert train(broken, "--save", "best").code == 0
+    runs = [next(RunFolder(p) for p in f.glob("0/out/vit/2_1/*")) for f in (whole, broken)]
+    assert untimed_rows(runs[0]) == untimed_rows(runs[1])
+    weights = [load_file(max(r.path.glob("checkpoint-*/model.safetensors"))) for r in runs]
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+
+
+@pytest.mark.slow
+def test_measured_again_both_disks_begin_anew(tmp_path: Path) -> None:
+    for more in ([], ["--rerun"]):
+        assert train(tmp_path, *more).code == 0
+    (run,) = (tmp_path / "1").glob("out/vit/2_1/*[!1]")
+    rows, _ = read_rows(RunFolder(run).rank(1))
+    (before,) = (tmp_path / "1").glob("out/vit/2_1/*.earlier-1")
+    earlier, _ = read_rows(RunFolder(before).rank(1))
+    assert len(rows) == len(earlier) == 3 and rows != earlier

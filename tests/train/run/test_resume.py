@@ -1,0 +1,263 @@
+"""A run that is broken off and started again ends as one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageClassification
+
+from harness.core.records import RunFolder, read_json, read_rows
+from tests.support.ranks import Done, ran, run_script, script
+from tests.support.sweeps import untimed_rows
+
+# Dropout is on: the random state has to be restored, not only weights and optimizer.
+ARGV = [
+    "--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16",
+    "--full_determinism", "--log_every", "3",
+]  # fmt: skip
+
+
+def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
+    """The script, with its last rank made to stop at this update, or after the row of an epoch."""
+    module = __import__(name)
+
+    class Stopper(module.Console):  # type: ignore[name-defined,misc]
+        def stop(self, reached: bool) -> None:
+            if reached and self.run.world.rank == self.run.world.size - 1:
+                if how == "crash":
+                    raise RuntimeError("planted")
+                if how == "oom":
+                    raise MemoryError("planted: cannot allocate")
+                number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+                os.kill(os.getpid(), number[how.split()[0]])
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.stop(len(how.split()) == 1 and state.global_step == update)
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            super().on_evaluate(args, state, control, **kwargs)
+            self.stop("row" in how and state.global_step == update)
+
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.stop("evaluating" in how and state.global_step == update)
+
+    module.Console = Stopper
+    return run_script(name, argv, cwd)
+
+
+def broken_off(count: int, argv: list[str], update: int, how: str, name: str = "bert") -> Done:
+    """Run a script until it is made to stop; it must not end well."""
+    done = ran(count, stop_at, name, argv, ".", update, how)
+    assert done.code != 0
+    return done
+
+
+def only_run(root: Path) -> RunFolder:
+    (folder,) = [p.parent for p in root.glob("*/*/*/settings.json")]
+    return RunFolder(folder)
+
+
+def rank_rows(folder: RunFolder, rank: int) -> list[dict[str, Any]]:
+    names = ("epoch", "rank", "eval_samples", "eval_accuracy")
+    return [{name: row[name] for name in names} for row in read_rows(folder.rank(rank))[0]]
+
+
+def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
+    (checkpoint,) = folder.path.glob("checkpoint-*")
+    return load_file(checkpoint / "model.safetensors")
+
+
+# 16 updates an epoch with one rank, 8 with two: all stop inside epoch 2 or at its evaluation.
+CASES = [
+    ("vit", 1, "kill", 20, []),
+    ("vit", 2, "kill", 11, ["--strategy", "fsdp"]),
+    ("vit", 1, "kill", 22, ["--save_steps", "5", "--augment", "crop_flip"]),
+    ("bert", 1, "kill", 20, []),
+    ("bert", 1, "kill row", 32, []),
+    ("bert", 1, "term", 20, []),
+    ("bert", 1, "int", 20, []),
+    ("bert", 1, "crash", 20, []),
+    ("bert", 1, "kill", 22, ["--save_steps", "5"]),
+    ("bert", 2, "kill", 11, []),
+]
+SLOW_CASES = [
+    ("bert", 2, "kill evaluating", 16, []),
+    ("bert", 2, "crash", 11, []),
+    ("bert", 2, "kill", 11, ["--strategy", "fsdp"]),
+    ("bert", 2, "kill", 13, ["--save_steps", "3"]),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, list[str]], RunFolder]:
+    """Undisturbed runs to compare with, each made once."""
+    found: dict[tuple[str, int, str], RunFolder] = {}
+
+    def undisturbed(name: str, count: int, more: list[str]) -> RunFolder:
+        key = (name, count, " ".join(more))
+        if key not in found:
+            root = tmp_path_factory.mktemp("whole")
+            done = script(name, *ARGV, *more, "--o", str(root), count=count)
+            assert done.code == 0, done.err
+            found[key] = only_run(root)
+        return found[key]
+
+    return undisturbed
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "how", "update", "more"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
+def test_a_broken_run_goes_on(
+    name: str, count: int, how: str, update: int, more: list[str], tmp_path: Path, whole: Any
+) -> None:
+    argv = [*ARGV, *more, "--o", str(tmp_path)]
+    broken_off(count, argv, update, how, name)
+    folder = only_run(tmp_path)
+    before = folder.epochs.read_text()
+    # Killed while evaluating, the other rank may or may not have got as far as to write.
+    rows_before = {"kill row": {2}, "kill evaluating": {1, 2}}.get(how, {1})
+    assert before.count("\n") in rows_before
+
+    done = script(name, *argv, count=count)
+    assert done.code == 0, done.err
+    assert "goes on from update" in done.out
+    undisturbed = whole(name, count, more)
+    assert folder.epochs.read_text().startswith(before)  # no row was touched
+    for row, expected_row in zip(untimed_rows(folder), untimed_rows(undisturbed), strict=True):
+        assert row == expected_row
+    for rank in range(count):  # one row an epoch, however often the epoch was begun
+        for row, one in zip(rank_rows(folder, rank), rank_rows(undisturbed, rank), strict=True):
+            assert row == one
+    expected = weights_of(undisturbed)
+    for key, weight in weights_of(folder).items():
+        assert torch.equal(weight, expected[key]), key
+
+    summary = read_json(folder.summary)
+    assert summary is not None
+    assert summary["outcome"] == "finished"
+    assert summary["attempts"] == 2
+    attempts, _ = read_rows(folder.attempts)
+    assert [row["event"] for row in attempts] == ["start", "end", "start", "end"]
+    # The time of the attempt that broke is in the whole.
+    assert attempts[1]["wall_s"] > 0
+    assert summary["wall_s"] == pytest.approx(attempts[1]["wall_s"] + attempts[3]["wall_s"])
+    known = [row["user_s_per_rank"] for row in attempts if row.get("user_s_per_rank")]
+    assert len(known[-1]) == count and summary["user_s"] == pytest.approx(sum(map(sum, known)))
+    outcomes = {"crash": "failed", "term": "interrupted", "int": "interrupted"}
+    assert attempts[1]["outcome"] == outcomes.get(how, attempts[1]["outcome"])
+    if how == "crash":
+        assert "planted" in attempts[1]["reason"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("how", "outcome"), [("crash", "failed"), ("oom", "oom")])
+def test_a_failure_is_a_record_with_its_reason(
+    count: int, how: str, outcome: str, tmp_path: Path
+) -> None:
+    broken_off(count, [*ARGV, "--o", str(tmp_path)], 2, how)
+    summary = read_json(only_run(tmp_path).summary)
+    assert summary is not None
+    assert summary["outcome"] == outcome
+    assert "planted" in summary["reason"]
+    assert summary["epochs_done"] == 0
+
+
+@pytest.mark.parametrize(("how", "code"), [("term", 143), ("int", 130)])
+def test_signals_have_their_exit_codes(how: str, code: int, tmp_path: Path) -> None:
+    assert broken_off(1, [*ARGV, "--o", str(tmp_path)], 2, how).code == code
+    assert only_run(tmp_path).outcome() == "interrupted"
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1"]
+    argv += ["--o", str(tmp_path)]
+    assert script("vit", *argv).code == 0
+    folder = only_run(tmp_path)
+    first = {p: p.read_bytes() for p in folder.path.rglob("*.json*")}
+    again = script("vit", *argv)
+    assert again.code == 0
+    assert "already finished" in again.out
+    assert {p: p.read_bytes() for p in folder.path.rglob("*.json*")} == first
+
+    assert script("vit", *argv, "--rerun").code == 0
+    aside = folder.path.with_name(folder.path.name + ".earlier-1")
+    assert {aside / p.relative_to(folder.path): t for p, t in first.items()} == {
+        p: p.read_bytes() for p in aside.rglob("*.json*")
+    }
+    assert folder.outcome() == "finished"
+
+
+def test_rerun_on_two_ranks_runs_on_both(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1", "--b", "16"]
+    for more in ([], [], ["--rerun"]):
+        done = script("vit", *argv, *more, "--o", str(tmp_path), count=2)
+        assert done.code == 0, done.err
+    aside, fresh = sorted(tmp_path.glob("vit/1_2/*"), key=lambda p: "earlier" not in p.name)
+    assert aside.name == fresh.name + ".earlier-1"
+    for folder in (aside, fresh):
+        assert {p.name for p in (folder / "ranks").iterdir()} == {"rank_0.jsonl", "rank_1.jsonl"}
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """The data behind the same name have changed since the checkpoint was made."""
+    data = tmp_path / "data.csv"
+    lines = [f"text number {i},{'ab'[i % 2]}" for i in range(200)]
+    data.write_text("\n".join(["text,label", *lines]) + "\n")
+    argv = ["--tiny", "--dataset", str(data), "--train_size", "128", "--test_size", "32"]
+    argv += ["--epochs", "3", "--b", "16", "--o", str(tmp_path / "out")]
+    broken_off(1, argv, 10, "kill")
+    data.write_text("\n".join(["text,label", *reversed(lines)]) + "\n")
+    done = script("bert", *argv)
+    assert done.code == 2
+    assert "does not fit" in done.err
+    assert "--rerun" in done.err
+
+
+def test_half_a_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
+    argv = [*ARGV, "--o", str(tmp_path)]
+    broken_off(1, argv, 20, "kill")
+    folder = only_run(tmp_path).path
+    (folder / "checkpoint-16" / "complete.json").unlink()
+    (folder / "checkpoint-17").mkdir()
+    done = script("bert", *argv)
+    assert done.code == 0, done.err
+    assert "goes on" not in done.out
+    rows, _ = read_rows(only_run(tmp_path).epochs)
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert json.loads((folder / "summary.json").read_text())["attempts"] == 2
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, []), (2, ["--strategy", "fsdp"])])
+def test_the_best_epoch_is_kept_and_can_be_loaded(
+    count: int, more: list[str], tmp_path: Path
+) -> None:
+    """A learning rate that goes wrong late: the best epoch is not the last."""
+    argv = [*ARGV, *more, "--save", "best", "--lr", "0.03"]
+    done = script(
+        "vit", *argv, "--lr_scheduler_type", "constant", "--o", str(tmp_path), count=count
+    )
+    assert done.code == 0, done.err
+    folder = only_run(tmp_path)
+    summary = read_json(folder.summary)
+    assert summary is not None
+    rows, _ = read_rows(folder.epochs)
+    assert summary["best_value"] == max(row["accuracy"] for row in rows)
+    best = folder.path / f"checkpoint-{rows[int(summary['best_epoch']) - 1]['updates']}"
+    last = folder.path / f"checkpoint-{rows[-1]['updates']}"
+    assert set(folder.path.glob("checkpoint-*")) == {best, last}
+    # Anyone can load it, under the names of the file.
+    weights = load_file(best / "model.safetensors")
+    loaded = AutoModelForImageClassification.from_pretrained(best).state_dict()
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[key], weight) for key, weight in weights.items())
+    assert not list(folder.path.rglob("*.bin"))  # no pickled arguments

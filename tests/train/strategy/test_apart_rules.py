@@ -1,0 +1,158 @@
+"""Training apart: what is refused and why, what is announced, and what is checked at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.command_line import parse
+from harness.core.settings import UserError
+from harness.core.strategies import STRATEGIES
+from harness.core.topology import World
+from harness.train.strategy.choice import exchange_of
+from harness.train.strategy.diloco import Diloco
+from harness.train.strategy.local_sgd import LocalSgd, Weights, checksum
+from tests.core.test_settings import launched
+
+DILOCO, LOCAL = "--strategy diloco", "--strategy local_sgd"
+REFUSED = {
+    f"{DILOCO} --sync_every 0": ["--sync_every 0", "at least 1"],
+    f"{LOCAL} --sync_every -3": ["--sync_every -3", "at least 1"],
+    f"{LOCAL} --sync_scope gpu": ["--sync_scope gpu", "node, rank"],
+    f"{DILOCO} --outer_lr 0": ["--outer_lr 0", "above 0"],
+    f"{DILOCO} --outer_momentum 1": ["--outer_momentum 1", "below 1"],
+    f"{DILOCO} --fragments 0": ["--fragments 0", "at least 1"],
+    f"{DILOCO} --overlap -1": ["--overlap -1"],
+    f"{DILOCO} --sync_every 10 --fragments 3": ["--fragments 3", "--sync_every 10", "divided"],
+    f"{DILOCO} --sync_every 4 --overlap 4": ["--overlap 4", "below --sync_every 4"],
+    f"{LOCAL} --outer_lr 0.5": ["--outer_lr does nothing", "local_sgd", "diloco"],
+    f"{LOCAL} --outer_momentum 0": ["--outer_momentum does nothing", "local_sgd"],
+    f"{LOCAL} --overlap 0": ["--overlap does nothing", "local_sgd"],
+    "--sync_every 5": ["--sync_every does nothing", "ddp", "local_sgd, diloco"],
+    f"{LOCAL} --compress bf16": ["--compress bf16", "local_sgd", "diloco (bf16, int8)"],
+    f"{DILOCO} --compress fp16": ["--compress fp16", "diloco has none, bf16, int8"],
+    f"{DILOCO} --compress int8:2": ["--compress int8:2", "none, bf16, int8"],
+    f"{DILOCO} --fsdp_shard grads": ["--fsdp_shard grads", "--strategy fsdp", "diloco", "alone"],
+    f"{LOCAL} --fsdp_offload": ["--fsdp_offload", "--strategy fsdp", "local_sgd", "alone"],
+    f"{DILOCO} --batchnorm sync": ["--batchnorm sync", "diloco", "--batchnorm local"],
+    f"{LOCAL} --elastic_batch scale": ["--elastic_batch scale", "local_sgd", "apart"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_is_refused_with_the_reason(words: str) -> None:
+    with pytest.raises(UserError) as found:
+        parse("bert", words.split(), launched(2, 2))
+    line = str(found.value)
+    assert "\n" not in line and all(word in line for word in REFUSED[words]), line
+
+
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES.values() if s.apart])
+def test_nodes_that_come_and_go_are_refused(strategy: str) -> None:
+    environ = {**launched(2, 1), "TORCHELASTIC_MAX_RESTARTS": "3"}
+    argv = ["--strategy", strategy, "--setup", "2_1"]
+    with pytest.raises(UserError, match=f"{strategy} does not go with --max_restarts"):
+        parse("bert", argv, environ)
+
+
+def test_a_momentum_of_nothing_is_not_the_default() -> None:
+    parsed = parse("bert", [*DILOCO.split(), "--outer_momentum", "0"], launched(2, 1))
+    assert parsed.outer_momentum == 0
+    assert parse("bert", DILOCO.split(), launched(2, 1)).outer_momentum == 0.9
+
+
+def exchange(*argv: str, size: int = 7, dtype: torch.dtype = torch.float32) -> Any:
+    """Of one process, with a model of so many weights."""
+    settings = parse("bert", list(argv), launched(1, 1))
+    run: Any = SimpleNamespace(settings=settings, world=World(), observed={}, leader=True)
+    found = exchange_of(run)
+    found.model = torch.nn.Linear(size, 1, bias=False, dtype=dtype)
+    found.attach(found.model, None)
+    return found
+
+
+@pytest.mark.parametrize("argv", [LOCAL.split(), [*DILOCO.split(), "--fragments", "2"]])
+def test_a_run_without_its_exchanges_is_not_recorded_as_one(argv: list[str]) -> None:
+    """Two pieces after 2, 4, ... 12 and the other one after 12: seven; or 4, 8 and 12: three."""
+    for left_out, last in ((None, 12), (4, 12), (None, 11)):
+        found = exchange(*argv, "--sync_every", "4")
+        found.begin(12)
+        for update in range(1, last + 1):
+            if update != left_out:
+                found.after_update(update, last=update == 12)
+        if (left_out, last) == (None, 12):
+            found.end()
+            assert found.run.observed["exchanges"] == (3 if argv == LOCAL.split() else 7)
+            continue
+        with pytest.raises(RuntimeError, match="refusing to record one as the other"):
+            found.end()
+
+
+def test_a_run_that_is_too_short_to_exchange_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = exchange(*LOCAL.split(), "--sync_every", "13")
+    found.begin(13)
+    assert capsys.readouterr().err == ""
+    found.begin(12)
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "--sync_every 13" in line and "12 updates" in line
+
+
+def test_what_it_costs_is_in_the_record() -> None:
+    kinds = {LocalSgd: LOCAL.split(), Diloco: DILOCO.split()}
+    for kind, argv in kinds.items():
+        assert type(exchange(*argv)) is kind
+    kept = {
+        (): 4 * 4,  # the last exchange's weights, momentum, what is sent and what comes back
+        ("--outer_momentum", "0"): 3 * 4,
+        ("--fragments", "5"): 2 * 4 + 2 * 4 / 5,
+        ("--fragments", "5", "--overlap", "3"): 2 * 4 + 4 * 4 / 5,  # two pieces on their way
+    }
+    for argv, bytes_each in kept.items():
+        found = exchange(*DILOCO.split(), "--sync_every", "10", *argv, size=100)
+        assert found.run.observed["kept_bytes"] == 100 * bytes_each
+    assert exchange(*LOCAL.split(), size=100).run.observed["kept_bytes"] == 800
+
+
+def test_weights_are_read_and_written_piece_by_piece() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1, bias=False))
+    weights = Weights(model.parameters(), 3)
+    row = weights.row()
+    assert row.tolist() == torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    assert [weights.row(piece).numel() for piece in weights.pieces] == [6, 7, 7]
+    changed = torch.arange(20.0)
+    for number in (2, 0, 1):
+        weights.put(changed[weights.pieces[number]], weights.pieces[number])
+    assert weights.row().tolist() == changed.tolist()
+    assert row.tolist() != changed.tolist()  # a copy
+    assert checksum(row) == checksum(row.clone()) != checksum(changed)
+    row[3] = -row[3]
+    assert checksum(row) != checksum(weights.row())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outer_weights_stay_exact_where_the_model_is_coarse(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Resumed from weights that are rounded, the next outer step must be the same."""
+    argv = [*DILOCO.split(), "--sync_every", "4", "--fragments", "2"]
+    found = exchange(*argv, size=50, dtype=dtype)
+
+    def go_on(one: Any, first: int, last: int) -> list[float]:
+        for update in range(first, last + 1):
+            with torch.no_grad():
+                one.model.weight += 0.01 * update
+            one.after_update(update, last=False)
+        return [*one.anchor.tolist(), *one.weights.row().tolist()]
+
+    go_on(found, 1, 5)
+    found.save(tmp_path)
+    other = exchange(*argv, size=50, dtype=dtype)
+    with found.shared(), torch.no_grad():
+        other.model.weight.copy_(found.model.weight)  # what a checkpoint holds of the model
+    other.attach(other.model, None)
+    other.load(tmp_path)
+    assert go_on(other, 6, 11) == go_on(found, 6, 11)

@@ -1,0 +1,300 @@
+"""Sent straight to who adds it: the same sums as gloo's, in fewer delays and no more bytes."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from transformers import TrainerCallback
+
+from harness.core.command_line import parse
+from harness.core.records import read_json
+from harness.core.settings import Settings, UserError
+from harness.train.strategy.direct import Direct
+from harness.train.strategy.parallel import refuse_impossible
+from tests.core.test_settings import launched
+from tests.support import toys
+from tests.support.ranks import ranks, script
+from tests.support.sweeps import untimed_rows
+from tests.train.run.test_resume import broken_off, only_run, weights_of
+from tests.train.strategy.test_apart import BY_RANK, SGD, arms
+from tests.train.strategy.test_compress import SHAPES, Arm, drawn, flat, group
+
+SIZES = (0, 1, 2, 3, 7, 1001)  # also fewer numbers than ranks
+
+
+def rows_of(size: int, draw: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of each rank one, over many orders of magnitude."""
+    found = []
+    for rank in range(dist.get_world_size()):
+        generator = torch.Generator().manual_seed(1000 * draw + rank)
+        scale = 10.0 ** torch.randint(-6, 3, (size,), generator=generator)
+        found.append((torch.randn(size, generator=generator) * scale).to(dtype))
+    return found
+
+
+def closed_form(rows: list[torch.Tensor], sent_as: torch.dtype | None) -> torch.Tensor:
+    """The mean, added up in the order of the ranks, in fp32 at least."""
+    dtype = rows[0].dtype
+    sent = [(row * (1 / len(rows))).to(sent_as or dtype) for row in rows]
+    total = sent[0].to(torch.promote_types(dtype, torch.float32))
+    for row in sent[1:]:
+        total = total + row
+    back = total.to(sent_as) if sent_as and len(rows) > 2 else total  # two send nothing back
+    return back.to(dtype)
+
+
+def means() -> int:
+    """Several under way at once, of all sizes and formats; the next ones expected in advance."""
+    rank, checked = group(), 0
+    for dtype, sent_as in (
+        (torch.float32, None), (torch.float64, None), (torch.bfloat16, None),
+        (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
+    ):  # fmt: skip
+        direct = Direct(dist.new_group(), sent_as)
+        for time_ in range(3):
+            given = [rows_of(size, 10 * time_ + n, dtype) for n, size in enumerate(SIZES)]
+            mine = [rows[rank].clone() for rows in given]
+            finish = [direct.begin(row, slot, time_ < 2) for slot, row in enumerate(mine)]
+            for slot in (3, 1, 5, 0, 2, 4):
+                finish[slot]()
+            for row, rows in zip(mine, given, strict=True):
+                assert torch.equal(row, closed_form(rows, sent_as)), (dtype, sent_as, len(row))
+                checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_mean_is_the_closed_form_to_the_bit(count: int) -> None:
+    assert ranks(count, means, env={"RANK": "0", **ALONE} if count == 1 else None) == [90] * count
+
+
+ALONE = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+# ---- gradients ----
+
+
+def gradients(step: int, rank: int) -> list[torch.Tensor]:
+    """Some are so small that a half of them is not exact, some the largest there are."""
+    found = drawn(step, rank)
+    found[0][0, :4] = torch.tensor([1e-45, 3e-45, -1.2e-38, 3.4e38])
+    return found
+
+
+def steps_of(compress: str, exchange: str, small: bool) -> tuple[np.ndarray, int]:
+    """What comes of six updates, the fourth of two accumulated passes; and bytes handed over."""
+    rank, arm, found = group(), Arm(compress, exchange=exchange, small=small), []
+    for step in range(6):
+        if step == 3:
+            with arm.ddp.no_sync():
+                arm.ddp(gradients(30, rank)).backward()
+            arm.ddp(gradients(31, rank)).backward()
+            found.append(flat([p.grad for p in arm.model.parameters()]))  # type: ignore[misc]
+        else:
+            found.append(flat(arm.step(gradients(step, rank))))
+    return np.stack(found), arm.exchange.payload_bytes
+
+
+def both_ways() -> list[tuple[bytes, bytes, int, int]]:
+    found = []
+    for small in (False, True):
+        ours, theirs = (steps_of("none", way, small) for way in ("direct", "backend"))
+        found.append((ours[0].tobytes(), theirs[0].tobytes(), ours[1], theirs[1]))
+    return found
+
+
+def test_of_two_ranks_gradients_are_those_of_ddp_to_the_bit() -> None:
+    """In one bucket and in several, which DDP puts together anew after the first update."""
+    for of_rank in ranks(2, both_ways):
+        for ours, theirs, sent, sent_there in of_rank:
+            assert ours == theirs and sent == sent_there
+
+
+def summed(ways: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What comes, and the closed form, which does not know of buckets."""
+    rank, found = group(), []
+    numbers = sum(int(np.prod(shape)) for shape in SHAPES)
+    for compress in ways:
+        arm = Arm(compress, exchange="direct", small=True)
+        sent_as = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[compress]
+        for step in range(4):
+            given = [drawn(step, r) for r in range(dist.get_world_size())]
+            came = arm.step([g.clone() for g in given[rank]])
+            rows = [[g.flatten() for g in of] for of in zip(*given, strict=True)]
+            found.append((flat(came), flat([closed_form(of, sent_as) for of in rows])))
+        assert arm.exchange.payload_bytes == 4 * numbers * (2 if sent_as else 4)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "ways"), [(2, ["bf16", "fp16"]), (3, ["none", "fp16"]), (4, ["none", "bf16"])]
+)
+def test_gradients_are_the_closed_form_to_the_bit(count: int, ways: list[str]) -> None:
+    for of_rank in ranks(count, summed, ways):
+        for came, true in of_rank:
+            assert np.array_equal(came, true)
+
+
+# ---- what a step exchanges ----
+
+
+class Counts(TrainerCallback):
+    """Collectives of this process by the end of each update, and messages sent directly."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.messages = 0
+        send = dist.isend
+
+        def noting(*args: Any, **more: Any) -> Any:
+            self.messages += 1
+            return send(*args, **more)
+
+        dist.isend = noting  # type: ignore[assignment]
+
+    def on_step_end(self, *args: Any, **more: Any) -> None:
+        world: Any = dist.group.WORLD
+        collectives = world._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+        self.seen.append((collectives, self.messages))
+
+    def by_step(self) -> list[tuple[int, ...]]:
+        return [tuple(np.subtract(*pair)) for pair in zip(self.seen[1:], self.seen, strict=False)]
+
+
+def counted(folder: str, asked: list[list[str]]) -> list[list[tuple[int, ...]]]:
+    found = []
+    for argv in asked:
+        counts = Counts()
+        net, data = toys.Net(dropout=0.1), toys.Points(64)
+        trainer, run = toys.ours(folder, net, data, toys.Points(8), *argv, callbacks=[counts])
+        trainer.train()
+        assert run.args.max_grad_norm > 0
+        found.append(counts.by_step())
+    return found
+
+
+def test_a_step_exchanges_its_gradients_and_nothing_else(tmp_path: Path) -> None:
+    """No gathering of sample counts, no buffers, no search for unused parameters, no norm. A bucket
+    is enough for this model; DDP agrees once, before the second step, what is in it.
+    """
+    ways = [(way, passes) for way in ("backend", "direct") for passes in (1, 2)]
+    asked = [[f"--exchange={way}", f"--grad_acc={passes}"] for way, passes in ways]
+    for found in ranks(2, counted, str(tmp_path), asked):
+        for (way, passes), steps in zip(ways, found, strict=True):
+            assert len(steps) == 8 // passes - 1
+            collectives, messages = (1, 0) if way == "backend" else (0, 1)
+            assert steps[0] == (collectives + 2, messages)
+            assert set(steps[1:]) == {(collectives, messages)}
+
+
+# ---- when a peer is gone ----
+
+
+def left_alone(how: str) -> str:
+    """What the rank is told whose peer does not take part in the third update."""
+    rank, arm = group(), Arm("none", exchange="direct", small=True)
+    for step in range(2):
+        arm.step(drawn(step, rank))
+    _set_pg_timeout(timedelta(seconds=1 if how == "silent" else 60))
+    if rank == 1:
+        if how == "gone":
+            del arm
+            dist.destroy_process_group()  # closes its connections, as the end of a process does
+        time.sleep(2.5)
+        return ""
+    began_s = time.monotonic()
+    with pytest.raises(RuntimeError) as error:
+        arm.step(drawn(2, rank))
+    assert time.monotonic() - began_s < 2.3
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("how", "words"), [("silent", "imed out|timeout"), ("gone", "by peer")])
+def test_a_peer_that_is_silent_or_gone_ends_the_step(how: str, words: str) -> None:
+    said, _ = ranks(2, left_alone, how)
+    assert re.search(words, said), said
+
+
+# ---- runs ----
+
+
+SAME = ("epoch", "updates", "samples", "train_loss", "grad_norm", "eval_loss", "accuracy",
+        "payload_bytes")  # fmt: skip
+
+
+def test_a_broken_off_run_goes_on_and_is_that_of_the_backend(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "2", "--b", "16"]
+    argv += ["--full_determinism", "--save_steps", "5", "--max_grad_norm", "0.5"]
+    direct = [*argv, "--exchange", "direct"]
+    broken_off(2, [*direct, "--o", str(tmp_path / "broken")], 12, "kill", "vit")
+    for out, flags in (("broken", direct), ("whole", argv)):
+        done = script("vit", *flags, "--o", str(tmp_path / out), count=2)
+        assert done.code == 0, done.err
+    folder, whole = only_run(tmp_path / "broken"), only_run(tmp_path / "whole")
+    assert folder.path.name != whole.path.name and "_ddp-direct_" in folder.path.name
+    for row, expected in zip(untimed_rows(folder), untimed_rows(whole), strict=True):
+        assert {name: row[name] for name in SAME} == {name: expected[name] for name in SAME}
+    theirs = weights_of(whole)
+    for name, weight in weights_of(folder).items():
+        assert torch.equal(weight, theirs[name]), name
+    observed = (read_json(folder.environment) or {})["observed"]
+    assert observed["gradient_hook"] == "DirectGradients.hook"
+
+
+APART = {
+    "local_sgd": ["--strategy", "local_sgd", "--sync_every", "7"],
+    "diloco": ["--strategy", "diloco", "--sync_every=6", "--fragments=3", "--overlap=5"],
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "tolerance"), [(2, 0.0), pytest.param(3, 1e-6, marks=pytest.mark.slow)]
+)
+def test_apart_they_exchange_the_same(count: int, tolerance: float, tmp_path: Path) -> None:
+    asked = [[*SGD, *way, *BY_RANK] for way in APART.values()]
+    asked = [[*argv, f"--exchange={way}"] for argv in asked for way in ("backend", "direct")]
+    for found in ranks(count, arms, str(tmp_path), asked):
+        for theirs, ours in zip(found[::2], found[1::2], strict=True):
+            assert toys.apart(ours["weights"], theirs["weights"]) <= tolerance
+            assert toys.apart(ours["evaluated"], theirs["evaluated"]) <= tolerance
+            assert ours["bytes"] == theirs["bytes"] > 0
+            assert ours["observed"] == theirs["observed"]
+
+
+# ---- what is refused ----
+
+REFUSED = {
+    "--strategy fsdp": "--exchange direct does not go with --strategy fsdp, but with ddp, local_",
+    "--strategy hivemind": "--exchange direct does not go with --strategy hivemind",
+    "--compress powersgd:2": "--exchange direct does not go with --compress powersgd",
+    "--strategy diloco --compress int8": "does not go with --compress int8 of diloco",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_go_straight_is_refused(words: str) -> None:
+    with pytest.raises(UserError) as found:
+        parse("bert", [*words.split(), "--exchange", "direct"], launched(2, 1))
+    assert REFUSED[words] in str(found.value) and "\n" not in str(found.value)
+
+
+def test_it_needs_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Settings(script="bert", exchange="direct")
+    with pytest.raises(UserError, match=r"--exchange direct is for gloo.*--use_cpu"):
+        refuse_impossible(asked, cuda=True)
+    refuse_impossible(
+        Settings(script="bert", exchange="direct", trainer=(("use_cpu", True),)), True
+    )
+    refuse_impossible(asked, cuda=False)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "mpi")
+    with pytest.raises(UserError, match="this run has mpi"):
+        Direct(None)

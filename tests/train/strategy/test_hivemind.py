@@ -1,0 +1,230 @@
+"""Peers make the updates that one process would make of the samples of all."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from harness.core.records import read_json, read_rows
+from tests.support.ranks import ranks
+from tests.support.toys import Net, Points, apart, flat, ours, rows, summary, weights
+
+pytest.importorskip("hivemind")
+
+TRAIN, TEST = Points(64), Points(10, draw=1)
+FLAGS = ["--strategy=hivemind", "--per_gpu_batch=4", "--epochs=2", "--lr=0.05",
+         "--weight_decay=0.1", "--max_grad_norm=0.1"]  # fmt: skip
+ENV = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class Diary(TrainerCallback):
+    """Which update of all peers each batch of this one went into."""
+
+    def __init__(self, model: Net) -> None:
+        self.model = model
+        self.made: list[int] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.made.append(state.global_step)
+
+    def batches(self) -> dict[int, list[int]]:
+        """update -> the samples that this peer brought; one belongs to the next that is made."""
+        found: dict[int, list[int]] = defaultdict(list)
+        waiting: list[int] = []
+        before = 0
+        each = len(self.model.fed) // len(self.made)
+        for number, update in enumerate(self.made):
+            waiting += flat(self.model.fed[number * each : (number + 1) * each])
+            if update > before:
+                found[update] += waiting
+                waiting, before = [], update
+        return dict(found)
+
+
+def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
+    """What a run of the toy leaves, as seen by one process."""
+    net = Net(**model)
+    diary = Diary(net)
+    trainer, run = ours(folder, net, TRAIN, TEST, *flags, callbacks=[diary])
+    with run:
+        run.train(trainer)
+        peers = run.peers
+        optimizer = peers.optimizer if peers is not None else None
+        counted = {
+            name: getattr(optimizer, name, 0)
+            for name in ("averaged_rounds", "failed_averages", "dropped_samples", "payload_bytes")
+        }
+    return {
+        "weights": weights(net),
+        "batches": diary.batches(),
+        "fed": net.fed,
+        "rate": trainer.optimizer.param_groups[0]["lr"],
+        "rows": rows(run) if run.leader else [],
+        "summary": summary(run) if run.leader else {},
+        "folder": str(run.folder.path),
+        "state": {
+            name: value.double().numpy().copy()
+            for name, value in trainer.optimizer.state_dict()["state"][0].items()
+        },
+        **counted,
+    }
+
+
+def replayed(batches: dict[int, list[int]], sgd: bool = False) -> np.ndarray:
+    """A plain loop over these batches, with what the Trainer makes of the flags above."""
+    net = Net()
+    decayed = [p for n, p in net.named_parameters() if "bias" not in n]
+    others = [p for n, p in net.named_parameters() if "bias" in n]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer: Any = (torch.optim.SGD if sgd else torch.optim.AdamW)(groups, lr=0.05)
+    for update in range(1, max(batches) + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * (1 - (update - 1) / max(batches))
+        chosen = torch.tensor(batches[update])
+        optimizer.zero_grad()
+        net(TRAIN.x[chosen], TRAIN.labels[chosen], chosen)["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+    return weights(net)
+
+
+def test_one_peer_is_training_in_one_process(tmp_path: Path) -> None:
+    (alone,) = ranks(1, trained, str(tmp_path / "peer"), *FLAGS, "--grad_acc=2", env=ENV)
+    flags = ["--strategy=single", *FLAGS[1:], "--grad_acc=2"]
+    (plain,) = ranks(1, trained, str(tmp_path / "plain"), *flags, env=ENV)
+    assert alone["fed"] == plain["fed"]
+    assert apart(alone["weights"], plain["weights"]) < 1e-6
+    # Nothing is lost of what Adam knows, and its steps are counted alike.
+    assert all(apart(alone["state"][n], plain["state"][n]) < 1e-6 for n in plain["state"])
+    timing = ("_s", "unix", "per_gpu", "share", "memory_gib_per_rank", "timed_samples", "node")
+    for one, other in zip(alone["rows"], plain["rows"], strict=True):
+        assert (one.pop("peers"), one.pop("failed_averages")) == (1, 0)
+        untimed = {k: v for k, v in one.items() if not k.endswith(timing)}
+        assert untimed == pytest.approx({k: v for k, v in other.items() if k in untimed})
+        assert set(one) == set(other)
+        assert one["clipped_share"] == other["clipped_share"] == 1
+    assert alone["payload_bytes"] == 0
+
+
+def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> None:
+    both = ranks(2, trained, str(tmp_path), *FLAGS, env=ENV)
+    leader, other = both
+    assert apart(leader["weights"], other["weights"]) < 1e-6
+    updates = 2 * 64 // 8
+    counted = [(o["averaged_rounds"], o["failed_averages"], o["dropped_samples"]) for o in both]
+    assert counted == [(updates, 0, 0)] * 2, [len(o["batches"]) for o in both]
+    together = {
+        u: leader["batches"].get(u, []) + other["batches"].get(u, []) for u in range(1, updates + 1)
+    }
+    assert apart(leader["weights"], replayed(together)) < 1e-5
+    # A gradient that is clipped by each for itself is another one, and so is one without a share.
+    assert apart(leader["weights"], replayed(leader["batches"])) > 1e-3
+    assert leader["rate"] == other["rate"] == 0
+
+    # The two do not begin with the same samples, and each walks through all of them.
+    assert set(flat(leader["fed"][:4])) != set(flat(other["fed"][:4]))
+    for one in both:
+        assert sorted(flat(one["fed"])[:64]) == list(range(64))
+
+    # One record, of the samples of both.
+    fed = [len(flat(one["fed"])) for one in both]
+    first, last = leader["rows"]
+    assert first["samples"] + last["samples"] == sum(fed) == leader["summary"]["samples"]
+    assert first["fed_samples"] + last["fed_samples"] == sum(fed)
+    assert (first["epoch"], last["epoch"], first["updates"], last["updates"]) == (1, 2, 8, 16)
+    assert all(row["peers"] == 2 and row["effective_batch"] == 8 for row in leader["rows"])
+    assert all(row["failed_averages"] == 0 for row in leader["rows"])
+    assert last["train_samples_per_s"] == pytest.approx(2 * last["train_samples_per_s_per_gpu"])
+    assert last["timed_samples"] == pytest.approx(last["samples"])
+    assert len(last["peak_memory_gib_per_rank"]) == 2
+    assert len(leader["summary"]["user_s_per_rank"]) == 2
+    for number in (0, 1):
+        own, _ = read_rows(Path(leader["folder"], "ranks", f"rank_{number}.jsonl"))
+        assert [row["epoch"] for row in own] == [1, 2]
+        assert ("eval_accuracy" in own[0]) == (number == 0)
+    kept = read_json(Path(leader["folder"], "peers.json")) or {}
+    assert sorted((p["rank"], p["samples"]) for p in kept.values()) == list(enumerate(fed))
+    # What a peer hands to an average: its gradient each time, its weights at an epoch's end.
+    size = 4 * len(leader["weights"])
+    assert leader["payload_bytes"] == size * (updates + 2)
+
+
+@pytest.mark.slow
+def test_the_loss_of_an_epoch_is_that_of_all_peers(tmp_path: Path) -> None:
+    flags = ["--strategy=hivemind", "--per_gpu_batch=4", "--epochs=1", "--lr=1e-12"]
+    both = ranks(2, trained, str(tmp_path), *flags, env=ENV)
+    net = Net()
+    samples = torch.tensor([i for one in both for i in flat(one["fed"])])
+    with torch.no_grad():
+        loss = float(net(TRAIN.x[samples], TRAIN.labels[samples], samples)["loss"])
+    assert both[0]["rows"][0]["train_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compress", ["fp16", "int8"])
+def test_compression_sends_less_and_stays_near(tmp_path: Path, compress: str) -> None:
+    # Adam would make a large step of a rounding error where the gradient is small.
+    flags = [*FLAGS, "--optim=sgd", f"--compress={compress}"]
+    leader, other = ranks(2, trained, str(tmp_path), *flags, env=ENV)
+    both = leader["batches"], other["batches"]
+    exact = replayed({u: both[0].get(u, []) + both[1].get(u, []) for u in range(1, 17)}, sgd=True)
+    far = apart(leader["weights"], exact)
+    moved = apart(weights(Net()), exact)
+    assert 0 < far < {"fp16": 0.01, "int8": 0.1}[compress] * moved
+    assert leader["failed_averages"] == other["failed_averages"] == 0
+    packed = {"fp16": 2, "int8": 1}[compress]
+    assert leader["payload_bytes"] == (16 * packed + 2 * 2) * len(exact)
+
+
+@pytest.mark.slow
+def test_local_updates_average_weights(tmp_path: Path) -> None:
+    both = ranks(2, trained, str(tmp_path), *FLAGS, "--local_updates", env=ENV)
+    assert apart(both[0]["weights"], both[1]["weights"]) < 1e-6
+    assert both[0]["rows"][-1]["updates"] == 16
+    assert both[0]["payload_bytes"] == 16 * 4 * len(both[0]["weights"])
+    assert both[0]["failed_averages"] == 0
+
+
+@pytest.mark.parametrize("value", [0.0, -0.3, None])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (0,)])
+def test_8_bits_take_any_gradient(value: float | None, shape: tuple[int, ...]) -> None:
+    """hivemind's own makes nothing of one number, or of numbers that are all the same."""
+    from hivemind.compression import CompressionInfo, serialization
+
+    from harness.train.strategy.hivemind.optimizer import Int8
+
+    sent = torch.randn(shape) if value is None else torch.full(shape, value)
+    packed = Int8().compress(sent, CompressionInfo.from_tensor(sent))
+    # As the one who receives it unpacks it.
+    got = serialization.deserialize_torch_tensor(packed)
+    assert got.shape == sent.shape and got.dtype == sent.dtype
+    torch.testing.assert_close(got, sent, rtol=0, atol=0 if value is not None else 0.05)
+
+
+def batchnorm(folder: str, *flags: str) -> list[float]:
+    net = Net(batchnorm=True)
+    trainer, run = ours(folder, net, TRAIN, TEST, *flags)
+    with run:
+        run.train(trainer)
+    return list(net.norm.running_mean.tolist())
+
+
+@pytest.mark.slow
+def test_batchnorm_statistics_are_averaged_with_the_weights(tmp_path: Path) -> None:
+    flags = [*FLAGS[:2], "--epochs=1", "--lr=0.01"]
+    one, other = ranks(2, batchnorm, str(tmp_path), *flags, env=ENV)
+    assert one == pytest.approx(other, abs=1e-6) and any(one)
+
+
+def test_weights_meet_at_the_end_of_every_epoch() -> None:
+    from harness.train.strategy.hivemind.optimizer import divisor
+
+    for updates in range(1, 200):
+        assert updates % divisor(updates) == 0 and divisor(updates) <= 16
+    assert (divisor(33), divisor(64), divisor(97)) == (11, 16, 1)

@@ -1,0 +1,193 @@
+"""Which samples are trained on, in which order, by which ranks: the stock stack and this harness.
+
+Each test first shows the trap on the stock Trainer, then that this harness is free of it or
+refuses it. docs/traps.md is the account.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.core.command_line import parse
+from harness.core.records import read_json
+from harness.core.settings import UserError
+from tests.support.ranks import ranks, script
+from tests.support.toys import (
+    CPU,
+    Bag,
+    Net,
+    Points,
+    Sentences,
+    apart,
+    argv,
+    flat,
+    ours,
+    rows,
+    stock,
+    weights,
+)
+
+
+def batches(diaries: list[list[list[int]]]) -> list[list[int]]:
+    """The global batches of an epoch or more: what all ranks were fed in the same step."""
+    return [sorted(flat(step)) for step in zip(*diaries, strict=True)]
+
+
+# ---- 7, 20: each sample once, and the same training however it is distributed ----
+
+
+def one_epoch(folder: str, batch: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for count in (13, 24):
+        net = Net()
+        trainer = stock(net, Points(count), per_device_train_batch_size=batch)
+        trainer.train()
+        found[f"stock_{count}"] = (net.fed, weights(net), trainer.state.global_step)
+    for tail in ("cut", "pad"):
+        net = Net()
+        more = (f"--per_gpu_batch={batch}", f"--tail={tail}", "--epochs=2")
+        trainer, run = ours(f"{folder}/{tail}", net, Points(13), Points(8), *more)
+        trainer.train()
+        found[tail] = (net.fed, weights(net), trainer.state.global_step)
+        found[f"{tail}_rows"] = rows(run)
+    return found
+
+
+def test_trap_7_samples_duplicated_and_20_distributed_equals_single(tmp_path: Path) -> None:
+    """One global batch of six, made by one, two and three ranks."""
+    found = {
+        count: ranks(count, one_epoch, str(tmp_path / str(count)), 6 // count, env=CPU)
+        for count in (1, 2, 3)
+    }
+
+    def fed(count: int, what: str) -> list[list[int]]:
+        return batches([rank[what][0] for rank in found[count]])
+
+    def weight(count: int, what: str) -> np.ndarray:
+        return found[count][0][what][1]
+
+    for count in (1, 2, 3):
+        assert {rank["stock_13"][2] for rank in found[count]} == {3}
+        assert sum(map(len, fed(count, "stock_13"))) == (13 if count == 1 else 18)
+        # Where the samples fill the batches, the stock stack is exact.
+        assert fed(count, "stock_24") == fed(1, "stock_24")
+        assert apart(weight(count, "stock_24"), weight(1, "stock_24")) < 1e-6
+        # Ours is exact for any number of samples: one is left out, the others are fed once.
+        assert fed(count, "cut") == fed(1, "cut")
+        epochs = [fed(count, "cut")[:2], fed(count, "cut")[2:]]
+        assert [sorted(flat(epoch)) for epoch in epochs] == [list(range(12))] * 2
+        assert epochs[0] != epochs[1]
+        assert apart(weight(count, "cut"), weight(1, "cut")) < 1e-6
+        # Asked to keep the tail, it repeats samples as the stock does, and says so.
+        twice = Counter(flat(fed(count, "pad")[:3]))
+        assert set(twice) == set(range(13))
+        for row in found[count][0]["pad_rows"]:
+            assert (row["samples"], row["fed_samples"]) == (13, 13 if count == 1 else 18)
+        assert sum(twice.values()) == found[count][0]["pad_rows"][0]["fed_samples"]
+        assert [row["fed_samples"] for row in found[count][0]["cut_rows"]] == [12, 12]
+    for count in (2, 3):
+        assert apart(weight(count, "stock_13"), weight(1, "stock_13")) > 1e-3
+
+
+# ---- 8: grouping by length ----
+
+
+def by_length(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for strategy in ("group_by_length", "random"):
+        torch.manual_seed(0)
+        model = Bag(64, dropout=0.1)
+        more = {"train_sampling_strategy": strategy, "num_train_epochs": 3}
+        stock(model, Sentences(64), collate=Sentences.collate, **more).train()
+        found[strategy] = model.fed
+    model = Bag(64, dropout=0.1)
+    data = Sentences(64)
+    trainer, _ = ours(folder, model, data, data, "--epochs=3", collate=Sentences.collate)
+    trainer.train()
+    return {**found, "ours": model.fed}
+
+
+def test_trap_8_group_by_length_desynchronises_ranks(tmp_path: Path) -> None:
+    found = ranks(2, by_length, str(tmp_path), env=CPU)
+
+    def distinct(what: str) -> list[int]:
+        steps = batches([rank[what] for rank in found])
+        epoch = len(steps) // 3
+        return [len(set(flat(steps[i * epoch : (i + 1) * epoch]))) for i in range(3)]
+
+    assert distinct("random") == [64, 64, 64]
+    first, *later = distinct("group_by_length")
+    assert first == 64 and max(later) < 64, later
+    assert distinct("ours") == [64, 64, 64]
+    with pytest.raises(UserError, match="gives ranks different orders"):
+        parse("bert", argv(tmp_path, "--train_sampling_strategy=group_by_length"))
+
+
+# ---- 14: neighbouring seeds ----
+
+
+def orders(folder: str) -> dict[str, dict[int, list[list[int]]]]:
+    found: dict[str, Any] = {"stock": {}, "ours": {}}
+    for seed in (7, 8):
+        net = Net()
+        stock(net, Points(32), seed=seed, num_train_epochs=2).train()
+        found["stock"][seed] = [flat(net.fed[:8]), flat(net.fed[8:])]
+        net = Net()
+        trainer, _ = ours(folder, net, Points(32), Points(8), f"--seed={seed}", "--epochs=2")
+        trainer.train()
+        found["ours"][seed] = [flat(net.fed[:8]), flat(net.fed[8:])]
+    return found
+
+
+def test_trap_14_neighbouring_seeds_share_orders(tmp_path: Path) -> None:
+    (found,) = ranks(1, orders, str(tmp_path), env=CPU)
+    assert found["stock"][7][1] == found["stock"][8][0]
+    own = [tuple(order) for seed in (7, 8) for order in found["ours"][seed]]
+    assert all(sorted(order) == list(range(32)) for order in own)
+    assert len(set(own)) == 4
+    # By chance one place in 32 agrees; a shifted or shared order would agree in far more.
+    for i in range(4):
+        for j in range(i):
+            assert sum(a == b for a, b in zip(own[i], own[j], strict=True)) < 8
+
+
+# ---- 19: what a batch is ----
+
+
+def batch_sizes(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for option in ("split_batches", "dispatch_batches"):
+        net = Net()
+        trainer = stock(net, Points(13), accelerator_config={option: True})
+        trainer.train()
+        sizes = [len(batch) for batch in net.fed]
+        found[option] = (sizes, trainer.get_total_train_batch_size(trainer.args))
+    net = Net()
+    trainer, run = ours(folder, net, Points(50), Points(8), "--grad_acc=2")
+    trainer.train()
+    found["ours"] = [len(batch) for batch in net.fed]
+    found["rows"], found["environment"] = rows(run), read_json(run.folder.environment)
+    return found
+
+
+def test_trap_19_the_batch_is_not_what_is_said(tmp_path: Path) -> None:
+    found = ranks(2, batch_sizes, str(tmp_path), env=CPU)
+    sizes, said = found[0]["split_batches"]
+    assert (sizes[0], said) == (2, 8)  # four samples make an update, eight are reported
+    assert [rank["dispatch_batches"][0][-1] for rank in found] == [3, 3]  # 13 samples: 4 4, 3 3
+    with pytest.raises(UserError, match="--per_gpu_batch"):
+        parse("bert", argv(tmp_path, '--accelerator_config={"split_batches": true}'))
+    # Ours: what is said is what the tensors held.
+    (row,) = found[0]["rows"]
+    assert [rank["ours"] for rank in found] == [[4] * 6] * 2
+    assert row["effective_batch"] == found[0]["environment"]["effective_batch"] == 16
+    assert row["fed_samples"] == row["samples"] == row["updates"] * 16 == 48
+    # DataParallel would make the batch grow with the GPUs: only on request, and only with GPUs.
+    done = script("bert", *argv(tmp_path, "--strategy=dp"), env=CPU)
+    assert done.code == 2 and "needs a GPU" in done.err
