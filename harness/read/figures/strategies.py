@@ -20,12 +20,10 @@ from harness.read.drawing import (
     DASHES,
     INK,
     LINES,
-    NO_LINK,
     Style,
     calm,
     delay_axis,
-    log_ticks,
-    rate_text,
+    log_axis,
 )
 from harness.read.labels import shown_axes, strategy_text
 from harness.read.records.groups import Group, baseline_of, make_groups
@@ -33,6 +31,7 @@ from harness.read.records.sweep_runs import read_runs
 from harness.read.records.sweeps import Sweep
 
 RATE = "train_samples_per_s"
+NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
 
 
 def propagation(runs: pd.DataFrame, groups: pd.DataFrame) -> Figure:
@@ -88,11 +87,16 @@ def _baseline(axes: Axes, groups: pd.DataFrame, script: str) -> None:
 def _dress_propagation(axes: Axes, name: str, delays: list[float], first: bool) -> None:
     axes.set_title(name, fontsize=10)
     delay_axis(axes, delays)
-    log_ticks(axes)
+    log_axis(axes, "y")
     axes.set_xlabel("delay between the nodes, one way (ms)")
     axes.set_ylabel("training samples/s" if first else "")
     calm(axes)
     axes.legend(frameon=False, fontsize=8, loc="lower left")
+
+
+def rate_text(rate_mbit: float | None) -> str:
+    text = str(Link(rate_mbit=rate_mbit))
+    return text.replace("mbit", " Mbit/s").replace("none", "rate not limited")
 
 
 # ----
@@ -276,10 +280,6 @@ def _dress(
     parts = [script, f"set-up {setup}" if setup else "", rate_text(row.rate_mbit), others]
     axes.set_title(", ".join(part for part in parts if part), fontsize=10)
     delay_axis(axes, delays)
-    if min(delays) > 0:  # then without a place for none
-        axes.set_xscale("log")
-        axes.set_xticks(delays, [f"{delay:g}" for delay in delays])
-        axes.set_xlim(min(delays) / 2.5, max(delays) * 1.35)
     axes.set_yscale("log")
     powers = range(math.floor(math.log10(span.low)), math.ceil(math.log10(span.high)))
     ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]

@@ -20,7 +20,7 @@ from harness.read.drawing import (
     calm,
     legend,
     listed,
-    log_times,
+    log_axis,
     panels,
     styles_of,
 )
@@ -102,7 +102,7 @@ def _block(
     told = any(len(times) > len([t for _, t in times if math.isfinite(t)]) or failed_runs(group)
                for group, times in rows)  # fmt: skip
     if max(finite) > 8 * min(finite):
-        log_times(axes)
+        log_axis(axes, "x")
         axes.set_xlim(min(finite) / 1.2, max(finite) * (3 if told else 1.2))
     else:
         axes.set_xlim(0, max(finite) * (1.4 if told else 1.1))
@@ -191,7 +191,7 @@ def frontier(measured: Measured) -> Drawn:
         place.set_xlabel(words, fontsize=9)
         place.set_ylabel("final accuracy" if script == scripts[0] else "", fontsize=9)
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
-            log_times(place)
+            log_axis(place, "x")
     legend(figure, styles)
     lost = [f"{short_name(measured, g)} ({', '.join(f)})" for g in measured.groups
             if (f := failed_runs(g))]  # fmt: skip
