@@ -30,7 +30,7 @@ REFUSED = {
     "average_tokens_across_devices": "the mean over samples is always used (docs/traps.md)",
     "accelerator_config": "it changes how batches are split; use --tail and --per_gpu_batch",
     "auto_find_batch_size": "the batch is what is measured; name it with --per_gpu_batch",
-    "batch_eval_metrics": "evaluation is always batch-wise",
+    "batch_eval_metrics": "metrics are always counted batch by batch",
     "bf16": "use --precision bf16",
     "bf16_full_eval": "it leaves the weights in bfloat16 for good; use --precision bf16",
     "dataloader_drop_last": "it drops test samples too; --tail cut drops training samples only",

@@ -50,14 +50,13 @@ class Evaluation(InParts, Checkpoints):
             more = {**kwargs, "metric_key_prefix": prefix}
             return super().evaluation_loop(dataloader, description, *args, **more)
         metrics.begin()
-        self.counting, batch_wise = metrics, self.args.batch_eval_metrics
-        self.args.batch_eval_metrics = False  # with it, the device's cache is emptied each time
+        self.counting = metrics
         try:
             output = super().evaluation_loop(
                 dataloader, description, *args, metric_key_prefix=prefix, **kwargs
             )
         finally:
-            self.counting, self.args.batch_eval_metrics = None, batch_wise
+            self.counting = None
         samples = len(dataloader.dataset)
         found = metrics.result(lambda mine: self._of_all_samples(mine, samples))
         output.metrics.update({f"{prefix}_{name}": value for name, value in found.items()})

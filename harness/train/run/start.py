@@ -105,7 +105,6 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
         "logging_steps": settings.log_every,
         "logging_nan_inf_filter": False,
         "eval_strategy": "epoch",
-        "batch_eval_metrics": True,
         "remove_unused_columns": False,
         "label_names": "labels",
         "average_tokens_across_devices": False,
