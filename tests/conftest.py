@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # One thread a process: several ranks share few cores, and sums come out in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -34,3 +38,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(gpu)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(root)
+
+
+class ProcessWatch:
+    """Sees every process that a test starts, by whatever means, so that none lacks its mark."""
+
+    # Read-only commands of milliseconds, with which a record notes its commit and its machine.
+    BRIEF = ("git", "ip", "nvidia-smi")
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        start = multiprocessing.process.BaseProcess.start
+
+        def watched(process: multiprocessing.process.BaseProcess) -> None:
+            self.started.append(f"multiprocessing: {process.name}")
+            start(process)
+
+        multiprocessing.process.BaseProcess.start = watched  # type: ignore[method-assign]
+        sys.addaudithook(self.audit)
+
+    def audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            command = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+            if Path(os.fsdecode(command[0])).name not in self.BRIEF:
+                self.started.append(" ".join(os.fsdecode(word) for word in command)[:100])
+        elif event in ("os.fork", "os.forkpty", "os.posix_spawn"):
+            self.started.append(event)
+
+
+WATCH = ProcessWatch()
+
+
+@pytest.fixture(autouse=True)
+def only_marked_tests_start_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """-m "not process and not slow" is the suite for the time between two edits."""
+    yield
+    if not any(map(request.node.get_closest_marker, ("process", "slow", "gpu", "root"))):
+        assert WATCH.started == [], "mark the test with pytest.mark.process"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    WATCH.started.clear()

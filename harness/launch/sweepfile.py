@@ -1,4 +1,29 @@
-"""A YAML file as texts, and the line of every part, so that a mistake can be shown where it is."""
+"""A sweep file: read, checked whole, with the line of every mistake.
+
+    # Question: which batch per GPU is fastest, and what does it cost in quality?
+    script: [bert, vit]           one or both
+    settings: {epochs: 3}         any flag of the script; bert: and vit: hold those of one script
+    grid:                         every combination of these
+      setup: [1_1, 1_4, 2_2]
+      per_gpu_batch: [1, 4, 16]
+    runs:                         points of several settings each, crossed with the grid
+      - {strategy: ddp, precision: fp32}
+      - {strategy: fsdp, precision: bf16}
+    exclude:                      points that are left out
+      - {setup: 2_2, per_gpu_batch: 1}
+    seeds: [2, 4, 42]             each point is measured with each of them
+    order: [seed, setup]          outermost first; seeds are outermost by themselves
+    baseline: {setup: 1_1}        what the tables compare with
+    target: {metric: accuracy, value: 0.9}
+    hold: per_gpu_batch           or effective_batch: per_gpu_batch is then the baseline's
+    lr_rule: none                 or linear, sqrt: lr is the baseline's, scaled by effective batch
+    columns: [accuracy, wall_s]   of the table, where the usual ones do not fit
+    per_node: false               true: the table has a row for each node
+    if_installed: {timm: {...}}   settings to use where a package is installed
+    tiny: {...}                   with --tiny each key in here replaces the one above
+
+`link` is an axis, too: none, 20ms/200mbit, rack (core/links.py), {places: [2, 1], ...}.
+"""
 
 from __future__ import annotations
 
@@ -94,33 +119,6 @@ def _nearest_file(path: Path) -> str:
     near = difflib.get_close_matches(path.name, names, n=1)
     return f"; did you mean {path.parent / near[0]}?" if near else ""
 
-
-# ----
-# A sweep file: read, checked whole, with the line of every mistake.
-#
-# # Question: which batch per GPU is fastest, and what does it cost in quality?
-# script: [bert, vit]           one or both
-# settings: {epochs: 3}         any flag of the script; bert: and vit: hold those of one script
-# grid:                         every combination of these
-# setup: [1_1, 1_4, 2_2]
-# per_gpu_batch: [1, 4, 16]
-# runs:                         points of several settings each, crossed with the grid
-# - {strategy: ddp, precision: fp32}
-# - {strategy: fsdp, precision: bf16}
-# exclude:                      points that are left out
-# - {setup: 2_2, per_gpu_batch: 1}
-# seeds: [2, 4, 42]             each point is measured with each of them
-# order: [seed, setup]          outermost first; seeds are outermost by themselves
-# baseline: {setup: 1_1}        what the tables compare with
-# target: {metric: accuracy, value: 0.9}
-# hold: per_gpu_batch           or effective_batch: per_gpu_batch is then the baseline's
-# lr_rule: none                 or linear, sqrt: lr is the baseline's, scaled by effective batch
-# columns: [accuracy, wall_s]   of the table, where the usual ones do not fit
-# per_node: false               true: the table has a row for each node
-# if_installed: {timm: {...}}   settings to use where a package is installed
-# tiny: {...}                   with --tiny each key in here replaces the one above
-#
-# `link` is an axis, too: none, 20ms/200mbit, rack (links.py), {places: [2, 1], ...} (networks.py).
 
 SCRIPTS = ("bert", "vit")
 

@@ -212,6 +212,7 @@ MISTAKES: dict[str, list[str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", MISTAKES, ids=short)
 def test_one_process(words: str, data: Path, tmp_path: Path) -> None:
     said = answer(tmp_path, words.format(d=data))
@@ -233,6 +234,7 @@ TWO_RANKS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", TWO_RANKS, ids=short)
 def test_two_processes(words: str, data: Path, tmp_path: Path) -> None:
     said = answer(tmp_path, words.format(d=data), count=2)
@@ -250,11 +252,13 @@ def test_gpus_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_impossible(Settings(script="bert", precision="bf16"), cuda=False)
 
 
+@pytest.mark.process
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     said = answer(tmp_path, TINY, env={"HF_HOME": "/proc/nothing"})
     assert "/proc/nothing/harness" in said and "set HF_HOME" in said
 
 
+@pytest.mark.process
 def test_the_right_one_runs(data: Path, tmp_path: Path) -> None:
     # Otherwise every test above could fail for another reason than the mistake in it.
     for words in (f"{TEXT}/good.csv", f"{PICTURES}/images", f"{GOOD} {{d}}/bertmodel"):

@@ -13,6 +13,8 @@ import pytest
 from harness.core import process as parent
 from tests.support.sweeps import ROOT, gone, wait_for
 
+pytestmark = pytest.mark.process
+
 # Says that it runs, and what it was asked.
 CHILD = """
 import signal, sys, time

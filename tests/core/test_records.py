@@ -107,6 +107,7 @@ def test_text_with_line_ends_of_all_kinds_is_one_row(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "rows.jsonl") == ([row], 0)
 
 
+@pytest.mark.process
 def test_a_row_is_on_disk_when_append_returns(tmp_path: Path, root: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from harness.core.records import append_row\n"
@@ -131,6 +132,7 @@ def test_unknown_is_null(tmp_path: Path) -> None:
         assert "NaN" not in text and "Infinity" not in text and text.endswith("\n")
 
 
+@pytest.mark.process
 def test_a_summary_is_whole_or_absent(tmp_path: Path, root: Path) -> None:
     delays = random.Random(0)
     writes = cut_off = 0
@@ -162,6 +164,7 @@ def test_read_json_of_no_record(tmp_path: Path) -> None:
     assert read_json(tmp_path / "none.json") is None and read_json(tmp_path) is None
 
 
+@pytest.mark.process
 def test_two_processes_may_append_to_one_file(tmp_path: Path, root: Path) -> None:
     file = tmp_path / "attempts.jsonl"
     writers = [writer(root, APPEND, str(file), name) for name in "ab"]

@@ -57,6 +57,7 @@ def interfaces(nodes: EmulatedNodes, node: int) -> dict[str, Any]:
     return {link["ifname"]: link for link in listed}
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_a_node_has_its_address_and_no_way_out() -> None:
     with EmulatedNodes.open(2, Link()) as nodes:
@@ -75,6 +76,7 @@ def test_a_node_has_its_address_and_no_way_out() -> None:
         assert nodes.priority in ("realtime", "nice -10", "usual")
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_eight_nodes_are_as_far_from_each_other_as_they_should_be() -> None:
@@ -87,6 +89,7 @@ def test_eight_nodes_are_as_far_from_each_other_as_they_should_be() -> None:
                 assert asked <= ms < 1.25 * asked + 3, (source, target)
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_a_link_changes_and_a_cable_is_pulled_while_programs_run() -> None:
     with EmulatedNodes.open(3, link_of("none")) as nodes, echoing(nodes, 1, 2):
@@ -108,6 +111,7 @@ def test_a_link_changes_and_a_cable_is_pulled_while_programs_run() -> None:
         assert after[1][2]["packets"] == 0
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_a_loss_is_a_loss_of_single_packets() -> None:
     with EmulatedNodes.open(2, link_of("loss20%")) as nodes:
@@ -149,6 +153,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_of_an_owner_that_was_killed(end: int) -> None:
@@ -197,6 +202,7 @@ sys.exit(holder.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_the_switch_wires_every_node_to_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulation, "HOLDER", ["-c", STAND_IN])
@@ -215,6 +221,7 @@ def test_the_switch_wires_every_node_to_every_other(monkeypatch: pytest.MonkeyPa
         assert pings(nodes, 0, 1)[0] < 10
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_netem_is_tried_and_not_believed() -> None:
     code = "from harness.launch.netns import namespaces, netem; namespaces.become_owner(); " \

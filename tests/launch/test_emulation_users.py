@@ -62,6 +62,7 @@ def as_user(mode: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_an_ordinary_user_has_nodes_of_his_own() -> None:
@@ -70,6 +71,7 @@ def test_an_ordinary_user_has_nodes_of_his_own() -> None:
     assert who == "12345"  # the same user inside, whose files stay his
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_device_that_is_closed_to_users_is_one_line() -> None:
@@ -77,6 +79,7 @@ def test_a_device_that_is_closed_to_users_is_one_line() -> None:
     assert said.endswith(": /dev/net/tun may not be opened: chmod 666 /dev/net/tun, as root")
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_no_permission_for_namespaces_is_one_line() -> None:
     # Somebody without the right to make namespaces, where no more users' namespaces are allowed.

@@ -113,6 +113,7 @@ def asleep(process: subprocess.Popen[str]) -> bool:
     return sum(command(p) == "sleep 61" for p in family) == 2
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_a_command_on_every_node() -> None:
     said = 'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"; ip -4 -br address show link0'
@@ -124,6 +125,7 @@ def test_a_command_on_every_node() -> None:
         assert re.search(rf"\[node{n}\] link0 .*10\.117\.0\.{n + 1}/", out)
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
     process = nodes("2", "--", "sh", "-c", "test $PET_NODE_RANK = 0 && sleep 60; exit 7")
@@ -144,6 +146,7 @@ def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
         assert gone(family)
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_a_command_that_is_not_there_and_a_look_around() -> None:
     process = nodes("2", "--", "no_such_command")
@@ -165,6 +168,7 @@ def test_a_command_that_is_not_there_and_a_look_around() -> None:
 # ---- sweeps ----
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_the_same_sweep_on_one_node_and_on_two(tmp_path: Path) -> None:
@@ -191,6 +195,7 @@ def test_the_same_sweep_on_one_node_and_on_two(tmp_path: Path) -> None:
     assert "round trip ms" in (tmp_path / "out/sweeps/mine-tiny/table.md").read_text()
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_nothing_is_left_of_a_killed_runner(tmp_path: Path) -> None:
@@ -214,6 +219,7 @@ def own_network() -> int:
     return os.stat("/proc/self/ns/net").st_ino
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
@@ -237,6 +243,7 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
     assert [row["epoch"] for row in untimed_rows(folder)] == list(range(1, 13))
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_torchrun_itself_meets_where_hosts_have_no_names(tmp_path: Path) -> None:

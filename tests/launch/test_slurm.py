@@ -363,6 +363,7 @@ def says_of(waiting: Queue, state: str, reason: str = "None") -> str:
     return "".join(f"{w.entry.id}|{state}|{reason}|{w.entry.name}\n" for w in waiting.watched)
 
 
+@pytest.mark.process
 def test_a_job_is_submitted_once_however_often_it_is_asked_for(
     tmp_path: Path, cluster: StandIn
 ) -> None:
@@ -379,6 +380,7 @@ def test_a_job_is_submitted_once_however_often_it_is_asked_for(
     assert state.state == WAITING and standing(state) == "waiting (ReqNodeNotAvail)"
 
 
+@pytest.mark.process
 def test_a_runner_that_was_killed_while_it_submitted(tmp_path: Path, cluster: StandIn) -> None:
     job = jobs_of(tmp_path, "script: vit")[0]
     submitted = Submitted(tmp_path / "sweep")
@@ -420,6 +422,7 @@ def ended(folder: Path, waiting: Queue, code: int, signal: str = "") -> None:
         )
 
 
+@pytest.mark.process
 def test_a_record_that_is_not_on_shared_storage(
     tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,6 +438,7 @@ def test_a_record_that_is_not_on_shared_storage(
     assert "storage that all nodes share" in str(state.reason)
 
 
+@pytest.mark.process
 def test_a_script_that_refuses_says_why(tmp_path: Path, cluster: StandIn) -> None:
     first = queue_of(tmp_path)
     first.work()
@@ -449,6 +453,7 @@ def test_a_script_that_refuses_says_why(tmp_path: Path, cluster: StandIn) -> Non
     )
 
 
+@pytest.mark.process
 def test_a_job_that_squeue_has_forgotten(tmp_path: Path, cluster: StandIn) -> None:
     first = queue_of(tmp_path)
     first.work()
@@ -480,6 +485,7 @@ def again_watched(waiting: Queue) -> Queue:
     return other
 
 
+@pytest.mark.process
 def test_a_job_that_failed_before_its_script_began(tmp_path: Path, cluster: StandIn) -> None:
     first = queue_of(tmp_path)
     first.work()
@@ -490,6 +496,7 @@ def test_a_job_that_failed_before_its_script_began(tmp_path: Path, cluster: Stan
     assert str(then.states[0].reason).startswith("job 12 failed before it began: is ")
 
 
+@pytest.mark.process
 def test_the_first_failure_cancels_the_rest(tmp_path: Path, cluster: StandIn) -> None:
     text = "script: vit\nseeds: [1, 2]"
     first = queue_of(tmp_path, text)
@@ -508,6 +515,7 @@ def test_the_first_failure_cancels_the_rest(tmp_path: Path, cluster: StandIn) ->
     assert not then.states[1].job.folder.path.exists() and then.submitted.open() == {}
 
 
+@pytest.mark.process
 def test_stopped_once_the_jobs_stay_and_twice_they_are_cancelled(
     tmp_path: Path, cluster: StandIn
 ) -> None:
@@ -533,6 +541,7 @@ def test_stopped_once_the_jobs_stay_and_twice_they_are_cancelled(
     )
 
 
+@pytest.mark.process
 def test_what_somebody_else_measures_or_settles(tmp_path: Path, cluster: StandIn) -> None:
     waiting = queue_of(tmp_path)
     by_hand = Lock(waiting.states[0].job.folder.lock("run"))
@@ -553,6 +562,7 @@ def test_what_somebody_else_measures_or_settles(tmp_path: Path, cluster: StandIn
     assert second.states[0].job.folder.attempts.read_bytes() == rows
 
 
+@pytest.mark.process
 def test_a_cluster_that_does_not_answer_is_asked_again(
     tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +589,7 @@ sed -n 's/^#SBATCH --job-name=\\(.*\\)/12|PENDING|None|\\1/p' $2 > {folder}/sque
 echo 12"""
 
 
+@pytest.mark.process
 def test_a_runner_is_killed_while_sbatch_is_at_work(
     tmp_path: Path, cluster: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -593,6 +604,7 @@ def test_a_runner_is_killed_while_sbatch_is_at_work(
     assert "is job 12" in capsys.readouterr().out and cluster.asked("sbatch") == 1
 
 
+@pytest.mark.process
 def test_what_sbatch_says_is_one_line(
     tmp_path: Path, cluster: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:

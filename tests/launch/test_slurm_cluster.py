@@ -19,6 +19,7 @@ from tests.support import slurm_cluster
 from tests.support.sweeps import start, summary, sweep, sweep_file, untimed_rows, wait_for
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),

@@ -115,6 +115,7 @@ def test_the_lines_to_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "--master_addr=10.0.0.9 " in first
 
 
+@pytest.mark.process
 def test_a_dry_run_asks_no_host(tmp_path: Path) -> None:
     file = sweep_file(tmp_path, "script: vit\ngrid: {setup: [1_1, 2_1, 3_1]}")
     flags = ["--tiny", "--dry_run", "--launcher", "ssh", "--hosts", "no-such-1,no-such-2"]
@@ -196,6 +197,7 @@ def test_addresses_and_interfaces_of_nodes() -> None:
     assert address_of(FACTS, Remote(interface="lo")) == "127.0.0.1"
 
 
+@pytest.mark.process
 def test_a_host_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 50000 127.0.0.1 22")
     line = subprocess.run(
@@ -224,6 +226,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_host_that_cannot_be_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said, expected = ANSWERS[name]
@@ -237,6 +240,7 @@ def test_a_host_that_cannot_be_used(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert expected in lines[0]
 
 
+@pytest.mark.process
 def test_ssh_that_is_not_there_or_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="a: /no/such/ssh: No such file or directory"):
         place(ssh=("/no/such/ssh",)).open([])

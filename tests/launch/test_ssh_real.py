@@ -26,7 +26,7 @@ from tests.support.sweeps import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.root, pytest.mark.slow]
 
 OUT = Path("out")  # below the caller's folder here, below the checkout on a host
 SHORT = "script: vit\nsettings: {epochs: 2, train_size: 256, test_size: 100}\n"

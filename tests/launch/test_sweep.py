@@ -37,6 +37,7 @@ def run(out: Path, folder: RunFolder) -> str:
     return str(folder.path.relative_to(out))
 
 
+@pytest.mark.process
 def test_a_sweep_from_start_to_table_and_again(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, TWO), tmp_path / "out"
     done = sweep(file, out, "--tiny")
@@ -123,6 +124,7 @@ seeds: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 """
 
 
+@pytest.mark.process
 def test_failures_are_results_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +199,7 @@ def epochs_of(out: Path) -> int:
     return sum(len(read_rows(folder.epochs)[0]) for folder in find_runs(out))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "signals",
     [["SIGINT"], *(pytest.param(s, marks=pytest.mark.slow) for s in (["SIGTERM"], ["SIGINT"] * 2))],
@@ -229,6 +232,7 @@ def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
         assert {row["attempt"] for row in rows} == {1, 2}
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_runners_share_the_work(tmp_path: Path) -> None:
     text = f"script: vit\n{SMALL}\nseeds: [1, 2, 3, 4, 5, 6]\n"
@@ -244,6 +248,7 @@ def test_two_runners_share_the_work(tmp_path: Path) -> None:
     assert all("6/6" in text for text in printed)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_packed_side_by_side(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
@@ -256,6 +261,7 @@ def test_packed_side_by_side(tmp_path: Path) -> None:
     assert rows[0][0]["unix"] < rows[1][-1]["unix"] and rows[1][0]["unix"] < rows[0][-1]["unix"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
     text = f"script: vit\n{SMALL}\nbert: {{}}\ngrid: {{dataset: [nowhere.csv, embedded:digits]}}"
@@ -266,6 +272,7 @@ def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
     assert "nowhere.csv" in seeds_of(out)[0]["reason"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Also when a person starts by hand what a sweep is measuring."""

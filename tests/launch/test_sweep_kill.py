@@ -27,6 +27,8 @@ from tests.support.sweeps import (
     wait_for,
 )
 
+pytestmark = pytest.mark.process
+
 FILE = """
 script: vit
 settings: {epochs: 3, train_size: 640, test_size: 100}

@@ -169,6 +169,7 @@ def test_a_folder_that_cannot_be_written(
     assert "cannot be written: Not a directory" in message and message.count("\n") == 1
 
 
+@pytest.mark.process
 def test_an_unknown_column_is_noticed_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,6 +321,7 @@ def test_others_on_the_machine_are_refused_on_demand(
     assert not list(out.glob("vit/*/*/settings.json"))
 
 
+@pytest.mark.process
 def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
     lock = Lock(tmp_path / "a" / "lock")
     code = (
@@ -345,6 +347,7 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
     assert not lock.path.exists()
 
 
+@pytest.mark.process
 def test_locks_leave_nothing_and_never_two_holders(tmp_path: Path) -> None:
     """Many processes take and give back one lock, whose file and folder come and go."""
     code = (
@@ -376,6 +379,7 @@ def test_a_file_system_without_locks_is_said(
     assert "file system without locks (Operation not supported)" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
     """Even when that is killed; also where the kernel does not see to it."""
     code = (
@@ -403,6 +407,7 @@ def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.process
 def test_what_training_needs_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +421,7 @@ def test_what_training_needs_is_not_there(
     assert "no vit today" in log.read_text()
 
 
+@pytest.mark.process
 def test_a_cuda_context_in_the_server_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_any_other_error_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch) 
     assert warm.run(REQUEST)["error"] == "KeyError: 'what'"
 
 
+@pytest.mark.process
 def test_a_server_that_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Context:
         def Pipe(self, duplex: bool) -> Any:

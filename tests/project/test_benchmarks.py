@@ -41,6 +41,7 @@ def cells(text: str, first: str) -> list[str]:
 # ---- overhead.py and start_up.py ----
 
 
+@pytest.mark.process
 def test_overhead_compares_equal_work(tmp_path: Path) -> None:
     done = benchmark("overhead", "--quick", "--out", str(tmp_path / "found.json"))
     record = json.loads((tmp_path / "found.json").read_text())
@@ -62,6 +63,7 @@ def test_overhead_compares_equal_work(tmp_path: Path) -> None:
     assert len(rows) == 4  # the last one is of row writing
 
 
+@pytest.mark.process
 def test_telemetry_is_compared_in_turns(tmp_path: Path) -> None:
     done = benchmark("overhead", "--quick", "--telemetry=3", "--out", str(tmp_path / "found.json"))
     record = json.loads((tmp_path / "found.json").read_text())
@@ -95,6 +97,7 @@ def test_start_up_is_timed_to_the_end_of_the_first_step() -> None:
 # ---- loading.py ----
 
 
+@pytest.mark.process
 def test_loading_reads_what_it_made() -> None:
     done = benchmark("loading", "--quick")
     for function, rows in (("load", "100"), ("load_runs", "20")):
@@ -102,6 +105,7 @@ def test_loading_reads_what_it_made() -> None:
         assert row[1] == rows and float(row[3]) <= float(row[4]) < float(row[5])
 
 
+@pytest.mark.process
 def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
     from benchmarks.loading import epoch_row, machine
 
@@ -117,6 +121,7 @@ def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
 # ---- padding.py ----
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_padding_compares_layouts_of_the_same_texts() -> None:
     done = benchmark("padding", "--quick")
@@ -130,6 +135,7 @@ def test_padding_compares_layouts_of_the_same_texts() -> None:
 # ---- report.py ----
 
 
+@pytest.mark.process
 def test_report_is_timed_and_weighed() -> None:
     done = benchmark("report", "--quick")
     figures, *numbers = map(float, cells(done.out, "5"))
@@ -140,6 +146,7 @@ def test_report_is_timed_and_weighed() -> None:
 # ---- sweep_speed.py ----
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_sweep_speed_measures_the_same_runs_twice(tmp_path: Path) -> None:
     done = benchmark("sweep_speed", "--runs=1", "--processes=1", "--pairs=1",
@@ -163,6 +170,7 @@ def test_what_a_link_makes_possible() -> None:
     assert ideal_s(4, 2, "loopback") is None
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_exchange_times_both_ways(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
@@ -187,6 +195,7 @@ def gpu_sh(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
     out = tmp_path / "a folder"
     done = gpu_sh("--dry_run", str(out))
@@ -222,6 +231,7 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
     assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}
 
 
+@pytest.mark.process
 def test_gpu_sh_refuses_a_wrong_call_and_a_machine_without_gpu(tmp_path: Path) -> None:
     for wrong in ([], ["--dryrun", "x"], ["one", "two"]):
         done = gpu_sh(*wrong)
@@ -235,6 +245,7 @@ def test_gpu_sh_refuses_a_wrong_call_and_a_machine_without_gpu(tmp_path: Path) -
     assert "no GPU" in done.stderr and not (tmp_path / "out").exists()
 
 
+@pytest.mark.process
 def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     """With a Python that answers, but fails for one model and has no table to print."""
     python, out = tmp_path / "a python", tmp_path / "o u t"
@@ -257,6 +268,7 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
 # ---- links.py ----
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
@@ -275,6 +287,7 @@ def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
 # ---- exposure.py ----
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_exposure_compares_steps_with_stamps_and_without(tmp_path: Path) -> None:
     few = ["--pairs=2", "--steps=3", "--out", str(tmp_path / "found.json")]
@@ -290,6 +303,7 @@ def test_exposure_compares_steps_with_stamps_and_without(tmp_path: Path) -> None
 # ---- overlap.py ----
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
@@ -303,6 +317,7 @@ def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
 # ---- step.py and loader.py ----
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 2])
 def test_step_compares_equal_work(count: int, tmp_path: Path) -> None:
     argv = ["--quick", "--out", str(tmp_path / "found.json")]
@@ -316,6 +331,7 @@ def test_step_compares_equal_work(count: int, tmp_path: Path) -> None:
     assert reached == pytest.approx(of_round["bare"] / of_round["ours"], abs=1e-3)
 
 
+@pytest.mark.process
 def test_loader_compares_itself_with_the_model(tmp_path: Path) -> None:
     benchmark("loader", "--quick", "--out", str(tmp_path / "found.json"))
     (of,) = json.loads((tmp_path / "found.json").read_text())["cases"].values()

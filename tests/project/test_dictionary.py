@@ -18,6 +18,8 @@ from tests.support.ranks import script
 from tests.support.sweeps import sweep_file
 from tests.train.run.test_resume import broken_off
 
+pytestmark = pytest.mark.process
+
 SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", "--b", "16"]
 # Written only where the hardware is there that no test machine has.
 NEEDS_HARDWARE = {"observed.devices"}

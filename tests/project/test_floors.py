@@ -165,6 +165,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.process
 def test_launching_and_reading_load_no_torch() -> None:
     # With what their imports import in turn, which the text of the files does not show.
     modules = [*GROUND, *tower("read"), *tower("launch"), "harness.__main__"]
@@ -172,6 +173,7 @@ def test_launching_and_reading_load_no_torch() -> None:
     assert "harness" in loaded and not loaded & set(HEAVY)
 
 
+@pytest.mark.process
 def test_a_command_line_is_read_before_anything_is_loaded() -> None:
     loaded = loaded_by(
         "from harness.core.command_line import parse, help_text, to_argv\n"

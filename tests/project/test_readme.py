@@ -101,9 +101,9 @@ def test_the_example_of_a_sweep_file_is_one(root: Path, tmp_path: Path) -> None:
 
 def test_the_files_of_the_map_exist(root: Path) -> None:
     block = (root / "README.md").read_text().split("## Map")[1].split("```")[1]
-    names = re.findall(r"\b[\w/]+\.(?:py|md|sh)\b", block)
+    names = re.findall(r"\b[\w/]+(?:\.(?:py|md|sh)\b|/)", block)
     assert len(names) > 15
-    everywhere = {path.name for path in root.rglob("*.*") if ".venv" not in path.parts}
+    everywhere = {path.name for path in root.rglob("*") if ".venv" not in path.parts}
     assert [name for name in names if Path(name).name not in everywhere] == []
 
 
@@ -125,6 +125,7 @@ RUN = [
 ]  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("count", "name", "argv"), RUN)
 def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) -> None:
     done = script(name, *argv, "--o", str(tmp_path), count=count)
@@ -135,6 +136,7 @@ def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) ->
     assert '"finished"' in summary.read_text()
 
 
+@pytest.mark.process
 def test_from_a_shell(root: Path, tmp_path: Path) -> None:
     """True command lines, once each: plain python, torchrun with one and two, accelerate."""
     launch = [sys.executable, "-m"]

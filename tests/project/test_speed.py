@@ -134,6 +134,7 @@ def arms_did_the_same(done: Done, folder: Path, processes: int, arms: list[str])
     return dict(record)
 
 
+@pytest.mark.process
 def test_arms_do_the_same_work(tmp_path: Path) -> None:
     arms = ["examples", "loop", "ideal", "ours"]
     more = f"--arms={','.join(arms)}"
@@ -142,6 +143,7 @@ def test_arms_do_the_same_work(tmp_path: Path) -> None:
     assert "Not equal" not in done.out and record["cases"]["text"]["roofline"]["matmul_tflops"] > 0
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_arms_on_one_and_two_processes(tmp_path: Path) -> None:
@@ -152,6 +154,7 @@ def test_all_arms_on_one_and_two_processes(tmp_path: Path) -> None:
     assert text.count("| ours | 2 |") == len(QUICK_CASES)  # scaling efficiency
 
 
+@pytest.mark.process
 def test_an_arm_that_fails_is_said(tmp_path: Path) -> None:
     more = ("--cases=jpeg", "--arms=loop,ours", "--flags=--no_such_flag 1")
     done = ran(1, quick, str(tmp_path), *more, env={"OMP_NUM_THREADS": "1"})
@@ -165,6 +168,7 @@ def test_an_arm_that_fails_is_said(tmp_path: Path) -> None:
 # ---- processes ----
 
 
+@pytest.mark.process
 def test_a_process_that_gives_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     with pytest.raises(ArmFailed, match="ended without a word"):

@@ -110,6 +110,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_planted_is_the_main_cause(name: str, planted: Path) -> None:
     found = explained(planted / name / "bert" / "1_2")
@@ -120,6 +121,7 @@ def test_what_is_planted_is_the_main_cause(name: str, planted: Path) -> None:
         assert "rank 1 is slower" in found.sentences[2] and "for computing" in found.sentences[2]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["loader", "rank", "exchange", "evaluation"])
 def test_it_is_so_against_a_run_without_it(name: str, planted: Path) -> None:
     found = explained(planted / name / "bert" / "1_2", planted / "healthy" / "bert" / "1_1")
@@ -127,6 +129,7 @@ def test_it_is_so_against_a_run_without_it(name: str, planted: Path) -> None:
     assert found.sentences[3].startswith("Main cause: ")
 
 
+@pytest.mark.process
 def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
     base = planted / "batch_of_all" / "bert" / "1_1"
     found = explained(planted / "batch" / "bert" / "1_2", base)
@@ -136,6 +139,7 @@ def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
     assert lost(run, one)[COMPUTE] == pytest.approx(PLANTED_S / 2, rel=0.25)
 
 
+@pytest.mark.process
 def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted: Path) -> None:
     """Of one that cannot be explained the reason."""
     healthy, slow = planted / "healthy", planted / "rank"
@@ -146,6 +150,7 @@ def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted
     assert "Main cause: rank 1 is slower" in said
 
 
+@pytest.mark.process
 def test_a_report_explains_each_set_up_once(planted: Path) -> None:
     """And each strategy: one run has --compress. Those of one process are not explained here."""
     found = of_report(read_measured(planted))
@@ -161,6 +166,7 @@ def test_a_report_says_why_a_group_is_not_explained(tmp_path: Path) -> None:
     assert "has no timed steps" in said
 
 
+@pytest.mark.process
 def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:
     """The run of one process beside it is found."""
     found = explained(planted / "healthy" / "bert" / "1_2")
@@ -170,6 +176,7 @@ def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:
     assert "Nothing stands out" in text and "Main cause" not in text
 
 
+@pytest.mark.process
 def test_what_one_bound_promises_is_what_the_healthy_run_does(planted: Path) -> None:
     """Without what was planted a run is as fast as the one that it was planted in."""
     healthy = read_account(read_side("x", str(planted / "healthy" / "bert" / "1_2"), None))
@@ -181,6 +188,7 @@ def test_what_one_bound_promises_is_what_the_healthy_run_does(planted: Path) -> 
         assert bound(account, cause)[1] > 0.5
 
 
+@pytest.mark.process
 def test_all_of_an_update_is_one_part_or_another(planted: Path) -> None:
     for folder in planted.glob("*/bert/*/bert-*"):
         account = read_account(read_side("x", str(folder), None))
@@ -194,6 +202,7 @@ def test_all_of_an_update_is_one_part_or_another(planted: Path) -> None:
         assert sum(of_step) == pytest.approx(account.step_s, rel=0.05)  # type: ignore[arg-type]
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:

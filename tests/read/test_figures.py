@@ -83,6 +83,7 @@ def test_what_is_published_is_that_of_the_records(name: str, root: Path, tmp_pat
         assert same_picture((sweep / file).read_bytes(), picture), f"make figures: {file} is old"
 
 
+@pytest.mark.process
 def test_the_notebook_is_that_of_the_records(root: Path) -> None:
     notebook = nbformat.read(root / "plot_values.ipynb", as_version=4)
     shown = outputs(notebook)

@@ -249,6 +249,7 @@ def test_brackets_are_not_taken_for_markup(
     assert "oom: [rank0]: no room :bomb:" in said and "[bold]m" in said
 
 
+@pytest.mark.process
 def test_table_of_real_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--tiny", "--train_size", "64", "--test_size", "20", "--epochs", "1", "--b", "16"]
     done = script("vit", *argv, "--o", str(tmp_path), count=2)
@@ -263,6 +264,7 @@ def test_table_of_real_records(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert shown[-1] == "finished"
 
 
+@pytest.mark.process
 def test_a_second_measurement_takes_the_place_of_the_first(tmp_path: Path) -> None:
     argv = ["--tiny", "--train_size", "64", "--test_size", "20", "--epochs", "1", "--b", "16"]
     for more in ([], ["--rerun"]):
@@ -351,6 +353,7 @@ def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean table?" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_reading_needs_no_torch(records: Path, root: Path) -> None:
     code = (
         "import sys; from harness.__main__ import main; import harness.read; "

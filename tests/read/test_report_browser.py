@@ -9,7 +9,10 @@ import pytest
 from harness.read.report.report import make_report
 from tests.support.browser import browser, chromium
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt install chromium")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt install chromium"),
+]
 SWEEP = "outputs/published/sweeps/slow_links_four-tiny"
 DRAWINGS = "[...document.querySelectorAll('svg.figure')]"
 

@@ -36,6 +36,8 @@ from tests.support.toys import (
     weights,
 )
 
+pytestmark = pytest.mark.process
+
 # ---- before the list: loss and gradient multiplied by accumulation and by ranks ----
 
 

@@ -33,6 +33,8 @@ from tests.support.toys import (
     weights,
 )
 
+pytestmark = pytest.mark.process
+
 
 def batches(diaries: list[list[list[int]]]) -> list[list[int]]:
     """The global batches of an epoch or more: what all ranks were fed in the same step."""

@@ -41,6 +41,8 @@ from tests.support.toys import (
     weights,
 )
 
+pytestmark = pytest.mark.process
+
 # ---- 9: what is drawn before the seed is set ----
 
 

@@ -66,6 +66,7 @@ def timed(folder: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.process
 def test_trap_3_throughput_contains_evaluation(tmp_path: Path) -> None:
     (found,) = ranks(1, timed, str(tmp_path), env=CPU)
     said, nominal = found["said"], found["nominal"]
@@ -127,6 +128,7 @@ def normalised(folder: str, batch: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.process
 def test_trap_6_batchnorm_statistics_differ_between_ranks(tmp_path: Path) -> None:
     (single,) = ranks(1, normalised, str(tmp_path / "1"), 8, env=CPU)
     first, second = ranks(2, normalised, str(tmp_path / "2"), 4, env=CPU)
@@ -173,6 +175,7 @@ def evaluated_or_not(folder: str) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.process
 def test_trap_12_evaluating_changes_training(tmp_path: Path) -> None:
     (found,) = ranks(1, evaluated_or_not, str(tmp_path), env=CPU)
     assert apart(found["stock no 0.0"], found["stock epoch 0.0"]) == 0
@@ -198,6 +201,7 @@ def dropped(folder: str) -> dict[str, list[list[bool]]]:
     return found
 
 
+@pytest.mark.process
 def test_trap_13_all_ranks_drop_the_same(tmp_path: Path) -> None:
     first, second = ranks(2, dropped, str(tmp_path), env=CPU)
     assert len(first["stock"]) == 8
@@ -230,6 +234,7 @@ def searches(folder: str) -> dict[str, bool]:
     return found
 
 
+@pytest.mark.process
 def test_trap_18_ddp_searches_unused_parameters(tmp_path: Path) -> None:
     for rank in ranks(2, searches, str(tmp_path), env=CPU):
         assert rank == {
@@ -322,6 +327,7 @@ def our_batches_draw_nothing(folder: str) -> bool:
     return same and untouched and model is not None
 
 
+@pytest.mark.process
 def test_trap_21_resuming(tmp_path: Path) -> None:
     (theirs,) = ranks(1, stock_resumes, str(tmp_path / "stock"), env=CPU)
     assert theirs["plain 12"] == theirs["plain 16"] == theirs["augmented 16"] == 0

@@ -33,6 +33,8 @@ from tests.support.toys import (
 )
 from tests.train.strategy.test_compress import Arm, flat, group
 
+pytestmark = pytest.mark.process
+
 # ---- 11: number formats ----
 
 

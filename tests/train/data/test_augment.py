@@ -112,6 +112,7 @@ def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
     return {"trained": trained, "tested": tested}
 
 
+@pytest.mark.process
 def test_the_same_samples_look_the_same_however_they_are_split(tmp_path: Path) -> None:
     whole: dict[str, Any] = {}
     for count, batch, acc in ((1, 16, 1), (1, 4, 4), (2, 8, 1), (2, 4, 2)):

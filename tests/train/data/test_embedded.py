@@ -109,6 +109,7 @@ def test_digits_are_images_of_every_class(digits: datasets.DatasetDict) -> None:
     assert max(map(max, pixels["train"])) == 255
 
 
+@pytest.mark.process
 def test_same_data_in_other_processes(
     english: datasets.DatasetDict,
     digits: datasets.DatasetDict,
@@ -128,6 +129,7 @@ def test_checksum_sees_order_and_labels(digits: datasets.DatasetDict) -> None:
     assert embedded.checksum(digits["test"].select(range(3))) == embedded.checksum(part)
 
 
+@pytest.mark.process
 def test_tokenizer_is_the_same_everywhere(
     english: datasets.DatasetDict, children: list[tuple[str, Path]], tmp_path: Path
 ) -> None:
@@ -147,6 +149,7 @@ def test_tokenizer_is_the_same_everywhere(
     assert other(sample)["input_ids"] == again(sample)["input_ids"] == trained(sample)["input_ids"]
 
 
+@pytest.mark.process
 def test_tokenizer_works_like_that_of_bert(
     english: datasets.DatasetDict, children: list[tuple[str, Path]]
 ) -> None:

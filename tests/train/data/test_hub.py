@@ -140,6 +140,7 @@ def test_torchrun_hands_every_flag_on() -> None:
     assert swallowed == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("script", [pytest.param("bert", marks=pytest.mark.slow), "vit"])
 def test_two_ranks_load_each_file_once(
     script: str, hub: Hub, published: Path, tmp_path: Path
@@ -228,6 +229,7 @@ class Client:
         return line
 
 
+@pytest.mark.process
 def test_what_the_hub_does_not_have_and_no_hub(hub: Hub, tmp_path: Path) -> None:
     marker, out = tmp_path / "marker", tmp_path / "out"
     env = {**hub.env(tmp_path / "cache"), "MARKER": str(marker)}

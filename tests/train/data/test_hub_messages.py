@@ -108,6 +108,7 @@ def ask(hub: Hub, cache: Path, root: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.process
 def test_a_hub_without_it_and_no_hub(tmp_path: Path, root: Path) -> None:
     part = datasets.Dataset.from_dict({"text": ["a", "b"] * 9, "label": [0, 1] * 9})
     for name in ("first", "second"):

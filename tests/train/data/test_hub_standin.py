@@ -136,6 +136,7 @@ def check(loaded: dict[str, Any], root: Path) -> None:
     assert loaded["names"] == [["neg", "pos"], ["neg", "pos"], ["red", "green", "blue"]]
 
 
+@pytest.mark.process
 def test_clients_load_what_was_published(published: Path, tmp_path: Path) -> None:
     with Hub() as hub:
         publish(hub, published)
@@ -163,6 +164,7 @@ def test_clients_load_what_was_published(published: Path, tmp_path: Path) -> Non
         assert not hub.requests
 
 
+@pytest.mark.process
 def test_clients_get_the_proper_errors(published: Path, tmp_path: Path) -> None:
     with Hub() as hub:
         publish(hub, published)

@@ -200,6 +200,7 @@ SLOW_CASES: list[tuple[str, int, list[str], list[str]]] = [
 ALL = [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("name", "count", "kinds", "argv"), ALL)
 def test_an_update_does_not_depend_on_the_layout(
     name: str, count: int, kinds: list[str], argv: list[str], tmp_path: Path
@@ -226,6 +227,7 @@ def test_an_update_does_not_depend_on_the_layout(
         assert results[0]["parts"]["parts"] != results[1]["parts"]["parts"]
 
 
+@pytest.mark.process
 def test_a_model_that_reads_one_text_a_row_gets_parts(tmp_path: Path) -> None:
     (found,) = ranks(1, trained, str(tmp_path), "mpnet", ["auto"], "--b", "16")
     observed = found["auto"]["observed"]
@@ -282,6 +284,7 @@ def all_choices(folder: str) -> list[tuple[str, str | None]]:
     ]
 
 
+@pytest.mark.process
 def test_what_the_layout_depends_on(tmp_path: Path) -> None:
     for number in range(len(CHOICES)):
         (tmp_path / str(number)).mkdir()
@@ -346,6 +349,7 @@ def test_the_kernel_reads_rows_like_padding(tmp_path: Path) -> None:
         assert (gradient - found[0][1]).norm() < 0.05 * found[0][1].norm()
 
 
+@pytest.mark.process
 def test_the_record_says_how_texts_were_laid_out(tmp_path: Path) -> None:
     argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1", "--save", "none"]
     done = script("bert", *argv, "--o", str(tmp_path))

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.ranks import script
 
+pytestmark = pytest.mark.process
+
 # Two processes make half the updates of one: the harder case.
 GOALS = {"vit": 0.90, "bert": 0.80}
 

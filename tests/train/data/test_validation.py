@@ -22,6 +22,8 @@ from tests.support.toys import CPU, FEATURES, Net, weights
 from tests.train.measure.test_metrics import expected
 from tests.train.run.test_resume import only_run
 
+pytestmark = pytest.mark.process
+
 # A learning rate that goes wrong late: the best epoch is not the last.
 ARGV = [
     "--tiny", "--train_size", "128", "--test_size", "101", "--validation_split", "0.2",

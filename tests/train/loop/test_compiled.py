@@ -39,11 +39,13 @@ def check(tmp_path: Path, count: int, *more: str) -> None:
             assert row[name] == pytest.approx(other[name], rel=1e-3), name
 
 
+@pytest.mark.process
 def test_compiled_once_and_trained_alike(tmp_path: Path) -> None:
     """Without code for the machine, which takes a compiler and half a minute."""
     check(tmp_path, 1, "--torch_compile_backend", "eager")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("count", [1, 2])

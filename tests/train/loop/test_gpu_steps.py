@@ -14,6 +14,8 @@ from transformers import TrainerCallback
 from tests.support.ranks import ranks
 from tests.support.toys import Net, Points, ours
 
+pytestmark = pytest.mark.process
+
 # These wait by themselves here and there; what is ours is to add nothing to it.
 THEIRS = re.compile(r"/site-packages/(transformers|accelerate)/")
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from harness.core.architectures import ARCHITECTURES
 from tests.support.ranks import ranks, script
 
+pytestmark = pytest.mark.process
+
 SAMPLES = 16
 CLASSES = 3
 # (ranks, per_gpu_batch, grad_acc): the same sixteen samples, split in four ways.

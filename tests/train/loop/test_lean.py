@@ -15,6 +15,8 @@ from harness.train.loop.host_overhead import Lean
 from tests.support.ranks import ranks
 from tests.support.toys import CPU, Net, Points, logged, ours, weights
 
+pytestmark = pytest.mark.process
+
 CASES = [(), ("--grad_acc=2",), ("--max_grad_norm=0",), ("--max_grad_norm=0.01",)]
 # What is taken from the Trainer again for the other arm.
 METHODS = ("_clip_grad_norm", "_get_grad_norm", "floating_point_ops", "store_flos", "settle")

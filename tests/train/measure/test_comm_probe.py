@@ -82,6 +82,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[s
     return ranks(2, with_it_and_without, str(tmp_path_factory.mktemp("both")))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
 def test_the_training_is_the_same_to_the_bit(both: list[Any], name: str) -> None:
     for rank, found in enumerate(both):
@@ -116,6 +117,7 @@ def of_its_bounds(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.process
 def test_it_is_bounded_in_time_and_memory(tmp_path: Path) -> None:
     found = ranks(2, of_its_bounds, str(tmp_path))[0]
     assert len(found["late"]["probe"]["with_s"]) == 1

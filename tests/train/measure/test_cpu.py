@@ -25,6 +25,7 @@ def total(cpu: CpuTime) -> float:
     return sum(cpu.own().values())
 
 
+@pytest.mark.process
 def test_it_is_the_work_of_this_process_and_of_its_ended_children() -> None:
     busy = BUSY.format(s=time.process_time() + 0.2)
     cpu = CpuTime()
@@ -78,6 +79,7 @@ def test_attempts_are_added_up_as_far_as_they_told(tmp_path: Path) -> None:
     assert (mixed["user_s"], mixed["user_s_per_rank"]) == (38.0, None)
 
 
+@pytest.mark.process
 def test_every_rank_tells_its_own(tmp_path: Path) -> None:
     """LogCallback alone, on two ranks."""
     began = time.perf_counter()

@@ -114,6 +114,7 @@ def slow_ones(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return ranks(2, of_slow_ones, str(tmp_path_factory.mktemp("slow")))
 
 
+@pytest.mark.process
 def test_a_rank_that_is_slow_is_named_and_waited_for(slow_ones: list[dict[str, Any]]) -> None:
     first, second = (found["rank"]["rank"] for found in slow_ones)
     row = slow_ones[0]["rank"]["row"]
@@ -128,6 +129,7 @@ def test_a_rank_that_is_slow_is_named_and_waited_for(slow_ones: list[dict[str, A
     assert first["comm_wait_s"] > max(second["comm_wait_s"], asleep_s / 2)
 
 
+@pytest.mark.process
 def test_all_of_a_step_is_one_thing_or_the_other(slow_ones: list[dict[str, Any]]) -> None:
     for found in slow_ones[0].values():
         row, rank = found["row"], found["rank"]
@@ -144,6 +146,7 @@ def probe_exposed_s(found: dict[str, Any]) -> float:
     return statistics.median(map(float.__sub__, probe["with_s"], probe["without_s"]))
 
 
+@pytest.mark.process
 def test_an_exchange_that_is_slow_is_seen_as_one(slow_ones: list[dict[str, Any]]) -> None:
     """By both measures: the step as it is, and without its exchange."""
     found, plain = slow_ones[0]["exchange"], slow_ones[0]["neither"]
@@ -184,6 +187,7 @@ def of_unlike_knowledge() -> list[Any]:
     return found
 
 
+@pytest.mark.process
 def test_where_one_rank_does_not_know_none_does() -> None:
     nothing: dict[str, Any] = dict.fromkeys(FIELDS)
     one, other = ranks(2, of_unlike_knowledge)
@@ -216,6 +220,7 @@ def test_computing_is_known_where_nothing_is_exchanged(
     assert told == dict.fromkeys(("comm_exposed_share", "compute_skew", "slowest_rank"))
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_events_have_the_exchange_behind_them(tmp_path: Path) -> None:
     assert min(ranks(2, on_one_gpu)) > SLEEP_S

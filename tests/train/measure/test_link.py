@@ -230,6 +230,7 @@ def measured(sizes: list[int], patch: str = "") -> Any:
     return {"found": found, "same": same, "agreed": left.item() == size, "groups": groups}
 
 
+@pytest.mark.process
 def test_three_nodes_of_one_process() -> None:
     first, *others = ranks(3, measured, [400, MIB], env={"LOCAL_WORLD_SIZE": "1"})
     assert all(one["same"] and one["agreed"] for one in (first, *others))
@@ -249,6 +250,7 @@ def test_three_nodes_of_one_process() -> None:
     assert found["took_s"] < link.BUDGET_S and found["asked"] is found["warning"] is None
 
 
+@pytest.mark.process
 def test_two_nodes_of_two_processes_and_a_group_of_their_leaders() -> None:
     first, *others = ranks(4, measured, [MIB], "nccl", env={"LOCAL_WORLD_SIZE": "2"})
     assert all(one["groups"] == [[0, 2]] and one["agreed"] for one in (first, *others))
@@ -257,6 +259,7 @@ def test_two_nodes_of_two_processes_and_a_group_of_their_leaders() -> None:
     assert first["found"]["allreduce"][0]["bytes"] == MIB
 
 
+@pytest.mark.process
 def test_what_there_is_no_time_for_is_unknown() -> None:
     first, _ = ranks(2, measured, [MIB], "late", env={"LOCAL_WORLD_SIZE": "1"})
     found = first["found"]

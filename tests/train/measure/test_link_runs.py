@@ -62,6 +62,7 @@ def record(out: Path) -> tuple[RunFolder, Any]:
     return folder, (read_json(folder.environment) or {})["link"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_run_on_two_nodes_measures_its_link_and_trains_as_on_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -95,6 +96,7 @@ def verb(*argv: str) -> int:
     return main(["link", *argv])
 
 
+@pytest.mark.process
 def test_the_verb_shows_every_pair_and_every_size() -> None:
     asked = {"LOCAL_WORLD_SIZE": "1", "HARNESS_LAUNCH": json.dumps({"link": LINK})}
     done = ran(2, verb, "--mb", "1,0.25", env=asked)
@@ -109,6 +111,7 @@ def test_the_verb_shows_every_pair_and_every_size() -> None:
     assert done.err.count("warning: the link is not the one that was asked for") == 1
 
 
+@pytest.mark.process
 def test_the_verb_on_one_node_shows_no_pair() -> None:
     done = ran(2, verb, "--mb", "0.25", "--json")
     assert done.code == 0, done.err
@@ -171,6 +174,7 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_limited_link_is_measured_as_it_is(namespaces: tuple[str, str]) -> None:

@@ -25,6 +25,8 @@ from logcallback import LogCallback
 from tests.support.ranks import ran, ranks, run_script, script
 from tests.support.toys import CPU, BreakOff, BrokenOffError, Net, Points
 
+pytestmark = pytest.mark.process
+
 MARKER = "hf_SecretThatNobodyMayRead"
 NAMES = ("someuser", "somehost", "/home/someuser")
 

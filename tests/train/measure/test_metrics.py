@@ -108,6 +108,7 @@ def evaluations(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_metrics_are_those_of_the_whole_set(count: int, tmp_path: Path) -> None:
     # 3 samples on 3 ranks: each has one, and 2 ranks fill up with one that is not counted.
@@ -152,6 +153,7 @@ def parts(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_each_rank_answers_for_its_own_samples(count: int, tmp_path: Path) -> None:
     on_ranks = ranks(count, parts, str(tmp_path), env=CPU)
@@ -276,6 +278,7 @@ def kept(folder: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.process
 def test_no_pile_of_logits_and_one_collective(tmp_path: Path) -> None:
     for count in (1, 2):
         for found in ranks(count, kept, str(tmp_path / str(count)), env=CPU):
@@ -301,6 +304,7 @@ def to_the_bit(folder: str) -> dict[str, Any]:
     return {name: [way[name] for way in ways] for name in names}
 
 
+@pytest.mark.process
 def test_metrics_are_the_same_to_the_bit_on_any_number_of_ranks(tmp_path: Path) -> None:
     of_one = ranks(1, to_the_bit, str(tmp_path / "1"), env=CPU)[0]
     for values in of_one.values():
@@ -340,6 +344,7 @@ def again(root: str, argv: list[str]) -> tuple[np.ndarray, np.ndarray]:
         return model(**batch).logits.numpy(), labels.numpy()
 
 
+@pytest.mark.process
 def test_a_row_is_what_the_saved_model_does(tmp_path: Path) -> None:
     argv = ["--tiny", "--train_size", "192", "--test_size", "101", "--eval_batch", "7"]
     argv += ["--epochs", "2", "--save", "last", "--o", str(tmp_path)]

@@ -212,6 +212,7 @@ def burn(seconds: float) -> None:
         pass
 
 
+@pytest.mark.process
 def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
     watch = Watch([], 0.05)
     assert not any(tmp_path.iterdir())
@@ -231,6 +232,7 @@ def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
     assert len((tmp_path / "telemetry" / "node_0.jsonl").read_text().splitlines()) > 5
 
 
+@pytest.mark.process
 def test_a_sampler_that_is_gone_stops_nothing() -> None:
     watch = Watch([], 1.0)
     assert watch.edge() is not None
@@ -240,6 +242,7 @@ def test_a_sampler_that_is_gone_stops_nothing() -> None:
     assert watch.edge() is None
 
 
+@pytest.mark.process
 def test_a_sampler_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     child = os.fork()

@@ -74,6 +74,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.process
 def test_energy_is_what_the_counter_grew_between_the_edges_of_an_epoch(
     tmp_path: Path, with_driver: dict[str, str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_energy_is_what_the_counter_grew_between_the_edges_of_an_epoch(
     assert environment["telemetry_missing"]["utilisation_percent"] == "NVML: not supported"
 
 
+@pytest.mark.process
 def test_a_run_goes_on_without_the_process_that_looks(
     tmp_path: Path, with_driver: dict[str, str]
 ) -> None:
@@ -114,6 +116,7 @@ def test_a_run_goes_on_without_the_process_that_looks(
 SMALL = ["--tiny", "--epochs", "2", "--train_size", "128", "--test_size", "32", "--b", "16"]
 
 
+@pytest.mark.process
 def test_looking_changes_no_number(tmp_path: Path) -> None:
     found = {}
     for hz in ("0", "20"):

@@ -31,6 +31,7 @@ def test_numbers_by_their_path() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.process
 def test_tensorboard_has_every_number_of_the_record(tmp_path: Path) -> None:
     argv = [*SMALL, "--report_to", "tensorboard", "--o", str(tmp_path)]
     done = script("vit", *argv, count=2)
@@ -80,6 +81,7 @@ def told(folder: str, *names: str) -> tuple[list[Any], list[bool]]:
     return StandIn.events, [isinstance(one, Trackers) for one in handlers]
 
 
+@pytest.mark.process
 def test_other_trackers_are_told_the_same_on_rank_0_alone(tmp_path: Path) -> None:
     (events, tells), (others, other_tells) = ranks(2, told, str(tmp_path), "wandb")
     assert any(tells) and others == [] and not any(other_tells)
@@ -92,6 +94,7 @@ def test_other_trackers_are_told_the_same_on_rank_0_alone(tmp_path: Path) -> Non
     assert events[-2][2] == numbers(read_json(folder.summary) or {}, "harness/summary")
 
 
+@pytest.mark.process
 def test_several_trackers_are_told_the_same(tmp_path: Path) -> None:
     ((events, _),) = ranks(1, told, str(tmp_path), "mlflow", "trackio")
     # One after the other, each time.
@@ -99,6 +102,7 @@ def test_several_trackers_are_told_the_same(tmp_path: Path) -> None:
     assert events[-4] == events[-3] and [kind for kind, *_ in events[-2:]] == ["closed"] * 2
 
 
+@pytest.mark.process
 def test_nobody_is_told_where_none_is_asked_for(tmp_path: Path) -> None:
     ((events, tells),) = ranks(1, told, str(tmp_path))
     assert events == [] and not any(tells) and not list(tmp_path.rglob("events*"))

@@ -124,6 +124,7 @@ WAYS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.root
 def test_what_leaves_a_node_is_what_theory_says(tmp_path: Path) -> None:
     """A ring of n ranks: each sends 2(n-1)/n of the payload."""

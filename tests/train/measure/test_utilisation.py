@@ -81,6 +81,7 @@ def by_hand(lengths: np.ndarray, order: np.ndarray, batch: int) -> tuple[float, 
     return padded, without, tokens, real
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("count", "accumulation", "padding"), [(1, 3, "batch"), (2, 2, "batch"), (1, 2, "auto")]
 )
@@ -127,6 +128,7 @@ def test_operations_and_tokens_of_texts_by_hand(
 # ---- images ----
 
 
+@pytest.mark.process
 def test_operations_of_images_count_what_is_fed_twice(tmp_path: Path) -> None:
     argv = [*SMALL, "--train_size", "60", "--b", "8", "--epochs", "2", "--tail", "pad"]
     done = script("vit", *argv, "--o", str(tmp_path), count=2)
@@ -142,6 +144,7 @@ def test_operations_of_images_count_what_is_fed_twice(tmp_path: Path) -> None:
     assert last["tokens_per_s"] is last["padding_share"] is last["mfu"] is None
 
 
+@pytest.mark.process
 def test_an_epoch_that_was_broken_off_counts_what_is_timed_of_it(tmp_path: Path) -> None:
     argv = [*SMALL[:-4], "--train_size", "320", "--b", "16", "--epochs", "2", "--save_steps", "7"]
     argv += ["--max_steps", "33", "--o", str(tmp_path)]
@@ -193,6 +196,7 @@ def train_plain(folder: str, planted: str, *flags: str) -> float:
     return drawn
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_another_model_is_counted_before_it_is_wrapped_or_split(
     tmp_path: Path, strategy: str
@@ -206,6 +210,7 @@ def test_another_model_is_counted_before_it_is_wrapped_or_split(
     assert tflop * 1e12 == pytest.approx(32 * 4 * FEATURES * CLASSES)
 
 
+@pytest.mark.process
 def test_what_cannot_be_counted_is_null_and_disturbs_nothing(tmp_path: Path) -> None:
     (known,) = ranks(1, train_plain, str(tmp_path / "known"), "")
     (unknown,) = ranks(1, train_plain, str(tmp_path / "unknown"), "planted")
@@ -251,6 +256,7 @@ def collate(numbers: np.ndarray) -> dict[str, Any]:
     return {"labels": torch.zeros(2), AMOUNT: Amount(2, tokens, 0, tokens, 0)}
 
 
+@pytest.mark.process
 def test_amounts_come_out_of_the_processes_that_load_data() -> None:
     loader = DataLoader(Indices(4), batch_size=2, collate_fn=collate, num_workers=1)
     moved = [send_to_device(batch, torch.device("meta"), non_blocking=True) for batch in loader]

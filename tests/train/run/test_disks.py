@@ -16,6 +16,8 @@ from tests.support.ranks import Done, ran, ranks
 from tests.support.sweeps import untimed_rows
 from tests.train.run.test_resume import stop_at
 
+pytestmark = pytest.mark.process
+
 ARGV = [
     "--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16",
     "--setup", "2_1", "--output_dir", "out", "--dropout", "0.1", "--full_determinism",

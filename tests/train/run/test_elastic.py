@@ -16,6 +16,8 @@ from tests.support.ranks import Done, ran, run_script, script
 from tests.support.sweeps import untimed_rows
 from tests.train.run.test_resume import only_run, stop_at, weights_of
 
+pytestmark = pytest.mark.process
+
 SMALL = [
     "--tiny", "--test_size", "65", "--epochs", "2", "--b", "16", "--dropout", "0", "--log_every",
     "3", "--full_determinism", "--save_steps", "1",

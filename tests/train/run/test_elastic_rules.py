@@ -230,6 +230,7 @@ def test_restarts_that_would_fail_are_announced(
         assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in told) is bool(expected)
 
 
+@pytest.mark.process
 def test_the_store_listens_or_says_why_not(root: Path) -> None:
     def store(*argv: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "harness", "store", *argv]

@@ -19,6 +19,8 @@ from tests.support.sweeps import untimed_rows, wait_for
 from tests.train.run.test_elastic import attempts_of
 from tests.train.run.test_resume import only_run, weights_of
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 ARGV = [
     "--tiny", "--train_size", "640", "--test_size", "65", "--epochs", "3", "--b", "16",

@@ -13,6 +13,8 @@ from tests.support.ranks import script
 from tests.support.sweeps import untimed_rows
 from tests.train.run.test_resume import ARGV, only_run, weights_of
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("count", "more"),

@@ -18,6 +18,8 @@ from harness.core.records import RunFolder, read_json, read_rows
 from tests.support.ranks import Done, ran, run_script, script
 from tests.support.sweeps import untimed_rows
 
+pytestmark = pytest.mark.process
+
 # Dropout is on: the random state has to be restored, not only weights and optimizer.
 ARGV = [
     "--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16",

@@ -14,6 +14,8 @@ from transformers import TrainerCallback
 from tests.support import toys
 from tests.support.ranks import ranks
 
+pytestmark = pytest.mark.process
+
 BATCH, UPDATES = 4, 20
 CLIPPED = ["--optim", "sgd", "--lr", "0.1", "--lr_scheduler_type", "constant", "--max_grad_norm"]
 SGD = [*CLIPPED, "0"]

@@ -18,6 +18,8 @@ from tests.train.run.test_disks import trained
 from tests.train.run.test_resume import broken_off, only_run, weights_of
 from tests.train.strategy.test_apart import Diary
 
+pytestmark = pytest.mark.process
+
 LOCAL = ["--strategy", "local_sgd", "--sync_every", "5"]
 DILOCO = ["--strategy", "diloco", "--sync_every", "6"]
 STREAMED = [*DILOCO, "--fragments", "3", "--overlap", "5"]

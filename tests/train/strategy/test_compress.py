@@ -21,6 +21,8 @@ from harness.train.strategy.parallel import observe_hook
 from tests.support.ranks import ranks
 from tests.support.toys import Net, Points, apart, ours, weights
 
+pytestmark = pytest.mark.process
+
 SHAPES = [(40, 30), (30,), (24, 40), (40, 30), (3, 5)]
 BF16, FP16 = 2.0**-8, 2.0**-11  # half a unit of the last place
 

@@ -22,6 +22,8 @@ from tests.train.strategy.test_apart import (
     one_weight,
 )
 
+pytestmark = pytest.mark.process
+
 AVERAGED = [*SGD, "--strategy", "diloco", "--outer_lr", "1", "--outer_momentum", "0"]
 DILOCO = [*SGD, "--strategy", "diloco", "--outer_lr", "0.7", "--outer_momentum", "0.9"]
 OUTER = {"outer_lr": 0.7, "momentum": 0.9}

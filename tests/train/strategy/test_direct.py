@@ -72,6 +72,7 @@ def means() -> int:
     return checked
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_mean_is_the_closed_form_to_the_bit(count: int) -> None:
     assert ranks(count, means, env={"RANK": "0", **ALONE} if count == 1 else None) == [90] * count
@@ -112,6 +113,7 @@ def both_ways() -> list[tuple[bytes, bytes, int, int]]:
     return found
 
 
+@pytest.mark.process
 def test_of_two_ranks_gradients_are_those_of_ddp_to_the_bit() -> None:
     """In one bucket and in several, which DDP puts together anew after the first update."""
     for of_rank in ranks(2, both_ways):
@@ -135,6 +137,7 @@ def summed(ways: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
     return found
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("count", "ways"), [(2, ["bf16", "fp16"]), (3, ["none", "fp16"]), (4, ["none", "bf16"])]
 )
@@ -182,6 +185,7 @@ def counted(folder: str, asked: list[list[str]]) -> list[list[tuple[int, ...]]]:
     return found
 
 
+@pytest.mark.process
 def test_a_step_exchanges_its_gradients_and_nothing_else(tmp_path: Path) -> None:
     """No gathering of sample counts, no buffers, no search for unused parameters, no norm. A bucket
     is enough for this model; DDP agrees once, before the second step, what is in it.
@@ -218,6 +222,7 @@ def left_alone(how: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("how", "words"), [("silent", "imed out|timeout"), ("gone", "by peer")])
 def test_a_peer_that_is_silent_or_gone_ends_the_step(how: str, words: str) -> None:
     said, _ = ranks(2, left_alone, how)
@@ -231,6 +236,7 @@ SAME = ("epoch", "updates", "samples", "train_loss", "grad_norm", "eval_loss", "
         "payload_bytes")  # fmt: skip
 
 
+@pytest.mark.process
 def test_a_broken_off_run_goes_on_and_is_that_of_the_backend(tmp_path: Path) -> None:
     argv = ["--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "2", "--b", "16"]
     argv += ["--full_determinism", "--save_steps", "5", "--max_grad_norm", "0.5"]
@@ -256,6 +262,7 @@ APART = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("count", "tolerance"), [(2, 0.0), pytest.param(3, 1e-6, marks=pytest.mark.slow)]
 )

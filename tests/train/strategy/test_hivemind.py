@@ -94,6 +94,7 @@ def replayed(batches: dict[int, list[int]], sgd: bool = False) -> np.ndarray:
     return weights(net)
 
 
+@pytest.mark.process
 def test_one_peer_is_training_in_one_process(tmp_path: Path) -> None:
     (alone,) = ranks(1, trained, str(tmp_path / "peer"), *FLAGS, "--grad_acc=2", env=ENV)
     flags = ["--strategy=single", *FLAGS[1:], "--grad_acc=2"]
@@ -112,6 +113,7 @@ def test_one_peer_is_training_in_one_process(tmp_path: Path) -> None:
     assert alone["payload_bytes"] == 0
 
 
+@pytest.mark.process
 def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> None:
     both = ranks(2, trained, str(tmp_path), *FLAGS, env=ENV)
     leader, other = both
@@ -155,6 +157,7 @@ def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> No
     assert leader["payload_bytes"] == size * (updates + 2)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_loss_of_an_epoch_is_that_of_all_peers(tmp_path: Path) -> None:
     flags = ["--strategy=hivemind", "--per_gpu_batch=4", "--epochs=1", "--lr=1e-12"]
@@ -166,6 +169,7 @@ def test_the_loss_of_an_epoch_is_that_of_all_peers(tmp_path: Path) -> None:
     assert both[0]["rows"][0]["train_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("compress", ["fp16", "int8"])
 def test_compression_sends_less_and_stays_near(tmp_path: Path, compress: str) -> None:
@@ -182,6 +186,7 @@ def test_compression_sends_less_and_stays_near(tmp_path: Path, compress: str) ->
     assert leader["payload_bytes"] == (16 * packed + 2 * 2) * len(exact)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_local_updates_average_weights(tmp_path: Path) -> None:
     both = ranks(2, trained, str(tmp_path), *FLAGS, "--local_updates", env=ENV)
@@ -215,6 +220,7 @@ def batchnorm(folder: str, *flags: str) -> list[float]:
     return list(net.norm.running_mean.tolist())
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_batchnorm_statistics_are_averaged_with_the_weights(tmp_path: Path) -> None:
     flags = [*FLAGS[:2], "--epochs=1", "--lr=0.01"]

@@ -121,6 +121,7 @@ def refused(done: Any, said: str) -> None:
     assert said in lines[0]
 
 
+@pytest.mark.process
 def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
     done = ran(1, without_hivemind, *TINY, "--o", str(tmp_path), env=peers.QUICK)
     refused(done, INSTALL)
@@ -128,6 +129,7 @@ def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
     assert "hivemind==" in file.read_text()
 
 
+@pytest.mark.process
 def test_nobody_answers(tmp_path: Path) -> None:
     argv = [*TINY, "--initial_peers", NOBODY, "--o", str(tmp_path)]
     refused(ran(1, run_script, "vit", argv, str(peers.ROOT), env=peers.QUICK), "none of them answe")
@@ -150,6 +152,7 @@ def other_settings(folder: str) -> int:
     return 0
 
 
+@pytest.mark.process
 def test_a_peer_that_does_not_fit_is_refused_and_one_that_is_late(tmp_path: Path) -> None:
     run = peers.Peer(tmp_path / "run", other_settings, str(tmp_path))
     wait_for(lambda: (tmp_path / "at").is_file() and (tmp_path / "at").read_text())
@@ -170,6 +173,7 @@ def test_a_peer_that_does_not_fit_is_refused_and_one_that_is_late(tmp_path: Path
 # ---- peers that come and go ----
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
@@ -210,6 +214,7 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     assert len(said) == 1  # the warning, and nothing of the libraries
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
@@ -231,6 +236,7 @@ def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert peers.summary(record)["attempts"] == 2
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_without_a_recorder_the_others_end_and_say_so(tmp_path: Path) -> None:
     first = vit(tmp_path / "first", "--epochs", "20")
@@ -244,6 +250,7 @@ def test_without_a_recorder_the_others_end_and_say_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "signum",
     [

@@ -10,6 +10,8 @@ import pytest
 from harness.core.records import find_runs, read_json, read_rows
 from tests.support.sweeps import command, gone, start, sweep_file, wait_for
 
+pytestmark = pytest.mark.process
+
 
 def three_peers(folder: Path, **more: object) -> Path:
     named = "".join(f", {name}: {value}" for name, value in more.items())

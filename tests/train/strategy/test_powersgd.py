@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -51,6 +52,7 @@ def of_low_rank() -> list[tuple[np.ndarray, np.ndarray]]:
     return found
 
 
+@pytest.mark.process
 def test_rank_one_loses_nothing_of_rank_one_gradients() -> None:
     """Nor after a gradient of zero, which leaves factors of zero behind."""
     for of_rank in ranks(2, of_low_rank):
@@ -77,6 +79,7 @@ def of_full_rank() -> float:
     return worst
 
 
+@pytest.mark.process
 def test_full_rank_is_the_exact_mean() -> None:
     assert max(ranks(3, of_full_rank)) < 2e-5
 
@@ -103,6 +106,7 @@ def with_feedback() -> dict[str, Any]:
     }
 
 
+@pytest.mark.process
 def test_what_was_not_sent_is_sent_later() -> None:
     found = ranks(2, with_feedback)[0]
     # Sent and still owed are together all that there was.
@@ -130,11 +134,13 @@ def in_other_buckets(folder: str) -> bool:
     return all(torch.equal(one[name].flatten(), other[name].flatten()) for name in one)
 
 
+@pytest.mark.process
 def test_its_memory_does_not_depend_on_buckets_and_outlives_a_process(tmp_path: Path) -> None:
     assert ranks(2, in_other_buckets, str(tmp_path)) == [True, True]
     assert {p.name for p in tmp_path.iterdir()} == {memory_of(0), memory_of(1)}
 
 
+@pytest.mark.process
 def test_a_run_with_powersgd_that_is_broken_off_goes_on_exactly(tmp_path: Path) -> None:
     """Killed inside its second epoch, behind a checkpoint inside it; the bytes are those of a run
     that was not, in every row.
@@ -198,6 +204,7 @@ def of_lost_memory(folder: str) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.process
 def test_a_memory_that_is_lost_is_never_taken_for_none(tmp_path: Path) -> None:
     write_json(tmp_path / COMPLETE, {"processes": 2})
     for found in ranks(2, of_lost_memory, str(tmp_path)):
@@ -215,6 +222,7 @@ def accumulated(folder: str) -> tuple[Any, Any]:
     return read_rows(run.folder.epochs)[0], run.observed
 
 
+@pytest.mark.process
 def test_it_goes_with_accumulation_mixed_precision_and_one_process(tmp_path: Path) -> None:
     """Exchanged once an update. Net's 16 x 8 and 3 x 16 are worth it at rank 1, its biases not."""
     env = {**alone(), "TORCHELASTIC_MAX_RESTARTS": "0"}
@@ -238,5 +246,6 @@ def of_a_number() -> str:
     return ""
 
 
+@pytest.mark.process
 def test_a_parameter_that_is_one_number_is_refused() -> None:
     assert "own.1 of this model is a single number" in ranks(2, of_a_number)[0]

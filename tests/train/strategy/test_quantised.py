@@ -10,6 +10,8 @@ import torch
 
 from tests.support.ranks import ranks
 
+pytestmark = pytest.mark.process
+
 
 def rows_of(count: int, size: int) -> torch.Tensor:
     """Each rank's numbers: of very unequal size from block to block, with a block of zeros."""
