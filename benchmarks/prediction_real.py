@@ -14,7 +14,7 @@ from harness.core.links import plain_link
 from harness.read.predict.exchange import Shape, wire_of
 from harness.read.predict.fitting import Given, fit_records, measured_beside, recorded
 from harness.read.predict.model import Plan
-from harness.read.records.selection import read_records
+from harness.read.records.selection import read_selected
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ("--tiny", "--epochs", "1", "--telemetry_hz", "0", "--save", "none")
@@ -36,16 +36,16 @@ def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
         return
     fitted = fit_records(str(out / "fit"), Given())
     # The probe that a run makes of its link before its first step; the steps are not looked at.
-    records, _ = read_records(str(out / "far"), None)
+    records, _ = read_selected(str(out / "far"), None)
     table = (*recorded(records), *measured_beside(str(out / "far")))
     for link in links:
         plan = Plan(Shape(2), BATCH, wire_of(plain_link(link)), emulated=True)
         tag = plain_link(link).tag
         for record in records:
-            rate = record.run.measures.get("train_samples_per_s")
-            if rate is None or not str(record.settings["setup"]).endswith(f"_{tag}"):
+            rate = record.measures.get("train_samples_per_s")
+            if rate is None or not str(record.identity["setup"]).endswith(f"_{tag}"):
                 continue
-            measured_s = record.run.environment["effective_batch"] / rate
+            measured_s = record.environment["effective_batch"] / rate
             yield compared(
                 "vit.py --tiny", link, measured_s, replace(fitted.model, table=table), plan
             )

@@ -4,8 +4,7 @@ harness.read.load("outputs") gives every epoch of every run below a folder as a 
 harness.read.load_sweep("outputs/sweeps/NAME") every group of a sweep's runs.
 """
 
-from harness.read.records.groups import load_sweep
+from harness.read.records.baseline import load_sweep, load_sweep_runs
 from harness.read.records.loading import load, load_runs
-from harness.read.records.sweep_runs import load_sweep_runs
 
 __all__ = ["load", "load_runs", "load_sweep", "load_sweep_runs"]

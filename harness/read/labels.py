@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,3 +36,23 @@ def _flag(name: str, value: Any) -> str:
         return f"{SHORT[name]}{number(value)}"
     said = name.replace("_", " ")
     return said if value is True else f"{said} {number(value)}"
+
+
+# What an axis may be called that is also what is measured.
+TAKEN = (
+    "path", "state", "reason", "machine", "nodes", "processes", "devices", "effective_batch",
+    "updates", "samples", "accuracy", "recall", "f1", "attempts", "commit", "dirty",
+    "baseline", "planned", "finished", "reached", "outcome", "seeds", "repeats",
+)  # fmt: skip
+
+
+def column_of(axis: str) -> str:
+    """The column of an axis: as in load() where the setting has the name of a metric."""
+    if axis == "precision":
+        return "number_format"
+    return f"label_{axis}" if axis in TAKEN else axis
+
+
+def machine_kind(machine: str) -> str:
+    """The kind of GPU that a machine label names, without their number."""
+    return re.sub(r"x\d+$", "", machine)

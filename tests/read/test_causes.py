@@ -30,7 +30,7 @@ from harness.read.explain.account import (
 from harness.read.explain.causes import bound, lost, of_run, of_scaling, share_lost
 from harness.read.explain.explain import Explanation, explain
 from harness.read.explain.facts import Facts
-from harness.read.records.selection import read_side
+from harness.read.records.selection import read_group
 from harness.read.statistics import spread
 from tests.read.test_compare import run as record
 from tests.read.test_importing import TEXT, text_file
@@ -205,7 +205,7 @@ def written(folder: Path, *flags: str, row: dict[str, Any] | None = None, **more
 
 def test_where_ranks_do_not_tell_the_probe_and_the_data_do(tmp_path: Path) -> None:
     path = written(tmp_path, "--strategy", "fsdp", comm_share=0.25)
-    found = account_of(read_side("x", str(path), None).records[0])
+    found = account_of(read_group("x", str(path), None).runs[0])
     assert found.step_s == 2.0 and found.samples == 16
     told = {name: value for name, value in found.parts.items() if value}
     # A quarter of a step is waiting for data and a quarter exchanging; the first steps took 2 s.
@@ -218,7 +218,7 @@ def test_where_ranks_do_not_tell_the_probe_and_the_data_do(tmp_path: Path) -> No
 
 def published(word: str) -> Explanation:
     """Of records that were made before ranks told of their steps."""
-    return explain(read_side("RUN", str(PUBLISHED / word), None))
+    return explain(read_group("RUN", str(PUBLISHED / word), None))
 
 
 def test_what_is_hidden_may_be_the_main_cause() -> None:
@@ -285,8 +285,8 @@ def test_what_else_there_is_to_say(tmp_path: Path) -> None:
     path = written(tmp_path / "a", wall_s=60.0, attempts=2, lost_s=3.0)
     written(tmp_path / "a", outcome="failed", reason="a reason")
     base = written(tmp_path / "b", "--dropout", "0.5")
-    run = read_side("RUN", str(path.parent), None)
-    text = " ".join(explain(run, read_side("BASELINE", str(base), None)).sentences)
+    run = read_group("RUN", str(path.parent), None)
+    text = " ".join(explain(run, read_group("BASELINE", str(base), None)).sentences)
     assert "They also differ in dropout." in text
     assert "took 45 s of 60 s" in text
     assert "1 run(s) were broken off and went on: 3 s lost." in text

@@ -15,7 +15,7 @@ from harness.core.command_line import as_mapping, parse
 from harness.core.records import SCHEMA
 from harness.core.settings import UserError
 from harness.read.compare.compare import compare
-from harness.read.records.selection import command_for_seeds, read_side
+from harness.read.records.selection import command_for_seeds, read_group
 from harness.read.statistics import difference
 from tests.read.test_importing import TEXT, text_file
 from tests.read.test_read import TWO, lines
@@ -344,7 +344,7 @@ def test_imported_and_measured_runs_are_not_compared(
 def test_published_records(root: Path) -> None:
     sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
     near, far = (f"{sweep}:script=vit,setup=2_1,link={link}" for link in ("none", "20ms"))
-    found = compare(read_side("A", near, None), read_side("B", far, None))
+    found = compare(read_group("A", near, None), read_group("B", far, None))
     rows = {row.measure.name: row for row in found.rows}
     # A link changes no digit of what is learnt, and takes time.
     assert rows["accuracy"].difference is not None and rows["accuracy"].difference.value == 0
@@ -369,7 +369,7 @@ def test_the_readme_compares_published_records(
 
 def test_commands_for_more_seeds(root: Path) -> None:
     sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
-    far = read_side("A", f"{sweep}:script=vit,setup=2_1,link=20ms/100mbit", None)
+    far = read_group("A", f"{sweep}:script=vit,setup=2_1,link=20ms/100mbit", None)
     published = root / "outputs" / "published"
     assert command_for_seeds(far, 2) == (
         "for seed in 1 3; do python -m harness nodes 2 --link 20ms/100mbit -- torchrun vit.py "
@@ -393,11 +393,11 @@ def test_commands_of_every_start(
     flags: tuple[str, ...], facts: dict[str, Any], start: str, tmp_path: Path
 ) -> None:
     run(tmp_path / "a", 1, *flags, environment=facts)
-    assert start in (command_for_seeds(read_side("A", str(tmp_path / "a"), None), 2) or "")
+    assert start in (command_for_seeds(read_group("A", str(tmp_path / "a"), None), 2) or "")
 
 
 def test_an_error_names_the_side(tmp_path: Path) -> None:
     folder = group(tmp_path / "a", [0.7])
     group(folder, [0.7], "--epochs", "9")
     with pytest.raises(UserError, match=r"^B, .* differ in epochs"):
-        read_side("B", str(folder), None)
+        read_group("B", str(folder), None)

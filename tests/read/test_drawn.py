@@ -29,7 +29,7 @@ from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch
 from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency, throughput
 from harness.read.figures.target import frontier, targets_of, time_to_accuracy
 from harness.read.figures.time import usage, where_time_went
-from harness.read.records.measured import Measured, read_all, read_measured
+from harness.read.records.sweeps import SweepResults, read_all, read_results
 from tests.read.test_read import lines
 from tests.read.test_sweep_table import Plan
 
@@ -47,8 +47,8 @@ def epochs(*accuracies: float, seconds: float = 2.0) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def measured(plan: Plan, **changes: Any) -> Measured:
-    return read_measured(plan.write(**changes))
+def measured(plan: Plan, **changes: Any) -> SweepResults:
+    return read_results(plan.write(**changes))
 
 
 def points(drawn: Drawn, panel: int = 0) -> list[tuple[float, float]]:
@@ -154,7 +154,7 @@ def test_epoch_time_over_the_batch(plan: Plan) -> None:
         epoch_time_by_batch(measured(plan))
 
 
-def scaled(plan: Plan, hold: str) -> Measured:
+def scaled(plan: Plan, hold: str) -> SweepResults:
     """1, 2 and 4 devices: 100, 150 and 200 samples/s, 30, 20 and 15 seconds."""
     for setup, devices, rate, seconds in (("1_1", 1, 100, 30), ("1_2", 2, 150, 20),
                                           ("1_4", 4, 200, 15)):  # fmt: skip
@@ -468,9 +468,9 @@ def test_runs_of_no_sweep_are_put_together_by_what_varies(plan: Plan) -> None:
                     "output_dir": str(seed)}  # fmt: skip
         (folder / "settings.json").write_text(json.dumps(settings))
     (part,), problems = read_all(plan.output_dir)
-    assert problems == [] and part.sweep.output_dir == plan.output_dir.absolute()
-    assert part.sweep.axes == ("per_gpu_batch", "setup", "warmup_steps")
-    assert part.sweep.baseline == {"setup": "1_1"}
+    assert problems == [] and part.output_dir == plan.output_dir.absolute()
+    assert part.axes == ("per_gpu_batch", "setup", "warmup_steps")
+    assert part.baseline == {"setup": "1_1"}
     assert [len(group.runs) for group in part.groups] == [2, 1, 1]
     assert all(math.isclose(group.mean("accuracy") or 0, 0.8) for group in part.groups)
 
@@ -484,7 +484,7 @@ def test_a_sweep_with_several_seeds_is_shown_first(
             for seed in seeds:
                 plan.run(setup, 4, seed, devices, train_samples_per_s=100.0 * devices)
     target = {"metric": "accuracy", "value": 0.1}
-    parts = [read_measured(once.write(name="once", target=target)),
-             read_measured(often.write(name="often"))]  # fmt: skip
+    parts = [read_results(once.write(name="once", target=target)),
+             read_results(often.write(name="often"))]  # fmt: skip
     assert show(parts, "throughput") is not None
     assert "(often)" in capsys.readouterr().out

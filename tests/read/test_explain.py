@@ -20,8 +20,8 @@ from harness.read.explain.causes import bound, lost, of_run
 from harness.read.explain.explain import Explanation, explain, read_account
 from harness.read.explain.explain import explained as of_report
 from harness.read.explain.facts import facts_of
-from harness.read.records.measured import read_measured
-from harness.read.records.selection import read_side
+from harness.read.records.selection import read_group
+from harness.read.records.sweeps import read_results
 from harness.train.strategy import compress
 from tests.read.test_sweep_table import Plan
 from tests.support.ranks import ranks
@@ -100,8 +100,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def explained(folder: Path, base: Path | None = None) -> Explanation:
-    run = read_side("RUN", str(folder), None)
-    return explain(run, None if base is None else read_side("BASELINE", str(base), None))
+    run = read_group("RUN", str(folder), None)
+    return explain(run, None if base is None else read_group("BASELINE", str(base), None))
 
 
 CASES = {
@@ -134,7 +134,7 @@ def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
     base = planted / "batch_of_all" / "bert" / "1_1"
     found = explained(planted / "batch" / "bert" / "1_2", base)
     assert found.main == causes.BATCH
-    run, one = (read_account(read_side("x", str(p), None)) for p in (planted / "batch", base))
+    run, one = (read_account(read_group("x", str(p), None)) for p in (planted / "batch", base))
     # As long for half as many samples: half of a step is lost, of ten seconds a batch.
     assert lost(run, one)[COMPUTE] == pytest.approx(PLANTED_S / 2, rel=0.25)
 
@@ -143,9 +143,9 @@ def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
 def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted: Path) -> None:
     """Of one that cannot be explained the reason."""
     healthy, slow = planted / "healthy", planted / "rank"
-    (said,) = of_report(read_measured(healthy))
+    (said,) = of_report(read_results(healthy))
     assert all(s in said for s in explained(healthy / "bert" / "1_2").sentences)
-    (said,) = of_report(read_measured(slow))
+    (said,) = of_report(read_results(slow))
     assert all(s in said for s in explained(slow / "bert" / "1_2").sentences)
     assert "Main cause: rank 1 is slower" in said
 
@@ -153,16 +153,16 @@ def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted
 @pytest.mark.process
 def test_a_report_explains_each_set_up_once(planted: Path) -> None:
     """And each strategy: one run has --compress. Those of one process are not explained here."""
-    found = of_report(read_measured(planted))
+    found = of_report(read_results(planted))
     assert len(found) == 2 and all("on 2 processes" in said for said in found)
-    (alone,) = of_report(read_measured(planted / "batch_of_all"))
+    (alone,) = of_report(read_results(planted / "batch_of_all"))
     assert "on 1 process" in alone
 
 
 def test_a_report_says_why_a_group_is_not_explained(tmp_path: Path) -> None:
     plan = Plan(tmp_path)
     plan.run(setup="1_2")
-    (said,) = of_report(read_measured(plan.write()))
+    (said,) = of_report(read_results(plan.write()))
     assert "has no timed steps" in said
 
 
@@ -179,9 +179,9 @@ def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:
 @pytest.mark.process
 def test_what_one_bound_promises_is_what_the_healthy_run_does(planted: Path) -> None:
     """Without what was planted a run is as fast as the one that it was planted in."""
-    healthy = read_account(read_side("x", str(planted / "healthy" / "bert" / "1_2"), None))
+    healthy = read_account(read_group("x", str(planted / "healthy" / "bert" / "1_2"), None))
     for name in ("loader", "rank", "exchange"):
-        side = read_side("x", str(planted / name), None)
+        side = read_group("x", str(planted / name), None)
         account = read_account(side)
         (cause, *_) = of_run(account, facts_of(side, None))
         assert bound(account, cause)[0] == pytest.approx(healthy.rate.mean, rel=0.2), name
@@ -191,7 +191,7 @@ def test_what_one_bound_promises_is_what_the_healthy_run_does(planted: Path) -> 
 @pytest.mark.process
 def test_all_of_an_update_is_one_part_or_another(planted: Path) -> None:
     for folder in planted.glob("*/bert/*/bert-*"):
-        account = read_account(read_side("x", str(folder), None))
+        account = read_account(read_group("x", str(folder), None))
         summary = read_json(folder / "summary.json")
         assert summary is not None and set(account.parts) == set(PARTS)
         whole_s = account.updates * sum(value or 0.0 for value in account.parts.values())

@@ -23,8 +23,7 @@ from harness.read.figures.prediction import prediction
 from harness.read.predict.cases import tasks_of
 from harness.read.predict.exchange import GLOO, Reduction, Shape, allreduce, wire_of
 from harness.read.predict.model import Model, Plan, fit_line, predict
-from harness.read.records.measured import read_measured
-from harness.read.records.sweeps import PlannedRun
+from harness.read.records.sweeps import PlannedRun, read_results
 from tests.read.test_predict import GRADIENT, measured, planted_s, record
 
 FACTOR = 1.5  # all-reduces take so much longer than the closed form says
@@ -68,7 +67,7 @@ def far(
 
 
 def drawn_of(root: Path) -> Drawn:
-    return prediction(read_measured(root))
+    return prediction(read_results(root))
 
 
 def marks(drawn: Drawn, hollow: bool = False, panel: int = 0) -> list[tuple[float, float]]:
@@ -144,7 +143,7 @@ def test_no_step_is_fitted_on_that_is_predicted(tmp_path: Path) -> None:
         near(root)
         for strategy in ("ddp", "diloco"):
             far(root, factor * 0.2, FAR, "--strategy", strategy)
-        ((task,), left) = tasks_of(read_measured(root))
+        ((task,), left) = tasks_of(read_results(root))
         assert (task.fitted.runs, left) == (4, {})
         heights.append([y for _, y in marks(drawn_of(root))])
     assert heights[0] == heights[1] and len(heights[0]) == 2
@@ -170,7 +169,7 @@ def test_a_prediction_has_its_interval_where_it_has_one(tmp_path: Path) -> None:
         record(tmp_path, 16, 1, 2, seed=seed, step_s=noise * planted_s(16, 2))
         far(tmp_path, 0.4, seed=seed)
         far(tmp_path, 0.08, FAR, "--strategy", "diloco", seed=seed)
-    found = read_measured(tmp_path)
+    found = read_results(tmp_path)
     ((task,), _) = tasks_of(found)
     diloco, ddp = sorted((c.found for c in task.cases), key=lambda f: f.step_s)
     assert diloco.low_s is None and ddp.low_s is not None and ddp.high_s is not None
@@ -263,7 +262,7 @@ def test_a_link_without_one_asked_for_is_as_it_was_measured(tmp_path: Path) -> N
     for seed, rtt in ((1, 10.0), (2, 40.0), (3, 12.0)):
         probe = {"asked": None, "rtt_min_ms": rtt, "bandwidth_mbit": 80.0}
         far(tmp_path, 0.1, FAR, seed=seed, link=probe)
-    ((task,), _) = tasks_of(read_measured(tmp_path))
+    ((task,), _) = tasks_of(read_results(tmp_path))
     wire = task.cases[0].found.plan.wire
     assert (wire.delay_s, wire.bytes_per_s) == (0.006, 1e7)
 
@@ -273,12 +272,12 @@ def test_a_link_without_one_asked_for_is_as_it_was_measured(tmp_path: Path) -> N
 
 def test_sweeps_that_it_answers(root: Path, tmp_path: Path) -> None:
     near(tmp_path)
-    sweep = read_measured(tmp_path).sweep
+    sweep = read_results(tmp_path)
     found = {}
     for file in sorted((root / "experiments").glob("*.yaml")):
         asked = load(file, tiny=True)
         planned = tuple(PlannedRun(job.label, job.path, None) for job in plan(asked))
-        found[file.stem] = figure_for(replace(sweep, axes=tuple(axes_of(asked)), runs=planned))
+        found[file.stem] = figure_for(replace(sweep, axes=tuple(axes_of(asked)), planned=planned))
     assert [name for name, figure in found.items() if figure == "prediction"] == ["prediction"]
     assert found["propagation"] == "propagation" and found["slow_links"] == "strategies"
 

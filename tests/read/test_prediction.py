@@ -43,7 +43,7 @@ from harness.read.predict.model import (
     over_nodes,
     predict,
 )
-from harness.read.records.selection import read_records
+from harness.read.records.selection import read_selected
 
 MB = 1e6
 # 10 ms + 1 ms a sample, without noise.
@@ -306,16 +306,16 @@ def test_published_steps_over_links(root: Path) -> None:
     """DDP on two nodes over twenty links, from what it takes without one: nothing is fitted on
     what is predicted, and the textbook's ring is far off.
     """
-    records, _ = read_records(str(root / "outputs/published/sweeps/propagation-tiny"), None)
+    records, _ = read_selected(str(root / "outputs/published/sweeps/propagation-tiny"), None)
     steps: dict[tuple[str, str | None], list[float]] = {}
     sizes = {}
     for record in records:
-        environment = record.run.environment
+        environment = record.environment
         if environment["nodes"] == 2:
-            rate = record.run.measures["train_samples_per_s"]
-            key = record.settings["script"], record.settings["link"]
+            rate = record.measures["train_samples_per_s"]
+            key = record.identity["script"], record.identity["link"]
             steps.setdefault(key, []).append(environment["effective_batch"] / rate)
-            sizes[record.settings["script"]] = environment["link"]["gradient_bytes"]
+            sizes[record.identity["script"]] = environment["link"]["gradient_bytes"]
     ours, textbook = [], []
     for (script, link), seconds in steps.items():
         if link in (None, "none"):

@@ -14,7 +14,7 @@ from harness.__main__ import main
 from harness.core.locks import Lock, is_held
 from harness.core.records import SCHEMA, RunFolder
 from harness.core.settings import UserError
-from harness.read.records.measured import read_all, read_measured
+from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
 from harness.read.tables.results import duration
 from tests.read.test_drawn import epochs, with_ranks
@@ -128,7 +128,7 @@ def test_an_explanation_has_its_place(
     """What it says is tested where real runs are (test_explain.py)."""
     monkeypatch.setattr(
         "harness.read.report.report.explained",
-        lambda found: [f"{found.sweep.name} & its <reasons>"],
+        lambda found: [f"{found.name} & its <reasons>"],
     )
     plan.run()
     page, text, *_ = make_report(plan.write(), tmp_path / "report")
@@ -238,7 +238,7 @@ def test_nothing_to_report_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert "usage: python -m harness report" in capsys.readouterr().out
     for path in (tmp_path / "empty", tmp_path / "none"):
         with pytest.raises(UserError):
-            read_measured(path)
+            read_results(path)
 
 
 def test_figures_of_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

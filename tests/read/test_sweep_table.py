@@ -16,7 +16,7 @@ import pytest
 from harness.__main__ import main
 from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
-from harness.read.records.sweep_runs import memory_of_devices
+from harness.read.records.runs import memory_of_devices
 from harness.read.statistics import difference_of_means, ratio_of_means, spread
 from tests.read.test_read import lines
 

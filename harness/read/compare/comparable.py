@@ -1,7 +1,6 @@
 """Whether two sides may be compared, by what is asked: speed, quality, or the way to a target.
 
-What one side knows and the other does not is no ground to stand on: it is refused as a difference
-is. What neither knows is said.
+A fact that only one side records counts as a difference; one that neither records is reported.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 from harness.core.records import FINISHED, RunFolder, find_runs
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.records.groups import without_count
-from harness.read.records.selection import Record, Side, record_of
+from harness.read.records.groups import Group
+from harness.read.records.runs import Run, read_run
 
 SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
 
@@ -34,19 +33,19 @@ class Check:
     """What two sides must have in common, and for which question."""
 
     what: str
-    of: Callable[[Record], Any]
+    of: Callable[[Run], Any]
     refused: tuple[str, ...]
     noted: tuple[str, ...] = ()
     why: str = ""
 
 
-def _data(record: Record) -> dict[str, Any]:
-    return record.run.environment.get("data") or {}
+def _data(run: Run) -> dict[str, Any]:
+    return run.environment.get("data") or {}
 
 
-def _test_set(record: Record) -> str | None:
+def _test_set(run: Run) -> str | None:
     """What quality is measured on, each epoch and at the end."""
-    data = _data(record)
+    data = _data(run)
     if data.get("test_samples") is None:
         return None
     parts = [f"{data['test_samples']} samples of {data.get('test_from') or 'an unnamed split'}"]
@@ -55,52 +54,46 @@ def _test_set(record: Record) -> str | None:
     return ", ".join(parts)
 
 
-def _machine(record: Record) -> str | None:
-    """GPUs of one kind are one kind of machine, however many are used."""
-    machine = record.run.machine
-    return without_count(machine) if machine and record.run.environment.get("gpus") else machine
-
-
-def _definitions(record: Record) -> str:
-    found = record.imported.get("format")
+def _definitions(run: Run) -> str:
+    found = run.imported.get("format")
     return f"{found}'s" if found else "this project's"
 
 
-def _updates(record: Record) -> float | None:
-    return record.run.measures.get("updates")
+def _updates(run: Run) -> float | None:
+    return run.measures.get("updates")
 
 
-def _versions(record: Record) -> str | None:
-    found = record.run.environment.get("versions") or {}
+def _versions(run: Run) -> str | None:
+    found = run.environment.get("versions") or {}
     return (
         f"torch {found.get('torch')}, transformers {found.get('transformers')}" if found else None
     )
 
 
 CHECKS = (
-    Check("number format", lambda r: r.settings["precision"], (SPEED, QUALITY, TARGET),
+    Check("number format", lambda r: r.identity["precision"], (SPEED, QUALITY, TARGET),
           why="experiments/precision.yaml measures formats beside each other, as a question"),
     Check("data checksum", lambda r: _data(r).get("data_checksum"), (SPEED, QUALITY, TARGET),
           why="they trained on other samples"),
     Check("test set", _test_set, (QUALITY, TARGET)),
     Check("definition of the metrics", _definitions, (QUALITY, TARGET)),
-    Check("effective batch", lambda r: r.run.facts["effective_batch"], (QUALITY,), (SPEED,),
+    Check("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
           why="it is another training"),
     Check("updates", _updates, (QUALITY,), (SPEED,), why="it is another training"),
-    Check("machine", _machine, (SPEED, TARGET)),
+    Check("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
     Check("versions", _versions, (), (SPEED, QUALITY)),
 )  # fmt: skip
 
 
-def judge(one: Side, other: Side) -> dict[str, Verdict]:
+def judge(one: Group, other: Group) -> dict[str, Verdict]:
     """For each question whether it may be asked."""
     reasons: dict[str, list[str]] = {SPEED: [], QUALITY: [], TARGET: []}
     notes: dict[str, list[str]] = {SPEED: [], QUALITY: [], TARGET: []}
-    for side in (one, other):
-        said = _not_finished(side)
+    for group in (one, other):
+        said = _not_finished(group)
         if said is not None:
             for kind in reasons:
-                (notes if side.finished else reasons)[kind].append(said)
+                (notes if group.finished else reasons)[kind].append(said)
     if one.finished and other.finished:
         for check in CHECKS:
             _apply(check, one, other, reasons, notes)
@@ -108,11 +101,11 @@ def judge(one: Side, other: Side) -> dict[str, Verdict]:
 
 
 def _apply(
-    check: Check, one: Side, other: Side,
+    check: Check, one: Group, other: Group,
     reasons: dict[str, list[str]], notes: dict[str, list[str]],
 ) -> None:  # fmt: skip
-    found = [list(dict.fromkeys(map(check.of, side.finished))) for side in (one, other)]
-    values = [value for side in found for value in side]
+    found = [list(dict.fromkeys(map(check.of, group.finished))) for group in (one, other)]
+    values = [value for group in found for value in group]
     known = set(values) - {None}
     if not known:
         for kind in (*check.refused, *check.noted):
@@ -135,15 +128,15 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _not_finished(side: Side) -> str | None:
+def _not_finished(group: Group) -> str | None:
     """What became of the runs that cannot be compared."""
-    others = [record.run for record in side.records if record.run.state != FINISHED]
+    others = [run for run in group.runs if run.state != FINISHED]
     if not others:
         return None
     states = Counter(run.state for run in others)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     why = next((f": {run.reason}" for run in others if run.reason), "")
-    return f"{side.name} has {len(side.finished) or 'no'} finished run(s) and {counts}{why}"
+    return f"{group.name} has {len(group.finished) or 'no'} finished run(s) and {counts}{why}"
 
 
 # ----
@@ -160,96 +153,96 @@ MAY_DIFFER = (
 )  # fmt: skip
 
 
-def on_one_node(folders: Iterable[RunFolder]) -> list[Record]:
+def on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
     """What may be a baseline, of all runs of these folders."""
     found = []
     for folder in folders:
         if not folder.path.parent.name.startswith("1_"):
             continue
         try:
-            record = record_of(folder, {}, None)
+            run = read_run(folder, {}, str(folder.path), None)
         except UserError:
             continue  # of other definitions: nothing to hold anything against
-        if record.run.facts["nodes"] == 1 and not record.imported:
-            found.append(record)
+        if run.nodes == 1 and not run.imported:
+            found.append(run)
     return found
 
 
-def runs_beside(side: Side, near: Sequence[Record] | None = None) -> list[Side]:
+def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
     """On one node, otherwise like these: of one process, or where these are on several nodes, of
     as many as they have. Of those near, or else of the same folder of records.
     """
     if near is None:
-        near = on_one_node(find_runs(side.records[0].path.absolute().parents[2]))
-    # Without its label in a sweep, which those beside it may not have.
-    wanted = _fixed(record_of(RunFolder(side.records[0].path), {}, None))
-    facts = side.finished[0].run.facts
-    counts = (1, facts["devices"]) if facts["nodes"] > 1 else (1,)
-    groups: dict[Any, list[Record]] = {}
-    for record in near:
-        if record.run.facts["devices"] in counts and _fixed(record) == wanted:
-            groups.setdefault(tuple(record.settings.items()), []).append(record)
-    found = [Side("baseline", _described(r), tuple(r)) for r in groups.values()]
-    found = [other for other in found if other.finished]
-    return [other for other in found if not judge(side, other)[SPEED].reasons]
+        near = on_one_node(find_runs(group.runs[0].directory.path.absolute().parents[2]))
+    wanted, first = _fixed(group.runs[0]), group.finished[0]
+    counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
+    groups: dict[Any, list[Run]] = {}
+    for run in near:
+        if run.devices in counts and _fixed(run) == wanted:
+            groups.setdefault(tuple(run.identity.items()), []).append(run)
+    others = [
+        Group(tuple(runs), name="baseline", selector=_described(runs)) for runs in groups.values()
+    ]
+    others = [other for other in others if other.finished]
+    return [other for other in others if not judge(group, other)[SPEED].reasons]
 
 
-def nearest(side: Side, beside: list[Side]) -> Side | None:
+def nearest(group: Group, beside: list[Group]) -> Group | None:
     """Of one process with the same batch each, else with the same effective batch, else of as many
     processes; the one that is alike in most settings.
     """
     several = [other for other in beside if not is_single(other)]
     for of, among in ((_each, singles(beside)), (_all, singles(beside)), (_each, several)):
-        like = [other for other in among if of(other) == of(side) is not None]
+        like = [other for other in among if of(other) == of(group) is not None]
         if like:
-            return max(like, key=lambda other: _alike(other, side))
+            return max(like, key=lambda other: _alike(other, group))
     return None
 
 
-def singles(beside: list[Side]) -> list[Side]:
-    return [side for side in beside if is_single(side)]
+def singles(beside: list[Group]) -> list[Group]:
+    return [group for group in beside if is_single(group)]
 
 
-def is_single(side: Side) -> bool:
-    return bool(side.finished[0].run.facts["devices"] == 1)
+def is_single(group: Group) -> bool:
+    return bool(group.finished[0].devices == 1)
 
 
-def micro_batch(side: Side) -> int:
-    return int(side.settings["per_gpu_batch"])
+def micro_batch(group: Group) -> int:
+    return int(group.identity["per_gpu_batch"])
 
 
-def why_not(side: Side, base: Side) -> str | None:
+def why_not(group: Group, base: Group) -> str | None:
     """In one line why a baseline that was asked for is none; None where it is one."""
     for name in ("script", "model"):
-        values = [str(s.settings[name]) for s in (side, base)]
+        values = [str(s.identity[name]) for s in (group, base)]
         if values[0] != values[1]:
             return f"the {name} differs: {values[0]} and {values[1]}"
-    reasons = judge(side, base)[SPEED].reasons
+    reasons = judge(group, base)[SPEED].reasons
     return reasons[0] if reasons else None
 
 
-def _fixed(record: Record) -> dict[str, Any]:
-    return {name: v for name, v in record.settings.items() if name not in MAY_DIFFER}
+def _fixed(run: Run) -> dict[str, Any]:
+    return {name: v for name, v in run.identity.items() if name not in MAY_DIFFER}
 
 
-def _all(side: Side) -> Any:
-    return side.finished[0].run.facts["effective_batch"]
+def _all(group: Group) -> Any:
+    return group.finished[0].effective_batch
 
 
-def _each(side: Side) -> Any:
-    batch, devices = _all(side), side.finished[0].run.facts["devices"]
+def _each(group: Group) -> Any:
+    batch, devices = _all(group), group.finished[0].devices
     # Passes of the same size: accumulation is another way to the same batch, at another speed.
-    return None if not batch else (batch / devices, micro_batch(side))
+    return None if not batch else (batch / devices, micro_batch(group))
 
 
-def _alike(one: Side, other: Side) -> int:
-    return sum(one.settings[name] == other.settings.get(name) for name in one.settings)
+def _alike(one: Group, other: Group) -> int:
+    return sum(one.identity[name] == other.identity.get(name) for name in one.identity)
 
 
-def _described(records: list[Record]) -> str:
+def _described(runs: list[Run]) -> str:
     """As a reader would find them."""
-    path = records[0].path
-    return str(_near(path if len(records) == 1 else path.parent))
+    path = runs[0].directory.path
+    return str(_near(path if len(runs) == 1 else path.parent))
 
 
 def _near(path: Path) -> Path:

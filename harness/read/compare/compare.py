@@ -16,9 +16,9 @@ from rich.table import Table
 
 from harness.core.settings import UserError
 from harness.read.compare.comparable import QUALITY, SPEED, TARGET, Verdict, judge
-from harness.read.records.groups import enumerate_equal
-from harness.read.records.selection import Record, Side, command_for_seeds, differing, read_side
-from harness.read.records.sweeps import Target, parse_target
+from harness.read.records.groups import Group, enumerate_equal
+from harness.read.records.runs import Run, Target, parse_target
+from harness.read.records.selection import command_for_seeds, describe, differing, read_group
 from harness.read.statistics import Difference, difference, spread
 
 
@@ -72,13 +72,13 @@ class Row:
 class Comparison:
     """The second side less the first."""
 
-    sides: tuple[Side, Side]
+    sides: tuple[Group, Group]
     verdicts: dict[str, Verdict]
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
 
 
-def compare(one: Side, other: Side) -> Comparison:
+def compare(one: Group, other: Group) -> Comparison:
     verdicts = judge(one, other)
     if one.target is None or one.target != other.target:
         del verdicts[TARGET]  # nobody said what is to be reached
@@ -86,7 +86,7 @@ def compare(one: Side, other: Side) -> Comparison:
     for measure in MEASURES:
         if measure.kind not in verdicts or verdicts[measure.kind].reasons:
             continue
-        both = [values_of(side, measure) for side in (one, other)]
+        both = [values_of(group, measure) for group in (one, other)]
         if not all(both):
             continue
         if measure.whole_work and (work := _work(one)) != _work(other):
@@ -109,14 +109,13 @@ def _row(measure: Measure, one: dict[Hashable, float], other: dict[Hashable, flo
     )
 
 
-def values_of(side: Side, measure: Measure) -> dict[Hashable, float]:
+def values_of(group: Group, measure: Measure) -> dict[Hashable, float]:
     """By what repeats them. Repeats of one seed tell of the noise of time, of quality they do not:
     there each seed has one value, the mean of its repeats."""
     found: dict[Hashable, list[float]] = {}
-    runs = enumerate_equal(record.run for record in side.finished)
-    for record, (n, run) in zip(side.finished, runs, strict=True):
+    for n, run in enumerate_equal(group.finished):
         if measure.name in run.measures:
-            key = _key(side, record, n, measure.kind == SPEED)
+            key = _key(group, run, n, measure.kind == SPEED)
             found.setdefault(key, []).append(run.measures[measure.name])
     return {key: statistics.mean(values) for key, values in sorted_by_text(found)}
 
@@ -125,19 +124,19 @@ def sorted_by_text(found: dict[Hashable, list[float]]) -> list[tuple[Hashable, l
     return sorted(found.items(), key=lambda item: str(item[0]))
 
 
-def _key(side: Side, record: Record, n: int, each_repeat: bool) -> Hashable:
-    if record.seed is None:
-        return side.name, record.run.path  # pairs with nothing
-    return (record.seed, record.run.label.get("repeat"), n) if each_repeat else record.seed
+def _key(group: Group, run: Run, n: int, each_repeat: bool) -> Hashable:
+    if run.seed is None:
+        return group.name, run.path  # pairs with nothing
+    return (run.repetition, n) if each_repeat else run.seed
 
 
-def _work(side: Side) -> str:
+def _work(group: Group) -> str:
     """Samples of a run; unknown is no less the same on both sides."""
-    found = {record.run.measures.get("samples") for record in side.finished}
+    found = {run.measures.get("samples") for run in group.finished}
     return " and ".join("unknown" if v is None else f"{v:,.0f}" for v in sorted(found, key=str))
 
 
-def sentence(row: Row, sides: tuple[Side, Side]) -> str:
+def sentence(row: Row, sides: tuple[Group, Group]) -> str:
     """What the difference is, and whether it says anything."""
     measure, (one, other) = row.measure, sides
     if row.difference is None:
@@ -219,7 +218,7 @@ def main(argv: list[str]) -> int:
         return 0 if argv else 2
     try:
         words, target = _words(argv)
-        one, other = (read_side(n, w, target) for n, w in zip("AB", words, strict=True))
+        one, other = (read_group(n, w, target) for n, w in zip("AB", words, strict=True))
         _check_apart(one, other)
     except UserError as error:
         print(f"harness compare: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -246,9 +245,9 @@ def _words(argv: list[str]) -> tuple[list[str], Target | None]:
     return words, target
 
 
-def _check_apart(one: Side, other: Side) -> None:
+def _check_apart(one: Group, other: Group) -> None:
     """A run on both sides would make them alike; the very same sides are seen to be equal."""
-    paths = [{record.path.absolute() for record in side.records} for side in (one, other)]
+    paths = [{run.directory.path.absolute() for run in group.runs} for group in (one, other)]
     if paths[0] != paths[1] and (both := paths[0] & paths[1]):
         raise UserError(f"{min(both)} is on both sides")
 
@@ -257,8 +256,8 @@ def show(found: Comparison) -> None:
     # Markup off: reasons and names hold brackets.
     screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     one, other = found.sides
-    for side in found.sides:
-        screen.print(f"{side.name}: {side.about()}")
+    for group in found.sides:
+        screen.print(f"{group.name}: {describe(group)}")
     unlike = [f"{n} (A {a}, B {b})" for n, a, b in differing(one, other)]
     screen.print(f"settings that differ: {', '.join(unlike) or 'none'}")
     for kind, verdict in found.verdicts.items():
@@ -321,15 +320,15 @@ def _mean(row: Row, values: tuple[float, ...]) -> str:
 def more_seeds(found: Comparison) -> list[str]:
     """How noise that is unknown becomes known."""
     lines = []
-    for n, side in enumerate(found.sides):
+    for n, group in enumerate(found.sides):
         few = min(
             (len(row.values[n]) for row in found.rows if row.measure.kind != SPEED),
             default=min((len(row.values[n]) for row in found.rows), default=SEEDS),
         )
         if few >= SEEDS:
             continue
-        said = f"{side.name} has {few} seed{'s' if few > 1 else ''}"
-        command = command_for_seeds(side, SEEDS - few)
+        said = f"{group.name} has {few} seed{'s' if few > 1 else ''}"
+        command = command_for_seeds(group, SEEDS - few)
         how = f"; more: {command}" if command else "; only its source can measure more"
         lines.append(f"{said}: {'noise is unknown' if few == 1 else 'a wide interval'}{how}")
     return lines

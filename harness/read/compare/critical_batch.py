@@ -21,10 +21,11 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from harness.core.identity import number
-from harness.core.records import FINISHED, RunFolder, read_rows
+from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.read.records.selection import Record, read_records
-from harness.read.records.sweeps import Target, is_number, parse_target
+from harness.read.records.loading import is_number
+from harness.read.records.runs import Run, Target, parse_target
+from harness.read.records.selection import read_selected
 from harness.read.statistics import difference, spread, student_t
 
 BATCHES = 3  # a line goes through any two points
@@ -163,7 +164,7 @@ class Batch:
 
     size: int
     lr: float | None
-    runs: tuple[tuple[Record, Reached | None], ...]
+    runs: tuple[tuple[Run, Reached | None], ...]
     failed: int
 
     @property
@@ -186,13 +187,13 @@ class Batch:
     def seconds(self) -> dict[Any, float]:
         """By seed and repeat."""
         return {
-            record.run.repetition: found.train_s
-            for record, found in self.runs
+            run.repetition: found.train_s
+            for run, found in self.runs
             if found is not None and found.train_s is not None
         }
 
     def rate(self) -> float | None:
-        rates = [r.run.measures.get("train_samples_per_s") for r, _ in self.runs]
+        rates = [r.measures.get("train_samples_per_s") for r, _ in self.runs]
         known = [rate for rate in rates if rate is not None]
         return statistics.mean(known) if known else None
 
@@ -215,7 +216,7 @@ def main(argv: list[str]) -> int:
         return 0 if argv else 2
     try:
         word, target = _words(argv)
-        records, target = read_records(word, target)
+        records, target = read_selected(word, target)
         if target is None:
             raise UserError(f"{word}: give --target METRIC=VALUE: the batch that is worth it "
                             "depends on what is to be reached")  # fmt: skip
@@ -249,33 +250,34 @@ def _words(argv: list[str]) -> tuple[str, Target | None]:
     return words[0], target
 
 
-def families_of(records: list[Record], target: Target) -> list[Family]:
+def families_of(records: list[Run], target: Target) -> list[Family]:
     """Each with two batches or more; apart by learning rate where a batch has several."""
-    by_key: dict[Any, list[Record]] = {}
-    for record in records:
-        if record.run.facts["effective_batch"] is not None:
-            by_key.setdefault(_key(record), []).append(record)
+    by_key: dict[Any, list[Run]] = {}
+    for run in records:
+        if run.effective_batch is not None:
+            by_key.setdefault(_key(run), []).append(run)
     found = []
     for key, together in by_key.items():
         rates: dict[Any, set[Any]] = {}
-        for record in together:
-            rates.setdefault(_size(record), set()).add(record.settings["lr"])
+        for run in together:
+            rates.setdefault(_size(run), set()).add(run.identity["lr"])
         apart = any(len(of_batch) > 1 for of_batch in rates.values())
-        for lr in sorted({r.settings["lr"] for r in together}, key=str) if apart else [None]:
-            own = [r for r in together if lr is None or r.settings["lr"] == lr]
-            if len({_size(record) for record in own}) > 1:
+        for lr in sorted({r.identity["lr"] for r in together}, key=str) if apart else [None]:
+            own = [r for r in together if lr is None or r.identity["lr"] == lr]
+            if len({_size(run) for run in own}) > 1:
                 found.append(_family(_name(key, by_key, lr), own, target))
     return found
 
 
-def _size(record: Record) -> int:
-    return int(record.run.facts["effective_batch"])
+def _size(run: Run) -> int:
+    assert run.effective_batch is not None
+    return run.effective_batch
 
 
-def _key(record: Record) -> tuple[tuple[str, Any], ...]:
+def _key(run: Run) -> tuple[tuple[str, Any], ...]:
     """Everything that must be the same; the data too, which may have changed under a name."""
-    data = record.run.environment.get("data") or {}
-    known = {n: v for n, v in record.settings.items() if n not in OF_A_BATCH}
+    data = run.environment.get("data") or {}
+    known = {n: v for n, v in run.characteristics.items() if n not in OF_A_BATCH}
     return (*known.items(), ("data", data.get("data_checksum")))
 
 
@@ -291,14 +293,14 @@ def _name(key: Any, keys: Iterable[Any], lr: Any) -> str:
     return ", ".join([*shown, *([f"lr {number(lr)}"] if lr is not None else [])])
 
 
-def _family(name: str, records: list[Record], target: Target) -> Family:
+def _family(name: str, records: list[Run], target: Target) -> Family:
     batches = []
-    for size in sorted({_size(record) for record in records}):
-        own = [record for record in records if _size(record) == size]
-        done = [record for record in own if record.run.state == FINISHED]
-        runs = tuple((r, reached(read_rows(RunFolder(r.path).epochs)[0], target)) for r in done)
-        batches.append(Batch(size, own[0].settings["lr"], runs, len(own) - len(done)))
-    machines = {record.run.machine for record in records if record.run.state == FINISHED}
+    for size in sorted({_size(run) for run in records}):
+        own = [run for run in records if _size(run) == size]
+        done = [run for run in own if run.state == FINISHED]
+        runs = tuple((r, reached(r.epochs, target)) for r in done)
+        batches.append(Batch(size, own[0].identity["lr"], runs, len(own) - len(done)))
+    machines = {run.machine for run in records if run.state == FINISHED}
     return Family(name, tuple(batches), len(machines))
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from harness.core.records import RunFolder, read_rows
 from harness.core.settings import UserError
-from harness.read.records.selection import Record
-from harness.read.records.sweeps import is_number
+from harness.read.records.loading import is_number
+from harness.read.records.runs import Run
 from harness.read.statistics import Spread, spread
 
 COMPUTE, DATA, EXCHANGE, STRAGGLERS, UNTOLD = (
@@ -73,20 +73,19 @@ class Account:
         return math.fsum(v for n, v in self.parts.items() if v is not None and n != REST)
 
 
-def account_of(record: Record) -> Account:
+def account_of(run: Run) -> Account:
     """From the rows of one finished run."""
-    folder = RunFolder(record.path)
-    rows, _ = read_rows(folder.epochs)
-    measures = record.run.measures
-    devices = record.run.facts["devices"]
+    folder, rows = run.directory, list(run.epochs)
+    measures = run.measures
+    devices = run.devices
     steps, timed_s = total(rows, "timed_steps"), total(rows, "timed_s")
     updates, samples = measures.get("updates"), total(rows, "timed_samples")
-    if record.imported:
-        raise UserError(f"{record.path} is imported: its source tells nothing of single steps")
+    if run.imported:
+        raise UserError(f"{folder.path} is imported: its source tells nothing of single steps")
     if not steps or not timed_s or not samples or not updates or not devices:
-        raise UserError(f"{record.path} has no timed steps: measure a longer run, or more epochs")
+        raise UserError(f"{folder.path} has no timed steps: measure a longer run, or more epochs")
     step_s = timed_s / steps
-    of_step, slowest = _of_step(record, folder, rows, step_s, steps)
+    of_step, slowest = _of_step(run, folder, rows, step_s, steps)
     padding = _padding(folder, rows)
     eval_samples, eval_s = total(rows, "eval_samples"), total(rows, "eval_time_s")
     parts = of_step | _beside(rows, measures, step_s, updates)
@@ -106,7 +105,7 @@ def account_of(record: Record) -> Account:
 
 
 def _of_step(
-    record: Record, folder: RunFolder, rows: list[dict[str, Any]], step_s: float, steps: float
+    run: Run, folder: RunFolder, rows: list[dict[str, Any]], step_s: float, steps: float
 ) -> tuple[dict[str, float | None], Slowest | None]:
     """The parts of a step; where ranks do not tell them, data alone and what the probe found."""
     parts: dict[str, float | None] = dict.fromkeys(OF_STEP)
@@ -130,13 +129,13 @@ def _of_step(
             slowest = Slowest(last, *more)
     else:
         parts[DATA] = _data_wait(folder, rows, step_s)
-        share = record.run.measures.get("comm_share")
+        share = run.measures.get("comm_share")
         if share is not None:
             parts[EXCHANGE] = max(share, 0.0) * step_s
     left = step_s - math.fsum(value for value in parts.values() if value is not None)
     if parts[COMPUTE] is not None:
         parts[UNTOLD] = 0.0
-    elif record.run.facts["devices"] == 1 and record.settings["strategy"] != "hivemind":
+    elif run.devices == 1 and run.identity["strategy"] != "hivemind":
         # There is nothing else.
         parts |= {COMPUTE: max(left, 0.0), EXCHANGE: 0.0, STRAGGLERS: 0.0, UNTOLD: 0.0}
     else:

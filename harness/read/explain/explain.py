@@ -48,8 +48,9 @@ from harness.read.explain.facts import facts_of
 from harness.read.figures.panels import name_of
 from harness.read.labels import strategy_text
 from harness.read.records.groups import Group
-from harness.read.records.measured import Measured, setting, topology
-from harness.read.records.selection import Record, Side, differing, read_side, record_of
+from harness.read.records.runs import Run
+from harness.read.records.selection import differing, read_group
+from harness.read.records.sweeps import SweepResults
 
 USAGE = """usage: python -m harness explain RUN [BASELINE]
 
@@ -82,8 +83,8 @@ def main(argv: list[str]) -> int:
     try:
         if len(argv) > 2 or any(word.startswith("-") for word in argv):
             raise UserError(f"RUN and at most one BASELINE are expected, not {' '.join(argv)}")
-        run = read_side("RUN", argv[0], None)
-        base = read_side("BASELINE", argv[1], None) if len(argv) == 2 else None
+        run = read_group("RUN", argv[0], None)
+        base = read_group("BASELINE", argv[1], None) if len(argv) == 2 else None
         found = explain(run, base)
     except UserError as error:
         print(f"harness explain: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -93,13 +94,13 @@ def main(argv: list[str]) -> int:
 
 
 def explain(
-    run: Side, baseline: Side | None = None, near: Sequence[Record] | None = None
+    run: Group, baseline: Group | None = None, near: Sequence[Run] | None = None
 ) -> Explanation:
     """Of runs that differ in their seed alone; without a baseline one is looked for, among those
     near or else beside the run.
     """
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
-        raise UserError(f"{run.word} and {baseline.word} are not comparable: {reason}")
+        raise UserError(f"{run.selector} and {baseline.selector} are not comparable: {reason}")
     account, given = read_account(run), baseline is not None
     beside = runs_beside(run, near)
     if baseline is None and account.devices > 1:
@@ -108,7 +109,7 @@ def explain(
     facts = facts_of(run, baseline)
     named = [baseline] if baseline is not None and given else []
     single = singles([*beside, *named])
-    others = [(micro_batch(side), read_account(side)) for side in single]
+    others = [(micro_batch(group), read_account(group)) for group in single]
     scaling = [] if base is None else of_scaling(account, base, facts)
     alone = of_run(account, facts, others)
     is_lost = base is not None and share_lost(account, base) >= LARGE
@@ -130,20 +131,20 @@ def explain(
         *_notes(run, account),
     ]
     return Explanation(
-        title=f"{run.word}: where the time went",
+        title=f"{run.selector}: where the time went",
         sentences=tuple(sentences),
         main=None if main is None else main.key,
         parts=_parts(account, base),
     )
 
 
-def read_account(side: Side) -> Account:
+def read_account(group: Group) -> Account:
     """The means over its finished runs."""
-    if not side.finished:
-        states = ", ".join(f"{r.run.state}" for r in side.records)
-        why = next((f" ({r.run.reason})" for r in side.records if r.run.reason), "")
-        raise UserError(f"{side.word} has no finished run to explain: {states}{why}")
-    return together([account_of(record) for record in side.finished])
+    if not group.finished:
+        states = ", ".join(f"{r.state}" for r in group.runs)
+        why = next((f" ({r.reason})" for r in group.runs if r.reason), "")
+        raise UserError(f"{group.selector} has no finished run to explain: {states}{why}")
+    return together([account_of(run) for run in group.finished])
 
 
 def _main(causes: Sequence[Cause]) -> Cause | None:
@@ -159,9 +160,9 @@ def _also(main: Cause | None, scaling: Sequence[Cause], alone: Sequence[Cause]) 
     return [cause for cause in found.values() if cause is not main][:OTHERS]
 
 
-def _headline(side: Side, account: Account) -> str:
-    settings, record = side.settings, side.finished[0]
-    processes, nodes = record.run.facts["processes"], record.run.facts["nodes"]
+def _headline(group: Group, account: Account) -> str:
+    settings, run = group.identity, group.finished[0]
+    processes, nodes = run.processes or 1, run.nodes or 1
     where = f"{processes} process{'es' * (processes > 1)} on {nodes} node{'s' * (nodes > 1)}"
     batch = f"batch {settings['per_gpu_batch']}"
     if settings["grad_acc"] > 1:
@@ -180,19 +181,21 @@ def _rate(account: Account) -> str:
     return f"{spread} (mean and standard deviation of {account.rate.n} runs)"
 
 
-def _against(side: Side, account: Account, baseline: Side, base: Account, given: bool) -> list[str]:
+def _against(
+    group: Group, account: Account, baseline: Group, base: Account, given: bool
+) -> list[str]:
     assert account.rate.mean is not None and base.rate.mean is not None
     times, devices = account.rate.mean / base.rate.mean, account.devices / base.devices
     found = "" if given else ", found beside it"
     one = "one process" if base.devices == 1 else f"{base.devices} processes"
-    on_one = baseline.finished[0].run.facts["nodes"] == 1
-    if base.devices > 1 and on_one and side.finished[0].run.facts["nodes"] > 1:
+    on_one = baseline.finished[0].nodes == 1
+    if base.devices > 1 and on_one and (group.finished[0].nodes or 1) > 1:
         one += " on one node"
     said = (
-        f"The baseline is {one} with batch {micro_batch(baseline)} ({baseline.word}{found}): "
+        f"The baseline is {one} with batch {micro_batch(baseline)} ({baseline.selector}{found}): "
         f"{_rate(base)}."
     )
-    unlike = [n for n, _, _ in differing(side, baseline) if n not in MAY_DIFFER]
+    unlike = [n for n, _, _ in differing(group, baseline) if n not in MAY_DIFFER]
     than = f"Its training is {times:.2f} times as fast as that"
     if devices != 1:
         share = percent(times / devices)
@@ -242,7 +245,7 @@ def _change(cause: Cause) -> str:
     return f"What would change it: {cause.change}."
 
 
-def _notes(side: Side, account: Account) -> list[str]:
+def _notes(group: Group, account: Account) -> list[str]:
     notes = []
     start_s, wall_s = account.parts[REST], sum(v or 0 for v in account.parts.values())
     if start_s is not None and start_s > LONG_START * wall_s:
@@ -250,13 +253,13 @@ def _notes(side: Side, account: Account) -> list[str]:
             f"Starting and what else is in no epoch took {seconds(start_s * account.updates)} of "
             f"{seconds(wall_s * account.updates)}, which a longer run does not have more of."
         )
-    restarted = [r for r in side.finished if (r.run.measures.get("attempts") or 1) > 1]
+    restarted = [r for r in group.finished if (r.measures.get("attempts") or 1) > 1]
     if restarted:
-        lost_s = sum(r.run.measures.get("lost_s", 0.0) for r in restarted)
+        lost_s = sum(r.measures.get("lost_s", 0.0) for r in restarted)
         notes.append(
             f"{len(restarted)} run(s) were broken off and went on: {seconds(lost_s)} lost."
         )
-    left_out = len(side.records) - len(side.finished)
+    left_out = len(group.runs) - len(group.finished)
     if left_out:
         notes.append(f"{left_out} run(s) did not finish and are not counted.")
     return notes
@@ -306,34 +309,32 @@ MOST = 6
 PER_DEVICE = "train_samples_per_s_per_gpu"
 
 
-def explained(measured: Measured) -> list[str]:
+def explained(sweep: SweepResults) -> list[str]:
     """A text for each group chosen; where explain refuses, its reason."""
-    chosen = list(_chosen(measured))
-    folders = (measured.folder(run) for group in measured.groups for run in group.runs if run.path)
+    chosen = list(_chosen(sweep))
+    folders = (run.folder for run in sweep.runs if run.folder)
     near = on_one_node(folders) if chosen else []
-    return [
-        f"{name_of(measured, group)}. {_text(measured, group, near)}" for group in chosen[:MOST]
-    ]
+    return [f"{name_of(sweep, group)}. {_text(sweep, group, near)}" for group in chosen[:MOST]]
 
 
-def _chosen(measured: Measured) -> Iterator[Group]:
+def _chosen(sweep: SweepResults) -> Iterator[Group]:
     """Of each script, set-up and strategy that which makes the least of its devices; those of
     one process only where there are no others.
     """
-    finished = [g for g in measured.groups if g.finished and g.mean(PER_DEVICE) is not None]
+    finished = [g for g in sweep.groups if g.finished and g.mean(PER_DEVICE) is not None]
     several = [g for g in finished if (g.fact("devices") or 1) > 1]
     kinds: dict[tuple[str, str, str], list[Group]] = {}
     for group in several or finished:
-        script, strategy = str(setting(group, "script")), strategy_text(group.label) or ""
-        kinds.setdefault((script, topology(group), strategy), []).append(group)
+        script, strategy = str(group.setting("script")), strategy_text(group.label) or ""
+        kinds.setdefault((script, group.topology, strategy), []).append(group)
     for groups in kinds.values():
         yield min(groups, key=lambda group: group.mean(PER_DEVICE) or 0.0)
 
 
-def _text(measured: Measured, group: Group, near: list[Record]) -> str:
-    records = [record_of(measured.folder(run), {}, None) for run in group.runs if run.path]
-    side = Side("RUN", name_of(measured, group), tuple(records))
+def _text(sweep: SweepResults, group: Group, near: list[Run]) -> str:
+    runs = tuple(run for run in group.runs if run.folder)
+    group = Group(runs, name="RUN", selector=name_of(sweep, group))
     try:
-        return " ".join(explain(side, near=near).sentences)
+        return " ".join(explain(group, near=near).sentences)
     except UserError as error:
         return str(error)

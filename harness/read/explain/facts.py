@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.core.identity import EVAL_BATCH
-from harness.core.records import RunFolder, read_rows
 from harness.read.compare.comparable import micro_batch
-from harness.read.records.loading import BANDWIDTH, RTT, link_numbers
-from harness.read.records.selection import Record, Side
-from harness.read.records.sweeps import is_number
+from harness.read.records.groups import Group
+from harness.read.records.loading import BANDWIDTH, RTT, is_number, link_numbers
+from harness.read.records.runs import Run
 
 
 @dataclass(frozen=True)
@@ -38,21 +37,21 @@ class Facts:
     padding_setting: str | None
 
 
-def facts_of(side: Side, baseline: Side | None) -> Facts:
-    record = side.finished[0]
-    environment, settings = record.run.environment, side.settings
-    processes = record.run.facts["processes"]
-    rows, _ = read_rows(RunFolder(record.path).epochs)
+def facts_of(group: Group, baseline: Group | None) -> Facts:
+    run = group.finished[0]
+    environment, settings = run.environment, group.identity
+    nodes, processes = run.nodes or 1, run.processes or 1
+    rows = list(run.epochs)
     launch, link = environment.get("launch") or {}, link_numbers(environment)
-    payload, updates = (record.run.measures.get(n) for n in ("payload_bytes", "updates"))
+    payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
     samples = (environment.get("data") or {}).get("test_samples") or 0
     batch = settings.get("eval_batch") or EVAL_BATCH
     busy = _mean([((row.get("node") or {}).get("cpu_percent") or {}) for row in rows])
     facts = Facts(
         strategy=str(settings["strategy"]),
-        nodes=record.run.facts["nodes"],
+        nodes=nodes,
         processes=processes,
-        micro_batch=micro_batch(side),
+        micro_batch=micro_batch(group),
         baseline_micro_batch=0,
         eval_batch=min(batch, samples / processes),
         threads=environment.get("threads"),
@@ -60,7 +59,7 @@ def facts_of(side: Side, baseline: Side | None) -> Facts:
         on_cpu=(environment.get("observed") or {}).get("device") == "cpu",
         emulated=launch.get("launcher") == "netns",
         cpu_percent=busy,
-        others_cores=_others(record, busy),
+        others_cores=_others(run, busy),
         throttled=_throttled(rows),
         payload_bytes=payload / updates / processes if payload and updates else None,
         rtt_ms=link.get(RTT),
@@ -71,7 +70,7 @@ def facts_of(side: Side, baseline: Side | None) -> Facts:
     )
     if baseline is None:
         return facts
-    threads = baseline.finished[0].run.environment.get("threads")
+    threads = baseline.finished[0].environment.get("threads")
     return replace(facts, baseline_micro_batch=micro_batch(baseline), baseline_threads=threads)
 
 
@@ -80,11 +79,11 @@ def _mean(readings: list[dict[str, Any]]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _others(record: Record, busy_percent: float | None) -> float | None:
+def _others(run: Run, busy_percent: float | None) -> float | None:
     """About: what is busy in the epochs, less the run's own processor time a second of it all."""
-    own = [record.run.measures.get(name) for name in ("user_s", "system_s", "wall_s")]
-    cores = record.run.environment.get("cpu_cores")
-    if record.run.facts["nodes"] != 1 or busy_percent is None or not cores or None in own:
+    own = [run.measures.get(name) for name in ("user_s", "system_s", "wall_s")]
+    cores = run.environment.get("cpu_cores")
+    if run.nodes != 1 or busy_percent is None or not cores or None in own:
         return None
     user_s, system_s, wall_s = (value or 0.0 for value in own)
     return max(busy_percent / 100 * cores - (user_s + system_s) / wall_s, 0.0)

@@ -20,10 +20,8 @@ from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency
 from harness.read.figures.strategies import propagation, strategies
 from harness.read.figures.target import frontier, time_to_accuracy
 from harness.read.figures.time import usage, where_time_went
-from harness.read.records.groups import load_sweep
-from harness.read.records.measured import Measured, read_measured
-from harness.read.records.sweep_runs import load_sweep_runs
-from harness.read.records.sweeps import Sweep, read_sweep
+from harness.read.records.baseline import load_sweep, load_sweep_runs
+from harness.read.records.sweeps import SweepResults, read_results, read_sweep
 
 matplotlib.use("Agg")  # files, no windows
 
@@ -34,48 +32,48 @@ the figure that answers a sweep's question, beside its records; --all: every fig
 records of a sweep, or of any folder, have something for, as PNG and SVG, light and dark"""
 
 
-def propagation_delay(measured: Measured) -> Drawn:
+def propagation_delay(sweep: SweepResults) -> Drawn:
     """Samples a second over the delay between nodes."""
-    _with_links(measured)
-    if others := [axis for axis in measured.sweep.axes if axis not in ("script", "setup", "link")]:
+    _with_links(sweep)
+    if others := [axis for axis in sweep.axes if axis not in ("script", "setup", "link")]:
         raise NothingToDraw(f"{', '.join(others)} varies too")
-    linked = [g for g in measured.groups if g.finished and g.label.get("link") is not None]
+    linked = [g for g in sweep.groups if g.finished and g.label.get("link") is not None]
     if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
         raise NothingToDraw("links of several set-ups or machines do not go into one line")
-    rows = load_sweep(measured.sweep.file)
-    figure = propagation(load_sweep_runs(measured.sweep.file), rows)
-    return Drawn(figure, "Training samples/s over the delay between nodes: " + _speeds(measured))
+    rows = load_sweep(sweep.file)
+    figure = propagation(load_sweep_runs(sweep.file), rows)
+    return Drawn(figure, "Training samples/s over the delay between nodes: " + _speeds(sweep))
 
 
-def slow_links(measured: Measured) -> Drawn:
+def slow_links(sweep: SweepResults) -> Drawn:
     """Time to the target over the delay between nodes, a line a strategy."""
-    _with_links(measured)
+    _with_links(sweep)
     said = [
-        f"{name_of(measured, g)} {numbers_of(finite)} s"
-        for g in measured.groups
+        f"{name_of(sweep, g)} {numbers_of(finite)} s"
+        for g in sweep.groups
         if (finite := [t for t in g.values("tta_train_s") if t != float("inf")])
     ]
-    alt = f"Training time to {measured.sweep.target} over the delay between nodes: "
-    return Drawn(strategies(measured.sweep), alt + listed(said) + ".")
+    alt = f"Training time to {sweep.target} over the delay between nodes: "
+    return Drawn(strategies(sweep), alt + listed(said) + ".")
 
 
-def _with_links(measured: Measured) -> None:
-    if "link" not in measured.sweep.axes or not measured.sweep.file.is_file():
+def _with_links(sweep: SweepResults) -> None:
+    if "link" not in sweep.axes or not sweep.file.is_file():
         raise NothingToDraw("no sweep over links")
 
 
-def _speeds(measured: Measured) -> str:
+def _speeds(sweep: SweepResults) -> str:
     rate = "train_samples_per_s"
     said = (
-        f"{name_of(measured, group)} {numbers_of(group.values(rate))}"
-        for group in measured.groups
+        f"{name_of(sweep, group)} {numbers_of(group.values(rate))}"
+        for group in sweep.groups
         if group.values(rate)
     )
     return listed(said) + "."
 
 
 # Name of the file -> what draws it, and what it is called. The one list of figures.
-FIGURES: dict[str, tuple[Callable[[Measured], Drawn], str]] = {
+FIGURES: dict[str, tuple[Callable[[SweepResults], Drawn], str]] = {
     "accuracy": (accuracy_by_epoch, "Accuracy by epoch"),
     "loss": (loss_by_epoch, "Loss by epoch"),
     "epoch_time": (epoch_time_by_batch, "Epoch time by batch"),
@@ -91,18 +89,18 @@ FIGURES: dict[str, tuple[Callable[[Measured], Drawn], str]] = {
 }
 
 
-def draw_all(measured: Measured) -> tuple[dict[str, Drawn], dict[str, str]]:
+def draw_all(sweep: SweepResults) -> tuple[dict[str, Drawn], dict[str, str]]:
     """The figures that the records have something for; of the others why not."""
     drawn, missing = {}, {}
     for name, (function, _) in FIGURES.items():
         try:
-            drawn[name] = function(measured)
+            drawn[name] = function(sweep)
         except UserError as error:
             missing[name] = str(error)
     return drawn, missing
 
 
-def figure_for(sweep: Sweep) -> str:
+def figure_for(sweep: SweepResults) -> str:
     """The figure that answers a sweep's question, by what varies in it."""
     if {"link", "per_gpu_batch"} <= {*sweep.axes} and _has_one_process(sweep):
         return "prediction"
@@ -119,39 +117,39 @@ def figure_for(sweep: Sweep) -> str:
     return "frontier"
 
 
-def _has_one_process(sweep: Sweep) -> bool:
+def _has_one_process(sweep: SweepResults) -> bool:
     """Batches on one process say what computing takes: with links beside them, a prediction."""
-    return any(run.label.get("setup") == "1_1" for run in sweep.runs)
+    return any(run.label.get("setup") == "1_1" for run in sweep.planned)
 
 
-def show(parts: Sequence[Measured], name: str) -> Drawn | None:
+def show(parts: Sequence[SweepResults], name: str) -> Drawn | None:
     """A figure of the largest sweep whose question it answers, else of the smallest that has it.
 
     One with several seeds goes before, then one with a target. None where no sweep has it: then
     it is said why.
     """
     reasons: dict[str, None] = {}
-    for measured in sorted(parts, key=lambda part: _rank(part, name)):
+    for sweep in sorted(parts, key=lambda part: _rank(part, name)):
         try:
-            drawn = FIGURES[name][0](measured)
+            drawn = FIGURES[name][0](sweep)
         except UserError as error:
             reasons[str(error)] = None
             continue
-        print(f"{FIGURES[name][1]}. {measured.sweep.question} ({measured.sweep.name})")
+        print(f"{FIGURES[name][1]}. {sweep.question} ({sweep.name})")
         print(*drawn.notes, sep="\n")
         return drawn
     print(f"{FIGURES[name][1]}: not drawn, {'; '.join(reasons)}")
     return None
 
 
-def _rank(part: Measured, name: str) -> tuple[bool, bool, bool, int]:
-    other, once = figure_for(part.sweep) != name, len(part.runs) == len(part.groups)
-    return other, once, part.sweep.target is None, len(part.groups) * (1 if other else -1)
+def _rank(part: SweepResults, name: str) -> tuple[bool, bool, bool, int]:
+    other, once = figure_for(part) != name, len(part.runs) == len(part.groups)
+    return other, once, part.target is None, len(part.groups) * (1 if other else -1)
 
 
-def missing(measured: Measured) -> str | None:
+def missing(sweep: SweepResults) -> str | None:
     """In one line what the figure does not show."""
-    states = Counter(run.state for run in measured.runs)
+    states = Counter(run.state for run in sweep.runs)
     total, finished = states.total(), states.pop(FINISHED, 0)
     if finished == total:
         return None
@@ -166,11 +164,11 @@ def main(argv: list[str]) -> int:
         return 0 if argv else 2
     try:
         folder, out, every = _arguments(argv)
-        files, measured = _every(folder, out) if every else _one(folder, out)
+        files, sweep = _every(folder, out) if every else _one(folder, out)
     except UserError as error:
         print(f"harness figures: error: {error}", file=sys.stderr)
         return 2
-    said = [*measured.problems, missing(measured), *(f"written: {file}" for file in files)]
+    said = [*sweep.problems, missing(sweep), *(f"written: {file}" for file in files)]
     print("\n".join(filter(None, said)))
     return 0
 
@@ -189,17 +187,16 @@ def _arguments(argv: list[str]) -> tuple[Path, Path | None, bool]:
     return Path(words[0]), out, "--all" in argv
 
 
-def _one(folder: Path, out: Path | None) -> tuple[list[Path], Measured]:
+def _one(folder: Path, out: Path | None) -> tuple[list[Path], SweepResults]:
     sweep = read_sweep(folder)
-    measured = read_measured(folder)
     name = figure_for(sweep)
-    return save(FIGURES[name][0](measured), out or sweep.folder, name, ("png",)), measured
+    return save(FIGURES[name][0](sweep), out or sweep.folder, name, ("png",)), sweep
 
 
-def _every(folder: Path, out: Path | None) -> tuple[list[Path], Measured]:
-    measured = read_measured(folder)
-    drawn, _ = draw_all(measured)
+def _every(folder: Path, out: Path | None) -> tuple[list[Path], SweepResults]:
+    sweep = read_results(folder)
+    drawn, _ = draw_all(sweep)
     if not drawn:
         raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
     into = out or folder / "figures"
-    return [f for name, found in drawn.items() for f in save(found, into, name)], measured
+    return [f for name, found in drawn.items() for f in save(found, into, name)], sweep

@@ -25,32 +25,32 @@ from harness.read.drawing import (
 )
 from harness.read.figures.panels import PanelOf, panels_and_lines
 from harness.read.records.groups import Group
-from harness.read.records.measured import Measured
-from harness.read.records.sweep_runs import SweepRun
-from harness.read.records.sweeps import is_number
+from harness.read.records.loading import is_number
+from harness.read.records.runs import Run
+from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 from harness.read.tables.columns import heading_of
 
 Curve = dict[float, float]  # epoch -> value
 
 
-def accuracy_by_epoch(measured: Measured) -> Drawn:
-    return by_epoch(measured, ("accuracy",))
+def accuracy_by_epoch(sweep: SweepResults) -> Drawn:
+    return by_epoch(sweep, ("accuracy",))
 
 
-def loss_by_epoch(measured: Measured) -> Drawn:
+def loss_by_epoch(sweep: SweepResults) -> Drawn:
     """Of training (with dropout, weights moving) above that of the test set."""
-    return by_epoch(measured, ("train_loss", "eval_loss"))
+    return by_epoch(sweep, ("train_loss", "eval_loss"))
 
 
-def by_epoch(measured: Measured, metrics: Sequence[str]) -> Drawn:
+def by_epoch(sweep: SweepResults, metrics: Sequence[str]) -> Drawn:
     """A row of panels a measure, a panel a set-up; a run that failed ends with a cross."""
-    groups = [g for g in measured.groups if any(_curve(r, m) for r in g.runs for m in metrics)]
+    groups = [g for g in sweep.groups if any(_curve(r, m) for r in g.runs for m in metrics)]
     if not groups:
         raise NothingToDraw(f"no epoch of any run has {' or '.join(metrics)}")
     if all(len(run.epochs) < 2 for group in groups for run in group.runs):
         raise NothingToDraw("one epoch makes no line")
-    arranged, notes = panels_and_lines(measured, groups)
+    arranged, notes = panels_and_lines(sweep, groups)
     room = MOST_PANELS // len(metrics)
     if len(arranged) > room:
         notes.append(f"{len(arranged) - room} more panels are not drawn")
@@ -82,7 +82,7 @@ def _words(metric: str) -> str:
     return {"train_loss": "training loss", "eval_loss": "test loss"}.get(metric, heading_of(metric))
 
 
-def _curve(run: SweepRun, metric: str) -> Curve:
+def _curve(run: Run, metric: str) -> Curve:
     rows = (row for row in run.epochs if is_number(row.get("epoch")) and is_number(row.get(metric)))
     return {float(row["epoch"]): float(row[metric]) for row in rows}
 
@@ -123,7 +123,7 @@ def _mean(axes: Axes, curves: list[Curve], style: Style) -> list[float]:
 
 
 def _points(
-    drawn: Drawn, axes: Axes, curves: list[tuple[SweepRun, Curve]], name: str, style: Style
+    drawn: Drawn, axes: Axes, curves: list[tuple[Run, Curve]], name: str, style: Style
 ) -> None:
     points = [(run, e, v) for run, curve in curves for e, v in curve.items()]
     if len(curves) > 1:
@@ -142,7 +142,7 @@ def _points(
                           textcoords="offset points")  # fmt: skip
 
 
-def run_words(run: SweepRun) -> str:
+def run_words(run: Run) -> str:
     """What tells a run from the others of its group."""
     seed, repeat = run.repetition
     words = [f"seed {seed}"] if seed is not None else []

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.drawing import MOST_LINES, MOST_PANELS
 from harness.read.labels import shown_axes, strategy_text
-from harness.read.records.groups import Group, kind_of_machine
-from harness.read.records.measured import Measured, setting, topology
+from harness.read.records.groups import Group
+from harness.read.records.sweeps import SweepResults
 from harness.read.tables.sweep_table import label_text
 
 # These may have panels of their own, in this order, where a panel would hold too many lines.
@@ -27,7 +27,7 @@ class PanelOf(NamedTuple):
 
 
 def panels_and_lines(
-    measured: Measured, groups: Sequence[Group], across: Iterable[str] = (), by_setup: bool = True
+    sweep: SweepResults, groups: Sequence[Group], across: Iterable[str] = (), by_setup: bool = True
 ) -> tuple[list[PanelOf], list[str]]:
     """The panels with their lines, and what there was no room for.
 
@@ -36,11 +36,11 @@ def panels_and_lines(
     first = ["script", "setup"] if by_setup else ["script"]
     across = {*across}
     beside = [axis for axis in first if axis not in across]
-    more = [axis for axis in INTO_PANELS if axis in measured.sweep.axes and axis not in across]
-    shared = _arranged(measured, groups, beside, across)
+    more = [axis for axis in INTO_PANELS if axis in sweep.axes and axis not in across]
+    shared = _arranged(sweep, groups, beside, across)
     while more and max(len(lines) for lines in shared.values()) > MOST_LINES:
         beside.append(more.pop(0))
-        shared = _arranged(measured, groups, beside, across)
+        shared = _arranged(sweep, groups, beside, across)
     notes = []
     if left := len(shared) - MOST_PANELS:
         notes += [f"{left} more panels are not drawn"] if left > 0 else []
@@ -55,55 +55,53 @@ def panels_and_lines(
 
 
 def _arranged(
-    measured: Measured, groups: Sequence[Group], beside: list[str], across: set[str]
+    sweep: SweepResults, groups: Sequence[Group], beside: list[str], across: set[str]
 ) -> dict[str, dict[str, list[Group]]]:
     found: dict[str, dict[str, list[Group]]] = {}
     for group in groups:
-        title = panel_title(measured, group, beside)
-        name = line_name(measured, group, {*beside, *across})
+        title = panel_title(sweep, group, beside)
+        name = line_name(sweep, group, {*beside, *across})
         found.setdefault(title, {}).setdefault(name, []).append(group)
     return found
 
 
-def panel_title(measured: Measured, group: Group, beside: Iterable[str]) -> str:
+def panel_title(sweep: SweepResults, group: Group, beside: Iterable[str]) -> str:
     words: list[str] = []
     for axis in beside:
         if axis == "setup":
-            words.append(topology(group))
+            words.append(group.topology)
         elif axis == "strategy":
             words.append(strategy_text(group.label) or "")
-        elif (value := setting(group, axis)) is not None:
+        elif (value := group.setting(axis)) is not None:
             words.append(f"{value}" if axis in ("script", "model", "link") else f"{axis} {value:g}")
     return ", ".join(word for word in words if word)
 
 
-def line_name(measured: Measured, group: Group, without: set[str]) -> str:
+def line_name(sweep: SweepResults, group: Group, without: set[str]) -> str:
     """What tells it from the others of its panel; the machine, where there are several."""
     apart = {*without, *(OF_ONE_STRATEGY if "strategy" in without else ())}
     label = {axis: value for axis, value in group.label.items() if axis not in apart}
-    if "setup" in without and "setup" not in measured.sweep.axes:
+    if "setup" in without and "setup" not in sweep.axes:
         label.pop("setup", None)
-    text = label_text(label, measured.sweep.axes)
-    if len(measured.machines) > 1:
-        text = ", ".join(part for part in (text, str(kind_of_machine(group))) if part)
+    text = label_text(label, sweep.axes)
+    if len(sweep.machines) > 1:
+        text = ", ".join(part for part in (text, str(group.machine_kind)) if part)
     return text
 
 
-def name_of(measured: Measured, group: Group) -> str:
+def name_of(sweep: SweepResults, group: Group) -> str:
     """A group among all others of its sweep."""
-    return line_name(measured, group, set()) or "all runs"
+    return line_name(sweep, group, set()) or "all runs"
 
 
-def short_name(measured: Measured, group: Group) -> str:
+def short_name(sweep: SweepResults, group: Group) -> str:
     """As above, without the words that say which axis a value is of."""
-    axes = shown_axes(measured.sweep.axes)
+    axes = shown_axes(sweep.axes)
     words = [
         strategy_text(group.label) if axis == "strategy" else group.label.get(axis) for axis in axes
     ]
     text = " ".join(_short(axis, word) for axis, word in zip(axes, words, strict=True) if word)
-    return (text or "all runs") + (
-        f" {kind_of_machine(group)}" if len(measured.machines) > 1 else ""
-    )
+    return (text or "all runs") + (f" {group.machine_kind}" if len(sweep.machines) > 1 else "")
 
 
 def _short(axis: str, value: Any) -> str:

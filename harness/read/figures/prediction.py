@@ -25,7 +25,7 @@ from harness.read.drawing import (
 from harness.read.figures.epochs import failed_runs, run_words
 from harness.read.figures.panels import name_of, short_name
 from harness.read.predict.cases import Case, Task, tasks_of
-from harness.read.records.measured import Measured
+from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 
 NO_NODES = (
@@ -40,9 +40,9 @@ MOST_NAMED = 4
 NEAR = 0.1  # the band around the diagonal
 
 
-def prediction(measured: Measured) -> Drawn:
+def prediction(sweep: SweepResults) -> Drawn:
     """Each run a point, means with their intervals; on the diagonal a prediction is right."""
-    tasks, left = tasks_of(measured)
+    tasks, left = tasks_of(sweep)
     if not tasks and not left:
         raise NothingToDraw(NO_NODES)
     not_predicted = [f"{reason} ({_short(names)})" for reason, names in left.items()]
@@ -57,30 +57,30 @@ def prediction(measured: Measured) -> Drawn:
     styles = styles_of(case.strategy for task in tasks for case in task.cases)
     for place, task in zip(axes, tasks, strict=True):
         for case in task.cases:
-            _mark(drawn, place, measured, case, styles[case.strategy])
+            _mark(drawn, place, sweep, case, styles[case.strategy])
         _dress(place, task)
     _legend(figure, styles)
     cases = [case for task in tasks for case in task.cases]
-    lost = [f"{short_name(measured, g)} ({', '.join(f)})" for g in measured.groups
+    lost = [f"{short_name(sweep, g)} ({', '.join(f)})" for g in sweep.groups
             if (f := failed_runs(g))]  # fmt: skip
     if lost:
         notes.append(f"failed runs have no place here: {listed(lost)}")
     drawn.notes = [*map(_fitted_on, tasks), *notes]
-    said = listed(f"{short_name(measured, case.runs.group)} {_numbers(case)}" for case in cases)
+    said = listed(f"{short_name(sweep, case.group)} {_numbers(case)}" for case in cases)
     drawn.alt = f"Predicted step time against measured. {_errors(cases)}. {said}."
     return drawn
 
 
-def _mark(drawn: Drawn, axes: Axes, measured: Measured, case: Case, style: Style) -> None:
+def _mark(drawn: Drawn, axes: Axes, sweep: SweepResults, case: Case, style: Style) -> None:
     """Runs at what they measured, all as high as what was predicted for them."""
-    found, name = case.found, name_of(measured, case.runs.group)
+    found, name = case.found, name_of(sweep, case.group)
     predicted = 1e3 * found.step_s
     steps = [1e3 * each for each in case.measured_s]
     artist = axes.scatter(steps, [predicted] * len(steps), s=12, color=style.colour, alpha=0.4,
                           linewidths=0, zorder=3)  # fmt: skip
     drawn.tip(artist, [
-        f"{name}, {run_words(record.run)}: {step:,.4g} ms measured, {predicted:,.4g} ms predicted"
-        for record, step in zip(case.runs.records, steps, strict=True)
+        f"{name}, {run_words(run)}: {step:,.4g} ms measured, {predicted:,.4g} ms predicted"
+        for run, step in zip(case.group.finished, steps, strict=True)
     ])  # fmt: skip
     mean = spread(steps)
     axes.plot([1e3 * case.mean_s], [1e3 * found.baseline_s], color=FAINT, marker="o", alpha=0.7,

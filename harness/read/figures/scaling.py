@@ -25,36 +25,37 @@ from harness.read.drawing import (
 )
 from harness.read.figures.epochs import failed_runs, run_words
 from harness.read.figures.panels import PanelOf, in_order, panels_and_lines
-from harness.read.records.groups import RATE, STRONG, WEAK, Group, efficiency
-from harness.read.records.measured import Measured, setting, topology
-from harness.read.records.sweeps import is_number
+from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency
+from harness.read.records.groups import Group
+from harness.read.records.loading import is_number
+from harness.read.records.sweeps import SweepResults
 
 BATCH = "per_gpu_batch"
 
 
-def epoch_time_by_batch(measured: Measured) -> Drawn:
+def epoch_time_by_batch(sweep: SweepResults) -> Drawn:
     """Seconds of training an epoch over the batch of a device, a line a set-up."""
-    groups = [g for g in measured.groups if is_number(setting(g, BATCH))]
-    if len({setting(g, BATCH) for g in groups}) < 2:
+    groups = [g for g in sweep.groups if is_number(g.setting(BATCH))]
+    if len({g.setting(BATCH) for g in groups}) < 2:
         raise NothingToDraw("the batch per GPU does not vary")
     return _against(
-        measured, groups, "epoch_time_s", lambda g: setting(g, BATCH), across=(BATCH,),
+        sweep, groups, "epoch_time_s", lambda g: g.setting(BATCH), across=(BATCH,),
         x="batch per GPU (samples)", y="training time of an epoch (s)",
     )  # fmt: skip
 
 
-def throughput(measured: Measured) -> Drawn:
+def throughput(sweep: SweepResults) -> Drawn:
     """Samples a second over the number of devices; dotted: as many times the first as devices."""
     return _against(
-        measured, _scaled(measured), RATE, _devices, across=_along(measured),
+        sweep, _scaled(sweep), RATE, _devices, across=_along(sweep),
         x="devices", y="training samples/s", ideal=True,
     )  # fmt: skip
 
 
-def scaling_efficiency(measured: Measured) -> Drawn:
+def scaling_efficiency(sweep: SweepResults) -> Drawn:
     """The share of the ideal that is reached: weak at equal batch a device, else strong."""
-    groups = [group for group in _scaled(measured) if group.finished]
-    arranged, notes = panels_and_lines(measured, groups, _along(measured), by_setup=False)
+    groups = [group for group in _scaled(sweep) if group.finished]
+    arranged, notes = panels_and_lines(sweep, groups, _along(sweep), by_setup=False)
     styles = styles_of(line.name for panel in arranged for line in panel.lines)
     figure, axes = panels(len(arranged), 3.0)
     drawn, said, kinds, shown = Drawn(figure, "", notes), [], set(), False
@@ -86,7 +87,7 @@ def scaling_efficiency(measured: Measured) -> Drawn:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
     kind = " and ".join(sorted(kinds - {None}))
     legend(figure, styles)
-    drawn.notes += _shared_cores(measured)
+    drawn.notes += _shared_cores(sweep)
     drawn.notes.append(f"{kind}; bars are 95 % bootstrap intervals over the seeds")
     drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + listed(said, " ")
     return drawn
@@ -105,10 +106,10 @@ def _efficiencies(groups: list[Group]) -> list[tuple[float, Any, float, float, f
     return found
 
 
-def _shared_cores(measured: Measured) -> list[str]:
+def _shared_cores(sweep: SweepResults) -> list[str]:
     """What emulated nodes on one machine do to each other is no property of the set-up."""
     shares = [(run.environment.get("launch") or {}).get("processes_per_core") or 0.0
-              for group in measured.groups for run in group.finished]  # fmt: skip
+              for group in sweep.groups for run in group.finished]  # fmt: skip
     crowded = sum(share > 1 for share in shares)
     if not crowded:
         return []
@@ -118,33 +119,33 @@ def _shared_cores(measured: Measured) -> list[str]:
     ]
 
 
-def _along(measured: Measured) -> tuple[str, ...]:
+def _along(sweep: SweepResults) -> tuple[str, ...]:
     """Where the effective batch is held, the batch of a device changes with their number."""
-    return ("setup", BATCH) if measured.sweep.hold == "effective_batch" else ("setup",)
+    return ("setup", BATCH) if sweep.hold == "effective_batch" else ("setup",)
 
 
 def _devices(group: Group) -> float:
     return float(group.fact("devices") or 0)
 
 
-def _scaled(measured: Measured) -> list[Group]:
-    groups = [g for g in measured.groups if _devices(g) and (g.finished or failed_runs(g))]
+def _scaled(sweep: SweepResults) -> list[Group]:
+    groups = [g for g in sweep.groups if _devices(g) and (g.finished or failed_runs(g))]
     if len({_devices(group) for group in groups if group.finished}) < 2:
         raise NothingToDraw("the number of devices does not vary")
     return groups
 
 
 def _against(
-    measured: Measured, groups: list[Group], measure: str, place_of: Callable[[Group], Any],
+    sweep: SweepResults, groups: list[Group], measure: str, place_of: Callable[[Group], Any],
     across: tuple[str, ...], x: str, y: str, ideal: bool = False,
 ) -> Drawn:  # fmt: skip
     """A panel a script, a line for what is the same along it, each run a point."""
     if not any(group.values(measure) for group in groups):
         raise NothingToDraw(f"no finished run has {measure}")
-    arranged, notes = panels_and_lines(measured, groups, across, by_setup=False)
+    arranged, notes = panels_and_lines(sweep, groups, across, by_setup=False)
     styles = styles_of(line.name for panel in arranged for line in panel.lines)
     figure, axes = panels(len(arranged), 3.0)
-    drawn, said = Drawn(figure, "", [*notes, *_shared_cores(measured)]), []
+    drawn, said = Drawn(figure, "", [*notes, *_shared_cores(sweep)]), []
     for place, panel in zip(axes, arranged, strict=True):
         said.append(_lines(drawn, place, panel, styles, measure, place_of, ideal))
         _dress(place, panel.title, x, y if place is axes[0] else "")
@@ -215,7 +216,7 @@ def _same_place(axes: Axes, panel: PanelOf, place_of: Callable[[Group], Any], me
         for group, at in zip(line.groups, places, strict=True):
             mean = group.mean(measure)
             if places.count(at) > 1 and mean is not None:
-                axes.annotate(topology(group), (at, mean), xytext=(7, 0), fontsize=8, color=INK,
+                axes.annotate(group.topology, (at, mean), xytext=(7, 0), fontsize=8, color=INK,
                               textcoords="offset points", va="center")  # fmt: skip
 
 

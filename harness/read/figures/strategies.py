@@ -26,9 +26,9 @@ from harness.read.drawing import (
     log_axis,
 )
 from harness.read.labels import shown_axes, strategy_text
-from harness.read.records.groups import Group, baseline_of, make_groups
-from harness.read.records.sweep_runs import read_runs
-from harness.read.records.sweeps import Sweep
+from harness.read.records.baseline import baseline_of
+from harness.read.records.groups import Group
+from harness.read.records.sweeps import SweepResults
 
 RATE = "train_samples_per_s"
 NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
@@ -142,7 +142,7 @@ class Cell:
         return [100 * (value - theirs[key]) for key, value in ours.items() if key in theirs]
 
 
-def strategies(sweep: Sweep) -> Figure:
+def strategies(sweep: SweepResults) -> Figure:
     """Columns of panels by set-up, rows by rate; below, what the strategies cost in quality."""
     cells = _cells(sweep)
     columns, rows = _distinct(c.column for c in cells), _by_rate(c.row for c in cells)
@@ -173,11 +173,11 @@ def strategies(sweep: Sweep) -> Figure:
     return figure
 
 
-def _target(sweep: Sweep) -> str:
+def _target(sweep: SweepResults) -> str:
     return str(sweep.target).replace(" at least ", " ").replace(" at most ", " ")
 
 
-def _cells(sweep: Sweep) -> list[Cell]:
+def _cells(sweep: SweepResults) -> list[Cell]:
     """What has finished over a link; UserError says what else would be needed."""
     if sweep.target is None:
         raise UserError(
@@ -186,13 +186,12 @@ def _cells(sweep: Sweep) -> list[Cell]:
         )
     if others := [axis for axis in shown_axes(sweep.axes) if axis not in SHOWN]:
         raise UserError(f"{sweep.file}: {', '.join(others)} varies too: there is no figure for it")
-    groups = make_groups(sweep, read_runs(sweep))
-    linked = [g for g in groups if g.finished and g.label.get("link") is not None]
+    linked = [g for g in sweep.groups if g.finished and g.label.get("link") is not None]
     if not linked:
         raise UserError(NO_LINK)
     if not any(group.values(TIME) for group in linked):
         raise UserError(f"no epoch of any run has a number named {sweep.target.metric}")
-    return [_cell(group, baseline_of(sweep, group, groups)) for group in linked]
+    return [_cell(group, baseline_of(sweep, group)) for group in linked]
 
 
 def _cell(group: Group, base: Group | None) -> Cell:

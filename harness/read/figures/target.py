@@ -28,9 +28,8 @@ from harness.read.figures.epochs import failed_runs, run_words
 from harness.read.figures.panels import name_of, short_name
 from harness.read.labels import strategy_text
 from harness.read.records.groups import Group
-from harness.read.records.measured import Measured, setting, topology
-from harness.read.records.sweep_runs import SweepRun, time_to_target
-from harness.read.records.sweeps import Target
+from harness.read.records.runs import Run, Target, time_to_target
+from harness.read.records.sweeps import SweepResults
 
 TIME, QUALITY = "tta_train_s", "accuracy"
 
@@ -44,27 +43,27 @@ OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the be
 LONGEST_NAME = 46
 
 
-def targets_of(measured: Measured) -> dict[str, Target]:
+def targets_of(sweep: SweepResults) -> dict[str, Target]:
     """Of each script: that of the sweep, or made of the best mean, rounded down to a percent."""
     best: dict[str, float] = {}
-    for group in measured.groups:
+    for group in sweep.groups:
         if (mean := group.mean(QUALITY)) is not None:
-            script = str(setting(group, "script") or "")
+            script = str(group.setting("script") or "")
             best[script] = max(best.get(script, 0.0), mean)
     if not best:
         raise NothingToDraw(f"no finished run has {QUALITY}")
-    named = measured.sweep.target
+    named = sweep.target
     made = {
         s: Target(QUALITY, math.floor(100 * OF_BEST * value) / 100) for s, value in best.items()
     }
     return made if named is None else dict.fromkeys(best, named)
 
 
-def time_to_accuracy(measured: Measured) -> Drawn:
+def time_to_accuracy(sweep: SweepResults) -> Drawn:
     """A row a group: each run a point, the median a line; a miss stands at the right edge."""
     blocks = []
-    for script, target in targets_of(measured).items():
-        groups = [g for g in measured.groups if str(setting(g, "script") or "") == script]
+    for script, target in targets_of(sweep).items():
+        groups = [g for g in sweep.groups if str(g.setting("script") or "") == script]
         rows = [(g, _times(g, target)) for g in groups]
         rows = [(g, times) for g, times in rows if times or failed_runs(g)]
         if any(math.isfinite(t) for _, times in rows for _, t in times):
@@ -73,7 +72,7 @@ def time_to_accuracy(measured: Measured) -> Drawn:
         raise NothingToDraw("no run reaches the target, or its time is not known")
     left = sum(max(len(rows) - MOST_ROWS, 0) for _, rows in blocks)
     notes = [f"{left} more groups are not drawn"] if left else []
-    if measured.sweep.target is None:
+    if sweep.target is None:
         notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
     heights = [0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks]
     figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
@@ -81,21 +80,21 @@ def time_to_accuracy(measured: Measured) -> Drawn:
     drawn, said = Drawn(figure, "", notes), []
     for n, (target, rows) in enumerate(blocks):
         axes = figure.add_subplot(grid[n, 0])
-        said.append(_block(drawn, axes, measured, target, rows[:MOST_ROWS]))
+        said.append(_block(drawn, axes, sweep, target, rows[:MOST_ROWS]))
     drawn.alt = "Training time to an accuracy, medians. " + " ".join(said)
     return drawn
 
 
 def _block(
-    drawn: Drawn, axes: Axes, measured: Measured, target: Target,
-    rows: list[tuple[Group, list[tuple[SweepRun, float]]]],
+    drawn: Drawn, axes: Axes, sweep: SweepResults, target: Target,
+    rows: list[tuple[Group, list[tuple[Run, float]]]],
 ) -> str:  # fmt: skip
     calm(axes)
     said = [
-        f"{name_of(measured, group)}: {_row(drawn, axes, height, group, times)}"
+        f"{name_of(sweep, group)}: {_row(drawn, axes, height, group, times)}"
         for height, (group, times) in enumerate(rows)
     ]
-    names = [cut(short_name(measured, group)) for group, _ in rows]
+    names = [cut(short_name(sweep, group)) for group, _ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     finite = [t for _, times in rows for _, t in times if math.isfinite(t)]
@@ -119,14 +118,14 @@ def cut(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."
 
 
-def _times(group: Group, target: Target) -> list[tuple[SweepRun, float]]:
+def _times(group: Group, target: Target) -> list[tuple[Run, float]]:
     """Of the finished runs that have the metric; a miss takes for ever."""
     found = ((run, time_to_target(run.epochs, target)) for run in group.finished)
     return [(run, times[TIME]) for run, times in found if TIME in times]
 
 
 def _row(
-    drawn: Drawn, axes: Axes, height: int, group: Group, times: list[tuple[SweepRun, float]]
+    drawn: Drawn, axes: Axes, height: int, group: Group, times: list[tuple[Run, float]]
 ) -> str:
     colour = "#0072B2"
     reached = [(run, t) for run, t in times if math.isfinite(t)]
@@ -165,35 +164,35 @@ COSTS = (
 COLOUR_BY = ("strategy", "lr", "per_gpu_batch", "setup", "link")
 
 
-def frontier(measured: Measured) -> Drawn:
+def frontier(sweep: SweepResults) -> Drawn:
     """Accuracy over time and over energy; the line: what nothing else beats in both."""
-    groups = [g for g in measured.groups if g.values(QUALITY)]
+    groups = [g for g in sweep.groups if g.values(QUALITY)]
     shown = [cost for cost in COSTS if any(g.values(cost[0]) for g in groups)]
     if not shown:
         raise NothingToDraw("no finished run has accuracy and a time")
-    by = next((axis for axis in COLOUR_BY if axis in measured.sweep.axes), "")
+    by = next((axis for axis in COLOUR_BY if axis in sweep.axes), "")
     styles = styles_of(_colour_name(g, by) for g in groups)
-    scripts = [*dict.fromkeys(setting(g, "script") for g in groups)]
+    scripts = [*dict.fromkeys(g.setting("script") for g in groups)]
     parts = [(*cost, script) for cost in shown for script in scripts]
     figure, axes = panels(len(parts), 4.0 if len(scripts) == 1 else 3.2, len(scripts))
     drawn, said = Drawn(figure, ""), []
     for place, (measure, words, unit, script) in zip(axes, parts, strict=True):
         points = [
-            _point(drawn, place, measured, g, (measure, unit), styles[_colour_name(g, by)])
+            _point(drawn, place, sweep, g, (measure, unit), styles[_colour_name(g, by)])
             for g in groups
-            if setting(g, "script") == script and g.values(measure)
+            if g.setting("script") == script and g.values(measure)
         ]
         if not points:
             place.set_visible(False)
             continue
-        said.append(_best(place, measured, points, ", ".join(filter(None, [script, words]))))
+        said.append(_best(place, sweep, points, ", ".join(filter(None, [script, words]))))
         place.set_title(script or "", fontsize=10)
         place.set_xlabel(words, fontsize=9)
         place.set_ylabel("final accuracy" if script == scripts[0] else "", fontsize=9)
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             log_axis(place, "x")
     legend(figure, styles)
-    lost = [f"{short_name(measured, g)} ({', '.join(f)})" for g in measured.groups
+    lost = [f"{short_name(sweep, g)} ({', '.join(f)})" for g in sweep.groups
             if (f := failed_runs(g))]  # fmt: skip
     if lost:
         drawn.notes.append(f"failed runs have no place here: {'; '.join(lost)}")
@@ -205,7 +204,7 @@ def frontier(measured: Measured) -> Drawn:
 
 
 def _point(
-    drawn: Drawn, axes: Axes, measured: Measured, group: Group, cost_of: tuple[str, float],
+    drawn: Drawn, axes: Axes, sweep: SweepResults, group: Group, cost_of: tuple[str, float],
     style: Style,
 ) -> Point:  # fmt: skip
     """Each run faintly, and the means of both."""
@@ -214,7 +213,7 @@ def _point(
     pairs = [(r.measures[measure] / unit, r.measures[QUALITY]) for r in known]
     artist = axes.scatter([c for c, _ in pairs], [q for _, q in pairs], s=12, color=style.colour,
                           alpha=0.35, linewidths=0)  # fmt: skip
-    drawn.tip(artist, [f"{name_of(measured, group)}, {run_words(r)}: {c:,.4g}, {q:.4f}"
+    drawn.tip(artist, [f"{name_of(sweep, group)}, {run_words(r)}: {c:,.4g}, {q:.4f}"
                        for r, (c, q) in zip(known, pairs, strict=True)])  # fmt: skip
     cost, quality = (statistics.mean(values) for values in zip(*pairs, strict=True))
     axes.plot([cost], [quality], color=style.colour, marker=style.marker, markersize=6, zorder=3)
@@ -225,12 +224,12 @@ def _colour_name(group: Group, by: str) -> str:
     if by == "strategy":
         return strategy_text(group.label) or ""
     if by == "setup":
-        return topology(group)
-    value = setting(group, by) if by else ""
+        return group.topology
+    value = group.setting(by) if by else ""
     return f"{by.replace('per_gpu_batch', 'batch')} {value}" if by else ""
 
 
-def _best(axes: Axes, measured: Measured, points: list[Point], words: str) -> str:
+def _best(axes: Axes, sweep: SweepResults, points: list[Point], words: str) -> str:
     """What nothing is both better and cheaper than, numbered in the figure and named in words."""
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (p.cost, -p.quality)):
@@ -242,6 +241,6 @@ def _best(axes: Axes, measured: Measured, points: list[Point], words: str) -> st
     for number, point in enumerate(best, 1):
         axes.annotate(str(number), (point.cost, point.quality), xytext=(-5, 6), fontsize=9,
                       textcoords="offset points", ha="right", color=INK, weight="bold")  # fmt: skip
-        told = f"{number} {short_name(measured, point.group)}"
+        told = f"{number} {short_name(sweep, point.group)}"
         named.append(f"{told} ({point.quality:.4f} at {point.cost:,.4g})")
     return f"{words}: {'; '.join(named)}."

@@ -42,10 +42,9 @@ from harness.read.figures.epochs import failed_runs, run_words
 from harness.read.figures.panels import name_of, short_name
 from harness.read.figures.target import MOST_ROWS, cut
 from harness.read.records.groups import Group
-from harness.read.records.measured import Measured, setting, topology
-from harness.read.records.selection import record_of
-from harness.read.records.sweep_runs import SweepRun
-from harness.read.records.sweeps import is_number
+from harness.read.records.loading import is_number
+from harness.read.records.runs import Run
+from harness.read.records.sweeps import SweepResults
 from harness.read.tables.results import duration
 
 # Greys are what is not told apart; hatches help where colours do not.
@@ -56,11 +55,11 @@ LOOKS = {
 }  # fmt: skip
 
 
-def where_time_went(measured: Measured) -> Drawn:
+def where_time_went(sweep: SweepResults) -> Drawn:
     """Seconds of a run, means over the seeds, stacked in parts that add up to all of it."""
     untold: dict[str, list[str]] = {}
-    rows = [(group, _parts(measured, group, untold)) for group in measured.groups]
-    lost = [f"{short_name(measured, g)} ({', '.join(f)})" for g, _ in rows if (f := failed_runs(g))]
+    rows = [(group, _parts(sweep, group, untold)) for group in sweep.groups]
+    lost = [f"{short_name(sweep, g)} ({', '.join(f)})" for g, _ in rows if (f := failed_runs(g))]
     rows = [(g, parts) for g, parts in rows if parts]
     told_by_none = [f"{why} ({_counted(names)})" for why, names in untold.items()]
     if not rows:
@@ -84,26 +83,25 @@ def where_time_went(measured: Measured) -> Drawn:
     for height, total in enumerate(left):
         axes.annotate(duration(total), (total, height), xytext=(4, 0), va="center", fontsize=8,
                       textcoords="offset points", color=INK)  # fmt: skip
-    axes.set_yticks(range(len(rows)), [cut(short_name(measured, g)) for g, _ in rows], fontsize=9)
+    axes.set_yticks(range(len(rows)), [cut(short_name(sweep, g)) for g, _ in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, max(left) * 1.12)
     axes.set_xlabel("time of a run from its start to its end (s), mean over the seeds", fontsize=9)
     axes.tick_params(axis="x", labelsize=9)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    said = (f"{name_of(measured, g)} {duration(sum(p.values()))}: {_shares(p)}" for g, p in rows)
+    said = (f"{name_of(sweep, g)} {duration(sum(p.values()))}: {_shares(p)}" for g, p in rows)
     return Drawn(figure, "Where the time of a run went. " + listed(said) + ".", notes)
 
 
-def _parts(measured: Measured, group: Group, untold: dict[str, list[str]]) -> dict[str, float]:
+def _parts(sweep: SweepResults, group: Group, untold: dict[str, list[str]]) -> dict[str, float]:
     """Means over the runs that tell; untold: why not -> the groups of those that do not."""
     accounts = []
     for run in group.finished:
-        record = record_of(measured.folder(run), run.label, None)
         try:
-            accounts.append(account_of(record))
+            accounts.append(account_of(run))
         except UserError as error:
-            reason = str(error).removeprefix(f"{record.path} ")
-            untold.setdefault(reason, []).append(short_name(measured, group))
+            reason = str(error).removeprefix(f"{run.directory.path} ")
+            untold.setdefault(reason, []).append(short_name(sweep, group))
     if not accounts:
         return {}
     whole = together(accounts)
@@ -142,10 +140,10 @@ QUANTITIES = (
 Readings = dict[int, list[dict[str, Any]]]  # node -> its lines, in the order of time
 
 
-def usage(measured: Measured) -> Drawn:
+def usage(sweep: SweepResults) -> Drawn:
     """Columns: the first run of some groups; rows: what was read; a line a device or node."""
-    found = [(g, r, read) for g in measured.groups for r in g.runs[:1]
-             if (read := _readings(measured, r))]  # fmt: skip
+    found = [(g, r, read) for g in sweep.groups for r in g.runs[:1]
+             if (read := _readings(r))]  # fmt: skip
     shown = [q for q in QUANTITIES if any(_lines(read, q) for *_, read in found)]
     if not shown:
         raise NothingToDraw("no readings of devices and nodes (telemetry/) beside these records")
@@ -156,7 +154,7 @@ def usage(measured: Measured) -> Drawn:
     figure, axes = panels(len(shown) * len(found), 1.6, len(found))
     drawn, said = Drawn(figure, "", notes), []
     for x, (group, run, readings) in enumerate(found):
-        name = ", ".join([short_name(measured, group), run_words(run)])
+        name = ", ".join([short_name(sweep, group), run_words(run)])
         words = []
         for y, quantity in enumerate(shown):
             place = axes[y * len(found) + x]
@@ -175,23 +173,23 @@ def usage(measured: Measured) -> Drawn:
 
 
 def _unlike_first(
-    found: list[tuple[Group, SweepRun, Readings]],
-) -> list[tuple[Group, SweepRun, Readings]]:
+    found: list[tuple[Group, Run, Readings]],
+) -> list[tuple[Group, Run, Readings]]:
     """One of each script and set-up before a second of any."""
     seen: Counter[tuple[str, str]] = Counter()
     turns = []
     for entry in found:
-        kind = (str(setting(entry[0], "script")), topology(entry[0]))
+        kind = (str(entry[0].setting("script")), entry[0].topology)
         turns.append(seen[kind])
         seen[kind] += 1
     order = sorted(range(len(found)), key=lambda n: turns[n])
     return [found[n] for n in order]
 
 
-def _readings(measured: Measured, run: SweepRun) -> Readings:
-    if run.path is None:
+def _readings(run: Run) -> Readings:
+    if run.folder is None:
         return {}
-    files = (measured.folder(run).path / "telemetry").glob("node_*.jsonl")
+    files = (run.folder.path / "telemetry").glob("node_*.jsonl")
     found = {int(file.stem.split("_")[1]): read_rows(file)[0] for file in sorted(files)}
     return {
         node: kept for node, rows in found.items()
@@ -249,7 +247,7 @@ def _thinned(times: Sequence[float], values: Sequence[float]) -> tuple[list[floa
     return first, second
 
 
-def _epoch_ends(axes: Axes, run: SweepRun, begin: float) -> None:
+def _epoch_ends(axes: Axes, run: Run, begin: float) -> None:
     for row in run.epochs:
         if is_number(row.get("unix")):
             axes.axvline(row["unix"] - begin, color=FAINT, linestyle=":", linewidth=0.8)

@@ -25,7 +25,7 @@ from harness.core.attempts import QUALITY
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.imports.records import ROW, Foreign, check_share, digest
-from harness.read.records.sweeps import is_number
+from harness.read.records.loading import is_number
 
 FORMAT = "callback-text"
 

@@ -23,9 +23,9 @@ from harness.read.predict.fitting import (
     wire_between,
 )
 from harness.read.predict.model import COMPRESSED, EXPOSED, Plan, Prediction, predict
-from harness.read.records.groups import Group, kind_of_machine
-from harness.read.records.measured import Measured
-from harness.read.records.selection import Record, record_of
+from harness.read.records.groups import Group
+from harness.read.records.runs import Run
+from harness.read.records.sweeps import SweepResults
 
 # Beside FREE, what runs may differ in of which one is predicted from the others.
 PREDICTED_OVER = (*FREE, *OF_ONE_STRATEGY, "exchange", "fsdp_shard", "fsdp_offload")
@@ -37,17 +37,10 @@ NOTHING_GIVEN = Given()
 Kind = tuple[tuple[str, str], ...]  # settings that runs have in common, and their machine
 
 
-class Runs(NamedTuple):
-    """The finished runs of a group."""
-
-    group: Group
-    records: list[Record]
-
-
 class Case(NamedTuple):
     """A group on several nodes: what was measured, and what was predicted without it."""
 
-    runs: Runs
+    group: Group
     measured_s: tuple[float, ...]  # a run each
     found: Prediction
 
@@ -66,8 +59,8 @@ class Case(NamedTuple):
     @property
     def strategy(self) -> str:
         """In short: with what is compressed, and how often it exchanges."""
-        first = self.runs.records[0]
-        label = {name: first.settings[name] for name in ("compress", "sync_every")}
+        first = self.group.finished[0]
+        label = {name: first.identity[name] for name in ("compress", "sync_every")}
         return strategy_text({STRATEGY: strategy_of(first), **label}) or ""
 
 
@@ -79,27 +72,30 @@ class Task(NamedTuple):
     cases: list[Case]
 
 
-def tasks_of(measured: Measured) -> tuple[list[Task], dict[str, list[str]]]:
+def tasks_of(sweep: SweepResults) -> tuple[list[Task], dict[str, list[str]]]:
     """What can be predicted; and why not -> the groups on several nodes of which it cannot."""
     left: dict[str, list[str]] = {}
-    found = [_task(measured, name, kind, left) for name, kind in _named(_kinds(measured)).items()]
+    found = [_task(sweep, name, kind, left) for name, kind in _named(_kinds(sweep)).items()]
     return [task for task in found if task is not None], left
 
 
-def _kinds(measured: Measured) -> dict[Kind, list[Runs]]:
+def _kinds(sweep: SweepResults) -> dict[Kind, list[Group]]:
     """What runs of one kind have in common -> the groups with any that finished."""
-    found: dict[Kind, list[Runs]] = {}
-    for group in measured.groups:
-        records = [record_of(measured.folder(run), run.label, None) for run in group.finished]
-        if records:
-            common = {n: v for n, v in records[0].settings.items() if n not in PREDICTED_OVER}
-            common["machine"] = kind_of_machine(group)
+    found: dict[Kind, list[Group]] = {}
+    for group in sweep.groups:
+        if group.finished:
+            common = {
+                n: v
+                for n, v in group.finished[0].characteristics.items()
+                if n not in PREDICTED_OVER
+            }
+            common["machine"] = group.machine_kind
             key = tuple((name, str(value)) for name, value in common.items())
-            found.setdefault(key, []).append(Runs(group, records))
+            found.setdefault(key, []).append(group)
     return found
 
 
-def _named(kinds: dict[Kind, list[Runs]]) -> dict[str, list[Runs]]:
+def _named(kinds: dict[Kind, list[Group]]) -> dict[str, list[Group]]:
     """By the first settings that tell them apart; one alone needs no name."""
     labels = [dict(key) for key in kinds]
     taken: list[str] = []
@@ -115,47 +111,47 @@ def _named(kinds: dict[Kind, list[Runs]]) -> dict[str, list[Runs]]:
     return dict(zip(named(), kinds.values(), strict=True))
 
 
-def _far(runs: Runs) -> bool:
-    return shape_of(runs.records[0]).nodes > 1
+def _far(group: Group) -> bool:
+    return shape_of(group.finished[0]).nodes > 1
 
 
 def _task(
-    measured: Measured, name: str, kind: list[Runs], left: dict[str, list[str]]
+    sweep: SweepResults, name: str, kind: list[Group], left: dict[str, list[str]]
 ) -> Task | None:
     """None where nothing of it is predicted; left: why not -> of which groups."""
-    far = [runs for runs in kind if _far(runs)]
-    records = [record for runs in kind for record in runs.records]
+    far = [group for group in kind if _far(group)]
+    runs = [run for group in kind for run in group.finished]
     try:
-        fitted = fit_on(measured.sweep.name, records, NOTHING_GIVEN, recorded(records))
+        fitted = fit_on(sweep.name, runs, NOTHING_GIVEN, recorded(runs))
     except UserError as error:
         if far:
-            left.setdefault(str(error), []).extend(short_name(measured, r.group) for r in far)
+            left.setdefault(str(error), []).extend(short_name(sweep, g) for g in far)
         return None
     cases = []
-    for runs in far:
+    for group in far:
         try:
-            cases.append(_case(fitted, runs))
+            cases.append(_case(fitted, group))
         except UserError as error:
-            left.setdefault(str(error), []).append(short_name(measured, runs.group))
+            left.setdefault(str(error), []).append(short_name(sweep, group))
     return Task(name, fitted, cases) if cases else None
 
 
-def _case(fitted: Fitted, runs: Runs) -> Case:
+def _case(fitted: Fitted, group: Group) -> Case:
     """UserError where it is not modelled, or not measured."""
-    steps = [step for r in runs.records if (step := step_s(r, NOTHING_GIVEN)) is not None]
-    if len(steps) < len(runs.records):
+    steps = [step for run in group.finished if (step := step_s(run, NOTHING_GIVEN)) is not None]
+    if len(steps) < len(group.finished):
         raise UserError("no steps were timed")
-    return Case(runs, tuple(steps), predict(fitted.model, _plan(runs.records)))
+    return Case(group, tuple(steps), predict(fitted.model, _plan(group.finished)))
 
 
-def strategy_of(record: Record) -> str:
+def strategy_of(run: Run) -> str:
     """Several processes are DDP's where nothing else is said."""
-    return record.settings["strategy"] or "ddp"
+    return run.identity["strategy"] or "ddp"
 
 
-def _plan(records: Sequence[Record]) -> Plan:
-    first = records[0]
-    settings = first.settings
+def _plan(runs: Sequence[Run]) -> Plan:
+    first = runs[0]
+    settings = first.identity
     strategy, compress = strategy_of(first), settings["compress"] or "none"
     if strategy not in EXPOSED:
         raise UserError(f"{strategy} is not modelled")
@@ -171,15 +167,15 @@ def _plan(records: Sequence[Record]) -> Plan:
     own = {n: settings[n] for n in ("sync_every", "sync_scope", "fragments", "overlap")}
     own = {n: STRATEGIES[strategy].own.get(n) if v is None else v for n, v in own.items()}
     return Plan(
-        shape_of(first), batch, _wire(records), strategy, compress,
-        emulated=(first.run.environment.get("launch") or {}).get("launcher") == "netns",
+        shape_of(first), batch, _wire(runs), strategy, compress,
+        emulated=(first.environment.get("launch") or {}).get("launcher") == "netns",
         **{name: value for name, value in own.items() if value is not None},
     )  # fmt: skip
 
 
-def _wire(records: Sequence[Record]) -> Wire:
+def _wire(runs: Sequence[Run]) -> Wire:
     """Of the link that was asked for; where none was, the median of what runs measured."""
-    links = [record.run.environment.get("link") or {} for record in records]
+    links = [run.environment.get("link") or {} for run in runs]
     asked = links[0].get("asked")
     if isinstance(asked, dict) and (asked.get("loss") or asked.get("jitter_ms")):
         raise UserError("loss and jitter are not modelled")

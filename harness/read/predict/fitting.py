@@ -14,8 +14,9 @@ from harness.core.records import FINISHED, read_json
 from harness.core.settings import UserError, parse_setup
 from harness.read.predict.exchange import BACKENDS, GLOO, NCCL, Reduction, Shape, Wire, wire_of
 from harness.read.predict.model import Model, fit_line, fit_sharing
-from harness.read.records.selection import Record, read_records
-from harness.read.records.sweeps import is_number
+from harness.read.records.loading import is_number
+from harness.read.records.runs import Run
+from harness.read.records.selection import read_selected
 
 # Links that were measured by themselves: what `python -m harness link --json` prints.
 LINK_FILES = "link*.json"
@@ -31,48 +32,48 @@ class Given:
     train_size: int | None = None
 
 
-def shape_of(record: Record) -> Shape:
-    environment = record.run.environment
+def shape_of(run: Run) -> Shape:
+    environment = run.environment
     nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
     if not (nodes and per_node):  # imported: the set-up is all that is known
-        nodes, per_node, _ = parse_setup(str(record.settings.get("setup") or "1_1"))
+        nodes, per_node, _ = parse_setup(str(run.identity.get("setup") or "1_1"))
     return Shape(int(nodes), int(per_node))
 
 
-def batch_or_none(record: Record) -> int | None:
-    batch = record.settings.get("per_gpu_batch")
+def batch_or_none(run: Run) -> int | None:
+    batch = run.identity.get("per_gpu_batch")
     return int(batch) if is_number(batch) else None
 
 
-def batch_of(record: Record) -> int:
-    batch = batch_or_none(record)
+def batch_of(run: Run) -> int:
+    batch = batch_or_none(run)
     assert batch is not None
     return batch
 
 
-def step_s(record: Record, given: Given) -> float | None:
+def step_s(run: Run, given: Given) -> float | None:
     """Mean over the timed steps; of imported records what an epoch gives."""
-    rate = record.run.measures.get("train_samples_per_s")
-    effective = record.run.environment.get("effective_batch")
-    if rate and effective and not record.imported:
+    rate = run.measures.get("train_samples_per_s")
+    effective = run.environment.get("effective_batch")
+    if rate and effective and not run.imported:
         return float(effective) / rate
-    epoch_s, size = record.run.measures.get("epoch_time_s"), record.settings.get("train_size")
+    epoch_s, size = run.measures.get("epoch_time_s"), run.identity.get("train_size")
     samples = given.train_size or (size if is_number(size) else None)
-    if not record.imported or not epoch_s or not samples:
+    if not run.imported or not epoch_s or not samples:
         return None
-    per_update = batch_of(record) * (record.settings.get("grad_acc") or 1) * shape_of(record).ranks
+    per_update = batch_of(run) * (run.identity.get("grad_acc") or 1) * shape_of(run).ranks
     return float(epoch_s) / -(-int(samples) // per_update)
 
 
-def recorded(records: Sequence[Record]) -> Iterable[Reduction]:
+def recorded(records: Sequence[Run]) -> Iterable[Reduction]:
     """All-reduces that runs measured over their link before they began. What adds up is not the
     model, so that of all of them counts.
     """
-    for record in records:
-        link = record.run.environment.get("link") or {}
-        observed = record.run.environment.get("observed") or {}
+    for run in records:
+        link = run.environment.get("link") or {}
+        observed = run.environment.get("observed") or {}
         row = {"bytes": link.get("allreduce_bytes"), "s": link.get("allreduce_s")}
-        yield from _reductions(link, [row], shape_of(record), str(observed.get("backend")))
+        yield from _reductions(link, [row], shape_of(run), str(observed.get("backend")))
 
 
 def measured_beside(word: str) -> Iterable[Reduction]:
@@ -136,18 +137,16 @@ class Fitted:
 
 def fit_records(word: str, given: Given) -> Fitted:
     """On the runs that a word of the command line names, and the links measured beside them."""
-    records, _ = read_records(word, None)
+    records, _ = read_selected(word, None)
     return fit_on(word, records, given, [*recorded(records), *measured_beside(word)])
 
 
-def fit_on(
-    word: str, records: Sequence[Record], given: Given, table: Iterable[Reduction]
-) -> Fitted:
+def fit_on(word: str, records: Sequence[Run], given: Given, table: Iterable[Reduction]) -> Fitted:
     """UserError where they do not determine a model; says what to run. Called by a word.
 
     Runs on several nodes are never fitted on.
     """
-    basis = [record for record in records if _is_basis(record)]
+    basis = [run for run in records if _is_basis(run)]
     singles = [r for r in basis if shape_of(r).ranks == 1 and step_s(r, given) is not None]
     if not singles:
         raise UserError(
@@ -171,19 +170,19 @@ def fit_on(
     first = singles[0]
     backend = _backend(first, given)
     gradient = _gradient(basis, records, given, assumed)
-    arguments = (read_json(first.path / "settings.json") or {}).get("training_arguments") or {}
+    arguments = first.settings.get("training_arguments") or {}
     model = Model(
         line, sharing, sharing_spread, inside_s, gradient, backend,
-        grad_acc=first.settings.get("grad_acc") or 1,
+        grad_acc=first.identity.get("grad_acc") or 1,
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
     )  # fmt: skip
-    if first.settings.get("grad_acc") is None:
+    if first.identity.get("grad_acc") is None:
         assumed.append("one forward pass an update: the records do not say how many")
-    data = first.run.environment.get("data") or {}
+    data = first.environment.get("data") or {}
     samples = given.train_size or _all_samples(data)
-    name = ", ".join(str(first.settings[n]) for n in ("script", "model") if first.settings.get(n))
-    machine = str(first.run.machine or "unknown machine")
+    name = ", ".join(str(first.identity[n]) for n in ("script", "model") if first.identity.get(n))
+    machine = str(first.machine or "unknown machine")
     eval_s = _mean(_per_epoch(r, "eval_time_s") for r in singles)
     power, idle = _power(singles)
     return Fitted(
@@ -191,26 +190,26 @@ def fit_on(
     )  # fmt: skip
 
 
-def _is_basis(record: Record) -> bool:
+def _is_basis(run: Run) -> bool:
     """On one machine, as DDP or one process does it: what the model is fitted on."""
-    settings = record.settings
+    settings = run.identity
     plain = settings.get("compress") in (None, "none") and settings.get("exchange") != "direct"
     known = settings.get("strategy") in (None, "single", "ddp")
-    if record.run.state != FINISHED or not (plain and known) or batch_or_none(record) is None:
+    if run.state != FINISHED or not (plain and known) or batch_or_none(run) is None:
         return False
-    crowded = ((record.run.environment.get("launch") or {}).get("packed")) is True
-    return shape_of(record).nodes == 1 and not crowded
+    crowded = ((run.environment.get("launch") or {}).get("packed")) is True
+    return shape_of(run).nodes == 1 and not crowded
 
 
-def _check_one_kind(word: str, records: Sequence[Record]) -> None:
-    machines = sorted({str(record.run.machine) for record in records})
+def _check_one_kind(word: str, records: Sequence[Run]) -> None:
+    machines = sorted({str(run.machine) for run in records})
     if len(machines) > 1:
         raise UserError(
             f"{word}: runs of {len(machines)} kinds of machine ({', '.join(machines)}): a figure "
             "over them would be one of none; name a folder with the runs of one"
         )
-    for name in dict.fromkeys(name for record in records for name in record.settings):
-        values = sorted({str(record.settings.get(name)) for record in records})
+    for name in dict.fromkeys(name for run in records for name in run.characteristics):
+        values = sorted({str(run.characteristics.get(name)) for run in records})
         if name not in FREE and len(values) > 1:
             raise UserError(
                 f"{word}: its runs differ in {name} ({', '.join(values)}): name one kind, for "
@@ -219,17 +218,17 @@ def _check_one_kind(word: str, records: Sequence[Record]) -> None:
 
 
 def _sharing(
-    basis: Iterable[Record], line: Any, given: Given
+    basis: Iterable[Run], line: Any, given: Given
 ) -> tuple[float | None, float | None, float]:
     """(share by which each more process slows all, its spread, exposed exchange of two)."""
     slower: dict[int, list[float]] = {}
     inside = []
-    for record in basis:
-        count, took_s = shape_of(record).per_node, step_s(record, given)
-        if count == 1 or took_s is None or not line.knows(batch_of(record)):
+    for run in basis:
+        count, took_s = shape_of(run).per_node, step_s(run, given)
+        if count == 1 or took_s is None or not line.knows(batch_of(run)):
             continue
-        exposed_s = took_s * _exposed_share(record)
-        slower.setdefault(count, []).append((took_s - exposed_s) / line.step_s(batch_of(record)))
+        exposed_s = took_s * _exposed_share(run)
+        slower.setdefault(count, []).append((took_s - exposed_s) / line.step_s(batch_of(run)))
         inside.append(exposed_s * count / (2 * (count - 1)))
     if not slower:
         return None, None, 0.0
@@ -239,15 +238,15 @@ def _sharing(
     return share, spread, statistics.mean(inside)
 
 
-def _exposed_share(record: Record) -> float:
+def _exposed_share(run: Run) -> float:
     """Where no exchange was measured it stays with what processes cost each other."""
-    measures = record.run.measures
+    measures = run.measures
     found = measures.get("comm_exposed_share", measures.get("comm_share"))
     return min(1.0, max(0.0, found or 0.0))
 
 
-def _backend(record: Record, given: Given) -> str:
-    observed = record.run.environment.get("observed") or {}
+def _backend(run: Run, given: Given) -> str:
+    observed = run.environment.get("observed") or {}
     by_device = {"cpu": GLOO, "cuda": NCCL}.get(str(observed.get("device")).split(":")[0])
     found = given.backend or observed.get("backend") or by_device
     if found not in BACKENDS:
@@ -258,16 +257,16 @@ def _backend(record: Record, given: Given) -> str:
 
 
 def _gradient(
-    basis: Sequence[Record], records: Sequence[Record], given: Given, assumed: list[str]
+    basis: Sequence[Run], records: Sequence[Run], given: Given, assumed: list[str]
 ) -> int | None:
     if given.gradient_mb is not None:
         assumed.append(f"a gradient of {given.gradient_mb:g} MB (--gradient_mb)")
         return round(given.gradient_mb * 1e6)
     model = basis[0].settings.get("model")
-    same = [r for r in records if r.settings.get("model") == model]
+    same = [r for r in records if r.identity.get("model") == model]
     for part, name in (("link", "gradient_bytes"), ("observed", "parameter_bytes")):
-        for record in same:
-            found = (record.run.environment.get(part) or {}).get(name)
+        for run in same:
+            found = (run.environment.get(part) or {}).get(name)
             if is_number(found) and found > 0:
                 return int(found)
     return None
@@ -278,19 +277,19 @@ def _all_samples(data: dict[str, Any]) -> int | None:
     return None if used is None else int(used) + int(data.get("left_out_samples") or 0)
 
 
-def _per_epoch(record: Record, name: str) -> float | None:
-    total, epochs = record.run.measures.get(name), record.run.measures.get("epochs_done")
+def _per_epoch(run: Run, name: str) -> float | None:
+    total, epochs = run.measures.get(name), run.measures.get("epochs_done")
     return total / epochs if total and epochs else None
 
 
-def _power(singles: Sequence[Record]) -> tuple[float | None, float | None]:
+def _power(singles: Sequence[Run]) -> tuple[float | None, float | None]:
     """Mean power of the device over training, and before it; None where no run knows it."""
     watts = []
-    for record in singles:
-        energy, time_s = (record.run.measures.get(n) for n in ("energy_j", "train_time_s"))
+    for run in singles:
+        energy, time_s = (run.measures.get(n) for n in ("energy_j", "train_time_s"))
         if energy and time_s:
             watts.append(energy / time_s)
-    idle = [record.run.environment.get("idle_power_w") for record in singles]
+    idle = [run.environment.get("idle_power_w") for run in singles]
     return _mean(watts), _mean(idle)
 
 
@@ -299,13 +298,13 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.mean(known) if known else None
 
 
-def _command(records: Sequence[Record], setup: str, batch: int | None) -> str:
+def _command(records: Sequence[Run], setup: str, batch: int | None) -> str:
     """What measures what is missing, made of the command of a run that is there."""
-    record = next((r for r in records if r.run.environment.get("command")), None)
-    if record is None:
+    run = next((r for r in records if r.environment.get("command")), None)
+    if run is None:
         more = f" --per_gpu_batch {batch}" if batch else ""
-        return f"python {records[0].settings.get('script') or 'bert'}.py --setup {setup}{more}"
-    words = shlex.split(str(record.run.environment["command"]))
+        return f"python {records[0].identity.get('script') or 'bert'}.py --setup {setup}{more}"
+    words = shlex.split(str(run.environment["command"]))
     drop = ["--setup", "--strategy", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
     kept, skip = [], False
     for word in words:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pandas as pd
 
 from harness.core.records import SCHEMA, RunFolder, find_runs, read_json, read_rows
 from harness.core.settings import UserError
-from harness.read.records.sweeps import is_number
 
 # Column -> field of environment.json's link.
 RTT, BANDWIDTH = "link_rtt_median_ms", "link_bandwidth_mbit"
@@ -24,6 +24,11 @@ FIELDS = {
     "link_allreduce_algbw_mbit": "allreduce_algbw_mbit",
     "link_allreduce_busbw_mbit": "allreduce_busbw_mbit",
 }
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Unknown is null; what is neither a number nor finite is unknown."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def link_numbers(environment: dict[str, Any]) -> dict[str, float]:

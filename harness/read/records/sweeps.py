@@ -1,48 +1,40 @@
-"""sweep.json: which runs belong together, what varies between them, and what is asked.
+"""The results of a sweep: which runs belong together, what varies between them, what is compared.
 
     <output_dir>/sweeps/<name>/sweep.json       written by the launcher, read here
 
-What its fields mean stands in outputs/README.md.
+outputs/README.md defines its fields. Runs outside any sweep are read as if one had planned them.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeGuard
+from typing import Any
 
-from harness.core.attempts import larger_is_better
+from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
+from harness.read.records.groups import Group, group_key, make_groups
+from harness.read.records.loading import UNFINISHED, is_number, settings_of
+from harness.read.records.runs import (
+    REPETITIONS,
+    SKIPPED,
+    WAITING,
+    Run,
+    Target,
+    identity_settings,
+    read_run,
+)
 
 FILE = "sweep.json"
-
-
 SCHEMA = 1
 
+# Runs that differ in these are of different tasks and share no figure and no table.
+TASK = ("script", "model", "dataset")
 
-# What repeats a measurement: runs that differ in nothing else are one group.
-REPETITIONS = ("seed", "repeat")
-
-
-@dataclass(frozen=True)
-class Target:
-    """The quality whose time is asked for: a field of epochs.jsonl and its value."""
-
-    metric: str
-    value: float
-
-    @property
-    def smaller_is_better(self) -> bool:
-        return not larger_is_better(self.metric) or self.metric.endswith("_loss")
-
-    def reached(self, value: float) -> bool:
-        return value <= self.value if self.smaller_is_better else value >= self.value
-
-    def __str__(self) -> str:
-        return f"{self.metric} at {'most' if self.smaller_is_better else 'least'} {self.value:g}"
+NO_RECORDS = "no records below {}: python vit.py --tiny makes one"
 
 
 @dataclass(frozen=True)
@@ -53,20 +45,23 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepResults:
+    """What was planned, and on demand the runs and groups that were read for it."""
+
     file: Path
     name: str
     question: str
-    tiny: bool
-    command: str | None
     axes: tuple[str, ...]
-    baseline: dict[str, Any] | None
-    target: Target | None
-    hold: str | None
-    lr_rule: str | None
-    columns: tuple[str, ...] | None
-    per_node: bool
-    runs: tuple[PlannedRun, ...]
+    planned: tuple[PlannedRun, ...]
+    tiny: bool = False
+    command: str | None = None
+    baseline: dict[str, Any] | None = None
+    target: Target | None = None
+    hold: str | None = None
+    lr_rule: str | None = None
+    columns: tuple[str, ...] | None = None
+    per_node: bool = False
+    unreadable: tuple[str, ...] = ()  # records that were left out, each with its reason
 
     @property
     def folder(self) -> Path:
@@ -76,6 +71,131 @@ class Sweep:
     def output_dir(self) -> Path:
         return self.folder.absolute().parents[1]
 
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """All of them, in the order of the plan."""
+        return tuple(self._read(planned) for planned in self.planned)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        return make_groups(self.runs, self.axes)
+
+    @property
+    def machines(self) -> list[str]:
+        """The kinds of machine: one GPU of a kind and four are of one kind."""
+        return [*dict.fromkeys(group.machine_kind for group in self.groups if group.machine_kind)]
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read."""
+        return [*self.unreadable, *_broken_lines(self.runs)]
+
+    def _read(self, planned: PlannedRun) -> Run:
+        if planned.path is None:
+            return Run(planned.label, None, SKIPPED, planned.skipped)
+        folder = RunFolder(self.output_dir / planned.path)
+        run = read_run(folder, planned.label, planned.path, self.target)
+        if run.state != UNFINISHED:
+            return run
+        # A record counts more than the plan: what was skipped here may have run elsewhere.
+        if folder.settings.exists() or folder.epochs.exists() or folder.attempts.exists():
+            return run
+        state = WAITING if planned.skipped is None else SKIPPED
+        return replace(run, state=state, reason=planned.skipped)
+
+
+def _broken_lines(runs: Iterable[Run]) -> Iterator[str]:
+    for run in runs:
+        if run.broken_lines:
+            s = "s" if run.broken_lines > 1 else ""
+            yield f"{run.path}: {run.broken_lines} line{s} of epochs.jsonl not readable, left out"
+
+
+def read_results(path: str | Path) -> SweepResults:
+    """The sweep of a folder, or else all runs below it together."""
+    if sweep_file(Path(path)) is not None:
+        return read_sweep(path)
+    folders, problems = _readable(_existing(Path(path)))
+    if not folders:
+        raise UserError("; ".join(problems) or NO_RECORDS.format(path))
+    return _without_plan(Path(path), "runs", folders, problems)
+
+
+def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
+    """Every sweep below a folder, then the runs of none, one part a task; and what is not shown."""
+    root = _existing(Path(root))
+    if sweep_file(root) is not None:
+        return [read_sweep(root)], []
+    parts, problems, taken = [], [], set()
+    for file in sorted(root.rglob(FILE)):
+        try:
+            part = read_sweep(file)
+            taken |= {run.folder.path.resolve() for run in part.runs if run.folder}
+        except UserError as error:
+            problems.append(f"sweep not shown: {error}")
+            continue
+        parts.append(part)
+    folders, unreadable = _readable(root)
+    others: dict[tuple[str, ...], dict[RunFolder, dict[str, Any]]] = {}
+    for folder, settings in folders.items():
+        if folder.path.resolve() not in taken:
+            task = tuple(str(settings.get(name)) for name in TASK)
+            others.setdefault(task, {})[folder] = settings
+    for task, theirs in others.items():
+        parts.append(_without_plan(root, "runs of " + ", ".join(task), theirs))
+    if not parts:
+        raise UserError("; ".join([*problems, *unreadable]) or NO_RECORDS.format(root))
+    return parts, [*problems, *unreadable]
+
+
+def _existing(root: Path) -> Path:
+    if not root.exists():
+        raise UserError(f"{root}: there is no such folder")
+    return root
+
+
+def _readable(root: Path) -> tuple[dict[RunFolder, dict[str, Any]], list[str]]:
+    """Folder -> settings of the runs below, and a line for each of other definitions."""
+    folders, problems = {}, []
+    for folder in find_runs(root):
+        try:
+            folders[folder] = settings_of(folder)
+        except UserError as error:
+            problems.append(f"run not shown: {error}")
+    return folders, problems
+
+
+def _without_plan(
+    root: Path, name: str, folders: Mapping[RunFolder, dict[str, Any]],
+    problems: Iterable[str] = (),
+) -> SweepResults:  # fmt: skip
+    """What varies between these runs are the axes; one process is what they are compared with."""
+    plain = (str, int, float, type(None))
+    named = {
+        folder: {
+            name: value if isinstance(value, plain) else str(value)
+            for name, value in identity_settings(settings).items()
+        }
+        for folder, settings in folders.items()
+    }
+    names = dict.fromkeys(name for values in named.values() for name in values)
+    axes = tuple(n for n in names if len({str(v.get(n)) for v in named.values()}) > 1)
+    planned = []
+    for folder, values in named.items():
+        repeats = {repetition: folders[folder].get(repetition) for repetition in REPETITIONS}
+        label = {axis: values.get(axis) for axis in axes} | repeats
+        planned.append(PlannedRun(label, str(folder.path.relative_to(root)), None))
+    single = "setup" in axes and any(run.label["setup"] == "1_1" for run in planned)
+    return SweepResults(
+        file=root / "sweeps" / "none" / FILE,  # where it would lie: nothing is written there
+        name=name,
+        question=name,
+        axes=axes,
+        planned=tuple(planned),
+        baseline={"setup": "1_1"} if single else None,
+        unreadable=tuple(problems),
+    )
+
 
 def sweep_file(path: Path) -> Path | None:
     """The sweep.json that a path names, itself or as the folder it lies in."""
@@ -84,8 +204,8 @@ def sweep_file(path: Path) -> Path | None:
     return path / FILE if (path / FILE).is_file() else None
 
 
-def read_sweep(path: str | Path) -> Sweep:
-    """The sweep of a folder, checked; whatever is wrong with it is said in one line."""
+def read_sweep(path: str | Path) -> SweepResults:
+    """The sweep of a folder, checked; errors are one line."""
     file = sweep_file(Path(path))
     if file is None:
         raise UserError(f"{path}: there is no {FILE}; a sweep writes it to <output_dir>/sweeps/")
@@ -94,9 +214,9 @@ def read_sweep(path: str | Path) -> Sweep:
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is not readable as JSON: {error}") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        found = content.get("schema") if isinstance(content, dict) else None
+        schema = content.get("schema") if isinstance(content, dict) else None
         raise UserError(
-            f"{file} was written with schema {found}, this reads {SCHEMA}: "
+            f"{file} was written with schema {schema}, this reads {SCHEMA}: "
             "read it with the version of this project that wrote it"
         )
     try:
@@ -105,35 +225,33 @@ def read_sweep(path: str | Path) -> Sweep:
         raise UserError(f"{file}: {error}") from None
 
 
-def _checked(file: Path, content: Mapping[str, Any]) -> Sweep:
+def _checked(file: Path, content: Mapping[str, Any]) -> SweepResults:
     listed = _field(content, "runs", list)
-    runs = tuple(_run(f"runs[{n}]", entry) for n, entry in enumerate(listed))
-    if not runs:
+    planned = tuple(_planned(f"runs[{n}]", entry) for n, entry in enumerate(listed))
+    if not planned:
         raise UserError("runs: is empty, so there is nothing to show")
-    axes = _axes(_field(content, "axes", list), runs)
-    _check_paths(runs, axes)
+    axes = _axes(_field(content, "axes", list), planned)
+    _check_paths(planned, axes)
     columns = _field(content, "columns", list, None)
     name = _field(content, "name", str, file.absolute().parent.name)
-    return Sweep(
+    return SweepResults(
         file=file,
         name=name,
         question=_field(content, "question", str, None) or name,
+        axes=axes,
+        planned=planned,
         tiny=_field(content, "tiny", bool, False),
         command=_field(content, "command", str, None),
-        axes=axes,
         baseline=_baseline(_field(content, "baseline", dict, None), axes),
         target=_target(_field(content, "target", dict, None)),
         hold=_field(content, "hold", str, None),
         lr_rule=_field(content, "lr_rule", str, None),
         columns=None if columns is None else tuple(str(column) for column in columns),
         per_node=_field(content, "per_node", bool, False),
-        runs=runs,
     )
 
 
 _NEEDED = object()
-
-
 KINDS = {str: "a text", bool: "true or false", list: "a list", dict: "a mapping"}
 
 
@@ -148,12 +266,7 @@ def _field(content: Mapping[str, Any], name: str, kind: type, default: Any = _NE
     return value
 
 
-def is_number(value: Any) -> TypeGuard[float]:
-    """Unknown is null; what is neither a number nor finite is unknown."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _run(where: str, entry: Any) -> PlannedRun:
+def _planned(where: str, entry: Any) -> PlannedRun:
     if not isinstance(entry, dict):
         raise UserError(f"{where}: must be a mapping, not {entry!r}")
     try:
@@ -194,25 +307,11 @@ def _check_paths(runs: tuple[PlannedRun, ...], axes: tuple[str, ...]) -> None:
         seen.add(key)
 
 
-def group_key(label: Mapping[str, Any], axes: tuple[str, ...]) -> tuple[Any, ...]:
-    """Equal for runs of one group. True is not 1 here, although Python says so."""
-    return tuple((isinstance(label.get(axis), bool), label.get(axis)) for axis in axes)
-
-
 def _baseline(named: dict[str, Any] | None, axes: tuple[str, ...]) -> dict[str, Any] | None:
     for axis in named or {}:
         if axis not in axes:
             raise UserError(f"baseline: {axis} does not vary here: {', '.join(axes) or 'nothing'}")
     return named or None
-
-
-def parse_target(text: str) -> Target:
-    """accuracy=0.9, as on the command line."""
-    metric, _, value = text.partition("=")
-    try:
-        return Target("eval_loss" if metric == "loss" else metric, float(value))
-    except ValueError:
-        raise UserError(f"--target {text}: expected METRIC=VALUE, such as accuracy=0.9") from None
 
 
 def _target(named: dict[str, Any] | None) -> Target | None:

@@ -11,10 +11,10 @@ from harness.core.settings import UserError
 from harness.read.drawing import for_page, save
 from harness.read.explain.explain import explained
 from harness.read.figures.catalogue import draw_all
-from harness.read.records.groups import group_rows
+from harness.read.records.baseline import group_rows, run_row
 from harness.read.records.loading import UNFINISHED
-from harness.read.records.measured import Measured, how_far, read_all, what_it_is
-from harness.read.records.sweep_runs import SKIPPED, WAITING, run_row
+from harness.read.records.runs import SKIPPED, WAITING
+from harness.read.records.sweeps import SweepResults, read_all
 from harness.read.report.page import Section, markdown_report, page
 from harness.read.tables.files import csv_text
 from harness.read.tables.results import by_node, fairness, results
@@ -58,9 +58,9 @@ def make_report(folder: Path, out: Path) -> list[Path]:
     """Write everything below out; the page and the text are named last, when all is there."""
     parts, problems = read_all(folder)
     sections: list[Section] = []
-    for measured in parts:
-        sections.append(_section(measured, {s.name for s in sections}))
-        _write_numbers(measured, out / sections[-1].name)
+    for sweep in parts:
+        sections.append(_section(sweep, {s.name for s in sections}))
+        _write_numbers(sweep, out / sections[-1].name)
         _write_figures(sections[-1], out)
     page_file, text_file = out / "report.html", out / "report.md"
     _write(page_file, page(str(folder), sections, problems))
@@ -68,23 +68,22 @@ def make_report(folder: Path, out: Path) -> list[Path]:
     return [page_file, text_file, *(out / section.name for section in sections)]
 
 
-def _section(measured: Measured, taken: set[str]) -> Section:
-    sweep = measured.sweep
-    table, _ = table_of(sweep, measured.runs)
-    figures, not_drawn = draw_all(measured)
+def _section(sweep: SweepResults, taken: set[str]) -> Section:
+    table, _ = table_of(sweep)
+    figures, not_drawn = draw_all(sweep)
     return Section(
         name=_file_name(sweep.name, taken),
         title=table.title,
         about=table.about,
         table=table,
-        results=results(measured),
-        nodes=by_node(measured),
+        results=results(sweep),
+        nodes=by_node(sweep),
         figures=figures,
         not_drawn=not_drawn,
-        explained=explained(measured),
-        failures=_failures(measured),
-        fairness=fairness(measured),
-        problems=measured.problems,
+        explained=explained(sweep),
+        failures=_failures(sweep),
+        fairness=fairness(sweep),
+        problems=sweep.problems,
     )
 
 
@@ -96,29 +95,27 @@ def _file_name(name: str, taken: set[str]) -> str:
     return found
 
 
-def _failures(measured: Measured) -> list[tuple[str, str, str]]:
+def _failures(sweep: SweepResults) -> list[tuple[str, str, str]]:
     """Every run that has not finished, but for those that have not begun: these are counted."""
     found = []
-    for run in measured.runs:
+    for run in sweep.runs:
         if run.state in (FINISHED, WAITING, SKIPPED):
             continue
-        folder = measured.folder(run)
-        state = what_it_is(folder, run.state)
-        unfinished = run.state == UNFINISHED
-        reason = how_far(folder, run) if unfinished else run.reason or "no reason was recorded"
-        which = label_text(run.label, measured.sweep.axes)
+        state, unfinished = run.current_state, run.state == UNFINISHED
+        reason = run.progress if unfinished else run.reason or "no reason was recorded"
+        which = label_text(run.label, sweep.axes)
         found.append((which, f"{state}: {one_line(reason)}", run.path or ""))
     for state in (WAITING, SKIPPED):
-        if number := sum(run.state == state for run in measured.runs):
-            reasons = {run.reason for run in measured.runs if run.state == state} - {None}
+        if number := sum(run.state == state for run in sweep.runs):
+            reasons = {run.reason for run in sweep.runs if run.state == state} - {None}
             why = "; ".join(sorted(one_line(str(reason)) for reason in reasons)) or "not begun"
             found.append((f"{number} run{'s' if number > 1 else ''}", f"{state}: {why}", ""))
     return found
 
 
-def _write_numbers(measured: Measured, folder: Path) -> None:
-    _write(folder / "table.csv", csv_text(group_rows(measured.sweep, measured.groups)))
-    rows = [run_row(measured.sweep, run) for run in measured.runs]
+def _write_numbers(sweep: SweepResults, folder: Path) -> None:
+    _write(folder / "table.csv", csv_text(group_rows(sweep)))
+    rows = [run_row(sweep, run) for run in sweep.runs]
     _write(folder / "runs.csv", csv_text(rows))
 
 

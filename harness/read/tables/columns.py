@@ -11,17 +11,10 @@ from typing import Any
 from harness.core.attempts import QUALITY
 from harness.core.identity import number
 from harness.core.settings import UserError
-from harness.read.labels import STRATEGY, shown_axes, strategy_text
+from harness.read.labels import STRATEGY, column_of, shown_axes, strategy_text
 from harness.read.records.loading import BANDWIDTH, FIELDS, RTT
-from harness.read.records.sweep_runs import (
-    MEMORY_FIRST,
-    MEMORY_OTHERS,
-    PER_UPDATE,
-    SUMMED,
-    TO_TARGET,
-    column_of,
-)
-from harness.read.records.sweeps import Sweep
+from harness.read.records.runs import MEMORY_FIRST, MEMORY_OTHERS, PER_UPDATE, SUMMED, TO_TARGET
+from harness.read.records.sweeps import SweepResults
 
 MFU, BUSY = "mfu", "gpu_utilisation_percent"
 
@@ -151,7 +144,7 @@ class Column:
     setting: bool = False  # planned, not measured: said once where it is the same for all
 
 
-def columns_of(sweep: Sweep, rows: list[Row], measures: list[str]) -> list[Column]:
+def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> list[Column]:
     """Axes first, then how many runs, then what was asked for or what is usual."""
     known = [*dict.fromkeys([*measures, *OPTIONAL, *FACTS])]
     if sweep.columns is None:
@@ -177,14 +170,14 @@ def _with_link(column: Column) -> Column:
     )
 
 
-def _asked(sweep: Sweep) -> list[str]:
+def _asked(sweep: SweepResults) -> list[str]:
     """The names asked for, without the axes: those are always there."""
     axes = {*sweep.axes, *map(column_of, sweep.axes)}
     asked = (OTHER_NAMES.get(name, name) for name in sweep.columns or ())
     return paired([*dict.fromkeys(name for name in asked if name not in axes)])
 
 
-def _usual(sweep: Sweep, rows: list[Row]) -> list[str]:
+def _usual(sweep: SweepResults, rows: list[Row]) -> list[str]:
     shown = ["effective_batch", "updates", "accuracy", "eval_loss", "train_samples_per_s",
              "train_samples_per_s_per_gpu"]  # fmt: skip
     if sweep.baseline is not None:

@@ -19,10 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.settings import UserError
-from harness.read.records.sweep_runs import SweepRun, run_row
-from harness.read.records.sweeps import Sweep, read_sweep
+from harness.read.records.baseline import run_row
+from harness.read.records.sweeps import SweepResults, read_sweep
 from harness.read.tables.columns import Row
-from harness.read.tables.sweep_table import Shown, make_table
+from harness.read.tables.sweep_table import Shown, table_of
 
 GAP = 2  # spaces between columns
 
@@ -30,8 +30,8 @@ GAP = 2  # spaces between columns
 def show_sweep(path: Path, write: bool) -> None:
     """What python -m harness table does with the folder of a sweep."""
     sweep = read_sweep(path)
-    shown, rows, runs = make_table(sweep)
-    files = write_files(sweep, shown, rows, runs) if write else []
+    shown, rows = table_of(sweep)
+    files = write_files(sweep, shown, rows) if write else []
     draw(shown)
     screen = _screen()
     for file in files:
@@ -125,12 +125,12 @@ def _filled(shown: Shown, keys: list[int], rest: list[int], width: int) -> list[
     return tables
 
 
-def write_files(sweep: Sweep, shown: Shown, rows: list[Row], runs: list[SweepRun]) -> list[Path]:
+def write_files(sweep: SweepResults, shown: Shown, rows: list[Row]) -> list[Path]:
     """table.md, table.csv and runs.csv, each whole or not at all."""
     texts = {
         "table.md": markdown(shown),
         "table.csv": csv_text(rows),
-        "runs.csv": csv_text([run_row(sweep, run) for run in runs]),
+        "runs.csv": csv_text([run_row(sweep, run) for run in sweep.runs]),
     }
     files = []
     for name, text in texts.items():
@@ -249,7 +249,7 @@ def with_tables(text: str, root: Path) -> str:
 
 
 def _table(folder: Path, columns: str) -> str:
-    shown, _, _ = make_table(read_sweep(folder))
+    shown, _ = table_of(read_sweep(folder))
     wanted = [name.strip() for name in columns.split(",")]
     for name in wanted:
         if name not in shown.headings:

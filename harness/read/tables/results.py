@@ -8,10 +8,9 @@ from typing import Any
 
 from harness.read.figures.panels import name_of
 from harness.read.records.groups import Group
-from harness.read.records.loading import link_warning
-from harness.read.records.measured import Measured
-from harness.read.records.sweep_runs import SweepRun, per_node
-from harness.read.records.sweeps import is_number
+from harness.read.records.loading import is_number
+from harness.read.records.runs import Run
+from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 from harness.read.tables.columns import UNKNOWN
 
@@ -26,14 +25,14 @@ SHOULD_AGREE = {
 }
 
 
-def fairness(measured: Measured) -> list[str]:
+def fairness(sweep: SweepResults) -> list[str]:
     """A sentence for each thing that differs, or that disturbed."""
-    runs = [run for run in measured.runs if run.environment]
-    return [*_trainings(measured), *_machines(measured), *_differ(runs), *_disturbed(runs)]
+    runs = [run for run in sweep.runs if run.environment]
+    return [*_trainings(sweep), *_machines(sweep), *_differ(runs), *_disturbed(runs)]
 
 
-def _trainings(measured: Measured) -> Iterator[str]:
-    finished = [group for group in measured.groups if group.finished]
+def _trainings(sweep: SweepResults) -> Iterator[str]:
+    finished = [group for group in sweep.groups if group.finished]
     for script in dict.fromkeys(_script(group.runs[0]) for group in finished):
         of = f" of {script}" if script else ""
         theirs = [group for group in finished if _script(group.runs[0]) == script]
@@ -52,15 +51,15 @@ def _trainings(measured: Measured) -> Iterator[str]:
         yield "Groups of one run have no spread: a difference between them may be the seed's."
 
 
-def _machines(measured: Measured) -> Iterator[str]:
-    if len(measured.machines) > 1:
+def _machines(sweep: SweepResults) -> Iterator[str]:
+    if len(sweep.machines) > 1:
         yield (
-            f"Several kinds of machine ({_some(measured.machines)}): each has its own rows, "
+            f"Several kinds of machine ({_some(sweep.machines)}): each has its own rows, "
             "none is averaged with another."
         )
 
 
-def _differ(runs: list[SweepRun]) -> Iterator[str]:
+def _differ(runs: list[Run]) -> Iterator[str]:
     for words, path in SHOULD_AGREE.items():
         # Texts and images differ in their data by their nature.
         for script in sorted({_script(run) for run in runs}):
@@ -70,7 +69,7 @@ def _differ(runs: list[SweepRun]) -> Iterator[str]:
                 yield f"Runs{of} differ in {words}: {_some(sorted(map(_short, values)))}."
 
 
-def _script(run: SweepRun) -> str:
+def _script(run: Run) -> str:
     return str(run.label.get("script") or run.settings.get("script") or "")
 
 
@@ -84,10 +83,10 @@ def _short(value: Any) -> str:
     return str(value)[:12]
 
 
-def _disturbed(runs: list[SweepRun]) -> Iterator[str]:
+def _disturbed(runs: list[Run]) -> Iterator[str]:
     counted = {
         "ran from a checkout with changed files": [r.environment.get("dirty") for r in runs],
-        "had a link far from the one asked for": [link_warning(r.environment) for r in runs],
+        "had a link far from the one asked for": [r.link_warning for r in runs],
         "had more processes than cores": [
             (_launch(r, "processes_per_core") or 0) > 1 for r in runs
         ],
@@ -101,7 +100,7 @@ def _disturbed(runs: list[SweepRun]) -> Iterator[str]:
             yield f"{number} of {len(runs)} runs {words}."
 
 
-def _launch(run: SweepRun, name: str) -> Any:
+def _launch(run: Run, name: str) -> Any:
     return (run.environment.get("launch") or {}).get(name)
 
 
@@ -119,10 +118,10 @@ Rows = tuple[list[str], list[list[str]]]
 PERCENT, PLAIN = 100.0, 1.0
 
 
-def results(measured: Measured) -> Rows:
+def results(sweep: SweepResults) -> Rows:
     """Headings and a row a group; what no group has is no column."""
     columns: list[tuple[str, Callable[[Group], str]]] = [
-        ("run", lambda g: name_of(measured, g)),
+        ("run", lambda g: name_of(sweep, g)),
         ("runs", lambda g: f"{len(g.finished)}/{len(g.runs)}"),
         ("top-1 accuracy (%)", lambda g: _spread(g, "accuracy", PERCENT, 2)),
         ("top-5 accuracy (%)", lambda g: _spread(g, "top5_accuracy", PERCENT, 2)),
@@ -134,7 +133,7 @@ def results(measured: Measured) -> Rows:
         ("effective batch", lambda g: str(g.fact("effective_batch") or UNKNOWN)),
         ("outcome", lambda g: g.outcome),
     ]
-    cells = {heading: [text(group) for group in measured.groups] for heading, text in columns}
+    cells = {heading: [text(group) for group in sweep.groups] for heading, text in columns}
     kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
     return kept, [list(row) for row in zip(*(cells[heading] for heading in kept), strict=True)]
 
@@ -161,16 +160,16 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
 
 
-def by_node(measured: Measured) -> Rows:
+def by_node(sweep: SweepResults) -> Rows:
     """Of groups on several nodes, each node: processor time and accuracy of its own samples."""
     rows = []
-    for group in measured.groups:
+    for group in sweep.groups:
         if (group.fact("nodes") or 1) < 2:
             continue
-        told = [per_node(measured.folder(run), run.environment) for run in group.finished]
+        told = [run.per_node for run in group.finished]
         for node in range(max(map(len, told), default=0)):
             of_node = [nodes[node] for nodes in told if node < len(nodes)]
-            rows.append([name_of(measured, group), str(node), *map(_mean_text(of_node), FIELDS)])
+            rows.append([name_of(sweep, group), str(node), *map(_mean_text(of_node), FIELDS)])
     return ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"], rows
 
 

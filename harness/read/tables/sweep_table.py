@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.core.records import FINISHED
-from harness.read.labels import STRATEGY, shown_axes, strategy_text
-from harness.read.records.groups import (
-    STRONG,
-    WEAK,
-    baseline_of,
-    group_rows,
-    make_groups,
-    measures_of,
-)
-from harness.read.records.loading import BANDWIDTH, RTT, link_warning
-from harness.read.records.sweep_runs import (
-    SKIPPED,
-    UNFINISHED,
-    WAITING,
-    SweepRun,
-    column_of,
-    read_runs,
-)
-from harness.read.records.sweeps import Sweep
+from harness.read.labels import STRATEGY, column_of, shown_axes, strategy_text
+from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows, measures_of
+from harness.read.records.loading import BANDWIDTH, RTT, UNFINISHED
+from harness.read.records.runs import SKIPPED, WAITING, Run
+from harness.read.records.sweeps import SweepResults
 from harness.read.tables import columns
 from harness.read.tables.columns import (
     EFFICIENCY,
@@ -63,18 +50,11 @@ class Shown:
     command: str | None
 
 
-def make_table(sweep: Sweep) -> tuple[Shown, list[Row], list[SweepRun]]:
-    """The table, and the groups and runs that it was made of."""
-    runs = read_runs(sweep)
-    shown, rows = table_of(sweep, runs)
-    return shown, rows, runs
-
-
-def table_of(sweep: Sweep, runs: list[SweepRun]) -> tuple[Shown, list[Row]]:
-    """Of runs that were read already."""
-    groups = make_groups(sweep, runs)
-    rows: list[Row] = list(group_rows(sweep, groups))
-    columns = columns_of(sweep, rows, measures_of(sweep, groups))
+def table_of(sweep: SweepResults) -> tuple[Shown, list[Row]]:
+    """The table, and the rows of numbers that it was made of."""
+    runs = sweep.runs
+    rows: list[Row] = list(group_rows(sweep))
+    columns = columns_of(sweep, rows, measures_of(sweep))
     same = [column for column in columns if column.setting and _is_same(column, rows)]
     left = [column for column in columns if column not in same]
     keys = sum(column.axis for column in left)
@@ -84,7 +64,7 @@ def table_of(sweep: Sweep, runs: list[SweepRun]) -> tuple[Shown, list[Row]]:
     if sweep.per_node:
         headings.insert(keys, NODE)
         right.insert(keys, True)
-    missing = [baseline_of(sweep, g, groups) is None for g in groups if g.finished]
+    missing = [baseline_of(sweep, g) is None for g in sweep.groups if g.finished]
     shown = Shown(
         title=sweep.question,
         about=_about(sweep, rows, same),
@@ -109,7 +89,7 @@ def _is_same(column: Column, rows: list[Row]) -> bool:
     return len(rows) > 1 and len(texts) == 1 and not (planned and unknown)
 
 
-def _about(sweep: Sweep, rows: list[Row], same: list[Column]) -> str:
+def _about(sweep: SweepResults, rows: list[Row], same: list[Column]) -> str:
     machines = [*dict.fromkeys(row["machine"] for row in rows if row["machine"])]
     words = [machines[0]] if len(machines) == 1 else []
     if same:
@@ -118,7 +98,7 @@ def _about(sweep: Sweep, rows: list[Row], same: list[Column]) -> str:
     return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *words])
 
 
-def _lines(sweep: Sweep, row: Row, columns: list[Column], keys: int) -> list[list[str]]:
+def _lines(sweep: SweepResults, row: Row, columns: list[Column], keys: int) -> list[list[str]]:
     cells = [column.text(row) for column in columns]
     if row["outcome"] != FINISHED:
         # Numbers of runs that did not finish would be read as if they had.
@@ -165,7 +145,7 @@ SCALING = {
 }
 
 
-def legend(sweep: Sweep, rows: list[Row], columns: list[Column]) -> list[str]:
+def legend(sweep: SweepResults, rows: list[Row], columns: list[Column]) -> list[str]:
     names = {column.name for column in columns}
     lines = ["; ".join(_definitions(sweep, names)), "; ".join(_comparison(sweep, rows, names))]
     if sweep.target is not None:
@@ -177,7 +157,7 @@ def legend(sweep: Sweep, rows: list[Row], columns: list[Column]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _definitions(sweep: Sweep, names: set[str]) -> list[str]:
+def _definitions(sweep: SweepResults, names: set[str]) -> list[str]:
     parts = [
         "n: runs finished/planned; numbers are means over the finished ones",
         "±: sample standard deviation",
@@ -191,7 +171,7 @@ def _definitions(sweep: Sweep, names: set[str]) -> list[str]:
     return parts
 
 
-def _comparison(sweep: Sweep, rows: list[Row], names: set[str]) -> list[str]:
+def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[str]:
     parts = []
     if sweep.baseline is not None:
         axes = [axis for axis in shown_axes(sweep.axes) if axis not in sweep.baseline]
@@ -220,9 +200,9 @@ def _comparison(sweep: Sweep, rows: list[Row], names: set[str]) -> list[str]:
     return [*parts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else parts
 
 
-def _links(runs: list[SweepRun]) -> list[str]:
+def _links(runs: Sequence[Run]) -> list[str]:
     """How many finished runs had another link than the one asked for, and how one of them did."""
-    said = (link_warning(run.environment) for run in runs if run.state == FINISHED)
+    said = (run.link_warning for run in runs if run.state == FINISHED)
     counted = Counter(text for text in said if text is not None)
     if not counted:
         return []
@@ -233,7 +213,7 @@ def _links(runs: list[SweepRun]) -> list[str]:
     ]
 
 
-def _notes(sweep: Sweep, rows: list[Row], none_alike: bool) -> list[str]:
+def _notes(sweep: SweepResults, rows: list[Row], none_alike: bool) -> list[str]:
     notes = []
     finished = [row for row in rows if row["finished"]]
     if sweep.baseline is not None:
@@ -257,7 +237,7 @@ def label_text(label: dict[str, Any], axes: tuple[str, ...]) -> str:
 
 
 def _not_finished(
-    sweep: Sweep, runs: list[SweepRun], shown: set[str]
+    sweep: SweepResults, runs: Sequence[Run], shown: set[str]
 ) -> list[tuple[str, str, str | None]]:
     """Each failed run with its reason; equal reasons to skip, and waiting runs, are counted."""
     axes = tuple(axis for axis in sweep.axes if column_of(axis) in shown)
@@ -283,7 +263,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def environment_lines(runs: list[SweepRun]) -> list[str]:
+def environment_lines(runs: Sequence[Run]) -> list[str]:
     """Machines, versions and commits: of all runs together, every one that occurs."""
     known = [run.environment for run in runs if run.environment]
     if not known:

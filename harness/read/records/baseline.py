@@ -1,0 +1,225 @@
+"""A sweep's groups against their baseline, as rows of numbers for tables and data frames."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.core.strategies import OF_ONE_STRATEGY, is_off
+from harness.read.labels import STRATEGY, column_of
+from harness.read.records.groups import Group
+from harness.read.records.loading import is_number
+from harness.read.records.runs import PER_NODE, TO_TARGET, Run
+from harness.read.records.sweeps import SweepResults, read_sweep
+from harness.read.statistics import Estimate, difference_of_means, ratio_of_means, spread
+
+RATE, TIME = "train_samples_per_s", "train_time_s"
+WEAK, STRONG = "weak", "strong"
+
+# What really ran: properties of Run.
+FACTS = ("nodes", "processes", "devices", "effective_batch")
+
+
+def load_sweep(folder: str | Path) -> pd.DataFrame:
+    """One row a group: label, counts, and of each measure mean, sd, n, 95 % interval, values."""
+    return pd.DataFrame(group_rows(read_sweep(folder)))
+
+
+def load_sweep_runs(folder: str | Path) -> pd.DataFrame:
+    """One row a planned run: its label, what became of it, and its numbers."""
+    sweep = read_sweep(folder)
+    return pd.DataFrame([run_row(sweep, run) for run in sweep.runs])
+
+
+def run_row(sweep: SweepResults, run: Run) -> dict[str, Any]:
+    versions = run.environment.get("versions") or {}
+    return {
+        **{column_of(axis): run.label.get(axis) for axis in sweep.axes},
+        "seed": run.label.get("seed"),
+        "repeat": run.label.get("repeat"),
+        "path": run.path,
+        "state": run.state,
+        "reason": run.reason,
+        "machine": run.machine,
+        **{name: getattr(run, name) for name in FACTS},
+        **run.measures,
+        "link_warning": run.link_warning,
+        **{f"{name}_version": versions.get(name) for name in ("torch", "transformers")},
+        "commit": run.environment.get("commit"),
+        "dirty": run.environment.get("dirty"),
+    }
+
+
+def baseline_of(sweep: SweepResults, group: Group) -> Group | None:
+    """The group with the baseline's values that agrees on every other axis, on a like machine."""
+    baseline = sweep.baseline
+    if baseline is None:
+        return None
+    like = [
+        other
+        for other in sweep.groups
+        if all(_fits(baseline, axis, other, group) for axis in sweep.axes)
+        and other.machine_kind == group.machine_kind
+    ]
+    like = [other for other in like if _is_plain(baseline, other)] or like
+    nearest = [
+        (other.machine != group.machine, sum(other.label[a] != group.label[a] for a in sweep.axes))
+        for other in like
+    ]
+    return like[nearest.index(min(nearest))] if like else None
+
+
+def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bool:
+    """Whether another group may be the baseline of this one, as far as an axis tells.
+
+    A baseline that has no value on an axis, as one machine has no link, is that of every value.
+    """
+    if axis in baseline:
+        return bool(other.label[axis] == baseline[axis])
+    if other.label[axis] is None or bool(other.label[axis] == group.label[axis]):
+        return True
+    return STRATEGY in baseline and axis in OF_ONE_STRATEGY and is_off(other.label[axis])
+
+
+def _is_plain(baseline: dict[str, Any], other: Group) -> bool:
+    """A baseline that names a strategy alone means it without its flags: ddp, not ddp powersgd."""
+    return STRATEGY not in baseline or all(
+        is_off(other.label.get(flag)) for flag in OF_ONE_STRATEGY if flag not in baseline
+    )
+
+
+def compare(group: Group, base: Group | None) -> dict[str, Any]:
+    """What the group gives more or less than its baseline; unknown without a finished baseline."""
+    rate = gain = Estimate()
+    if base is group:
+        # Against itself there is nothing to be uncertain of.
+        rate, gain = (Estimate(0.0 if base.values(m) else None) for m in (RATE, "accuracy"))
+    elif base is not None:
+        ratio = ratio_of_means(group.by_repetition(RATE), base.by_repetition(RATE))
+        rate = ratio.scaled(100, -100)
+        measures = (g.by_repetition("accuracy") for g in (group, base))
+        gain = difference_of_means(*measures).scaled(100)
+    kind, share = efficiency(group, base)
+    updates = (group.mean("updates"), None if base is None else base.mean("updates"))
+    return {
+        "baseline": base is group,
+        "baseline_finished": None if base is None else len(base.finished),
+        "other_updates": None if None in updates else updates[0] != updates[1],
+        **_named("train_samples_per_s_gain_percent", rate),
+        **_named("accuracy_gain_points", gain),
+        **_named("scaling_efficiency", share),
+        "scaling_kind": kind,
+    }
+
+
+def against_target(group: Group, base: Group | None) -> dict[str, Any]:
+    """Times to the target as shares of the baseline's."""
+    names = ("tta_train_s", "tta_wall_s")
+    return {k: v for n in names for k, v in _named(f"{n}_ratio", _share(group, base, n)).items()}
+
+
+def _share(group: Group, base: Group | None, name: str) -> Estimate:
+    """A miss takes for ever; how much longer than for ever, nobody knows."""
+    if base is None:
+        return Estimate()
+    ours, theirs = group.by_repetition(name), base.by_repetition(name)
+    if not ours or not all(map(math.isfinite, theirs.values())):
+        return Estimate()
+    if base is group:
+        return Estimate(1.0)
+    return ratio_of_means(ours, theirs)
+
+
+def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def efficiency(group: Group, base: Group | None) -> tuple[str | None, Estimate]:
+    """Weak X_N/(N X_1) at equal batch per device, strong T_1/(N T_N) at equal effective batch."""
+    if base is None or not base.finished or not group.finished:
+        return None, Estimate()
+    if base is group:
+        return None, Estimate(1.0)
+    devices, before = group.fact("devices"), base.fact("devices")
+    batch, batch_before = group.fact("effective_batch"), base.fact("effective_batch")
+    if not (devices and before and batch and batch_before) or devices == before:
+        return None, Estimate()  # the same number of devices: something else than scaling
+    more = devices / before
+    if batch * before == batch_before * devices:
+        ratio = ratio_of_means(group.by_repetition(RATE), base.by_repetition(RATE))
+        return WEAK, ratio.scaled(1 / more)
+    same_work = all(
+        group.mean(name) is not None and group.mean(name) == base.mean(name)
+        for name in ("samples", "epochs_done")
+    )
+    if batch == batch_before and same_work:
+        ratio = ratio_of_means(base.by_repetition(TIME), group.by_repetition(TIME))
+        return STRONG, ratio.scaled(1 / more)
+    return None, Estimate()
+
+
+def group_rows(sweep: SweepResults) -> list[dict[str, Any]]:
+    names = measures_of(sweep)
+    return [_row(sweep, group, baseline_of(sweep, group), names) for group in sweep.groups]
+
+
+def measures_of(sweep: SweepResults) -> list[str]:
+    """Every number that a finished run of the sweep has, in the order of the records."""
+    names = (name for group in sweep.groups for run in group.finished for name in run.measures)
+    last = TO_TARGET if sweep.target else ()
+    return [*dict.fromkeys(n for n in names if n not in TO_TARGET), *last]
+
+
+def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]) -> dict[str, Any]:
+    row = {
+        **{column_of(axis): value for axis, value in group.label.items()},
+        "machine": group.machine,
+        "planned": len(group.runs),
+        "finished": len(group.finished),
+        "outcome": group.outcome,
+        "seeds": [run.label.get("seed") for run in group.finished],
+        "repeats": [run.label.get("repeat") for run in group.finished],
+        **{name: group.fact(name) for name in FACTS},
+        **compare(group, base),
+        "link_warnings": sum(run.link_warning is not None for run in group.finished),
+    }
+    if sweep.target:
+        row["reached"] = sum(map(math.isfinite, group.values("tta_epochs")))
+        row |= against_target(group, base)
+    for name in names:
+        row |= _statistics(name, [run.measures.get(name) for run in group.finished])
+    if sweep.per_node:
+        row |= per_node(group)
+    return row
+
+
+def _statistics(name: str, values: list[float | None]) -> dict[str, Any]:
+    """The single values stand in the order of the seeds; one that is unknown keeps its place."""
+    found = spread([value for value in values if value is not None])
+    median = {f"{name}_median": found.median} if name in TO_TARGET else {}
+    return {
+        name: found.mean,
+        f"{name}_sd": found.sd,
+        f"{name}_n": found.n,
+        f"{name}_low": found.low,
+        f"{name}_high": found.high,
+        **median,
+        f"{name}_values": values,
+    }
+
+
+def per_node(group: Group) -> dict[str, list[float | None]]:
+    """For each figure a list by node: means over the finished runs that know it."""
+    nodes = max((len(run.per_node) for run in group.finished), default=0)
+    found: dict[str, list[float | None]] = {}
+    for name in PER_NODE:
+        means = []
+        for node in range(nodes):
+            told = [r.per_node[node].get(name) for r in group.finished if node < len(r.per_node)]
+            known = [value for value in told if is_number(value)]
+            means.append(math.fsum(known) / len(known) if known else None)
+        found[f"{name}_per_node"] = means
+    return found

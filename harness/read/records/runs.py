@@ -1,0 +1,305 @@
+"""One run as its folder holds it, or as a sweep has planned it where there is no record yet."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from harness.core.attempts import larger_is_better
+from harness.core.identity import SHOWN_ONLY
+from harness.core.links import Link
+from harness.core.locks import is_held
+from harness.core.records import FAILURES, FINISHED, RunFolder, read_json, read_rows
+from harness.core.settings import UserError, flag_fields
+from harness.read.labels import machine_kind
+from harness.read.records.loading import UNFINISHED, is_number, link_numbers, settings_of
+
+# A planned run without a record: not begun yet, or refused by the plan.
+WAITING, SKIPPED = "waiting", "skipped"
+# What an unfinished run is at this moment.
+RUNNING, INTERRUPTED = "running", "interrupted"
+# Progress is written once a second, but not during a long evaluation.
+QUIET_S = 120.0
+
+# In this order where the runs of a group ended in several ways.
+STATES = (FINISHED, *FAILURES, UNFINISHED, WAITING, SKIPPED)
+
+# Runs that differ in nothing else repeat one measurement: they form a group.
+REPETITIONS = ("seed", "repeat")
+
+# Numbers of summary.json that measure nothing.
+NO_MEASURES = ("schema", "best_value", "best_epoch")
+
+# Millions of bytes: payload is what a strategy hands over, sent is what left the nodes.
+PER_UPDATE = {
+    "payload_mb_per_update": "payload_bytes",
+    "network_mb_per_update": "network_sent_bytes",
+}
+TO_TARGET = ("tta_train_s", "tta_wall_s", "tta_epochs", "tta_samples")
+MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
+
+# Per node: fields of its ranks' rows that are added up, and those that are averaged.
+SUMMED = {"user_s": "user_s", "system_s": "system_s"}
+AVERAGED = {"accuracy": "eval_accuracy", "top5_accuracy": "eval_top5_accuracy"}
+PER_NODE = (*SUMMED, *AVERAGED)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The quality whose time is measured: a field of epochs.jsonl and its value."""
+
+    metric: str
+    value: float
+
+    @property
+    def smaller_is_better(self) -> bool:
+        return not larger_is_better(self.metric) or self.metric.endswith("_loss")
+
+    def reached(self, value: float) -> bool:
+        return value <= self.value if self.smaller_is_better else value >= self.value
+
+    def __str__(self) -> str:
+        return f"{self.metric} at {'most' if self.smaller_is_better else 'least'} {self.value:g}"
+
+
+def parse_target(text: str) -> Target:
+    """accuracy=0.9, as on the command line."""
+    metric, _, value = text.partition("=")
+    try:
+        return Target("eval_loss" if metric == "loss" else metric, float(value))
+    except ValueError:
+        raise UserError(f"--target {text}: expected METRIC=VALUE, such as accuracy=0.9") from None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, whatever became of it."""
+
+    label: dict[str, Any]  # as its sweep names it; empty outside a sweep
+    path: str | None  # as shown to the user; None: the plan refused it before it had a name
+    state: str
+    reason: str | None = None
+    folder: RunFolder | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    epochs: tuple[dict[str, Any], ...] = ()
+    broken_lines: int = 0  # unreadable lines of epochs.jsonl
+
+    @property
+    def directory(self) -> RunFolder:
+        """The folder of a run that has a record."""
+        assert self.folder is not None, f"{self.label} has no record"
+        return self.folder
+
+    @property
+    def seed(self) -> int | None:
+        return self._repeats("seed")
+
+    @property
+    def repetition(self) -> tuple[Any, Any]:
+        """What distinguishes this run from the others of its group."""
+        return self._repeats("seed"), self._repeats("repeat")
+
+    def _repeats(self, name: str) -> Any:
+        return self.label.get(name, self.settings.get(name))
+
+    @property
+    def machine(self) -> str | None:
+        return self.environment.get("machine")
+
+    @property
+    def machine_kind(self) -> str | None:
+        """GPUs of one kind are one kind of machine, however many are used."""
+        machine = self.machine
+        return machine_kind(machine) if machine and self.environment.get("gpus") else machine
+
+    @property
+    def nodes(self) -> int | None:
+        return self.environment.get("nodes")
+
+    @property
+    def processes(self) -> int | None:
+        per_node = self.environment.get("processes_per_node")
+        return self.nodes * per_node if self.nodes and per_node else None
+
+    @property
+    def devices(self) -> int | None:
+        """One process of dp drives several devices; each other process drives one."""
+        observed = self.environment.get("observed") or {}
+        return self.processes * (observed.get("devices") or 1) if self.processes else None
+
+    @property
+    def effective_batch(self) -> int | None:
+        return self.environment.get("effective_batch")
+
+    @property
+    def imported(self) -> dict[str, Any]:
+        """Where an imported record comes from; empty for a run of this project."""
+        return self.settings.get("imported") or {}
+
+    @property
+    def link_warning(self) -> str | None:
+        """Set where the measured link was far from the requested one."""
+        return (self.environment.get("link") or {}).get("warning")
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The settings that can change the result, and the link that was requested."""
+        return identity_settings(self.settings) | {"link": self._requested_link()}
+
+    @cached_property
+    def characteristics(self) -> dict[str, Any]:
+        """The identity, and what the label of a sweep says beyond it."""
+        more = {n: v for n, v in self.label.items() if n not in (*self.identity, *REPETITIONS)}
+        return self.identity | more
+
+    def _requested_link(self) -> str | None:
+        """As it is written on the command line."""
+        link = (self.environment.get("launch") or {}).get("link")
+        if not isinstance(link, dict):
+            return None if link is None else str(link)
+        fields = ("delay_ms", "rate_mbit", "jitter_ms", "loss")
+        return str(Link(**{name: link[name] for name in fields if link.get(name) is not None}))
+
+    @cached_property
+    def per_node(self) -> tuple[dict[str, float | None], ...]:
+        """For each node the totals and means of the last rows of its ranks; None: unknown."""
+        size = self.environment.get("processes_per_node")
+        if self.state != FINISHED or self.folder is None or not self.nodes or not size:
+            return ()
+        nodes = []
+        for node in range(self.nodes):
+            ranks = [_last_row(self.folder, rank) for rank in range(node * size, (node + 1) * size)]
+            sums = {name: _sum(ranks, field) for name, field in SUMMED.items()}
+            nodes.append(sums | {name: _mean(ranks, field) for name, field in AVERAGED.items()})
+        return tuple(nodes)
+
+    @property
+    def current_state(self) -> str:
+        """The state at this moment: a run without outcome is running, or was interrupted."""
+        if self.state != UNFINISHED:
+            return self.state
+        written = (read_json(self.directory.progress) or {}).get("unix")
+        recent = is_number(written) and time.time() - written < QUIET_S
+        return RUNNING if recent or is_held(self.directory.lock("run")) else INTERRUPTED
+
+    @property
+    def progress(self) -> str:
+        """How far a run without outcome has come."""
+        last = read_json(self.directory.progress) or {}
+        done = len(self.epochs)
+        text = f"{done} epoch{'' if done == 1 else 's'} recorded"
+        if last.get("update") is not None and last.get("updates"):
+            text += f", update {last['update']} of {last['updates']}"
+        return text
+
+
+def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that can change a result, without those that repeat a measurement.
+
+    A setting that a record does not hold had its default.
+    """
+    fields = {n: f for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"}
+    passed = settings.get("trainer") or {}
+    return {
+        "script": settings.get("script"),
+        **{n: settings.get(n, f.default) for n, f in fields.items() if n not in REPETITIONS},
+        **{name: value for name, value in passed.items() if name not in SHOWN_ONLY},
+    }
+
+
+def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
+    """What one folder holds; records of other definitions are refused."""
+    settings = settings_of(folder) if folder.settings.exists() else {}
+    summary = read_json(folder.summary)
+    environment = read_json(folder.environment) or {}
+    epochs, broken = read_rows(folder.epochs)
+    state, reason, measures = UNFINISHED, None, {}
+    if summary is not None:
+        state, reason = str(summary.get("outcome")), summary.get("reason")
+        measures = {
+            name: float(value)
+            for name, value in summary.items()
+            if name not in NO_MEASURES and is_number(value)
+        }
+        measures |= link_numbers(environment)
+        if state == FINISHED:
+            measures |= _derived(epochs, summary, target)
+    return Run(
+        label=dict(label), path=path, state=state, reason=reason, folder=folder, settings=settings,
+        environment=environment, measures=measures, epochs=tuple(epochs), broken_lines=broken,
+    )  # fmt: skip
+
+
+def _derived(
+    rows: list[dict[str, Any]], summary: dict[str, Any], target: Target | None
+) -> dict[str, float]:
+    found = {}
+    epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
+    if epochs and is_number(train_s):
+        found["epoch_time_s"] = train_s / epochs
+    for name, total in PER_UPDATE.items():
+        if is_number(summary.get(total)) and summary.get("updates"):
+            found[name] = summary[total] / summary["updates"] / 1e6
+    found |= memory_of_devices(rows)
+    if target is not None:
+        found |= time_to_target(rows, target)
+    return found
+
+
+def memory_of_devices(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The first device's peak and the largest of the others': with dp the first holds more."""
+    lists = [row.get("peak_memory_gib_per_rank") or [] for row in rows]
+    first = [peaks[0] for peaks in lists if peaks and is_number(peaks[0])]
+    others = [peak for peaks in lists for peak in peaks[1:] if is_number(peak)]
+    named = {MEMORY_FIRST: first, MEMORY_OTHERS: others}
+    return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
+
+
+def time_to_target(rows: Sequence[dict[str, Any]], target: Target) -> dict[str, float]:
+    """At the end of the first epoch that reaches it; a miss is infinity.
+
+    Empty where no epoch has the metric: that is unknown, not missed.
+    """
+    if not any(is_number(row.get(target.metric)) for row in rows):
+        return {}
+    train_s, samples = 0.0, 0.0
+    for row in rows:
+        train_s += _known(row.get("epoch_time_s"))
+        samples += _known(row.get("samples"))
+        value = row.get(target.metric)
+        if is_number(value) and target.reached(value):
+            wall_s, epoch = _known(row.get("wall_s")), _known(row.get("epoch"))
+            figures = (train_s, wall_s, epoch, samples)
+            # A sum with something unknown in it is unknown.
+            return {n: v for n, v in zip(TO_TARGET, figures, strict=True) if not math.isnan(v)}
+    return dict.fromkeys(TO_TARGET, math.inf)
+
+
+def _known(value: Any) -> float:
+    return float(value) if is_number(value) else math.nan
+
+
+def _last_row(folder: RunFolder, rank: int) -> dict[str, Any]:
+    rows, _ = read_rows(folder.rank(rank))
+    return rows[-1] if rows else {}
+
+
+def _sum(ranks: list[dict[str, Any]], name: str) -> float | None:
+    known = [value for row in ranks if is_number(value := row.get(name))]
+    return math.fsum(known) if len(known) == len(ranks) else None
+
+
+def _mean(ranks: list[dict[str, Any]], name: str) -> float | None:
+    """Over the samples: ranks need not have the same number of them."""
+    # A rank without samples has no accuracy and does not count.
+    rows = [row for row in ranks if row.get("eval_samples") != 0]
+    if not rows or not all(is_number(r.get(n)) for r in rows for n in (name, "eval_samples")):
+        return None
+    total = math.fsum(row["eval_samples"] for row in rows)
+    return math.fsum(row["eval_samples"] * row[name] for row in rows) / total
