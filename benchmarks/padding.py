@@ -107,7 +107,7 @@ def measure(asked: argparse.Namespace, size: int, arms: list[str]) -> str:
         data = load_texts(settings, 1)
         torch.manual_seed(0)
         model: Any = models.build(settings, data.labels)
-    text_layout.read_rows(model)
+    text_layout.accept_packed(model)
     texts = Texts(data.collate, text_layout.first_position(model))  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     random = np.random.default_rng(0)

@@ -1,4 +1,9 @@
-"""Arithmetic with the lengths of texts: which are fed together, and to what they are rounded up."""
+"""Batches of texts, gathered from one flat array of tokens and laid out as the model reads them.
+
+packed  all tokens in one row, the shortest text first, with the bounds of each text
+parts   one row per text; rows of similar length are fed together (text_layout.InParts)
+batch   one row per text, padded to the longest of the batch
+"""
 
 from __future__ import annotations
 
@@ -12,103 +17,82 @@ import torch
 
 # Rows of a batch, and how many of their columns hold tokens.
 Parts = tuple[tuple[np.ndarray, int], ...]
-
-
-MOST_PARTS = 4
-
-
-# What a forward and backward pass of its own costs, in tokens that could be computed instead. On a
+MAX_PARTS = 4
+# The overhead of one more forward and backward pass, in tokens that could be computed instead. On a
 # CPU, bert-mini with batches of 16 to 64 news texts: of 100, 300 and 1000, 100 was the fastest.
 PART_TOKENS = 100
-
-
-MOST_SHAPES = 8
-
-
-DRAWS = 1000  # of batches, to see which sizes are usual
-
-
-STEP = 8  # sizes are multiples of this
-
-
-def split(lengths: np.ndarray) -> Parts:
-    """The texts in at most MOST_PARTS parts of like length, so that the least is computed."""
-    order = np.argsort(lengths, kind="stable")
-    ordered, count = lengths[order], len(lengths)
-    # cost[i, j]: of the texts from i to before j as one part.
-    begins, ends = np.arange(count)[:, None], np.arange(1, count + 1)
-    cost = np.where(begins < ends, (ends - begins) * ordered[ends - 1] + PART_TOKENS, np.inf)
-    best, cuts = [cost[0]], [np.zeros(count, dtype=np.int64)]
-    for _ in range(1, min(MOST_PARTS, count)):
-        # Up to i in the parts before, the rest in one more.
-        total = best[-1][:-1, None] + cost[1:]
-        cuts.append(total.argmin(axis=0) + 1)
-        best.append(total.min(axis=0))
-    end, parts = count, []
-    for number in range(int(np.argmin([each[-1] for each in best])), -1, -1):
-        begin = int(cuts[number][end - 1])
-        parts.append((order[begin:end], int(ordered[end - 1])))
-        end = begin
-    return tuple(reversed(parts))
-
-
-def edges_of(lengths: np.ndarray, texts: int, in_a_row: bool) -> list[int]:
-    """At most MOST_SHAPES sizes for all batches of so many texts, close to those that are usual.
-
-    The size of a batch is that of its longest text, or of all its texts in a row.
-    """
-    drawn = np.random.default_rng(0).choice(lengths, (DRAWS, texts))
-    usual = np.quantile(
-        drawn.sum(axis=1) if in_a_row else drawn.max(axis=1),
-        np.arange(1, MOST_SHAPES) / (MOST_SHAPES - 1),
-        method="higher",
-    )
-    # A model may have no position behind its longest text; a row may be of any length.
-    most = -(-int(lengths.max()) * texts // STEP) * STEP if in_a_row else int(lengths.max())
-    return sorted({most, *(min(-(-int(size) // STEP) * STEP, most) for size in usual)})
-
-
-def next_edge(edges: list[int], size: int) -> int:
-    return edges[bisect_left(edges, size)]
-
-
-# ----
-# Batches of texts, gathered from one flat array of tokens and laid out as the model reads them.
-#
-# packed  all tokens in one row, the shortest text first, and where each text begins (packed.py)
-# parts   one row a text, and which rows are fed together because they are of like length (parts.py)
-# batch   one row a text, padded to the longest of the batch
-
-AMOUNT = "amount"  # of a batch; the model does not see it
+MAX_SHAPES = 8
+SHAPE_STEP = 8  # sizes are multiples of this
+SIMULATED_BATCHES = 1000  # to see which sizes are usual
+AMOUNT = "amount"  # the entry of a batch that the model does not see
 
 
 @dataclass(frozen=True)
 class Amount:
-    """What a batch makes a model compute, known on the host: see measure.flops.Work.of."""
+    """How much a batch makes a model compute, known on the host: see measure.flops.Work.of."""
 
     texts: int
     tokens: int  # of the texts themselves
     squares: int  # of their lengths, added up
     computed_tokens: int  # padding included
     computed_squares: int
-    parts: Parts = ()  # what is fed by itself: rows of the batch, and how many of their columns
+    parts: Parts = ()  # rows that are fed together, and how many of their columns
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How batches are laid out; the trainer says so when it knows model and device."""
+    """How batches are laid out; text_layout chooses it for a model on a device."""
 
     kind: str = "batch"
-    attention: str = ""  # of packed texts: runs, padded or kernel (packed.py)
+    attention: str = ""  # of packed texts: runs, padded or kernel (text_layout.py)
     first_position: int = 0  # where a model begins to count positions
-    few_shapes: bool = False  # sizes are rounded up: each size is compiled by itself
+    few_shapes: bool = False  # round sizes up, because every new shape is compiled
+
+
+def split_by_length(lengths: np.ndarray) -> Parts:
+    """Split texts into at most MAX_PARTS parts of similar length, at the least total cost."""
+    order = np.argsort(lengths, kind="stable")
+    ordered, count = lengths[order], len(lengths)
+    # cost[i, j]: the texts from i to j, both included, as one part.
+    begins, ends = np.arange(count)[:, None], np.arange(1, count + 1)
+    cost = np.where(begins < ends, (ends - begins) * ordered[ends - 1] + PART_TOKENS, np.inf)
+    best, cuts = [cost[0]], [np.zeros(count, dtype=np.int64)]
+    for _ in range(1, min(MAX_PARTS, count)):
+        # The texts before i in the parts so far, the rest in one more.
+        total = best[-1][:-1, None] + cost[1:]
+        cuts.append(total.argmin(axis=0) + 1)
+        best.append(total.min(axis=0))
+    end, parts = count, []
+    for number in range(int(np.argmin([costs[-1] for costs in best])), -1, -1):
+        begin = int(cuts[number][end - 1])
+        parts.append((order[begin:end], int(ordered[end - 1])))
+        end = begin
+    return tuple(reversed(parts))
+
+
+def size_buckets(lengths: np.ndarray, texts: int, packed: bool) -> list[int]:
+    """At most MAX_SHAPES sizes for all batches of so many texts, close to the usual ones.
+
+    The size of a batch is that of its longest text, or of all its texts in one row if packed.
+    """
+    drawn = np.random.default_rng(0).choice(lengths, (SIMULATED_BATCHES, texts))
+    usual = np.quantile(
+        drawn.sum(axis=1) if packed else drawn.max(axis=1),
+        np.arange(1, MAX_SHAPES) / (MAX_SHAPES - 1),
+        method="higher",
+    )
+    # A packed row may have any length; a padded one must not exceed the positions of the model.
+    longest = int(lengths.max())
+    largest = -(-longest * texts // SHAPE_STEP) * SHAPE_STEP if packed else longest
+    rounded = (-(-int(size) // SHAPE_STEP) * SHAPE_STEP for size in usual)
+    return sorted({largest, *(min(size, largest) for size in rounded)})
 
 
 class TextBatches:
-    """Sample numbers -> one batch."""
+    """The collator: sample numbers -> one batch."""
 
     def __init__(self, folder: Path, labels: np.ndarray, tokenizer: Any, pair: bool) -> None:
-        # Plain views: numpy's own class for files is slower with every look.
+        # Plain views, because every access to a np.memmap object is slower.
         self.tokens = np.asarray(np.load(folder / "tokens.npy", mmap_mode="r"))
         types = np.load(folder / "types.npy", mmap_mode="r") if pair else None
         self.types = None if types is None else np.asarray(types)
@@ -116,114 +100,109 @@ class TextBatches:
         self.labels = labels
         self.pad = tokenizer.pad_token_id
         self.layout = Layout()
-        self.edges: dict[int, list[int]] = {}  # by the size of a batch
+        self.buckets: dict[int, list[int]] = {}  # by the number of texts in a batch
 
     def mean_tokens(self) -> float:
         return float(self.offsets[-1] / (len(self.offsets) - 1))
 
     def __call__(self, samples: np.ndarray) -> dict[str, Any]:
         samples = np.asarray(samples)
-        return self.packed(samples) if self.layout.kind == "packed" else self.padded(samples)
-
-    def padded(self, samples: np.ndarray) -> dict[str, Any]:
-        """A row a text; what lies beyond its end is masked."""
         lengths = self.offsets[samples + 1] - self.offsets[samples]
-        longest = self._rounded_up(int(lengths.max()), len(samples))
-        parts = split(lengths) if self.layout.kind == "parts" else ()
-        shape = (len(samples), longest)
-        inside = np.arange(longest) < lengths[:, None]
-        places = self._places(samples, lengths)
+        gather = self._packed if self.layout.kind == "packed" else self._padded
+        return {"labels": torch.from_numpy(self.labels[samples]), **gather(samples, lengths)}
 
-        def rows(flat: np.ndarray, beyond: int) -> torch.Tensor:
-            filled = np.full(shape, beyond, dtype=np.int64)
-            filled[inside] = flat[places]
-            return torch.from_numpy(filled)
-
-        batch: dict[str, Any] = {
-            "labels": torch.from_numpy(self.labels[samples]),
-            "input_ids": rows(self.tokens, self.pad),
+    def _padded(self, samples: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+        """One row per text, masked beyond its end."""
+        shape = (len(samples), self._rounded_up(int(lengths.max()), len(samples)))
+        inside = np.arange(shape[1]) < lengths[:, None]
+        parts = split_by_length(lengths) if self.layout.kind == "parts" else ()
+        sizes = [(len(rows), columns) for rows, columns in parts] or [shape]
+        tokens = sum(rows * columns for rows, columns in sizes)
+        squares = sum(rows * columns * columns for rows, columns in sizes)
+        return {
+            **self._columns(samples, lengths, shape, inside),
             "attention_mask": torch.from_numpy(inside.astype(np.int64)),
+            AMOUNT: _amount(lengths, tokens, squares, parts),
         }
-        if self.types is not None:
-            batch["token_type_ids"] = rows(self.types, 0)
-        sizes = [(len(found), columns) for found, columns in parts] or [shape]
-        batch[AMOUNT] = _amount(
-            lengths, sum(n * c for n, c in sizes), sum(n * c * c for n, c in sizes), parts
-        )
-        return batch
 
-    def packed(self, samples: np.ndarray) -> dict[str, Any]:
-        """One row of all tokens: for runs of equal lengths the texts are in order of length."""
-        lengths = self.offsets[samples + 1] - self.offsets[samples]
+    def _packed(self, samples: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+        """All tokens in one row; in order of length, so that texts of equal length are adjacent."""
         order = np.argsort(lengths, kind="stable")
         ordered = lengths[order]
         ends = np.cumsum(ordered)
-        begins = ends - ordered
-        total = self._rounded_up(int(ends[-1]), len(samples))
-        places = self._places(samples[order], ordered)
-
-        def row(flat: np.ndarray, beyond: int) -> torch.Tensor:
-            filled = np.full((1, total), beyond, dtype=np.int64)
-            filled[0, : len(places)] = flat[places]
-            return torch.from_numpy(filled)
-
-        positions = np.full((1, total), self.layout.first_position, dtype=np.int64)
-        positions[0, : len(places)] += np.arange(len(places)) - np.repeat(begins, ordered)
+        begins, tokens = ends - ordered, int(ends[-1])
+        total = self._rounded_up(tokens, len(samples))
+        shape, inside = (1, total), np.s_[0, :tokens]
+        positions = np.full(shape, self.layout.first_position, dtype=np.int64)
+        positions[inside] += np.arange(tokens) - np.repeat(begins, ordered)
         first = np.empty_like(begins)
-        first[order] = begins  # as the samples were given, so that results are in their order
-        batch: dict[str, Any] = {
-            "labels": torch.from_numpy(self.labels[samples]),
-            "input_ids": row(self.tokens, self.pad),
-            "position_ids": torch.from_numpy(positions),
-            "texts": {"first": torch.from_numpy(first), **self._attended(ordered, ends, total)},
-        }
-        if self.types is not None:
-            batch["token_type_ids"] = row(self.types, 0)
-        squares = int((ordered * ordered).sum()) + (total - int(ends[-1])) ** 2
-        if self.layout.attention == "padded":
+        first[order] = begins  # in the order of the samples, as the results have to be
+        attention, few_shapes = self.layout.attention, self.layout.few_shapes
+        bound = self._longest_gap(len(samples)) if few_shapes else int(ordered[-1])
+        inputs = attention_inputs(attention, ordered, bound, total if few_shapes else None)
+        squares = int((ordered * ordered).sum()) + (total - tokens) ** 2
+        if attention == "padded":
             squares = len(samples) * int(ordered[-1]) ** 2
-        batch[AMOUNT] = _amount(lengths, total, squares)
-        return batch
+        return {
+            **self._columns(samples[order], ordered, shape, inside),
+            "position_ids": torch.from_numpy(positions),
+            "texts": {"first": torch.from_numpy(first), **inputs},
+            AMOUNT: _amount(lengths, total, squares),
+        }
 
-    def _places(self, samples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Of the tokens of these texts, one text after the other, in the flat array."""
+    def _columns(
+        self, samples: np.ndarray, lengths: np.ndarray, shape: tuple[int, int], inside: Any
+    ) -> dict[str, torch.Tensor]:
+        """The tokens of these texts, put one after the other into the places that are `inside`."""
         ends = np.cumsum(lengths)
         shifts = self.offsets[samples] - (ends - lengths)
-        return np.arange(ends[-1]) + np.repeat(shifts, lengths)
+        places = np.arange(ends[-1]) + np.repeat(shifts, lengths)
 
-    def _attended(self, lengths: np.ndarray, ends: np.ndarray, total: int) -> dict[str, Any]:
-        """What attention must know to keep texts apart, in the words of packed.attention."""
-        if self.layout.attention == "kernel":
-            bounds = [0, *ends.tolist(), *([total] if self.layout.few_shapes else [])]
-            longest = self._bound(len(lengths)) if self.layout.few_shapes else int(lengths[-1])
-            return {"bounds": torch.tensor(bounds, dtype=torch.int32), "longest": longest}
-        if self.layout.attention == "padded":
-            columns = np.arange(lengths[-1])
-            inside = columns < lengths[:, None]
-            places = np.where(inside, (ends - lengths)[:, None] + columns, 0)
-            return {
-                "places": torch.from_numpy(places),
-                "inside": torch.from_numpy(inside[:, None, None]),
-                "back": torch.from_numpy(np.flatnonzero(inside)),
-            }
-        sizes, counts = np.unique(lengths, return_counts=True)
-        return {"runs": list(zip(counts.tolist(), sizes.tolist(), strict=True))}
+        def fill(flat: np.ndarray, padding: int) -> torch.Tensor:
+            filled = np.full(shape, padding, dtype=np.int64)
+            filled[inside] = flat[places]
+            return torch.from_numpy(filled)
 
-    # ---- few shapes ----
+        columns = {"input_ids": fill(self.tokens, self.pad)}
+        return columns if self.types is None else columns | {"token_type_ids": fill(self.types, 0)}
 
     def _rounded_up(self, size: int, texts: int) -> int:
-        return next_edge(self._edges(texts), size) if self.layout.few_shapes else size
+        if not self.layout.few_shapes:
+            return size
+        buckets = self._buckets(texts)
+        return buckets[bisect_left(buckets, size)]
 
-    def _edges(self, texts: int) -> list[int]:
-        if texts not in self.edges:
-            in_a_row = self.layout.kind == "packed"
-            self.edges[texts] = edges_of(np.diff(self.offsets), texts, in_a_row)
-        return self.edges[texts]
+    def _buckets(self, texts: int) -> list[int]:
+        if texts not in self.buckets:
+            packed = self.layout.kind == "packed"
+            self.buckets[texts] = size_buckets(np.diff(self.offsets), texts, packed)
+        return self.buckets[texts]
 
-    def _bound(self, texts: int) -> int:
-        """No text is longer, nor what fills a row up: a number that is compiled in once."""
-        steps = np.diff([0, *self._edges(texts)])
+    def _longest_gap(self, texts: int) -> int:
+        """A bound for every text and for what fills a row up: a constant, compiled in once."""
+        steps = np.diff([0, *self._buckets(texts)])
         return int(max(np.diff(self.offsets).max(), steps.max()))
+
+
+def attention_inputs(
+    attention: str, lengths: np.ndarray, longest: int, filled_to: int | None = None
+) -> dict[str, Any]:
+    """What packed attention needs to keep texts of these lengths apart, in the order of the row."""
+    ends = np.cumsum(lengths)
+    if attention == "kernel":
+        bounds = [0, *ends.tolist(), *([] if filled_to is None else [filled_to])]
+        return {"bounds": torch.tensor(bounds, dtype=torch.int32), "longest": longest}
+    if attention == "padded":
+        columns = np.arange(longest)
+        inside = columns < lengths[:, None]
+        places = np.where(inside, (ends - lengths)[:, None] + columns, 0)
+        return {
+            "places": torch.from_numpy(places),
+            "inside": torch.from_numpy(inside[:, None, None]),
+            "back": torch.from_numpy(np.flatnonzero(inside)),
+        }
+    sizes, counts = np.unique(lengths, return_counts=True)
+    return {"runs": list(zip(counts.tolist(), sizes.tolist(), strict=True))}
 
 
 def for_model(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -232,5 +211,5 @@ def for_model(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _amount(lengths: np.ndarray, tokens: int, squares: int, parts: Parts = ()) -> Amount:
-    real, real_squares = int(lengths.sum()), int((lengths * lengths).sum())
-    return Amount(len(lengths), real, real_squares, int(tokens), int(squares), parts)
+    own_squares = int((lengths * lengths).sum())
+    return Amount(len(lengths), int(lengths.sum()), own_squares, int(tokens), int(squares), parts)

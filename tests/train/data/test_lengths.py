@@ -12,14 +12,14 @@ import pytest
 
 from harness.train.data.text_batches import (
     AMOUNT,
-    MOST_PARTS,
-    MOST_SHAPES,
+    MAX_PARTS,
+    MAX_SHAPES,
     PART_TOKENS,
     Layout,
     TextBatches,
-    edges_of,
     for_model,
-    split,
+    size_buckets,
+    split_by_length,
 )
 
 PAD = 1
@@ -43,7 +43,7 @@ def cheapest(lengths: np.ndarray) -> int:
     """By trying every way to cut the texts in order of length."""
     ordered, count = np.sort(lengths), len(lengths)
     found = []
-    for pieces in range(1, min(MOST_PARTS, count) + 1):
+    for pieces in range(1, min(MAX_PARTS, count) + 1):
         for cuts in itertools.combinations(range(1, count), pieces - 1):
             edges = [0, *cuts, count]
             found.append(computed([(b - a, ordered[b - 1]) for a, b in itertools.pairwise(edges)]))
@@ -54,16 +54,16 @@ def cheapest(lengths: np.ndarray) -> int:
 def test_parts_are_the_cheapest_and_hold_each_text_once(draw: int) -> None:
     random = np.random.default_rng(draw)
     lengths = random.integers(1, random.choice([30, 400]), random.integers(1, 11))
-    parts = split(lengths)
+    parts = split_by_length(lengths)
     assert sorted(np.concatenate([rows for rows, _ in parts]).tolist()) == list(range(len(lengths)))
     assert all(columns == lengths[rows].max() for rows, columns in parts)
-    assert 1 <= len(parts) <= MOST_PARTS
+    assert 1 <= len(parts) <= MAX_PARTS
     assert computed([(len(rows), columns) for rows, columns in parts]) == cheapest(lengths)
 
 
 def test_texts_of_one_length_are_one_part_and_outliers_one_of_their_own() -> None:
-    assert len(split(np.full(64, 50))) == 1
-    (most, few) = split(np.array([300, *[20] * 31]))
+    assert len(split_by_length(np.full(64, 50))) == 1
+    (most, few) = split_by_length(np.array([300, *[20] * 31]))
     assert most[1] == 20 and len(most[0]) == 31
     assert few[1] == 300 and few[0].tolist() == [0]
 
@@ -121,7 +121,7 @@ def test_few_shapes_appear(layout: Layout, size: int, tmp_path: Path) -> None:
     batches.layout = layout
     drawn = [batches(random.choice(len(lengths), size, replace=False)) for _ in range(400)]
     shapes = {batch["input_ids"].shape for batch in drawn}
-    assert 1 < len(shapes) <= MOST_SHAPES
+    assert 1 < len(shapes) <= MAX_SHAPES
     assert max(shape[1] for shape in shapes) <= (203 if layout.kind == "batch" else 208 * size)
     if size > 1:
         amounts = [batch[AMOUNT] for batch in drawn]
@@ -145,6 +145,6 @@ def test_few_shapes_appear(layout: Layout, size: int, tmp_path: Path) -> None:
 
 
 def test_no_size_is_beyond_the_longest_text() -> None:
-    edges = edges_of(np.array([3, 5, 13]), 4, in_a_row=False)
+    edges = size_buckets(np.array([3, 5, 13]), 4, packed=False)
     assert max(edges) == 13  # a model may have thirteen positions
-    assert edges_of(np.array([3, 5, 13]), 4, in_a_row=True)[-1] == 56
+    assert size_buckets(np.array([3, 5, 13]), 4, packed=True)[-1] == 56

@@ -70,16 +70,16 @@ def by_each_text(
     return torch.cat([f.transpose(0, 1) for f in found])
 
 
-@pytest.mark.parametrize("name", text_layout.LAYERS)
+@pytest.mark.parametrize("name", text_layout.ENCODERS)
 def test_a_row_of_texts_is_read_like_padded_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = texts(tmp_path, lengths(), pair=name != "distilbert")
     model, samples = small(name), np.random.default_rng(0).permutation(TRAIN)[:16]
     scores, gradient = outcome(model, batches(samples))
-    text_layout.read_rows(model)
+    text_layout.accept_packed(model)
     first = text_layout.first_position(model)
-    monkeypatch.setattr(text_layout, "by_kernel", by_each_text)
+    monkeypatch.setattr(text_layout, "kernel_attention", by_each_text)
     again = outcome(model, batches(samples))  # it still takes padded texts
     assert torch.equal(again[0], scores) and torch.equal(again[1], gradient)
     for attention, few in (("runs", False), ("padded", False), ("kernel", False), ("kernel", True)):
@@ -94,7 +94,7 @@ def test_a_row_of_texts_is_read_like_padded_ones(
 def test_texts_in_a_row_do_not_see_each_other(tmp_path: Path) -> None:
     batches = texts(tmp_path, lengths())
     model = small("bert").eval()
-    text_layout.read_rows(model)
+    text_layout.accept_packed(model)
     batches.layout = Layout("packed", "runs")
     samples = np.arange(6)
     before = model(**for_model(batches(samples))).logits
@@ -115,7 +115,7 @@ def test_attention_drops_what_it_is_told_to(tmp_path: Path) -> None:
         told = batches(np.arange(8))["texts"]
         torch.manual_seed(0)
         rows = [places[None].transpose(1, 2)] * 3
-        (found,), _ = text_layout.attention(
+        (found,), _ = text_layout.packed_attention(
             torch.nn.Identity(), *rows, None, dropout=0.5, texts=told
         )
         # Forty equal weights, each kept with one half and doubled.
@@ -232,7 +232,7 @@ def test_a_model_that_reads_one_text_a_row_gets_parts(tmp_path: Path) -> None:
     (found,) = ranks(1, trained, str(tmp_path), "mpnet", ["auto"], "--b", "16")
     observed = found["auto"]["observed"]
     assert observed["padding"] == "parts"
-    assert observed["padding_reason"] == "mpnet reads one text a row"
+    assert observed["padding_reason"] == "mpnet reads one text per row"
     amount = found["auto"]["amount"]
     assert 0.5 < amount["timed_tokens"] / amount["timed_padded_tokens"] < 1
 
@@ -310,8 +310,8 @@ def test_the_kernel_is_compared_before_it_is_used(
         bounds = torch.tensor([0, int(bounds[-1])]) if wrong else bounds  # one text of all
         return by_each_text(rows, bounds, int(bounds[-1]), 0.0, scale)
 
-    monkeypatch.setattr(text_layout, "by_kernel", kernel)
-    apart = text_layout._largest_difference(torch.device("cpu"), torch.bfloat16, 2, 16)
+    monkeypatch.setattr(text_layout, "kernel_attention", kernel)
+    apart = text_layout.kernel_error(torch.device("cpu"), torch.bfloat16, 2, 16)
     assert (apart > 0.05) == wrong
 
 
@@ -320,7 +320,7 @@ def broken(*args: Any) -> torch.Tensor:
 
 
 def test_a_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_layout, "by_kernel", broken)
+    monkeypatch.setattr(text_layout, "kernel_attention", broken)
     monkeypatch.setattr(text_layout, "KERNEL_DEVICE", "cpu")
     reason = text_layout.why_no_kernel(torch.device("cpu"), torch.bfloat16, 2, 16)
     assert reason == "the kernel does not run here: no kernel image"
@@ -333,7 +333,7 @@ def test_the_kernel_reads_rows_like_padding(tmp_path: Path) -> None:
         assert text_layout.why_no_kernel(device, dtype, 2, 64) is None
     batches = texts(tmp_path, lengths(), pair=False)
     model = small("distilbert").to(device)
-    text_layout.read_rows(model)
+    text_layout.accept_packed(model)
     found = []
     for layout in (Layout(), Layout("packed", "kernel"), Layout("packed", "kernel", 0, True)):
         batches.layout = layout
