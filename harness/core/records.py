@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Raised whenever a definition in outputs/README.md changes: unequal versions are not compared.
+from harness.core.schema.rows import FINISHED, OUTCOMES
+
+# Raised whenever a definition in harness/core/schema changes: unequal versions are not compared.
 SCHEMA = 1
 
-
-FINISHED = "finished"
-
-
 # What else can become of a run. Each is a result and stands in tables as a row.
-FAILURES = ("oom", "diverged", "timeout", "interrupted", "failed")
+FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
 
 
 # What multiprocessing says of a process whose fork server is gone: it has ended with it.

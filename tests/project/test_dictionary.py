@@ -1,16 +1,23 @@
-"""outputs/README.md names every field that a run writes, and no other."""
+"""Every record that runs write is as the schema declares it, and every declared field is written.
+
+outputs/README.md and outputs/schema.json are made of the same declarations.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.core.records import FAILURES, FINISHED
-from harness.core.settings import flag_fields
+from harness.core.records import FAILURES, FINISHED, find_runs
+from harness.core.schema.document import APART, OUTPUTS, json_schema, readme
+from harness.core.schema.fields import Field, fields_of
+from harness.core.schema.rows import OUTCOMES
+from harness.core.schema.validation import RECORDS, fields, validate
 from harness.launch.places import Local
 from harness.launch.plan import Options, launched, plan
 from harness.launch.sweepfile import load
@@ -21,50 +28,55 @@ from tests.train.run.test_resume import broken_off
 pytestmark = pytest.mark.process
 
 SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", "--b", "16"]
-# Written only where the hardware is there that no test machine has.
-NEEDS_HARDWARE = {"observed.devices"}
-# Of runs that wait for a compiler (tests/train/loop/test_compiled.py sees them written).
-OF_COMPILED = {"observed.compiled_graphs", "observed.compiled_in_updates"}
-# Of runs of peers, which need a package of their own (train/strategy/test_hivemind.py sees them).
-OF_PEERS = {"peers", "failed_averages", "peers.json"}
-# Of a run of LogCallback alone; the dictionary says so in words.
-NESTED = ("observed", "data", "launch", "link", "flops", "comm_probe")
+NOT_WRITTEN_HERE = {
+    "environment.observed.devices",  # dp: needs several GPUs
+    # Of runs that wait for a compiler (tests/train/loop/test_compiled.py sees them written).
+    "environment.observed.compiled_graphs", "environment.observed.compiled_in_updates",
+    "environment.link.asked.nodes",
+    "failure.rank", "failure.outcome", "failure.reason", "failure.unix",
+    "settings.imported",  # tests/read/test_importing.py
+}  # fmt: skip
+KIND_OF_FILE = {
+    "settings.json": "settings", "environment.json": "environment", "epochs.jsonl": "epochs",
+    "summary.json": "summary", "progress.json": "progress", "peers.json": "peers",
+    "sweep.json": "sweep", "rank.jsonl": "ranks", "node.jsonl": "telemetry",
+    "failure.json": "failure",
+}  # fmt: skip
 
 
-def documented(root: Path) -> dict[str, set[str]]:
-    """Section -> the names in the first column of its table."""
-    sections: dict[str, set[str]] = {}
-    title = ""
-    for line in (root / "outputs" / "README.md").read_text().splitlines():
-        if line.startswith("## "):
-            title = line[3:]
-        elif line.startswith("| `"):
-            sections.setdefault(title, set()).update(re.findall(r"`([^`]+)`", line.split("|")[1]))
-    return sections
+def records(root: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:
+    """(kind, record, file) of everything that is recorded below a folder."""
+    for file in sorted(root.rglob("*.json*")):
+        if any(part.startswith("checkpoint") for part in file.parts):
+            continue
+        kind = KIND_OF_FILE.get(re.sub(r"_\d+\.", ".", file.name))
+        rows = [json.loads(file.read_text())] if file.suffix == ".json" else []
+        rows = rows or [json.loads(line) for line in file.read_text().splitlines()]
+        if kind == "peers":
+            rows = list(rows[0].values())
+        for row in rows:
+            yield kind or row["event"], row, file
 
 
-def flat(content: dict[str, Any]) -> set[str]:
-    names = set()
+def written(kind: str, content: dict[str, Any], known: dict[str, Field]) -> Iterator[str]:
+    """Dotted names of the fields that a record has, those of the records inside it included."""
     for name, value in content.items():
-        inner = value if name in NESTED and value is not None else {}
-        names |= {f"{name}.{i}" for i in inner} if inner else {name}
-        if name in ("launch", "link", "comm_probe"):
-            names.add(name)  # null for a run that no sweep has started, on one node, or alone
-    return names
+        yield f"{kind}.{name}"
+        inner = known[name].kind if name in known else None
+        if inner is not None and inner.record is not None and value and name not in APART:
+            yield from written(f"{kind}.{name}", value, fields_of(inner.record))
 
 
-def rows(folders: list[Path], pattern: str) -> set[str]:
-    return {
-        name
-        for folder in folders
-        for path in folder.glob(pattern)
-        for line in path.read_text().splitlines()
-        for name in json.loads(line)
-    }
+def declared(kind: str, known: dict[str, Field]) -> Iterator[str]:
+    for name, field in known.items():
+        yield f"{kind}.{name}"
+        within = field.kind.record if name not in APART else None
+        if within is not None and f"{kind}.{name}" not in NOT_WRITTEN_HERE:
+            yield from declared(f"{kind}.{name}", fields_of(within))
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def root_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts and images, one process and two, finished and failed."""
     root = tmp_path_factory.mktemp("records")
     (job,) = plan(load(sweep_file(root, "script: vit")))
@@ -76,43 +88,52 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     done = script("vit", *SMALL, *held_out, "--o", str(root), count=2, env=two_nodes)
     assert done.code == 0, done.err
     broken_off(1, [*SMALL, "--seed", "1", "--o", str(root)], 3, "crash")
-    return [path.parent for path in root.glob("*/*/*/settings.json")]
+    return root
 
 
-def test_every_field_is_explained_and_every_explained_field_is_written(
-    root: Path, folders: list[Path]
-) -> None:
-    explained = documented(root)
-    written = {
-        "epochs.jsonl": rows(folders, "epochs.jsonl"),
-        "attempts.jsonl": rows(folders, "attempts.jsonl"),
-        "ranks": rows(folders, "ranks/rank_*.jsonl"),
-        "summary.json": {
-            name for f in folders for name in json.loads((f / "summary.json").read_text())
-        },
-        "environment.json": {
-            name for f in folders for name in flat(json.loads((f / "environment.json").read_text()))
-        },
+def test_what_is_written_of_the_schema_is_what_the_schema_gives() -> None:
+    assert (OUTPUTS / "README.md").read_text() == readme(), "python -m harness.core.schema.document"
+    assert json.loads((OUTPUTS / "schema.json").read_text()) == json_schema()
+    assert set(OUTCOMES) == {FINISHED, *FAILURES}
+
+
+def test_every_record_of_new_runs_is_valid(root_of_runs: Path) -> None:
+    seen = set()
+    for kind, record, file in records(root_of_runs):
+        validate(kind, record, str(file))
+        seen.add(kind)
+    assert seen >= {"settings", "environment", "epochs", "ranks", "start", "end", "summary"}
+
+
+def test_every_declared_field_is_written_by_something(root: Path, root_of_runs: Path) -> None:
+    """By the runs of this test or, for runs of peers and emulated links, by published ones."""
+    seen = {
+        name
+        for folder in (root_of_runs, root / "outputs" / "published")
+        for kind, record, _ in records(folder)
+        for name in written(kind, record, fields(kind))
     }
-    for section, names in written.items():
-        assert names == explained[section] - NEEDS_HARDWARE - OF_COMPILED - OF_PEERS, section
+    expected = {
+        name for kind in RECORDS for name in declared(kind, fields(kind)) if kind != "progress"
+    }
+    assert expected - seen <= NOT_WRITTEN_HERE
+    unknown = {name for name in seen - expected if not name.startswith("progress.")}
+    assert unknown == set()
 
 
-def test_every_file_and_every_outcome_is_explained(root: Path, folders: list[Path]) -> None:
-    explained = documented(root)
-    assert explained["Outcomes"] == {FINISHED, *FAILURES}
-    names = {re.sub("<[rn]>", "0", name) for name in explained[""]}
+def test_every_file_is_explained(root_of_runs: Path) -> None:
+    names = {re.sub("<[rn]>", "0", record.file) for record in RECORDS.values()}
     found = {
-        re.sub(r"_\d+\.", "_0.", str(path.relative_to(folder)))
-        for folder in folders
-        for path in folder.rglob("*.json*")
+        re.sub(r"_\d+\.", "_0.", str(path.relative_to(run.path)))
+        for run in find_runs(root_of_runs)
+        for path in run.path.rglob("*.json*")
         if "checkpoint" not in str(path)
     }
     assert found <= names
-    assert names - found <= {"progress.json"} | OF_PEERS  # gone when a run has ended
-
-
-def test_settings_hold_every_flag(folders: list[Path]) -> None:
-    for folder in folders:
-        settings = json.loads((folder / "settings.json").read_text())
-        assert set(flag_fields()) - {"output_dir", "rerun"} <= set(settings)
+    assert all(f"`{record.file}`" in readme() for record in RECORDS.values() if record.scope)
+    # progress.json is gone when a run has ended; only runs of peers have peers.json.
+    assert {name.split("/")[0] for name in names - found} == {
+        "progress.json",
+        "peers.json",
+        "sweeps",
+    }

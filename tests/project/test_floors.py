@@ -32,7 +32,8 @@ GROUND = [n for n in MODULES if n.startswith("harness.core.")]
 # Each room and the rooms below it that it may import; every room may import the ground floor.
 TRAIN = ("train", "train.data", "train.measure", "train.strategy", "train.strategy.hivemind")
 ROOMS: dict[str, tuple[str, ...]] = {
-    "core": (),
+    "core": ("core.schema",),
+    "core.schema": (),
     "train": (),
     "train.data": TRAIN[:1],
     "train.measure": TRAIN[:2],

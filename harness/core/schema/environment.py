@@ -1,0 +1,332 @@
+"""settings.json, environment.json and sweep.json, field by field."""
+
+# The long meanings would otherwise take a line for each bracket.
+# fmt: off
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from harness.core.schema.fields import (
+    Amount,
+    Bytes,
+    Count,
+    Field,
+    Gain,
+    Gib,
+    Kind,
+    Mbit,
+    Milliseconds,
+    Operations,
+    PerSecond,
+    Positive,
+    Seconds,
+    Share,
+    TflopPerSecond,
+    Value,
+    Watts,
+)
+from harness.core.settings import flag_fields
+
+
+class AskedLink(TypedDict):
+    """A link between nodes as the launcher was asked for it."""
+
+    nodes: NotRequired[Annotated[list[Count], "of unequal links: the two nodes that it joins"]]
+    delay_ms: NotRequired[Annotated[Milliseconds | None, "one way"]]
+    rate_mbit: NotRequired[Annotated[Mbit | None, "the most that it carries"]]
+    jitter_ms: NotRequired[Annotated[Milliseconds | None, "by how much the delay varies"]]
+    loss: NotRequired[Annotated[Share | None, "share of the packets that are lost"]]
+
+
+class LaunchRecord(TypedDict):
+    sweep: Annotated[str, "name of the sweep"]
+    launcher: Annotated[str, Value(choices=("local", "netns", "ssh", "slurm")),
+        "`netns` runs emulated nodes"]
+    emulator: Annotated[str | None, Value(choices=("relay", "netem")),
+        "what carries the packets between emulated nodes: `relay` (a process of this project) or "
+        "`netem` (the kernel); null between real ones"]
+    link: Annotated[Any, "the link asked for between the nodes; null without one"]
+    processes_per_core: Annotated[Amount | None,
+        "processes of all nodes / cores of the machine that they share; above 1 they slow each "
+        "other down; null on GPUs and on machines elsewhere"]
+    start: Annotated[str, Value(choices=("warm", "cold", "slurm")),
+        "`warm`: in processes forked from one that had loaded everything; `cold`: by torchrun; "
+        "`slurm`: by torchrun in a job of a cluster"]
+    packed: Annotated[bool,
+        "whether other runs of the sweep were allowed on other devices at the same time, which "
+        "disturbs"]
+    cpu_busy_share: Annotated[Share | None,
+        "what others used shortly before: share of all cores; null with `--isolation off`, and "
+        "over ssh, where the hosts are asked once, before the first run"]
+    gpu_processes: Annotated[Count | None,
+        "what others used shortly before: processes on the GPUs; null likewise"]
+
+
+class CommProbeRecord(TypedDict):
+    with_s: Annotated[list[Seconds],
+        "of each pair of passes forward and backward over one batch: how long the one that "
+        "exchanges gradients took, until the last rank had finished"]
+    without_s: Annotated[list[Seconds], "likewise, the one that exchanges nothing"]
+    step_s: Annotated[Seconds | None,
+        "`step_time_median_s` of the first epoch that ended after the probe; null before"]
+    comm_share: Annotated[Gain | None,
+        "median difference of the pairs / `step_s`: 1 - step time without exchange / step time "
+        "with it. Near 0 it may be negative: then noise exceeds what the exchange adds; null "
+        "before, and where it exceeds the whole step: then the machine was disturbed"]
+    took_s: Annotated[Seconds, "total time of the probe; part of `wall_s` and of no other time"]
+
+
+class ObservedRecord(TypedDict, total=False):
+    strategy: Annotated[str, "how the trained model was really wrapped or sharded"]
+    world: Annotated[Positive, "processes of the group"]
+    backend: Annotated[str | None, "its backend; null for one process"]
+    device: Annotated[str, "rank 0's device"]
+    devices: Annotated[Positive, "GPUs of one process; for dp only"]
+    parameters: Annotated[Count, "tensors of the model"]
+    sharded_parameters: Annotated[Count, "how many of them are split"]
+    parameter_bytes: Annotated[Bytes, "of the whole model"]
+    parameter_bytes_per_rank: Annotated[Bytes, "on rank 0"]
+    dtype: Annotated[str, "number format in which the first layer computed"]
+    compiled_graphs: Annotated[Count,
+        "with `--torch_compile`: graphs that torch compiled for rank 0 during training"]
+    compiled_in_updates: Annotated[list[Count],
+        "with `--torch_compile`: the updates in which it compiled (the first 50 of them); those "
+        "after `timing_warmup_steps` are part of the rates"]
+    gradient_hook: Annotated[str | None,
+        "what DDP calls to exchange gradients instead of its default, such as "
+        "`DirectGradients.hook` with `--exchange direct`; null for the default, and without DDP"]
+    padding: Annotated[str,
+        "of texts, the layout of a batch: `packed`, all tokens in one row, with attention by "
+        "`runs` of equal length (CPU), by torch's `kernel` for texts of any length (CUDA in half "
+        "precision) or `padded` for itself alone; `parts`, at most four of similar length, fed "
+        "one after the other; or `batch`, padded to the longest. Loss and gradient are the same "
+        "up to rounding; dropout draws different masks"]
+    padding_reason: Annotated[str | None,
+        "why it is not the layout before it in this list: what about the model, the device or a "
+        "setting rules that out; null for the kernel"]
+    decayed_tensors: Annotated[Count, "tensors with weight decay"]
+    decayed_vectors: Annotated[Count, "those among them with one dimension"]
+    sync_every: Annotated[Positive,
+        "with local_sgd and diloco: updates between two exchanges"]
+    sync_scope: Annotated[str, "likewise: which units train separately in between"]
+    units: Annotated[Positive, "likewise: how many units there are"]
+    exchanges: Annotated[Count,
+        "likewise: exchanges that took place, each fragment counted by itself; a run whose "
+        "exchanges are not those that were asked for is not recorded"]
+    first_exchange_update: Annotated[Count | None,
+        "likewise: the update after which the first exchange took effect"]
+    exchanged_bytes: Annotated[Bytes,
+        "likewise: what a unit hands over when all weights are exchanged once, as it is sent"]
+    kept_bytes: Annotated[Bytes,
+        "likewise: the most memory that a rank needs for this beyond what ddp needs"]
+    fragments: Annotated[Positive, "with diloco: parts that are exchanged one after the other"]
+    overlap: Annotated[Count, "with diloco: updates until an exchange takes effect"]
+
+
+class FlopsRecord(TypedDict):
+    how: Annotated[str | None, Value(choices=("closed form", "counted")),
+        "how the operations of a sample are known (below)"]
+    missing: Annotated[str | None, "why they are not known; null if they are"]
+    per_sample: Annotated[Operations | None, "of the forward and the backward pass, see above"]
+    per_token: Annotated[Operations | None, "of the forward and the backward pass, see above"]
+    per_pair_of_tokens: Annotated[Operations | None,
+        "of the forward and the backward pass, see above"]
+    peak_tflops_per_gpu: Annotated[TflopPerSecond | None,
+        "dense peak of one device in the run's number format; null where unknown, as on a CPU"]
+    peak_from: Annotated[str | None, Value(choices=("table", "flag")),
+        "its source: the table in harness/train/measure/flops.py, from data sheets, or the flag "
+        "`--peak_tflops`"]
+
+
+class LinkPair(TypedDict):
+    """What was measured between the first ranks of two nodes; null where time ran out."""
+
+    nodes: Annotated[list[Count], "the two nodes"]
+    rtt_min_ms: Annotated[Milliseconds | None, "round trip of 32 bytes: minimum of up to 20"]
+    rtt_median_ms: Annotated[Milliseconds | None, "round trip of 32 bytes: median of up to 20"]
+    bandwidth_mbit: Annotated[Mbit | None,
+        "size of a transfer from the lower node to the other / (time until it is acknowledged - "
+        "minimum round trip)"]
+    transfer_bytes: Annotated[Bytes | None, "size of that transfer"]
+
+
+class LinkRecord(TypedDict):
+    asked: Annotated[Any,
+        "what the launcher was asked for: `delay_ms` one way, `rate_mbit`, `jitter_ms`, `loss`, as "
+        "far as given; for unequal links a list with the two `nodes` of each; null where nothing "
+        "was"]
+    interface: Annotated[str | None,
+        "of rank 0's node: named by GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, else that of the "
+        "process's TCP connections, without those to the launcher; null if these use none or "
+        "several"]
+    pairs: Annotated[list[LinkPair],
+        "for each pair of `nodes` its `rtt_min_ms`, `rtt_median_ms`, `bandwidth_mbit` and "
+        "`transfer_bytes`; of more than 8 nodes, each with node 0 only"]
+    rtt_min_ms: Annotated[Milliseconds | None, "of the slowest pair"]
+    rtt_median_ms: Annotated[Milliseconds | None, "of the slowest pair"]
+    bandwidth_mbit: Annotated[Mbit | None, "of the slowest pair"]
+    gradient_bytes: Annotated[Bytes, "of the model: size of its trainable weights"]
+    allreduce_bytes: Annotated[Bytes | None,
+        "what was all-reduced over all ranks, as one tensor: the gradient's size, or 2^29 bytes if "
+        "that is less, or what time allowed"]
+    allreduce_s: Annotated[Seconds | None, "how long that took on rank 0"]
+    allreduce_algbw_mbit: Annotated[Mbit | None, "size / time"]
+    allreduce_busbw_mbit: Annotated[Mbit | None,
+        "that times 2(n-1)/n for n ranks: what each rank's link carried"]
+    took_s: Annotated[Seconds, "total time of measuring; part of `wall_s` and of no other time"]
+    warning: Annotated[str | None, "how a link differs from the one asked for (below)"]
+
+
+class DataRecord(TypedDict, total=False):
+    dataset: Annotated[str | None, "where the samples come from"]
+    test_from: Annotated[str, "where the test set comes from"]
+    input_columns: Annotated[list[str], "columns that are fed"]
+    label_column: Annotated[str, "column of the class"]
+    classes: Annotated[Positive, "number of classes"]
+    train_samples: Annotated[Count | None, "training samples used"]
+    left_out_samples: Annotated[Count, "training samples left out because they fill no whole batch"]
+    test_samples: Annotated[Count | None, "test samples"]
+    validation_samples: Annotated[Count, "validation samples; only with `--validation_split`"]
+    validation_from: Annotated[str, "where they come from; only with `--validation_split`"]
+    data_checksum: Annotated[str | None,
+        "SHA-256 (16 digits) over all classes and the content of evenly spaced samples"]
+    max_length: Annotated[Positive, "of texts: longest allowed, in tokens"]
+    mean_tokens: Annotated[Amount, "of texts: mean over all, in tokens"]
+    image_shape: Annotated[list[Positive], "of images: channels, height, width"]
+    resized_by: Annotated[str | None, "of images: what resized them"]
+    pixels_on: Annotated[str, Value(choices=("device", "host")),
+        "of images: where batches are gathered; `device` if the array fits into a quarter of the "
+        "GPU's free memory"]
+
+
+class EnvironmentRecord(TypedDict):
+    """Where the run took place and what was checked at its start."""
+
+    machine: Annotated[str,
+        "a label for this kind of machine; results of unlike machines are never averaged"]
+    cpu: Annotated[str | None, "processor"]
+    cpu_cores: Annotated[Positive | None, "logical cores"]
+    memory_gib: Annotated[Gib | None, "memory"]
+    gpus: Annotated[list[str] | None, "names of the visible GPUs; empty without any"]
+    driver: Annotated[str | None, "version of the NVIDIA driver; null without one"]
+    cuda: Annotated[str | None, "version; null without it"]
+    nccl: Annotated[str | None, "version; null without it"]
+    threads: Annotated[Positive | None, "torch's threads per process"]
+    python: Annotated[str | None, "version of the interpreter"]
+    system: Annotated[str | None, "kernel"]
+    versions: Annotated[dict[str, str | None] | None, "versions of packages"]
+    commit: Annotated[str | None, "of this project's checkout; null outside one"]
+    dirty: Annotated[bool | None, "whether its files differ from the commit; null outside one"]
+    command: Annotated[str | None,
+        "the command line, with the home folder written as ~, hosts and secrets as \\*\\*\\*"]
+    launch: Annotated[LaunchRecord | None,
+        "how `python -m harness sweep` started the run; null for a run started alone"]
+    variables: Annotated[dict[str, str] | None,
+        "those environment variables, of a fixed list, that change what is measured"]
+    nodes: Annotated[Positive, "nodes that really took part"]
+    processes_per_node: Annotated[Positive, "processes on each of them"]
+    effective_batch: Annotated[Positive | None, "as in epochs.jsonl, planned"]
+    updates: Annotated[Count | None, "as in epochs.jsonl, planned"]
+    first_learning_rate: NotRequired[Annotated[Amount | None,
+        "of the first update: 0 where there is a warm-up"]]
+    timing_warmup_steps: NotRequired[Annotated[Count,
+        "first steps of a process that are not timed: 10, or a fifth of an epoch if that is less"]]
+    comm_probe: NotRequired[Annotated[CommProbeRecord | None,
+        "what the exchange adds to a step, measured once after the steps that are not timed "
+        "(below); null where it was not"]]
+    comm_probe_missing: NotRequired[Annotated[str | None, "why not; null where it was"]]
+    telemetry_hz: NotRequired[Annotated[PerSecond, "readings of devices and nodes per second"]]
+    telemetry_missing: NotRequired[Annotated[dict[str, str],
+        "what is not read, and why, by the name of the reading"]]
+    idle_power_w: NotRequired[Annotated[Watts | None,
+        "what all devices of the run together draw before training: the smallest reading since "
+        "the run was opened, before anything is on them; null where unknown"]]
+    observed: NotRequired[Annotated[ObservedRecord, "what was really built, seen on rank 0"]]
+    flops: NotRequired[Annotated[FlopsRecord, "operations of a sample, and peak of a device"]]
+    link: NotRequired[Annotated[LinkRecord | None,
+        "what the links between nodes carry, measured before the first step (below); null for one "
+        "node"]]
+    data: NotRequired[Annotated[DataRecord, "the samples"]]
+
+
+class ImportedRecord(TypedDict):
+    source: Annotated[str,
+        "who made it and where (`--source`), else the format; `machine` is then `imported:` and "
+        "this, so that it is never averaged with runs measured here, nor with those of another "
+        "source. A column `imported` in `load()` and `load_runs()`, null for runs measured here"]
+    format: Annotated[str, Value(choices=("callback-text", "trainer-state")),
+        "`callback-text` has a list per line and the settings in the file's name; `trainer-state` "
+        "is a trainer_state.json"]
+    file: Annotated[str, "name of the file"]
+    sha256: Annotated[str, "checksum of its content: a file is imported once"]
+    begins: Annotated[str | None,
+        "checksum of the first timed entry of a trainer_state.json: two states of one run are not "
+        "two runs"]
+    said: Annotated[dict[str, Any],
+        "numbers of the source that have no counterpart here, under their own names: "
+        "`train_runtime` includes evaluation and saving"]
+    notes: Annotated[list[str], "in what its definitions may differ"]
+
+
+class SettingsRecord(TypedDict, total=False):
+    """Every setting, and the Trainer's arguments; the flags' own fields are those of Settings."""
+
+    schema: Annotated[Literal[1], "version of these definitions"]
+    script: Annotated[str, "`bert` or `vit`"]
+    trainer: Annotated[dict[str, Any], "flags that were passed through to the Trainer"]
+    training_arguments: Annotated[dict[str, Any],
+        "every argument of the Trainer as resolved, without paths, tokens and names of projects; "
+        "once training has begun"]
+    imported: Annotated[ImportedRecord, "of imported runs only"]
+
+
+# Kinds of flags -> what settings.json holds for them.
+FLAG_KINDS = {
+    "text": Kind(str), "bool": Kind(bool), "seed": Kind(int, Value(minimum=0)),
+    "count": Kind(int, Value(minimum=1)), "natural": Kind(int, Value(minimum=0)),
+    "share": Kind(float, Value(minimum=0, maximum=1)), "positive": Kind(float, Value(minimum=0)),
+    "rate": Kind(float, Value("1/s", minimum=0)), "size": Kind(object),
+}
+
+
+def setting_fields() -> dict[str, Field]:
+    """A field of settings.json for each flag, from the flag's own definition."""
+    found = {}
+    for name, flag in flag_fields().items():
+        if name not in ("output_dir", "rerun"):  # where and whether to write
+            about = flag.metadata
+            kind = FLAG_KINDS[about["kind"]]
+            value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, about["choices"])
+            meaning = about["help"].replace("|", "or")
+            found[name] = Field(name, Kind(kind.base, value, True), meaning, True, "")
+    return found
+
+
+class PlannedRunRecord(TypedDict):
+    label: Annotated[dict[str, Any], "its value on each axis, and its seed"]
+    path: Annotated[str | None, "its folder, relative to output_dir"]
+    skipped: Annotated[str | None, "why it was not run; null for a run that was not skipped"]
+
+
+class SweepRecord(TypedDict):
+    """What makes one sweep of its runs; written by the launcher."""
+
+    schema: Annotated[Literal[1], "version of these definitions"]
+    name: Annotated[str, "of the sweep"]
+    question: Annotated[str | None, "what it answers"]
+    file: Annotated[str, "the file that plans it"]
+    tiny: Annotated[bool, "whether at laptop size"]
+    command: Annotated[str, "the command line"]
+    axes: Annotated[list[str],
+        "what varies, in order; never `seed` or `repeat`, which repeat a measurement"]
+    baseline: Annotated[dict[str, Any] | None, "values of some axes"]
+    target: Annotated[dict[str, Any] | None,
+        "`metric`, a field of epochs.jsonl, and `value`; a loss is reached from above"]
+    hold: Annotated[str | None, Value(choices=("per_gpu_batch", "effective_batch")),
+        "what stays the same where the number of processes varies"]
+    lr_rule: Annotated[str | None, Value(choices=("none", "linear", "sqrt")),
+        "how the learning rate follows the batch"]
+    columns: Annotated[list[str] | None, "names of columns to show instead of the usual ones"]
+    per_node: Annotated[bool, "whether each node has a row below that of its group"]
+    runs: Annotated[list[PlannedRunRecord], "for each run its `label`, `path` and `skipped`"]

@@ -1,0 +1,103 @@
+"""A record that is not as declared is refused in one line that names field, value and type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness.core.schema.document import flat
+from harness.core.schema.fields import Field
+from harness.core.schema.validation import RECORDS, fields, validate, validate_rows
+from harness.core.settings import UserError
+
+FAILURE = {"rank": 0, "outcome": "oom", "reason": "too much", "unix": 1.5}
+RANK = {
+    "epoch": 1.0, "rank": 0, "epoch_time_s": 2.0, "step_time_median_s": None,
+    "step_time_p95_s": 0.1, "data_wait_s": 0.0, "peak_memory_gib": 1.5, "user_s": 1, "system_s": 0,
+    "payload_bytes": None, "network_sent_bytes": 7,
+}  # fmt: skip
+SPREAD = {"mean": 1.0, "p95": 1.0, "max": 1.0}
+NODE = {
+    "cpu_percent": SPREAD, "memory_gib": SPREAD, "disk_read_bytes": 1, "disk_written_bytes": 1,
+    "network_sent_bytes": 1, "network_received_bytes": 1, "cpu_energy_j": None,
+}  # fmt: skip
+# Ending of a name -> the unit that it states.
+ENDINGS = {
+    "_samples_per_s": "1/s", "_tokens_per_s": "1/s", "_tflops_per_s": "10^12 operations/s",
+    "_s": "s", "_s_per_rank": "s", "_ms": "ms", "_gib": "GiB", "_gib_per_rank": "GiB",
+    "_mbit": "Mbit/s", "_bytes": "bytes", "_j": "J", "_w": "W", "_share": "share", "_percent":
+    "percent", "_hz": "1/s",
+}  # fmt: skip
+
+
+def test_what_is_as_declared_is_valid() -> None:
+    validate("failure", FAILURE, "here")
+    validate("ranks", RANK, "here")
+    validate("ranks", {**RANK, "telemetry": {"gpus": [], "node": NODE, "energy_j": None}}, "here")
+    # Metrics of one's own stand among the fields of an epoch; what is not complete may know less.
+    validate_rows("epochs", [{"epoch": 1.0, "perplexity": 3.5, "wall_s": None}], "here")
+    validate("ranks", {"epoch": 1, "epoch_time_s": None}, "here", complete=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epoch_time_s": "1"}, r"here: epoch_time_s is '1': expected number >= 0, s$"),
+        ({"epoch_time_s": -1.0}, r"here: epoch_time_s is '-1.0': expected number >= 0, s$"),
+        ({"epoch_time_s": float("nan")}, r"epoch_time_s is 'nan': expected number"),
+        ({"epoch_time_s": float("inf")}, r"epoch_time_s is 'inf': expected number"),
+        ({"epoch_time_s": True}, r"epoch_time_s is 'True': expected number"),
+        ({"epoch_time_s": None}, r"epoch_time_s is 'None': expected number"),
+        ({"rank": 1.5}, r"rank is '1.5': expected integer >= 0$"),
+        ({"eval_accuracy": 87.5}, r"eval_accuracy is '87.5': expected number from 0 to 1, or null"),
+        ({"perplexity": 3.5}, r"here: perplexity is 3.5, which is no field of ranks/rank_<r>.jso"),
+        ({"telemetry": []}, r"telemetry is '\[\]': expected object, or null"),
+        ({"telemetry": {"node": NODE}}, r"telemetry.gpus is missing: expected list of object"),
+        (
+            {"telemetry": {"gpus": [], "node": {**NODE, "disk_read_bytes": "x"}, "energy_j": 1}},
+            r"telemetry.node.disk_read_bytes is 'x': expected integer >= 0, bytes, or null",
+        ),
+        (
+            {"telemetry": {"gpus": [], "node": NODE, "energy_j": 1, "more": 1}},
+            r"telemetry.more is no field of telemetry$",
+        ),
+    ],
+)
+def test_what_is_not_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate("ranks", {**RANK, **change}, "here")
+
+
+def test_other_kinds_of_values() -> None:
+    with pytest.raises(UserError, match=r"x: outcome is 'gone': expected `finished` or `oom` or"):
+        validate("failure", {**FAILURE, "outcome": "gone"}, "x")
+    with pytest.raises(UserError, match=r"x: unix is missing: expected number >= 0, s since 1970"):
+        validate("failure", {k: v for k, v in FAILURE.items() if k != "unix"}, "x")
+    with pytest.raises(UserError, match=r"x row 2: peak_memory_gib_per_rank\[1\] is '-1': expect"):
+        validate_rows("epochs", [{}, {"peak_memory_gib_per_rank": [1, -1]}], "x")
+    with pytest.raises(UserError, match=r"x: versions.torch is '2': expected text, or null"):
+        validate("environment", {"versions": {"torch": 2}}, "x", complete=False)
+    with pytest.raises(UserError, match=r"precision is 'fp8': expected `fp32` or `tf32` or `bf16`"):
+        validate("settings", {"precision": "fp8"}, "x", complete=False)
+    with pytest.raises(UserError, match=r"schema is '2': expected integer 1"):
+        validate("summary", {"schema": 2}, "x", complete=False)
+    with pytest.raises(UserError, match=r"x: accuracy is 'high': expected number"):
+        validate("summary", {"accuracy": "high"}, "x", complete=False)
+
+
+def all_fields() -> Iterator[tuple[str, Field]]:
+    for kind in RECORDS:
+        yield from ((f"{kind}.{name}", field) for name, field in flat(fields(kind)).items())
+
+
+def test_every_field_has_a_meaning_and_the_unit_of_its_name() -> None:
+    named = 0
+    for name, field in all_fields():
+        assert field.meaning or field.kind.record is not None, name
+        last = max((e for e in ENDINGS if f"_{field.name}".endswith(e)), key=len, default=None)
+        if last is not None and field.kind.base in (int, float):
+            assert field.kind.value.unit == ENDINGS[last], name
+            named += 1
+    assert named > 60
