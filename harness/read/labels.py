@@ -1,49 +1,67 @@
-"""A strategy and its own flags are one thing to a reader: ddp powersgd, diloco h50."""
+"""What a measure, an axis, a strategy, a run or a group is called, in every table and figure.
+
+Takes labels and names of axes. A strategy and its own flags are one thing to a reader: ddp
+powersgd, diloco h50.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from harness.core.identity import number
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 
 STRATEGY = "strategy"
+UNKNOWN = "-"
 
+HEADINGS = {
+    "per_gpu_batch": "batch per GPU",
+    "number_format": "precision",
+    "effective_batch": "batch",
+    "train_samples_per_s": "samples/s",
+    "train_samples_per_s_per_gpu": "per GPU",
+    "train_samples_per_s_gain_percent": "vs base",
+    "accuracy_gain_points": "acc. points",
+    "peak_memory_first_gib": "first GPU GiB",
+    "peak_memory_others_gib": "other GPUs GiB",
+    "peak_memory_gib": "peak GiB",
+    "tflops_per_s": "TFLOP/s",
+    "mfu": "MFU",
+    "gpu_utilisation_percent": "GPU busy %",
+    "energy_j": "energy J",
+    "joules_per_sample": "J/sample",
+    "link_rtt_median_ms": "round trip ms",
+    "link_bandwidth_mbit": "link Mbit/s",
+    "epoch_time_s": "epoch s",
+    "train_time_s": "train s",
+    "tta_train_s": "target train s",
+    "tta_wall_s": "target wall s",
+    "tta_epochs": "target epochs",
+    "tta_samples": "target samples",
+    "tta_train_s_ratio": "target train vs base",
+    "tta_wall_s_ratio": "target wall vs base",
+    "payload_mb_per_update": "payload MB/update",
+    "network_mb_per_update": "sent MB/update",
+    "comm_share": "comm. share",
+    "comm_exposed_share": "exposed comm.",
+}
 
-# One letter, where the field has one.
-SHORT = {"sync_every": "h", "outer_lr": "lr", "outer_momentum": "m", "target_batch": "t"}
+# Flags by one letter, where the field has one.
+SHORT_FLAGS = {"sync_every": "h", "outer_lr": "lr", "outer_momentum": "m", "target_batch": "t"}
 
-
-def shown_axes(axes: Iterable[str]) -> tuple[str, ...]:
-    """The axes that are told apart by a word of their own; flags of a strategy stand with it."""
-    axes = tuple(axes)
-    return tuple(a for a in axes if STRATEGY not in axes or a not in OF_ONE_STRATEGY)
-
-
-def strategy_text(label: Mapping[str, Any]) -> str | None:
-    """What a label says of the strategy; None if nothing."""
-    named = label.get(STRATEGY)
-    flags = [_flag(n, label[n]) for n in OF_ONE_STRATEGY if not is_off(label.get(n))]
-    return " ".join([*([str(named)] if named is not None else []), *flags]) or None
-
-
-def _flag(name: str, value: Any) -> str:
-    if name == "compress":
-        return str(value)
-    if name in SHORT:
-        return f"{SHORT[name]}{number(value)}"
-    said = name.replace("_", " ")
-    return said if value is True else f"{said} {number(value)}"
-
-
-# What an axis may be called that is also what is measured.
+# Columns of measures and facts: an axis of this name gets a prefix.
 TAKEN = (
     "path", "state", "reason", "machine", "nodes", "processes", "devices", "effective_batch",
     "updates", "samples", "accuracy", "recall", "f1", "attempts", "commit", "dirty",
     "baseline", "planned", "finished", "reached", "outcome", "seeds", "repeats",
 )  # fmt: skip
+
+
+def heading_of(name: str) -> str:
+    """The heading of a column of measures."""
+    return HEADINGS.get(name, name.replace("_", " "))
 
 
 def column_of(axis: str) -> str:
@@ -56,3 +74,73 @@ def column_of(axis: str) -> str:
 def machine_kind(machine: str) -> str:
     """The kind of GPU that a machine label names, without their number."""
     return re.sub(r"x\d+$", "", machine)
+
+
+def shown_axes(axes: Iterable[str]) -> tuple[str, ...]:
+    """The axes with a word of their own; flags of a strategy stand with it."""
+    axes = tuple(axes)
+    return tuple(a for a in axes if STRATEGY not in axes or a not in OF_ONE_STRATEGY)
+
+
+def strategy_text(label: Mapping[str, Any]) -> str | None:
+    """A strategy with its own flags; None where a label names neither."""
+    named = label.get(STRATEGY)
+    flags = [_flag(n, label[n]) for n in OF_ONE_STRATEGY if not is_off(label.get(n))]
+    return " ".join([*([str(named)] if named is not None else []), *flags]) or None
+
+
+def _flag(name: str, value: Any) -> str:
+    if name == "compress":
+        return str(value)
+    if name in SHORT_FLAGS:
+        return f"{SHORT_FLAGS[name]}{number(value)}"
+    text = name.replace("_", " ")
+    return text if value is True else f"{text} {number(value)}"
+
+
+def plain_text(value: Any) -> str:
+    """A planned value as it stands in the plan."""
+    return UNKNOWN if value is None else number(value)
+
+
+def label_text(label: Mapping[str, Any], axes: tuple[str, ...]) -> str:
+    """A label in the order of the axes, and then what repeats it: batch per GPU 16, seed 1."""
+    names = [name for name in (*axes, "seed", "repeat") if label.get(name) is not None]
+    texts = {**label, **({STRATEGY: strategy_text(label)} if STRATEGY in names else {})}
+    return ", ".join(
+        f"{heading_of(column_of(n))} {plain_text(texts[n])}" for n in shown_axes(names)
+    )
+
+
+def group_text(
+    label: Mapping[str, Any], axes: tuple[str, ...], machine: str | None = None,
+    without: Collection[str] = (),
+) -> str:  # fmt: skip
+    """A group among others, which differ from it in more than the axes left out.
+
+    machine: only where there are several kinds.
+    """
+    left_out = {*without, *(OF_ONE_STRATEGY if STRATEGY in without else ())}
+    text = label_text({n: v for n, v in label.items() if n not in left_out}, axes)
+    return ", ".join(part for part in (text, machine) if part)
+
+
+def short_text(label: Mapping[str, Any], axes: tuple[str, ...], machine: str | None = None) -> str:
+    """A group in few words, without the names of its axes: ddp 2_1 b16."""
+    words = []
+    for axis in shown_axes(axes):
+        value = strategy_text(label) if axis == STRATEGY else label.get(axis)
+        if value:
+            value = f"{value:g}" if isinstance(value, float) else str(value)
+            prefix = {"lr": "lr ", "per_gpu_batch": "b"}.get(axis, "")
+            words.append(prefix + value)
+    return " ".join(words or ["all runs"]) + (f" {machine}" if machine else "")
+
+
+def duration(seconds: float) -> str:
+    """As people write it: 1 h 22 min, 12 min 30 s, 8.4 s."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    hours, minutes, left = whole // 3600, whole % 3600 // 60, whole % 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"

@@ -73,9 +73,6 @@ UPWARD = {
     ("train.strategy.compress", "train.run.lifecycle"),
     ("train.strategy.hivemind.exchange", "train.loop.elastic_schedule"),
     ("train.strategy.hivemind.exchange", "train.loop.epoch"),
-    ("read.explain.explain", "read.figures.panels"),
-    ("read.predict.cases", "read.figures.panels"),
-    ("read.tables.results", "read.figures.panels"),
 }
 
 

@@ -14,9 +14,9 @@ from harness.__main__ import main
 from harness.core.locks import Lock, is_held
 from harness.core.records import SCHEMA, RunFolder
 from harness.core.settings import UserError
+from harness.read.labels import duration
 from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
-from harness.read.tables.results import duration
 from tests.read.test_drawn import epochs, with_ranks
 from tests.read.test_read import lines, record
 from tests.read.test_sweep_table import Plan

@@ -45,7 +45,6 @@ from harness.read.explain.causes import (
     share_lost,
 )
 from harness.read.explain.facts import facts_of
-from harness.read.figures.panels import name_of
 from harness.read.labels import strategy_text
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run
@@ -314,7 +313,7 @@ def explained(sweep: SweepResults) -> list[str]:
     chosen = list(_chosen(sweep))
     folders = (run.folder for run in sweep.runs if run.folder)
     near = on_one_node(folders) if chosen else []
-    return [f"{name_of(sweep, group)}. {_text(sweep, group, near)}" for group in chosen[:MOST]]
+    return [f"{sweep.name_of(group)}. {_text(sweep, group, near)}" for group in chosen[:MOST]]
 
 
 def _chosen(sweep: SweepResults) -> Iterator[Group]:
@@ -333,7 +332,7 @@ def _chosen(sweep: SweepResults) -> Iterator[Group]:
 
 def _text(sweep: SweepResults, group: Group, near: list[Run]) -> str:
     runs = tuple(run for run in group.runs if run.folder)
-    group = Group(runs, name="RUN", selector=name_of(sweep, group))
+    group = Group(runs, name="RUN", selector=sweep.name_of(group))
     try:
         return " ".join(explain(group, near=near).sentences)
     except UserError as error:

@@ -14,7 +14,6 @@ from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.drawing import Drawn, NothingToDraw, listed, numbers_of, save
 from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch
-from harness.read.figures.panels import name_of
 from harness.read.figures.prediction import prediction
 from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency, throughput
 from harness.read.figures.strategies import propagation, strategies
@@ -49,7 +48,7 @@ def slow_links(sweep: SweepResults) -> Drawn:
     """Time to the target over the delay between nodes, a line a strategy."""
     _with_links(sweep)
     said = [
-        f"{name_of(sweep, g)} {numbers_of(finite)} s"
+        f"{sweep.name_of(g)} {numbers_of(finite)} s"
         for g in sweep.groups
         if (finite := [t for t in g.values("tta_train_s") if t != float("inf")])
     ]
@@ -65,7 +64,7 @@ def _with_links(sweep: SweepResults) -> None:
 def _speeds(sweep: SweepResults) -> str:
     rate = "train_samples_per_s"
     said = (
-        f"{name_of(sweep, group)} {numbers_of(group.values(rate))}"
+        f"{sweep.name_of(group)} {numbers_of(group.values(rate))}"
         for group in sweep.groups
         if group.values(rate)
     )

@@ -24,12 +24,12 @@ from harness.read.drawing import (
     styles_of,
 )
 from harness.read.figures.panels import PanelOf, panels_and_lines
+from harness.read.labels import heading_of
 from harness.read.records.groups import Group
 from harness.read.records.loading import is_number
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
-from harness.read.tables.columns import heading_of
 
 Curve = dict[float, float]  # epoch -> value
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.drawing import MOST_LINES, MOST_PANELS
-from harness.read.labels import shown_axes, strategy_text
+from harness.read.labels import strategy_text
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
-from harness.read.tables.sweep_table import label_text
 
 # These may have panels of their own, in this order, where a panel would hold too many lines.
 INTO_PANELS = ("link", "strategy", "model", "per_gpu_batch", "lr")
@@ -60,7 +58,7 @@ def _arranged(
     found: dict[str, dict[str, list[Group]]] = {}
     for group in groups:
         title = panel_title(sweep, group, beside)
-        name = line_name(sweep, group, {*beside, *across})
+        name = sweep.text_of(group, {*beside, *across})
         found.setdefault(title, {}).setdefault(name, []).append(group)
     return found
 
@@ -75,39 +73,6 @@ def panel_title(sweep: SweepResults, group: Group, beside: Iterable[str]) -> str
         elif (value := group.setting(axis)) is not None:
             words.append(f"{value}" if axis in ("script", "model", "link") else f"{axis} {value:g}")
     return ", ".join(word for word in words if word)
-
-
-def line_name(sweep: SweepResults, group: Group, without: set[str]) -> str:
-    """What tells it from the others of its panel; the machine, where there are several."""
-    apart = {*without, *(OF_ONE_STRATEGY if "strategy" in without else ())}
-    label = {axis: value for axis, value in group.label.items() if axis not in apart}
-    if "setup" in without and "setup" not in sweep.axes:
-        label.pop("setup", None)
-    text = label_text(label, sweep.axes)
-    if len(sweep.machines) > 1:
-        text = ", ".join(part for part in (text, str(group.machine_kind)) if part)
-    return text
-
-
-def name_of(sweep: SweepResults, group: Group) -> str:
-    """A group among all others of its sweep."""
-    return line_name(sweep, group, set()) or "all runs"
-
-
-def short_name(sweep: SweepResults, group: Group) -> str:
-    """As above, without the words that say which axis a value is of."""
-    axes = shown_axes(sweep.axes)
-    words = [
-        strategy_text(group.label) if axis == "strategy" else group.label.get(axis) for axis in axes
-    ]
-    text = " ".join(_short(axis, word) for axis, word in zip(axes, words, strict=True) if word)
-    return (text or "all runs") + (f" {group.machine_kind}" if len(sweep.machines) > 1 else "")
-
-
-def _short(axis: str, value: Any) -> str:
-    if isinstance(value, float):
-        value = f"{value:g}"
-    return {"lr": f"lr {value}", "per_gpu_batch": f"b{value}"}.get(axis, str(value))
 
 
 def in_order(lines: Iterable[Line], key: Callable[[Group], Any]) -> list[Line]:

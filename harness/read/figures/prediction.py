@@ -23,7 +23,6 @@ from harness.read.drawing import (
     styles_of,
 )
 from harness.read.figures.epochs import failed_runs, run_words
-from harness.read.figures.panels import name_of, short_name
 from harness.read.predict.cases import Case, Task, tasks_of
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
@@ -61,19 +60,19 @@ def prediction(sweep: SweepResults) -> Drawn:
         _dress(place, task)
     _legend(figure, styles)
     cases = [case for task in tasks for case in task.cases]
-    lost = [f"{short_name(sweep, g)} ({', '.join(f)})" for g in sweep.groups
+    lost = [f"{sweep.short_name_of(g)} ({', '.join(f)})" for g in sweep.groups
             if (f := failed_runs(g))]  # fmt: skip
     if lost:
         notes.append(f"failed runs have no place here: {listed(lost)}")
     drawn.notes = [*map(_fitted_on, tasks), *notes]
-    said = listed(f"{short_name(sweep, case.group)} {_numbers(case)}" for case in cases)
+    said = listed(f"{sweep.short_name_of(case.group)} {_numbers(case)}" for case in cases)
     drawn.alt = f"Predicted step time against measured. {_errors(cases)}. {said}."
     return drawn
 
 
 def _mark(drawn: Drawn, axes: Axes, sweep: SweepResults, case: Case, style: Style) -> None:
     """Runs at what they measured, all as high as what was predicted for them."""
-    found, name = case.found, name_of(sweep, case.group)
+    found, name = case.found, sweep.name_of(case.group)
     predicted = 1e3 * found.step_s
     steps = [1e3 * each for each in case.measured_s]
     artist = axes.scatter(steps, [predicted] * len(steps), s=12, color=style.colour, alpha=0.4,

@@ -25,7 +25,6 @@ from harness.read.drawing import (
     styles_of,
 )
 from harness.read.figures.epochs import failed_runs, run_words
-from harness.read.figures.panels import name_of, short_name
 from harness.read.labels import strategy_text
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target, time_to_target
@@ -91,10 +90,10 @@ def _block(
 ) -> str:  # fmt: skip
     calm(axes)
     said = [
-        f"{name_of(sweep, group)}: {_row(drawn, axes, height, group, times)}"
+        f"{sweep.name_of(group)}: {_row(drawn, axes, height, group, times)}"
         for height, (group, times) in enumerate(rows)
     ]
-    names = [cut(short_name(sweep, group)) for group, _ in rows]
+    names = [cut(sweep.short_name_of(group)) for group, _ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     finite = [t for _, times in rows for _, t in times if math.isfinite(t)]
@@ -192,7 +191,7 @@ def frontier(sweep: SweepResults) -> Drawn:
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             log_axis(place, "x")
     legend(figure, styles)
-    lost = [f"{short_name(sweep, g)} ({', '.join(f)})" for g in sweep.groups
+    lost = [f"{sweep.short_name_of(g)} ({', '.join(f)})" for g in sweep.groups
             if (f := failed_runs(g))]  # fmt: skip
     if lost:
         drawn.notes.append(f"failed runs have no place here: {'; '.join(lost)}")
@@ -213,7 +212,7 @@ def _point(
     pairs = [(r.measures[measure] / unit, r.measures[QUALITY]) for r in known]
     artist = axes.scatter([c for c, _ in pairs], [q for _, q in pairs], s=12, color=style.colour,
                           alpha=0.35, linewidths=0)  # fmt: skip
-    drawn.tip(artist, [f"{name_of(sweep, group)}, {run_words(r)}: {c:,.4g}, {q:.4f}"
+    drawn.tip(artist, [f"{sweep.name_of(group)}, {run_words(r)}: {c:,.4g}, {q:.4f}"
                        for r, (c, q) in zip(known, pairs, strict=True)])  # fmt: skip
     cost, quality = (statistics.mean(values) for values in zip(*pairs, strict=True))
     axes.plot([cost], [quality], color=style.colour, marker=style.marker, markersize=6, zorder=3)
@@ -241,6 +240,6 @@ def _best(axes: Axes, sweep: SweepResults, points: list[Point], words: str) -> s
     for number, point in enumerate(best, 1):
         axes.annotate(str(number), (point.cost, point.quality), xytext=(-5, 6), fontsize=9,
                       textcoords="offset points", ha="right", color=INK, weight="bold")  # fmt: skip
-        told = f"{number} {short_name(sweep, point.group)}"
+        told = f"{number} {sweep.short_name_of(point.group)}"
         named.append(f"{told} ({point.quality:.4f} at {point.cost:,.4g})")
     return f"{words}: {'; '.join(named)}."

@@ -39,13 +39,12 @@ from harness.read.explain.account import (
     together,
 )
 from harness.read.figures.epochs import failed_runs, run_words
-from harness.read.figures.panels import name_of, short_name
 from harness.read.figures.target import MOST_ROWS, cut
+from harness.read.labels import duration
 from harness.read.records.groups import Group
 from harness.read.records.loading import is_number
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
-from harness.read.tables.results import duration
 
 # Greys are what is not told apart; hatches help where colours do not.
 LOOKS = {
@@ -59,7 +58,7 @@ def where_time_went(sweep: SweepResults) -> Drawn:
     """Seconds of a run, means over the seeds, stacked in parts that add up to all of it."""
     untold: dict[str, list[str]] = {}
     rows = [(group, _parts(sweep, group, untold)) for group in sweep.groups]
-    lost = [f"{short_name(sweep, g)} ({', '.join(f)})" for g, _ in rows if (f := failed_runs(g))]
+    lost = [f"{sweep.short_name_of(g)} ({', '.join(f)})" for g, _ in rows if (f := failed_runs(g))]
     rows = [(g, parts) for g, parts in rows if parts]
     told_by_none = [f"{why} ({_counted(names)})" for why, names in untold.items()]
     if not rows:
@@ -83,13 +82,13 @@ def where_time_went(sweep: SweepResults) -> Drawn:
     for height, total in enumerate(left):
         axes.annotate(duration(total), (total, height), xytext=(4, 0), va="center", fontsize=8,
                       textcoords="offset points", color=INK)  # fmt: skip
-    axes.set_yticks(range(len(rows)), [cut(short_name(sweep, g)) for g, _ in rows], fontsize=9)
+    axes.set_yticks(range(len(rows)), [cut(sweep.short_name_of(g)) for g, _ in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, max(left) * 1.12)
     axes.set_xlabel("time of a run from its start to its end (s), mean over the seeds", fontsize=9)
     axes.tick_params(axis="x", labelsize=9)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    said = (f"{name_of(sweep, g)} {duration(sum(p.values()))}: {_shares(p)}" for g, p in rows)
+    said = (f"{sweep.name_of(g)} {duration(sum(p.values()))}: {_shares(p)}" for g, p in rows)
     return Drawn(figure, "Where the time of a run went. " + listed(said) + ".", notes)
 
 
@@ -101,7 +100,7 @@ def _parts(sweep: SweepResults, group: Group, untold: dict[str, list[str]]) -> d
             accounts.append(account_of(run))
         except UserError as error:
             reason = str(error).removeprefix(f"{run.directory.path} ")
-            untold.setdefault(reason, []).append(short_name(sweep, group))
+            untold.setdefault(reason, []).append(sweep.short_name_of(group))
     if not accounts:
         return {}
     whole = together(accounts)
@@ -154,7 +153,7 @@ def usage(sweep: SweepResults) -> Drawn:
     figure, axes = panels(len(shown) * len(found), 1.6, len(found))
     drawn, said = Drawn(figure, "", notes), []
     for x, (group, run, readings) in enumerate(found):
-        name = ", ".join([short_name(sweep, group), run_words(run)])
+        name = ", ".join([sweep.short_name_of(group), run_words(run)])
         words = []
         for y, quantity in enumerate(shown):
             place = axes[y * len(found) + x]

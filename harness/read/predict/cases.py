@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
-from harness.read.figures.panels import short_name
 from harness.read.labels import STRATEGY, strategy_text
 from harness.read.predict.exchange import Wire
 from harness.read.predict.fitting import (
@@ -125,14 +124,14 @@ def _task(
         fitted = fit_on(sweep.name, runs, NOTHING_GIVEN, recorded(runs))
     except UserError as error:
         if far:
-            left.setdefault(str(error), []).extend(short_name(sweep, g) for g in far)
+            left.setdefault(str(error), []).extend(sweep.short_name_of(g) for g in far)
         return None
     cases = []
     for group in far:
         try:
             cases.append(_case(fitted, group))
         except UserError as error:
-            left.setdefault(str(error), []).append(short_name(sweep, group))
+            left.setdefault(str(error), []).append(sweep.short_name_of(group))
     return Task(name, fitted, cases) if cases else None
 
 

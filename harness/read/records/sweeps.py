@@ -8,7 +8,7 @@ outputs/README.md defines its fields. Runs outside any sweep are read as if one 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
+from harness.read.labels import group_text, short_text
 from harness.read.records.groups import Group, group_key, make_groups
 from harness.read.records.loading import UNFINISHED, is_number, settings_of
 from harness.read.records.runs import (
@@ -84,6 +85,18 @@ class SweepResults:
     def machines(self) -> list[str]:
         """The kinds of machine: one GPU of a kind and four are of one kind."""
         return [*dict.fromkeys(group.machine_kind for group in self.groups if group.machine_kind)]
+
+    def text_of(self, group: Group, without: Collection[str] = ()) -> str:
+        """What distinguishes a group from the others, in words; without: axes they share."""
+        machine = group.machine_kind if len(self.machines) > 1 else None
+        return group_text(group.label, self.axes, machine, without)
+
+    def name_of(self, group: Group) -> str:
+        return self.text_of(group) or "all runs"
+
+    def short_name_of(self, group: Group) -> str:
+        machine = group.machine_kind if len(self.machines) > 1 else None
+        return short_text(group.label, self.axes, machine)
 
     @property
     def problems(self) -> list[str]:

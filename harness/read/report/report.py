@@ -11,6 +11,7 @@ from harness.core.settings import UserError
 from harness.read.drawing import for_page, save
 from harness.read.explain.explain import explained
 from harness.read.figures.catalogue import draw_all
+from harness.read.labels import label_text
 from harness.read.records.baseline import group_rows, run_row
 from harness.read.records.loading import UNFINISHED
 from harness.read.records.runs import SKIPPED, WAITING
@@ -18,7 +19,7 @@ from harness.read.records.sweeps import SweepResults, read_all
 from harness.read.report.page import Section, markdown_report, page
 from harness.read.tables.files import csv_text
 from harness.read.tables.results import by_node, fairness, results
-from harness.read.tables.sweep_table import label_text, one_line, table_of
+from harness.read.tables.sweep_table import one_line, table_of
 
 USAGE = """usage: python -m harness report [FOLDER] [--out DIR]   (outputs, FOLDER/report)
 

@@ -9,9 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.core.attempts import QUALITY
-from harness.core.identity import number
 from harness.core.settings import UserError
-from harness.read.labels import STRATEGY, column_of, shown_axes, strategy_text
+from harness.read.labels import (
+    STRATEGY,
+    UNKNOWN,
+    column_of,
+    heading_of,
+    plain_text,
+    shown_axes,
+    strategy_text,
+)
 from harness.read.records.loading import BANDWIDTH, FIELDS, RTT
 from harness.read.records.runs import MEMORY_FIRST, MEMORY_OTHERS, PER_UPDATE, SUMMED, TO_TARGET
 from harness.read.records.sweeps import SweepResults
@@ -23,15 +30,6 @@ TFLOPS, ENERGY, JOULES = "tflops_per_s", "energy_j", "joules_per_sample"
 
 
 DEVICE_FIELDS = (TFLOPS, MFU, BUSY, ENERGY, JOULES)
-
-
-DEVICE_HEADINGS = {
-    TFLOPS: "TFLOP/s",
-    MFU: "MFU",
-    BUSY: "GPU busy %",
-    ENERGY: "energy J",
-    JOULES: "J/sample",
-}
 
 
 DEFINITIONS = {
@@ -67,9 +65,6 @@ def paired(names: list[str]) -> list[str]:
 Row = Mapping[str, Any]
 
 
-UNKNOWN = "-"
-
-
 OTHER_TRAINING = "†"
 
 
@@ -82,36 +77,6 @@ GAIN, POINTS, EFFICIENCY = (
 
 
 RATIOS = ("tta_train_s_ratio", "tta_wall_s_ratio")
-
-
-HEADINGS = {
-    "per_gpu_batch": "batch per GPU",
-    "number_format": "precision",
-    "effective_batch": "batch",
-    "train_samples_per_s": "samples/s",
-    "train_samples_per_s_per_gpu": "per GPU",
-    GAIN: "vs base",
-    POINTS: "acc. points",
-    MEMORY_FIRST: "first GPU GiB",
-    MEMORY_OTHERS: "other GPUs GiB",
-    "peak_memory_gib": "peak GiB",
-    **DEVICE_HEADINGS,
-    RTT: "round trip ms",
-    BANDWIDTH: "link Mbit/s",
-    "epoch_time_s": "epoch s",
-    "train_time_s": "train s",
-    "tta_train_s": "target train s",
-    "tta_wall_s": "target wall s",
-    "tta_epochs": "target epochs",
-    "tta_samples": "target samples",
-    "tta_train_s_ratio": "target train vs base",
-    "tta_wall_s_ratio": "target wall vs base",
-    "payload_mb_per_update": "payload MB/update",
-    "network_mb_per_update": "sent MB/update",
-    "comm_share": "comm. share",
-    "comm_exposed_share": "exposed comm.",
-}
-
 
 # What a list of columns may name besides the numbers that the records hold.
 OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
@@ -221,10 +186,6 @@ def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Co
     return Column(heading, name, text, setting=name in ("effective_batch", "updates"))
 
 
-def heading_of(name: str) -> str:
-    return HEADINGS.get(name, name.replace("_", " "))
-
-
 def _texts(name: str, reached: bool, with_spread: bool) -> Callable[[Row], str]:
     if name == GAIN:
         return lambda row: "base" if row["baseline"] else _number(row.get(GAIN), "{:+.1f}%")
@@ -299,11 +260,6 @@ def spread_text(name: str, row: Row) -> str:
         # A small spread is not written as none, unless it is very small.
         places = max(places, min(places + 2, math.ceil(-math.log10(sd))))
     return f"{mean:,.{places}f} ± {sd:,.{places}f}"
-
-
-def plain_text(value: Any) -> str:
-    """What was planned: as it stands in the plan."""
-    return UNKNOWN if value is None else number(value)
 
 
 def number_text(name: str, value: float | None) -> str:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.settings import UserError
-from harness.read.labels import strategy_text
+from harness.read.labels import heading_of, strategy_text
 from harness.read.records.loading import load_runs
 from harness.read.records.sweeps import FILE, sweep_file
 from harness.read.tables import columns
@@ -49,12 +49,12 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("samples/s", "train_samples_per_s", "{:,.0f}"),
     ("per GPU", "train_samples_per_s_per_gpu", "{:,.0f}"),
     (
-        columns.DEVICE_HEADINGS[columns.MFU],
+        heading_of(columns.MFU),
         columns.MFU,
         "{:.3f}",
     ),  # these three where they are known
-    (columns.DEVICE_HEADINGS[columns.BUSY], columns.BUSY, "{:.0f}"),
-    (columns.DEVICE_HEADINGS[columns.JOULES], columns.JOULES, "{:.3g}"),
+    (heading_of(columns.BUSY), columns.BUSY, "{:.0f}"),
+    (heading_of(columns.JOULES), columns.JOULES, "{:.3g}"),
     ("round trip ms", "link_rtt_median_ms", "{:.2f}"),  # where there is more than one node
     ("link Mbit/s", "link_bandwidth_mbit", "{:,.0f}"),
     ("training s", "train_time_s", "{:.1f}"),

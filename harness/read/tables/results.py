@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from harness.read.figures.panels import name_of
+from harness.read.labels import UNKNOWN, duration
 from harness.read.records.groups import Group
 from harness.read.records.loading import is_number
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
-from harness.read.tables.columns import UNKNOWN
 
 # Name in the sentence -> where environment.json has it; all runs of a part should have one.
 SHOULD_AGREE = {
@@ -121,7 +120,7 @@ PERCENT, PLAIN = 100.0, 1.0
 def results(sweep: SweepResults) -> Rows:
     """Headings and a row a group; what no group has is no column."""
     columns: list[tuple[str, Callable[[Group], str]]] = [
-        ("run", lambda g: name_of(sweep, g)),
+        ("run", lambda g: sweep.name_of(g)),
         ("runs", lambda g: f"{len(g.finished)}/{len(g.runs)}"),
         ("top-1 accuracy (%)", lambda g: _spread(g, "accuracy", PERCENT, 2)),
         ("top-5 accuracy (%)", lambda g: _spread(g, "top5_accuracy", PERCENT, 2)),
@@ -151,15 +150,6 @@ def _time(group: Group, measure: str) -> str:
     return UNKNOWN if mean is None else duration(mean)
 
 
-def duration(seconds: float) -> str:
-    """As people write it: 1 h 22 min, 12 min 30 s, 8.4 s."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    hours, minutes, left = whole // 3600, whole % 3600 // 60, whole % 60
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
-
-
 def by_node(sweep: SweepResults) -> Rows:
     """Of groups on several nodes, each node: processor time and accuracy of its own samples."""
     rows = []
@@ -169,7 +159,7 @@ def by_node(sweep: SweepResults) -> Rows:
         told = [run.per_node for run in group.finished]
         for node in range(max(map(len, told), default=0)):
             of_node = [nodes[node] for nodes in told if node < len(nodes)]
-            rows.append([name_of(sweep, group), str(node), *map(_mean_text(of_node), FIELDS)])
+            rows.append([sweep.name_of(group), str(node), *map(_mean_text(of_node), FIELDS)])
     return ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"], rows
 
 

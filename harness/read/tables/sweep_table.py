@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.records import FINISHED
-from harness.read.labels import STRATEGY, column_of, shown_axes, strategy_text
+from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
 from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows, measures_of
 from harness.read.records.loading import BANDWIDTH, RTT, UNFINISHED
 from harness.read.records.runs import SKIPPED, WAITING, Run
@@ -21,13 +21,10 @@ from harness.read.tables.columns import (
     OTHER_TRAINING,
     POINTS,
     RATIOS,
-    UNKNOWN,
     Column,
     Row,
     columns_of,
-    heading_of,
     number_text,
-    plain_text,
 )
 
 NODE = "node"
@@ -225,15 +222,6 @@ def _notes(sweep: SweepResults, rows: list[Row], none_alike: bool) -> list[str]:
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}")
     return notes
-
-
-def label_text(label: dict[str, Any], axes: tuple[str, ...]) -> str:
-    """A label in the order of the axes, and then what repeats it."""
-    names = [name for name in (*axes, "seed", "repeat") if label.get(name) is not None]
-    texts = label | ({STRATEGY: strategy_text(label)} if STRATEGY in names else {})
-    return ", ".join(
-        f"{heading_of(column_of(n))} {plain_text(texts[n])}" for n in shown_axes(names)
-    )
 
 
 def _not_finished(
