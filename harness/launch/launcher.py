@@ -1,252 +1,274 @@
-"""What every place to run has: nodes, a way to start processes on them, and how a run ended."""
+"""Starts a run on its nodes and supervises it there, whatever kind of agent the nodes have."""
 
 from __future__ import annotations
 
+import itertools
 import os
-import subprocess
-import sys
-import threading
+import signal
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from typing import IO, Any
 
-from harness.launch.plan import PORT, Elastic, Job, torchrun
-from harness.launch.ssh.hosts import SSH_FAILED
+from harness.core.settings import UserError
+from harness.launch.agents import Agent, Event, LaunchRequest, Node, Rendezvous, WarmAgent
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Node:
-    """A machine, or what stands in for one, where processes are started and reached."""
-
-    name: str = "this machine"
-    address: str = "127.0.0.1"
-    prefix: tuple[str, ...] = ()  # before a command, so that it runs there
-    environment: Mapping[str, str] = field(default_factory=dict)  # of every process there
-    remote: bool = False  # it has its own disk: what it prints comes back on the pipe
-
-    @property
-    def python(self) -> str:
-        return sys.executable
-
-    @property
-    def parent(self) -> int | None:
-        """The process that one started there ends with, where the kernel can see to it."""
-        return os.getpid()
-
-    @property
-    def mark(self) -> str:
-        """In front of every line that comes from there."""
-        return f"[{self.name}] "
-
-    def print_line(self, line: bytes, log: Path) -> None:
-        with log.open("ab") as file:
-            file.write(self.mark.encode() + line.rstrip(b"\r\n") + b"\n")
-
-    def start(
-        self, words: Sequence[str], environment: Mapping[str, str], **pipes: Any
-    ) -> subprocess.Popen[bytes]:
-        """A process there, in a session of its own: Ctrl-C is for the runner alone."""
-        return subprocess.Popen(
-            [*self.prefix, *words],
-            env=environment_with({**environment, **self.environment}),
-            start_new_session=True,
-            **pipes,
-        )
+READY_S = 300.0  # to load what training needs, from a slow disk as well
+GRACE_S = 20.0  # for the other nodes to record and exit when one has failed
+RETRY_S = 5.0  # between two attempts to reach a node that an elastic run has lost
+TRIES = 3  # to find a port that nobody takes at the same moment
 
 
 @dataclass(frozen=True)
-class Ending:
-    """What a launcher says of a run that has ended."""
+class Exit:
+    """How a run ended, as its launcher or a cluster saw it from outside."""
 
     code: int
     failures: list[dict[str, Any]] = field(default_factory=list)  # rank, exit_code, unix
     error: str | None = None
     launcher_died: bool = False
-    outside: tuple[str, str] | None = None  # outcome and reason, where a cluster told them
+    verdict: tuple[str, str] | None = None  # outcome and reason, where a cluster gave them
     wall_s: float | None = None  # None: until now
 
 
-@dataclass(frozen=True)
-class Start:
-    """One start of a job."""
+class Phase(Enum):
+    """How far the run of a launcher has come."""
 
-    job: Job
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]  # of the ranks, beside that of this process
-    cores: tuple[int, ...] | None  # None: whatever the system gives
-    log: Path
-    devices: tuple[tuple[str, ...], ...] = ()  # GPUs by node; empty: all that are visible there
-    elastic: Elastic | None = None
-
-    def environment_of(self, node: int) -> dict[str, str]:
-        """Of the ranks of one node."""
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices[node])} if self.devices else {}
-        return {**self.environment, **visible}
+    LOADING = auto()  # agents load what training needs
+    MEETING = auto()  # the first node was asked for a free port
+    RUNNING = auto()
+    ENDING = auto()  # a node failed, or rank 0 is done: the others have GRACE_S to exit
 
 
-class Launcher(ABC):
-    """Takes one run at a time; whatever it has started ends with it."""
+@dataclass
+class Attempt:
+    """One try to run a job on its nodes."""
 
-    ready = True  # nothing is to be loaded before the first run
+    request: LaunchRequest
+    tries: int = TRIES  # left, where somebody else takes the port
+    phase: Phase = Phase.LOADING
+    meeting: Rendezvous | None = None
+    running: set[int] = field(default_factory=set)  # nodes that have the run
+    lost: dict[int, float] = field(default_factory=dict)  # nodes it goes on without; since when
+    killed: set[int] = field(default_factory=set)  # nodes that did not exit in time
+    exits: dict[int, Exit] = field(default_factory=dict)  # by node, in the order of their end
+    ending_s: float = 0.0
 
-    def __init__(self, nodes: Sequence[Node], environment: Mapping[str, str], log: Path) -> None:
+    def end(self) -> None:
+        self.phase, self.ending_s = Phase.ENDING, time.monotonic()
+
+
+class Launcher:
+    """Takes one run at a time; whatever it has started ends with it.
+
+    The first failure ends the run on all nodes. A run of peers goes on until its first node is
+    done; an elastic run goes on while enough nodes are left, and takes back those that it lost.
+    """
+
+    attempt: Attempt  # from the first begin() on
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        environment: Mapping[str, str],
+        log: Path,
+        agent_type: Callable[[Node, Mapping[str, str], Path], Agent] = WarmAgent,
+    ) -> None:
         self.nodes, self.environment, self.log = nodes, environment, log
+        self.agent_type = agent_type
+        self.agents: dict[int, Agent] = {}
+        self.run_ids = itertools.count(1)
 
-    @abstractmethod
-    def begin(self, start: Start) -> None: ...
-
-    @abstractmethod
-    def poll(self) -> Ending | None:
-        """How the run ended; None while it goes on."""
+    @property
+    def ready(self) -> bool:
+        """Whether everything is loaded."""
+        return self.attempt.phase is not Phase.LOADING
 
     @property
     def streams(self) -> Iterator[IO[bytes]]:
         """What becomes readable when there is news."""
-        yield from ()
+        yield from (agent.output for agent in self.agents.values() if agent.output is not None)
 
-    @abstractmethod
+    def begin(self, request: LaunchRequest) -> None:
+        self.attempt = Attempt(request)
+        for number in range(request.job.nodes):
+            if number in self.agents and not self.agents[number].usable:  # died between two runs
+                self.agents.pop(number).close()
+            if number not in self.agents:
+                self._open(number)
+            self.agents[number].run_log = request.log
+        self._meet_when_ready()
+
+    def poll(self) -> Exit | None:
+        """How the run ended; None while it goes on."""
+        for number, agent in list(self.agents.items()):
+            for event in agent.receive():
+                self._handle(number, agent, event)
+        self._meet_when_ready()
+        self._check_deadlines()
+        self._readmit()
+        attempt = self.attempt
+        return self._result() if attempt.exits and not attempt.running else None
+
     def stop(self) -> None:
-        """Ask the ranks to record and end."""
+        """Ask the ranks to record and exit."""
+        if self.attempt.phase in (Phase.LOADING, Phase.MEETING):
+            self.attempt.exits = {0: Exit(128 + signal.SIGTERM)}
+            self.attempt.end()
+        for agent in self.agents.values():
+            agent.stop()
 
-    @abstractmethod
     def kill(self) -> None:
         """End everything now."""
+        for agent in self.agents.values():
+            agent.kill()
 
-    @abstractmethod
     def close(self) -> None:
-        """End everything, and see that it has ended."""
+        """End everything, and wait until it has ended."""
+        for agent in self.agents.values():
+            agent.close()
+        self.agents = {}
 
+    def _open(self, number: int) -> Agent:
+        agent = self.agent_type(self.nodes[number], self.environment, self.log)
+        agent.run_log = self.attempt.request.log
+        self.agents[number] = agent
+        return agent
 
-def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """That of this process and more; harness and the scripts are found from any folder."""
-    paths = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-    return {
-        **os.environ,
-        # Otherwise asking for GPUs would touch CUDA in the server, and no rank could use it.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
-        **more,
-    }
+    def _meet_when_ready(self) -> None:
+        """Once every node is ready, the first one chooses the port."""
+        attempt = self.attempt
+        nodes = range(attempt.request.job.nodes)
+        loaded = all(number in self.agents and self.agents[number].ready for number in nodes)
+        if attempt.phase is Phase.LOADING and loaded:
+            attempt.phase = Phase.MEETING
+            if (port := self.agents[0].request_port()) is not None:
+                self._run_on_all(port)
 
+    def _run_on_all(self, port: int) -> None:
+        run_id = f"{os.getpid()}-{next(self.run_ids)}"
+        self.attempt.meeting = Rendezvous(run_id, self.nodes[0].address, port)
+        self.attempt.phase = Phase.RUNNING
+        for number in range(self.attempt.request.job.nodes):
+            self._run_on(number)
 
-# ----
-# torchrun anew for each run, as a person would type it: slower, for those who doubt the other.
+    def _run_on(self, number: int) -> None:
+        attempt = self.attempt
+        assert attempt.meeting is not None
+        attempt.running.add(number)
+        self.agents[number].begin(attempt.request, number, attempt.meeting)
 
-PORTS = 1000  # from PORT on; each run takes the next
+    def _handle(self, number: int, agent: Agent, event: Event) -> None:
+        match event["event"]:
+            case "ready":
+                agent.ready = True
+                if event["cuda_in_server"]:
+                    raise UserError(
+                        "the fork server has a CUDA context: use --cold, and report this"
+                    )
+            case "port" if self.attempt.phase is Phase.MEETING:
+                self._run_on_all(event["port"])
+            case "ended":
+                error = event.get("error")
+                if error and self.attempt.request.job.nodes > 1:
+                    error = f"node {number}: {error}"
+                self._node_ended(number, Exit(event["code"], event["failures"], error))
+            case "died":
+                self._agent_died(number, agent, event["code"])
 
+    def _node_ended(self, number: int, node_exit: Exit) -> None:
+        attempt = self.attempt
+        if number not in attempt.running:
+            return
+        attempt.running.discard(number)
+        attempt.exits[number] = node_exit
+        if attempt.phase is Phase.ENDING:
+            return
+        if attempt.request.job.peers:
+            if number == 0:  # it has the record; the others see by themselves that the run is over
+                attempt.end()
+        elif node_exit.code:
+            attempt.end()
+            for other in attempt.running:
+                self.agents[other].stop()
 
-GRACE_S = 20.0  # for the other nodes to record and end when one has failed
+    def _agent_died(self, number: int, agent: Agent, code: int) -> None:
+        """It is gone, with the ranks that it had started; the next run gets another."""
+        attempt = self.attempt
+        del self.agents[number]
+        agent.close()
+        if number in attempt.lost or self._can_lose(number):
+            attempt.running.discard(number)
+            attempt.lost[number] = time.monotonic()
+            return
+        if isinstance(agent, WarmAgent) and code >= 0 and not agent.ready:
+            raise UserError(self._why_not_started(agent))
+        # By its number: the record is no place for the name of a host.
+        name = f"on node {number} " if len(self.nodes) > 1 else ""
+        error = f"the launcher {name}was killed" if code < 0 else f"node {number} is lost"
+        if attempt.phase in (Phase.LOADING, Phase.MEETING):
+            attempt.running.add(number)  # nobody has the run yet, and it does not begin without it
+        self._node_ended(number, Exit(code or 1, error=error, launcher_died=True))
 
+    def _why_not_started(self, agent: WarmAgent) -> str:
+        remote, last_line = agent.node.remote, agent.last_line()
+        where = f"on {agent.node.name}" if len(self.nodes) > 1 or remote else "here"
+        reason = last_line if remote and last_line else f"see {self.log}"
+        return f"what training needs does not start {where}: {reason}"
 
-class Cold(Launcher):
-    """One torchrun a node; the first failure ends the run on all of them, unless they are peers."""
+    def _can_lose(self, number: int) -> bool:
+        """Whether the rest of an elastic run can go on without this node, until it is back."""
+        attempt, elastic = self.attempt, self.attempt.request.elastic
+        # The first node holds the store in which the others meet.
+        if elastic is None or number == 0 or attempt.phase is not Phase.RUNNING:
+            return False
+        left = {*attempt.running, *attempt.exits} - {number}
+        return len(left) >= elastic.least(attempt.request.job)
 
-    def __init__(self, nodes: Sequence[Node], environment: Mapping[str, str], log: Path) -> None:
-        super().__init__(nodes, environment, log)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.printers: list[threading.Thread] = []
-        self.port = PORT
-        self.failed_s: float | None = None  # since when the nodes that are left are to end
-        self.first = 0  # node that failed first
-        self.peers = False
+    def _readmit(self) -> None:
+        """Take back lost nodes as soon as they can be reached again."""
+        attempt = self.attempt
+        if attempt.phase is not Phase.RUNNING or 0 in attempt.exits:
+            return
+        for number, since_s in list(attempt.lost.items()):
+            if number not in self.agents:
+                if time.monotonic() - since_s > RETRY_S:
+                    self._open(number)
+            elif self.agents[number].ready:
+                del attempt.lost[number]
+                self._run_on(number)
 
-    def begin(self, start: Start) -> None:
-        self.failed_s, self.peers = None, start.job.peers
-        self.port = PORT + (self.port + 1 - PORT) % PORTS
-        start.log.parent.mkdir(parents=True, exist_ok=True)
-        for number in range(start.job.nodes):
-            process = self._start(start, number)
-            if start.cores and hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(process.pid, start.cores)
-            self.processes.append(process)
+    def _check_deadlines(self) -> None:
+        """Nodes that do not get ready, and those that do not exit when another has failed."""
+        attempt, now_s = self.attempt, time.monotonic()
+        if attempt.phase is Phase.LOADING:
+            for agent in self.agents.values():
+                if not agent.ready and now_s - agent.opened_s > READY_S:
+                    raise UserError(
+                        f"{agent.node.name} has not answered for {READY_S:.0f} s: see {self.log}"
+                    )
+        elif attempt.phase is Phase.ENDING and now_s - attempt.ending_s > GRACE_S:
+            attempt.killed |= attempt.running
+            for number in attempt.running:
+                self.agents[number].kill()
 
-    def _start(self, start: Start, number: int) -> subprocess.Popen[bytes]:
-        node = self.nodes[number]
-        script = f"{start.job.settings.script}.py"
-        here = node.remote or Path(script).is_file()
-        first = self.nodes[0].address
-        words = torchrun(start.job, number, first, self.port, start.elastic, node.address)
-        command = [
-            node.python,
-            "-m",
-            "harness.core.process",
-            "-" if node.remote else str(node.parent),
-            node.python,
-            "-m",
-            "torch.distributed.run",
-            *words,
-            script if here else str(ROOT / script),
-            *start.argv,
-        ]
-        environment = {**self.environment, **start.environment_of(number)}
-        if not node.remote:
-            with start.log.open("ab") as log:
-                pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-                return node.start(command, environment, **pipes)
-        process = node.start(
-            command,
-            environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        printer = threading.Thread(target=_print, args=(node, process, start.log), daemon=True)
-        printer.start()
-        self.printers.append(printer)
-        return process
-
-    def poll(self) -> Ending | None:
-        codes = [process.poll() for process in self.processes]
-        if self.peers:
-            if codes[0] is not None and self.failed_s is None:
-                # It has the record. The others see by themselves that the run is over.
-                self.failed_s, self.first = time.monotonic(), 0
-        elif any(codes) and self.failed_s is None:
-            self.failed_s = time.monotonic()
-            self.first = next(node for node, code in enumerate(codes) if code)
-            self.stop()
-        if None in codes:
-            if self.failed_s is not None and time.monotonic() - self.failed_s > GRACE_S:
-                self.kill()
+    def _result(self) -> Exit | None:
+        """Of the whole run, from those of its nodes; None: it is tried again."""
+        attempt = self.attempt
+        exits = list(attempt.exits.values())
+        first = attempt.exits.get(0) or exits[0]
+        if first.error and "DistNetworkError" in first.error and attempt.tries > 1:
+            self.begin(attempt.request)  # somebody else was quicker to take the port
+            self.attempt.tries = attempt.tries - 1
             return None
-        for printer in self.printers:
-            printer.join(timeout=1)
-        self.processes, self.printers = [], []
-        return self._ending(codes[self.first] or 0) if self.failed_s is not None else Ending(0)
-
-    def _ending(self, code: int) -> Ending:
-        """Of the node that failed first."""
-        node = self.nodes[self.first]
-        if node.remote and code == SSH_FAILED:
-            return Ending(code, error=f"node {self.first} is lost", launcher_died=True)
-        return Ending(code, launcher_died=code < 0)
-
-    def stop(self) -> None:
-        for process in self.processes:
-            if process.stdin is None:
-                process.terminate()
-            else:
-                with suppress(OSError):
-                    process.stdin.close()  # signals do not pass through ssh
-
-    def kill(self) -> None:
-        for process in self.processes:
-            process.kill()
-
-    def close(self) -> None:
-        self.kill()
-        for process in self.processes:
-            process.wait()
-        self.processes = []
-
-
-def _print(node: Node, process: subprocess.Popen[bytes], log: Path) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        node.print_line(line, log)
+        if attempt.request.job.peers:
+            return first  # its record says what became of the others
+        failures = sorted((f for e in exits for f in e.failures), key=lambda f: f["unix"])
+        # A node that was lost is the cause, not the ranks elsewhere that miss it, and not a node
+        # that was killed because it did not exit.
+        died = [e for n, e in attempt.exits.items() if e.launcher_died and n not in attempt.killed]
+        failed = [e for e in exits if e.error is not None and not e.launcher_died]
+        cause = (died or failed or [e for e in exits if e.code] or exits)[0]
+        return Exit(cause.code, failures, cause.error, bool(died))

@@ -21,21 +21,17 @@ from harness.core.records import (
     read_json,
     write_json,
 )
-from harness.launch.launcher import Ending
+from harness.launch.launcher import Exit
 from harness.launch.plan import ELSEWHERE, Job
 
 # How running out of memory looks where no Python exception could tell.
 NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)
-
-
 NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
-
-
 REFUSED = 2  # by a script, for a mistake in what it was asked; its own line says which
 
 
 def settle(
-    job: Job, ending: Ending, began_unix: float, log: Path, asked: str | None, oom_kills: int
+    job: Job, ending: Exit, began_unix: float, log: Path, asked: str | None, oom_kills: int
 ) -> str:
     """See that the run has an outcome in its folder, and return what has become of it.
 
@@ -95,13 +91,13 @@ def oom_kills() -> int:
     return int(found[1]) if found else 0
 
 
-def _from_outside(ending: Ending, asked: str | None, kills: int) -> tuple[str, str] | None:
+def _from_outside(ending: Exit, asked: str | None, kills: int) -> tuple[str, str] | None:
     """(outcome, reason) where the run was ended by somebody else."""
     if asked is not None:
         what = "longer than --timeout" if asked == "timeout" else "the sweep was stopped"
         return asked, what
-    if ending.outside is not None:
-        return ending.outside
+    if ending.verdict is not None:
+        return ending.verdict
     if ending.launcher_died:
         return "interrupted", ending.error or "the launcher was killed"
     killed = [f for f in ending.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
@@ -113,7 +109,7 @@ def _from_outside(ending: Ending, asked: str | None, kills: int) -> tuple[str, s
     return None
 
 
-def _silent(folder: RunFolder, ending: Ending, began: float, log: Path) -> tuple[str, str] | None:
+def _silent(folder: RunFolder, ending: Exit, began: float, log: Path) -> tuple[str, str] | None:
     """(outcome, reason) where a rank died without a word; the others only miss it."""
     for failure in sorted(ending.failures, key=lambda failure: failure["unix"]):
         told = read_json(folder.failure(failure["rank"]))
@@ -133,7 +129,7 @@ def _silent(folder: RunFolder, ending: Ending, began: float, log: Path) -> tuple
     return None
 
 
-def _from_inside(folder: RunFolder, ending: Ending, began: float, log: Path) -> tuple[str, str]:
+def _from_inside(folder: RunFolder, ending: Exit, began: float, log: Path) -> tuple[str, str]:
     """(outcome, reason) of a run that ended without a word of its own."""
     first = attempts.first_failure(folder, since=began)
     if first is not None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.links import Link
+from harness.core.provenance import ROOT
 from harness.launch import machine
-from harness.launch.launcher import ROOT, Cold, Launcher, Node
+from harness.launch.agents import Node, TorchrunAgent, WarmAgent
+from harness.launch.launcher import Launcher
 from harness.launch.machine import Machine, this_machine
 from harness.launch.plan import SKIPPED, Job, Options, State, commands, place_facts
-from harness.launch.warm import Warm
 
 Devices = tuple[tuple[str, ...], ...]  # GPUs or cores, by node
 
@@ -70,8 +71,8 @@ class Machines(Place):
         """Those that are open."""
 
     def start(self, log: Path) -> Launcher:
-        kind = Cold if self.options.cold else Warm
-        return kind(self.nodes(), self.environment, log)
+        agent_type = TorchrunAgent if self.options.cold else WarmAgent
+        return Launcher(self.nodes(), self.environment, log, agent_type)
 
     def prepare(self, job: Job) -> None:
         """Before a run: set its link."""

@@ -24,8 +24,6 @@ from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 
 # Repetitions of one measurement: never an axis of the table.
 REPLICATES = ("seed", "repeat")
-
-
 # A node that is gone is missed after 5 s; those that are left wait 5 s for others to come.
 KEEP_ALIVE = {
     "last_call_timeout": 5,
@@ -33,8 +31,6 @@ KEEP_ALIVE = {
     "keep_alive_max_attempt": 5,
     "read_timeout": 20,
 }
-
-
 PORT = 29500  # on which the first node is met, where nothing better is known
 
 

@@ -13,7 +13,8 @@ from harness.core.locks import Lock
 from harness.core.records import read_json
 from harness.core.settings import UserError
 from harness.launch import machine, outcome
-from harness.launch.launcher import Launcher, Start
+from harness.launch.agents import LaunchRequest
+from harness.launch.launcher import Exit, Launcher
 from harness.launch.machine import Machine
 from harness.launch.outcome import written_since
 from harness.launch.places import Devices, Machines
@@ -30,11 +31,7 @@ from harness.launch.plan import (
 )
 
 GRACE_S = 20.0  # for ranks that were asked to end, before they are killed
-
-
 LOOK_AGAIN_S = 1.0  # at runs of other runners
-
-
 ISOLATION_S = 60.0  # between two looks at who else uses the machine
 
 
@@ -166,7 +163,7 @@ class Runner:
         running = Running(state, launcher, lock, devices, log, time.time(), outcome.oom_kills())
         self.running.append(running)
         launcher.begin(
-            Start(
+            LaunchRequest(
                 job,
                 argv,
                 self._variables(state),
@@ -231,7 +228,7 @@ class Runner:
         running.asked, running.asked_s = why, time.monotonic()
         running.launcher.stop()
 
-    def _settle(self, running: Running, found: outcome.Ending) -> None:
+    def _settle(self, running: Running, found: Exit) -> None:
         state, job = running.state, running.state.job
         kills = outcome.oom_kills() - running.oom_kills
         if (lost := self.place.collect(job)) is not None:

@@ -18,8 +18,6 @@ from harness.launch.plan import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
 
 STYLES = {FINISHED: "green", RUNNING: "bold cyan", WAITING: "dim", ELSEWHERE: "cyan",
           SKIPPED: "dim"}  # fmt: skip
-
-
 EVERY_S = 0.25
 
 

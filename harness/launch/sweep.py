@@ -22,7 +22,7 @@ from harness.core.provenance import command_line, without_home
 from harness.core.records import SCHEMA, read_json, write_json
 from harness.core.settings import UserError
 from harness.core.strategies import why_not_elastic
-from harness.launch.launcher import environment_with
+from harness.launch.agents import environment_with
 from harness.launch.machine import this_machine
 from harness.launch.netns.place import Netns
 from harness.launch.places import Local, Machines, Place
@@ -49,8 +49,6 @@ from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
 
 TIME = re.compile(r"^([0-9.]+)(s|m|h)?$")
-
-
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 

@@ -121,24 +121,14 @@ def _nearest_file(path: Path) -> str:
 
 
 SCRIPTS = ("bert", "vit")
-
-
 HOLDS = ("per_gpu_batch", "effective_batch")
-
-
 LR_RULES = ("none", "linear", "sqrt")
-
-
 KEYS = (
     "script", "settings", "bert", "vit", "if_installed", "grid", "runs", "exclude", "seeds",
     "order", "baseline", "target", "hold", "lr_rule", "columns", "per_node",
 )  # fmt: skip
-
-
 # Settings that the command line of the sweep decides.
 NOT_IN_A_FILE = {"output_dir": "--output_dir", "tiny": "--tiny", "rerun": "--rerun all"}
-
-
 Point = dict[str, Any]  # settings by name, typed; link as text
 
 

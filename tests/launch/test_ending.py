@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.locks import Lock
 from harness.core.records import read_json, write_json
-from harness.launch.launcher import Ending
+from harness.launch.launcher import Exit
 from harness.launch.machine import Machine
 from harness.launch.outcome import settle
 from harness.launch.places import Local
@@ -24,7 +24,7 @@ def job(tmp_path: Path) -> Job:
     return plan(load(sweep_file(tmp_path, "script: vit")), str(tmp_path / "out"))[0]
 
 
-def settled(job: Job, ending: Ending, asked: str | None = None) -> str:
+def settled(job: Job, ending: Exit, asked: str | None = None) -> str:
     log = Path(job.settings.output_dir) / "log.txt"
     return settle(job, ending, time.time() - 1, log, asked, oom_kills=0)
 
@@ -32,10 +32,10 @@ def settled(job: Job, ending: Ending, asked: str | None = None) -> str:
 def test_what_another_process_measures_is_its_to_record(job: Job) -> None:
     by_hand = Lock(job.folder.lock("run"))
     assert by_hand.take()
-    assert settled(job, Ending(1, [{"rank": 0, "exit_code": 2, "unix": time.time()}])) == ELSEWHERE
+    assert settled(job, Exit(1, [{"rank": 0, "exit_code": 2, "unix": time.time()}])) == ELSEWHERE
     assert not job.folder.path.exists()
     by_hand.release()
-    assert settled(job, Ending(1)) == "failed"
+    assert settled(job, Exit(1)) == "failed"
     assert (read_json(job.folder.summary) or {})["reason"] == "exit code 1"
 
 
@@ -43,8 +43,8 @@ def test_a_finished_record_is_never_written_over(job: Job) -> None:
     write_json(job.folder.summary, {"outcome": "finished", "accuracy": 0.5})
     before = job.folder.summary.read_bytes()
     time.sleep(1.1)  # it is older than the start of this run
-    assert settled(job, Ending(0)) == "finished"  # found done: somebody was quicker
-    assert settled(job, Ending(1), asked="timeout") == "timeout"
+    assert settled(job, Exit(0)) == "finished"  # found done: somebody was quicker
+    assert settled(job, Exit(1), asked="timeout") == "timeout"
     assert job.folder.summary.read_bytes() == before
     assert not job.folder.attempts.exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,57 +11,55 @@ from typing import Any, ClassVar
 import pytest
 
 from harness.core.settings import UserError
-from harness.launch import launcher as cold
-from harness.launch import warm
-from harness.launch.launcher import Cold, Ending, Node, Start
+from harness.launch import launcher as supervisor
+from harness.launch.agents import LaunchRequest, Node, TorchrunAgent, WarmAgent
+from harness.launch.launcher import Exit, Launcher
 from harness.launch.plan import Elastic, Job, plan, torchrun
 from harness.launch.sweepfile import load
-from harness.launch.warm import Warm
 from tests.support.sweeps import sweep_file
 
 NODES = [Node(f"node{n}", f"10.0.0.{n + 1}") for n in range(3)]
 READY = {"event": "ready", "cuda_in_server": False}
 
 
-class Puppet:
-    """An agent that says what a test lets it say."""
+class Puppet(WarmAgent):
+    """A warm agent that has no process, and reports what a test makes it report."""
 
     made: ClassVar[list[Puppet]] = []
+    usable = True  # type: ignore[assignment]
 
     def __init__(self, node: Node, environment: Any, log: Path) -> None:
-        self.node, self.ready, self.opened_s = node, False, warm.time.monotonic()
-        self.heard: list[dict[str, Any]] = []
-        self.will_say: list[dict[str, Any]] = [READY]
+        self.node, self.ready, self.opened_s = node, False, time.monotonic()
+        self.messages: list[Any] = []
+        self.events: list[dict[str, Any]] = [READY]
         self.killed = False
-        self.printed_to = log
-        self.process = self
         Puppet.made.append(self)
 
-    def say(self, message: dict[str, Any]) -> None:
-        self.heard.append(message)
+    def _send(self, message: Any) -> None:
+        self.messages.append(message)
         if message["do"] == "port":
-            self.will_say.append({"event": "port", "port": 4000 + len(self.heard)})
+            self.events.append({"event": "port", "port": 4000 + len(self.messages)})
 
-    def hear(self) -> list[dict[str, Any]]:
-        said, self.will_say = self.will_say, []
-        return said
+    def receive(self) -> list[dict[str, Any]]:
+        events, self.events = self.events, []
+        return events
 
     def kill(self) -> None:
         self.killed = True
 
     def close(self) -> None: ...
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         return "Connection refused"
 
     def ends(self, code: int = 0, **more: Any) -> None:
-        self.will_say.append({"event": "ended", "code": code, "failures": [], **more})
+        self.events.append({"event": "ended", "code": code, "failures": [], **more})
 
     def dies(self, code: int = -9) -> None:
-        self.will_say.append({"event": "died", "code": code})
+        self.events.append({"event": "died", "code": code})
 
     def asked(self, what: str) -> list[dict[str, Any]]:
-        return [message for message in self.heard if message["do"] == what]
+        return [message for message in self.messages if message["do"] == what]
 
 
 @pytest.fixture
@@ -70,24 +69,35 @@ def job(tmp_path: Path) -> Job:
 
 
 @pytest.fixture
-def begin(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job
-) -> Callable[..., tuple[Warm, list[Puppet]]]:
-    """A run that goes on, on three nodes."""
-    monkeypatch.setattr(warm, "Agent", Puppet)
+def start(tmp_path: Path, job: Job) -> Callable[..., Launcher]:
+    """A run that its nodes have not got yet."""
     Puppet.made = []
 
-    def run(elastic: Elastic | None = None) -> tuple[Warm, list[Puppet]]:
-        launcher = Warm(NODES, {}, tmp_path / "launcher.txt")
-        launcher.begin(Start(job, ("--tiny",), {}, None, tmp_path / "log.txt", elastic=elastic))
+    def begin(elastic: Elastic | None = None) -> Launcher:
+        launcher = Launcher(NODES, {}, tmp_path / "launcher.txt", Puppet)
+        log = tmp_path / "log.txt"
+        launcher.begin(LaunchRequest(job, ("--tiny",), {}, None, log, elastic=elastic))
+        return launcher
+
+    return begin
+
+
+Begin = Callable[..., tuple[Launcher, list[Puppet]]]
+
+
+@pytest.fixture
+def begin(
+    start: Callable[..., Launcher],
+) -> Begin:
+    """A run that goes on, on three nodes."""
+
+    def run(elastic: Elastic | None = None) -> tuple[Launcher, list[Puppet]]:
+        launcher = start(elastic)
         assert launcher.poll() is None  # all are ready: the first is asked for a port
         assert launcher.poll() is None  # which all get with the run
         return launcher, list(Puppet.made)
 
     return run
-
-
-Begin = Callable[..., tuple[Warm, list[Puppet]]]
 
 
 def test_all_nodes_get_the_run_with_one_place_to_meet(begin: Begin) -> None:
@@ -100,36 +110,57 @@ def test_all_nodes_get_the_run_with_one_place_to_meet(begin: Begin) -> None:
     for puppet in puppets:
         assert launcher.poll() is None
         puppet.ends()
-    assert launcher.poll() == Ending(0)
+    assert launcher.poll() == Exit(0)
 
 
 def test_nothing_is_sent_before_all_are_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job
+    monkeypatch: pytest.MonkeyPatch, start: Callable[..., Launcher]
 ) -> None:
-    monkeypatch.setattr(warm, "Agent", Puppet)
-    Puppet.made = []
-    launcher = Warm(NODES, {}, tmp_path / "launcher.txt")
-    launcher.begin(Start(job, (), {}, None, tmp_path / "log.txt"))
+    launcher = start()
     late = Puppet.made[2]
-    late.will_say = []
+    late.events = []
     for _ in range(3):
         assert launcher.poll() is None and not launcher.ready
-    assert not Puppet.made[0].heard
-    monkeypatch.setattr(warm, "READY_S", -1.0)
+    assert not Puppet.made[0].messages
+    monkeypatch.setattr(supervisor, "READY_S", -1.0)
     with pytest.raises(UserError, match="node2 has not answered for"):
         launcher.poll()
 
 
 def test_a_run_that_is_stopped_before_it_began_does_not_begin(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job
+    start: Callable[..., Launcher],
 ) -> None:
-    monkeypatch.setattr(warm, "Agent", Puppet)
-    Puppet.made = []
-    launcher = Warm(NODES, {}, tmp_path / "launcher.txt")
-    launcher.begin(Start(job, (), {}, None, tmp_path / "log.txt"))
+    launcher = start()
     launcher.stop()
-    assert launcher.poll() == Ending(143)
+    assert launcher.poll() == Exit(143)
     assert not any(puppet.asked("run") for puppet in Puppet.made)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_an_agent_that_is_killed_before_it_got_the_run(
+    loaded: bool, start: Callable[..., Launcher]
+) -> None:
+    launcher = start()
+    if loaded:
+        assert launcher.poll() is None  # the first is asked for a port, and has not answered
+    Puppet.made[0].events = []
+    Puppet.made[1].dies()
+    assert launcher.poll() == Exit(
+        -9, error="the launcher on node 1 was killed", launcher_died=True
+    )
+    assert not any(puppet.asked("run") for puppet in Puppet.made)
+
+
+def test_an_agent_that_died_between_two_runs_is_replaced(begin: Begin) -> None:
+    launcher, puppets = begin()
+    for puppet in puppets:
+        puppet.ends()
+    assert launcher.poll() == Exit(0)
+    puppets[1].usable = False  # type: ignore[misc]
+    launcher.begin(launcher.attempt.request)
+    assert [puppet.node.name for puppet in Puppet.made[3:]] == ["node1"]
+    assert launcher.poll() is None and launcher.poll() is None
+    assert len(puppets[0].asked("run")) == 2 and len(Puppet.made[3].asked("run")) == 1
 
 
 def test_the_first_failure_stops_the_others(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +171,12 @@ def test_the_first_failure_stops_the_others(begin: Begin, monkeypatch: pytest.Mo
     assert first.asked("stop") and third.asked("stop") and not second.asked("stop")
     first.ends(143)
     assert launcher.poll() is None and not third.killed
-    monkeypatch.setattr(warm, "GRACE_S", -1.0)
+    monkeypatch.setattr(supervisor, "GRACE_S", -1.0)
     assert launcher.poll() is None and third.killed  # it did not obey
     third.dies()
     ending = launcher.poll()
-    assert ending is not None and ending.code != 0 and ending.failures == [failure]
+    # The node that was killed because it did not exit is not the cause.
+    assert ending == Exit(1, [failure])
 
 
 def test_a_node_that_is_lost_is_the_reason(begin: Begin) -> None:
@@ -156,8 +188,7 @@ def test_a_node_that_is_lost_is_the_reason(begin: Begin) -> None:
     ending = launcher.poll()
     assert ending is not None and ending.launcher_died and ending.error == "node 2 is lost"
     # The next run gets a new agent there.
-    assert launcher.start is not None
-    launcher.begin(launcher.start)
+    launcher.begin(launcher.attempt.request)
     assert len(Puppet.made) == 4 and Puppet.made[3].node.name == "node2"
 
 
@@ -189,7 +220,7 @@ def test_a_port_that_somebody_else_was_quicker_to_take(begin: Begin) -> None:
         for other in puppets[1:]:
             other.ends(143)
         assert launcher.poll() is None
-        assert launcher.tries == left
+        assert launcher.attempt.tries == left
         launcher.poll(), launcher.poll()
         assert len(puppets[2].asked("run")) == 4 - left
     ports = [request["rendezvous"] for request in puppets[1].asked("run")]
@@ -211,7 +242,7 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back(
     ]  # fmt: skip
     third.dies()
     assert launcher.poll() is None and not first.asked("stop")
-    monkeypatch.setattr(warm, "AGAIN_S", -1.0)
+    monkeypatch.setattr(supervisor, "RETRY_S", -1.0)
     launcher.poll()
     back = Puppet.made[3]
     assert back.node.name == "node2" and not back.asked("run")  # not before it is ready
@@ -219,62 +250,44 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back(
     assert back.asked("run") == [request]
     for puppet in (first, second, back):
         puppet.ends()
-    assert launcher.poll() == Ending(0)
+    assert launcher.poll() == Exit(0)
 
 
 @pytest.fixture
-def peers(begin: Begin, job: Job) -> tuple[Warm, list[Puppet]]:
+def peers(begin: Begin, job: Job) -> tuple[Launcher, list[Puppet]]:
     """A run whose nodes need no launcher to go on without each other."""
     launcher, puppets = begin()
-    assert launcher.start is not None and puppets[0].asked("run")[0]["peers"] is False
-    settings = replace(job.settings, strategy="hivemind")
-    launcher.start = replace(launcher.start, job=replace(job, settings=settings))
+    assert puppets[0].asked("run")[0]["peers"] is False
+    as_peers = replace(job, settings=replace(job.settings, strategy="hivemind"))
+    launcher.attempt.request = replace(launcher.attempt.request, job=as_peers)
     return launcher, puppets
 
 
-def test_peers_go_on_without_each_other(peers: tuple[Warm, list[Puppet]]) -> None:
+def test_peers_go_on_without_each_other(peers: tuple[Launcher, list[Puppet]]) -> None:
     launcher, (first, second, third) = peers
     second.ends(1, failures=[{"rank": 1, "exit_code": -9, "unix": 5.0}])
     third.dies()
     assert launcher.poll() is None and not first.asked("stop")
     first.ends()
-    assert launcher.poll() == Ending(0)  # it has the record
+    assert launcher.poll() == Exit(0)  # it has the record
     # The next run gets a new agent where one was lost.
-    assert launcher.start is not None
-    launcher.begin(launcher.start)
+    launcher.begin(launcher.attempt.request)
     assert len(Puppet.made) == 4 and Puppet.made[3].node.name == "node2"
 
 
 def test_peers_that_do_not_end_with_the_first_are_ended(
-    peers: tuple[Warm, list[Puppet]], monkeypatch: pytest.MonkeyPatch
+    peers: tuple[Launcher, list[Puppet]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher, (first, second, third) = peers
     first.ends(3, failures=[{"rank": 0, "exit_code": 3, "unix": 5.0}])
     third.ends(1)
     assert launcher.poll() is None and not second.asked("stop") and not second.killed
-    monkeypatch.setattr(warm, "GRACE_S", -1.0)
+    monkeypatch.setattr(supervisor, "GRACE_S", -1.0)
     assert launcher.poll() is None and second.killed
     second.dies()
     ending = launcher.poll()
     assert ending is not None and (ending.code, ending.launcher_died) == (3, False)
     assert [failure["rank"] for failure in ending.failures] == [0]
-
-
-def test_torchrun_of_peers_goes_on_without_a_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = Cold(NODES, {}, tmp_path / "launcher.txt")
-    launcher.peers = True
-    one, other, third = quiet = [Quiet(), Quiet(), Quiet()]
-    launcher.processes = quiet  # type: ignore[assignment]
-    other.code = 1
-    assert launcher.poll() is None and not one.signals
-    one.code = 0
-    assert launcher.poll() is None and not third.signals
-    monkeypatch.setattr(cold, "GRACE_S", -1.0)
-    assert launcher.poll() is None and third.signals == ["kill"]
-    third.code = -9
-    assert launcher.poll() == Ending(0)
 
 
 @pytest.mark.parametrize("lost", [(0,), (1, 2)], ids=["the first", "too many"])
@@ -304,11 +317,12 @@ def test_torchrun_of_an_elastic_run(job: Job) -> None:
 
 
 class Quiet:
-    """A torchrun that ends when it is told to."""
+    """A torchrun that ends when a test says so."""
+
+    pid, stdin, stdout, stderr = 0, None, None, None
 
     def __init__(self) -> None:
         self.code: int | None = None
-        self.stdin = None
         self.signals: list[str] = []
 
     def poll(self) -> int | None:
@@ -318,21 +332,53 @@ class Quiet:
         self.signals.append("term")
 
     def kill(self) -> None:
-        self.signals.append("kill")
+        if self.code is None:
+            self.signals.append("kill")
 
     def wait(self) -> None: ...
 
 
+Torchruns = Callable[[Job], tuple[Launcher, list[Quiet]]]
+
+
+@pytest.fixture
+def torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torchruns:
+    """A cold run that goes on, and the torchrun of each of its nodes."""
+    started: list[Quiet] = []
+
+    def run(job: Job) -> tuple[Launcher, list[Quiet]]:
+        monkeypatch.setattr(Node, "start", lambda *_, **__: started.append(Quiet()) or started[-1])
+        launcher = Launcher(NODES, {}, tmp_path / "launcher.txt", TorchrunAgent)
+        launcher.begin(LaunchRequest(job, (), {}, None, tmp_path / "log.txt"))
+        assert launcher.ready and launcher.poll() is None
+        return launcher, started
+
+    return run
+
+
 def test_torchrun_on_each_node_ends_with_the_first_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, torchruns: Torchruns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = Cold(NODES, {}, tmp_path / "launcher.txt")
-    one, other = Quiet(), Quiet()
-    launcher.processes = [one, other]  # type: ignore[list-item]
-    assert launcher.poll() is None
+    launcher, (one, other, third) = torchruns(job)
     one.code = 7
-    assert launcher.poll() is None and other.signals == ["term"]
-    monkeypatch.setattr(cold, "GRACE_S", -1.0)
+    assert launcher.poll() is None and other.signals == third.signals == ["term"]
+    third.code = 1
+    monkeypatch.setattr(supervisor, "GRACE_S", -1.0)
     assert launcher.poll() is None and other.signals == ["term", "kill"]
     other.code = -9
-    assert launcher.poll() == Ending(7)
+    assert launcher.poll() == Exit(7)
+
+
+def test_torchrun_of_peers_goes_on_without_a_node(
+    job: Job, torchruns: Torchruns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_peers = replace(job, settings=replace(job.settings, strategy="hivemind"))
+    launcher, (one, other, third) = torchruns(as_peers)
+    other.code = 1
+    assert launcher.poll() is None and not one.signals
+    one.code = 0
+    assert launcher.poll() is None and not third.signals
+    monkeypatch.setattr(supervisor, "GRACE_S", -1.0)
+    assert launcher.poll() is None and third.signals == ["kill"]
+    third.code = -9
+    assert launcher.poll() == Exit(0)

@@ -228,7 +228,7 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
     flags = ("--tiny", "--launcher", "netns", "--max_restarts", "3", "--min_nodes", "1")
     runner = start(file, out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")), 60)
-    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in command(p)]
+    agents = [p for p in psutil.Process(runner.pid).children() if "train.run.warm" in command(p)]
     max(agents, key=lambda p: p.pid).kill()  # of the second node
     printed, err = runner.communicate(timeout=150)
     assert runner.returncode == 0, printed + err

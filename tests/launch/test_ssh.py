@@ -18,7 +18,7 @@ import pytest
 from harness.core.provenance import ROOT, command_line, without_home
 from harness.core.records import RunFolder, read_json, write_json
 from harness.core.settings import UserError
-from harness.launch.launcher import Ending
+from harness.launch.launcher import Exit
 from harness.launch.outcome import settle
 from harness.launch.plan import Job, Options, plan
 from harness.launch.ssh import place as ssh_module
@@ -351,7 +351,7 @@ def test_the_rank_that_failed_wins_over_the_one_that_missed_it(tmp_path: Path) -
                 job.folder.failure(rank),
                 {"rank": rank, "outcome": "oom", "reason": reason, "unix": now - rank},
             )
-        settle(job, Ending(1), now - 5, tmp_path / "log", None, oom_kills=0)
+        settle(job, Exit(1), now - 5, tmp_path / "log", None, oom_kills=0)
         return read_json(job.folder.summary) or {}
 
     follows = {"outcome": "failed", "reason": "RuntimeError: Connection reset by peer [10.0.0.1]:1"}

@@ -427,7 +427,7 @@ def test_a_cuda_context_in_the_server_is_refused(
 ) -> None:
     answer = '{"event": "ready", "cuda_in_server": true, "pid": 1}'
     fake = f"import sys, time; print({answer!r}, flush=True); time.sleep(60)"
-    monkeypatch.setattr("harness.launch.warm.SERVE", fake)
+    monkeypatch.setattr("harness.launch.agents.SERVE", fake)
     file = sweep_file(tmp_path, GRID)
     assert main([str(file), "--tiny", "--o", str(tmp_path / "out"), "--isolation", "off"]) == 2
     assert "the fork server has a CUDA context: use --cold" in capsys.readouterr().err

@@ -29,8 +29,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.core.links import Link, Network
+from harness.core.provenance import ROOT
 from harness.core.settings import UserError
-from harness.launch.launcher import ROOT
 from harness.launch.netns.shape import INTERFACE, MOST_NODES, address
 
 HOLDER = ["-m", "harness.launch.netns.holder"]

@@ -27,29 +27,13 @@ from harness.launch.netns import netem, relay
 from harness.launch.netns.shape import INTERFACE, QUEUE, Matrix, address
 
 NEW_USER = 0x10000000  # CLONE_NEWUSER of linux/sched.h
-
-
 NEW_NET = 0x40000000  # CLONE_NEWNET
-
-
 SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x8914, 0x8916, 0x891C  # linux/sockios.h
-
-
 SIOCGIFINDEX = 0x8933
-
-
 UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP, IFF_RUNNING
-
-
 RTM_NEWLINK, ACKNOWLEDGE = 16, 0x1 | 0x4  # NLM_F_REQUEST, NLM_F_ACK
-
-
 IFLA_TXQLEN, IFLA_GSO_MAX_SEGS, IFLA_GSO_MAX_SIZE = 13, 40, 41  # linux/if_link.h
-
-
 PREFIX = 24
-
-
 # Windows must hold what is under way: 64 MiB is 2 Gbit/s over a round trip of 0.25 s, and a
 # receiver's window is half of its buffer.
 TCP = {
@@ -164,8 +148,6 @@ def _call(name: str, *arguments: int) -> None:
 # (emulation.py) is the one that talks to it.
 
 SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of linux/prctl.h
-
-
 REALTIME, NICE = 1, -10
 
 

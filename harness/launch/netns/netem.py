@@ -23,15 +23,9 @@ from harness.launch.netns.shape import (
 )
 
 Words = list[str]
-
-
 # netem keeps what an earlier call set of the rate, and keeps packets in order only if it has one.
 NO_LIMIT_MBIT = 100_000.0
-
-
 MOST_PACKETS = 1_000_000
-
-
 # tc knows no JSON for classes.
 CLASS = re.compile(r"class htb 1:(\w+) .*\n Sent (\d+) bytes (\d+) pkt \(dropped (\d+),")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.core.links import link_of
 from harness.core.settings import UserError
-from harness.launch.launcher import Node
+from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.netns.place import nodes_of
 from harness.launch.plan import PORT

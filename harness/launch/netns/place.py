@@ -9,7 +9,7 @@ from typing import Any
 from harness.core.links import Link
 from harness.core.settings import UserError
 from harness.launch import machine
-from harness.launch.launcher import Node
+from harness.launch.agents import Node
 from harness.launch.machine import Machine
 from harness.launch.netns import emulation
 from harness.launch.netns.emulation import EmulatedNodes

@@ -25,23 +25,11 @@ from harness.core.settings import UserError
 from harness.launch.netns.shape import LARGEST_HANDOVER, ONE_PACKET, PACKET, Matrix, queue_s
 
 DEVICE = "/dev/net/tun"
-
-
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0  # linux/if_tun.h
-
-
 TUN_NO_INFO_WITH_HEADER = 0x0001 | 0x1000 | 0x4000  # IFF_TUN, IFF_NO_PI, IFF_VNET_HDR
-
-
 CHECKSUM_AND_SEGMENTS = 0x1 | 0x2 | 0x8  # TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO_ECN
-
-
 HEADER = 10
-
-
 LARGEST = HEADER + 65535
-
-
 LAST_OF_DESTINATION = HEADER + 19  # byte of an IPv4 packet's address, the node's number
 
 
@@ -78,8 +66,6 @@ def size_and_packets(data: bytes) -> tuple[int, int]:
 # The wires between emulated nodes, in user space: each packet waits as its link has it.
 
 BATCH = 32  # packets of one node before others are looked at
-
-
 MOMENT_S = 0.0005  # what is handed over at once must not hold up a link for longer
 
 

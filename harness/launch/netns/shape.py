@@ -7,26 +7,12 @@ from collections.abc import Sequence
 from harness.core.links import Link
 
 INTERFACE = "link0"  # the same name in every node
-
-
 Matrix = Sequence[Sequence[Link]]  # [from][to]
-
-
 MOST_NODES = 200
-
-
 PACKET = 1500  # bytes on an Ethernet, headers of IP and TCP included
-
-
 ONE_PACKET = (1, 65536)  # segments and bytes that a kernel may hand over at once
-
-
 LARGEST_HANDOVER = (65535, 65536)
-
-
 SHORTEST_QUEUE_S = 0.1
-
-
 QUEUE = 10_000  # packets before the emulator; those that wait for the link are counted there
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.core.records import append_row, read_json, read_rows
 from harness.core.settings import UserError
-from harness.launch.launcher import Ending
+from harness.launch.launcher import Exit
 
 PATIENCE_S = 60.0
 
@@ -214,8 +214,6 @@ ENDED: dict[str, tuple[str, str] | None] = {
     "NODE_FAIL": ("interrupted", "a node of the job failed (NODE_FAIL)"),
     "BOOT_FAIL": ("interrupted", "a node of the job did not start (BOOT_FAIL)"),
 }
-
-
 # How torchrun prints a rank that failed.
 FAILURE = re.compile(
     r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
@@ -231,14 +229,14 @@ def code_of(word: str | None, note: Note | None) -> int:
     return 0 if word == "COMPLETED" else 1
 
 
-def ending_of(job: str, word: str | None, note: Note | None, log: Path, folder: Path) -> Ending:
+def ending_of(job: str, word: str | None, note: Note | None, log: Path, folder: Path) -> Exit:
     """In the words of the other launchers; folder: of the run's record."""
     code = code_of(word, note)
-    return Ending(
+    return Exit(
         code,
         failures=_failures(note, log),
         error=_error(job, note, code, folder),
-        outside=_from_outside(job, word, note),
+        verdict=_from_outside(job, word, note),
         wall_s=_wall_s(note, log),
     )
 

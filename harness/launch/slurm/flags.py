@@ -12,8 +12,6 @@ from typing import Any
 from harness.core.settings import UserError
 
 CORES_OF_A_GPU = 4  # for its process, its threads of communication and of the backward pass
-
-
 # Flags of ours that decide it; everything else is up to who knows the cluster.
 OURS = {
     **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode", "array", "nodes",
@@ -24,8 +22,6 @@ OURS = {
     **dict.fromkeys(("requeue", "no-requeue"), "--requeue"),
     "partition": "--partition", "account": "--account", "time": "--timeout",
 }  # fmt: skip
-
-
 # Flags of the other launchers, and why they mean nothing here.
 MEANINGLESS = {
     "pack": "jobs run side by side as the cluster has room",

@@ -35,19 +35,11 @@ from harness.launch.slurm import cluster, scripts
 from harness.launch.slurm.cluster import ENDED, Entry, Note, Queued, Submitted, code_of, ending_of
 
 ASK_EVERY_S = 5.0  # the cluster; it has others to answer
-
-
 # After the end of a job: until other machines see on shared storage what it wrote last.
 NOTE_S, RECORD_S = 10.0, 30.0
-
-
 # Why a job waits that only has to wait; any other reason is worth a line.
 PATIENCE = ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "Cleaning")
-
-
 SECOND_S = 3.0  # in which a second Ctrl-C still cancels
-
-
 AGAIN = "the same command shows and settles them"
 
 

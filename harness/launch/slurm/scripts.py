@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.links import Link
+from harness.core.provenance import ROOT
 from harness.core.strategies import why_a_gpu
-from harness.launch.launcher import ROOT
 from harness.launch.plan import SKIPPED, Job, Options, State, launched, place_facts
 from harness.launch.slurm.flags import Slurm
 

@@ -16,8 +16,6 @@ from harness.core.settings import UserError
 HOST = re.compile(
     r"^(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w.][\w.-]*|\[[0-9a-fA-F:.%\w]+\])(?::(?P<port>\d+))?$"
 )
-
-
 # Nobody is there to type a password, and a host that is gone must be noticed. What the person
 # says in --ssh comes before it and counts; what stands in ~/.ssh/config, after.
 OPTIONS = {
@@ -26,11 +24,7 @@ OPTIONS = {
     "ServerAliveInterval": "5",
     "ServerAliveCountMax": "4",
 }
-
-
 NO_CHECKOUT = 91  # exit code of a command line whose folder is not there
-
-
 SSH_FAILED = 255  # of ssh itself: nobody there, not let in, connection lost
 
 

@@ -17,7 +17,7 @@ from harness.core.links import Link
 from harness.core.provenance import commit, source
 from harness.core.settings import UserError
 from harness.core.strategies import why_a_gpu
-from harness.launch.launcher import Node
+from harness.launch.agents import Node
 from harness.launch.places import Devices, Machines
 from harness.launch.plan import PORT, Job, Options, script_of, torchrun
 from harness.launch.ssh.agreement import Facts, address_of, facts_of, problems, warnings
@@ -25,14 +25,8 @@ from harness.launch.ssh.fetch import Sent, merged, put, received
 from harness.launch.ssh.hosts import NO_CHECKOUT, SSH_FAILED, Host, Remote
 
 ANSWER_S = 60.0  # for a host to say what it has, from a slow disk as well
-
-
 FETCH_S = 300.0  # for a record to come
-
-
 NO_PROGRAM = 127  # exit code of env
-
-
 # What to do about what ssh says.
 HINTS = {
     "Permission denied": "it must let you in without a password (ssh-copy-id)",
@@ -59,13 +53,11 @@ class SshNode(Node):
         return None
 
     def start(
-        self, words: Sequence[str], environment: Mapping[str, str], **pipes: Any
+        self, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> subprocess.Popen[bytes]:
-        command = self.there.command(words, {**environment, **self.environment})
+        line = self.there.command(command, {**environment, **self.environment})
         # A session of its own: Ctrl-C is for the runner alone.
-        return subprocess.Popen(
-            self.there.ssh_to(self.host, command), start_new_session=True, **pipes
-        )
+        return subprocess.Popen(self.there.ssh_to(self.host, line), start_new_session=True, **pipes)
 
 
 class Ssh(Machines):

@@ -28,17 +28,9 @@ from harness.core.process import PARENT, end_with_parent
 from harness.core.records import SERVER_KILLED, log_of
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
-
-
 TRIES = 5  # to start the fork server
-
-
 REACH_S = 60.0  # for the first node to listen
-
-
 PEERS_END_S = 3.0  # for peers to end together
-
-
 running = threading.Event()  # a run goes on
 
 

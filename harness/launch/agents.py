@@ -1,0 +1,326 @@
+"""What starts the ranks on one node: a warm process that stays, or torchrun anew for each run.
+
+The node may be this machine, an emulated one, or a host behind ssh. Whatever becomes of this
+process, even kill -9, agents and ranks end with it: the kernel sees to it, or the end of their
+input.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from harness.core.provenance import ROOT
+from harness.launch.plan import PORT, Elastic, Job, torchrun
+from harness.launch.ssh.hosts import SSH_FAILED
+
+# In a process of its own: the part that torch elastic takes for the main module must be empty.
+SERVE = (
+    "import sys; from harness.core.process import end_with_parent; "
+    "end_with_parent(int(sys.argv[1]) or None); "
+    "from harness.train.run.warm import main; main(sys.argv[2:])"
+)
+# Each run that torchrun starts takes the next: connections of the one before may linger.
+PORTS = itertools.cycle(range(PORT + 1, PORT + 1000))
+
+Event = dict[str, Any]  # event: ready, port, ended or died; and what belongs to it
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, or what stands in for one, where processes are started and reached."""
+
+    name: str = "this machine"
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()  # before a command, so that it runs there
+    environment: Mapping[str, str] = field(default_factory=dict)  # of every process there
+    remote: bool = False  # it has its own disk: its output comes back through a pipe
+
+    @property
+    def python(self) -> str:
+        return sys.executable
+
+    @property
+    def parent(self) -> int | None:
+        """The process with which one started there ends, where the kernel can see to it."""
+        return os.getpid()
+
+    @property
+    def mark(self) -> str:
+        """In front of every line that comes from there."""
+        return f"[{self.name}] "
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
+    ) -> subprocess.Popen[bytes]:
+        """A process there, in a session of its own: Ctrl-C is for the runner alone."""
+        return subprocess.Popen(
+            [*self.prefix, *command],
+            env=environment_with({**environment, **self.environment}),
+            start_new_session=True,
+            **pipes,
+        )
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """One start of a job."""
+
+    job: Job
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]  # of the ranks, beside that of this process
+    cores: tuple[int, ...] | None  # None: whatever the system gives
+    log: Path
+    devices: tuple[tuple[str, ...], ...] = ()  # GPUs by node; empty: all that are visible there
+    elastic: Elastic | None = None
+
+    def environment_of(self, node: int) -> dict[str, str]:
+        """Of the ranks of one node."""
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices[node])} if self.devices else {}
+        return {**self.environment, **visible}
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the nodes of a run meet: the same for all of them."""
+
+    run_id: str
+    address: str  # of the first node
+    port: int
+
+
+def environment_with(more: Mapping[str, str]) -> dict[str, str]:
+    """That of this process and more; harness and the scripts are found from any folder."""
+    paths = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    return {
+        **os.environ,
+        # Otherwise asking for GPUs would touch CUDA in the server, and no rank could use it.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
+        **more,
+    }
+
+
+class Agent(ABC):
+    """Takes one run at a time on its node."""
+
+    ready = True  # nothing has to be loaded before the first run
+    output: IO[bytes] | None = None  # becomes readable when there are events
+
+    def __init__(self, node: Node, environment: Mapping[str, str], log: Path) -> None:
+        self.node, self.environment, self.log = node, environment, log
+        self.run_log = log  # where lines from a node with its own disk go
+        self.opened_s = time.monotonic()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.printer: threading.Thread | None = None
+
+    @abstractmethod
+    def request_port(self) -> int | None:
+        """A free port of the node; None: it comes as an event."""
+
+    @abstractmethod
+    def begin(self, request: LaunchRequest, number: int, meeting: Rendezvous) -> None:
+        """Start the ranks of node `number`."""
+
+    @abstractmethod
+    def receive(self) -> list[Event]:
+        """What has happened since the last call."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask the ranks to record and exit."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can take another run."""
+        return True
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+    def close(self) -> None:
+        """End everything, and wait until it has ended."""
+        if self.process is None:
+            return
+        self.process.kill()
+        self.process.wait()
+        self._join_printer()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with suppress(OSError):  # what was not yet written has no reader any more
+                    pipe.close()
+
+    def _print(self, pipe: IO[bytes] | None) -> None:
+        """Append the lines of a remote node to the log of the run, each with its mark."""
+        assert pipe is not None
+
+        def forward() -> None:
+            for line in pipe:
+                with self.run_log.open("ab") as file:
+                    file.write(self.node.mark.encode() + line.rstrip(b"\r\n") + b"\n")
+
+        self.printer = threading.Thread(target=forward, daemon=True)
+        self.printer.start()
+
+    def _join_printer(self) -> None:
+        if self.printer is not None:
+            self.printer.join(timeout=1)
+
+
+class WarmAgent(Agent):
+    """A process of train/run/warm.py: a run starts in well under a second.
+
+    Requests and events are lines of JSON.
+    """
+
+    ready = False
+
+    def __init__(self, node: Node, environment: Mapping[str, str], log: Path) -> None:
+        super().__init__(node, environment, log)
+        self.unread = b""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self.process = node.start(
+                [node.python, "-c", SERVE, str(node.parent or 0), "bert", "vit"],
+                environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if node.remote else file,
+            )
+        self.output = self.process.stdout
+        assert self.output is not None
+        os.set_blocking(self.output.fileno(), False)
+        if node.remote:
+            self._print(self.process.stderr)
+
+    @property
+    def usable(self) -> bool:
+        assert self.process is not None
+        return self.process.poll() is None
+
+    def request_port(self) -> int | None:
+        self._send({"do": "port"})
+        return None
+
+    def begin(self, request: LaunchRequest, number: int, meeting: Rendezvous) -> None:
+        job, elastic = request.job, request.elastic
+        self._send(
+            {
+                "do": "run",
+                "id": meeting.run_id,
+                "script": job.settings.script,
+                "argv": request.argv,
+                "nodes": job.nodes,
+                "node": number,
+                "address": self.node.address,
+                "rendezvous": f"{meeting.address}:{meeting.port}",
+                "rendezvous_config": (
+                    elastic.rendezvous_config(number) if elastic else {"rank": number}
+                ),
+                "processes": job.processes,
+                "peers": job.peers,
+                "min_nodes": elastic.least(job) if elastic else job.nodes,
+                "max_restarts": elastic.max_restarts if elastic else 0,
+                "environment": request.environment_of(number),
+                "cores": request.cores,
+                "log": None if self.node.remote else str(request.log.absolute()),
+            }
+        )
+
+    def receive(self) -> list[Event]:
+        """That it has died comes last."""
+        assert self.process is not None and self.output is not None
+        events: list[Event] = []
+        while True:
+            try:
+                read = os.read(self.output.fileno(), 65536)
+            except BlockingIOError:
+                return events
+            if not read:
+                return [*events, {"event": "died", "code": self.process.wait()}]
+            *lines, self.unread = (self.unread + read).split(b"\n")
+            events += [json.loads(line) for line in lines]
+
+    def stop(self) -> None:
+        self._send({"do": "stop"})
+
+    def last_line(self) -> str:
+        """Why it ended, as far as it printed anything."""
+        self._join_printer()
+        lines = self.log.read_text("utf-8", errors="replace").strip().splitlines()
+        if self.node.remote:
+            mark = self.node.mark
+            lines = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+        return " ".join(lines[-1].split())[:300] if lines else ""
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self.process is not None and self.process.stdin is not None
+        with suppress(OSError):  # it has died: receive() reports it
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+
+
+class TorchrunAgent(Agent):
+    """torchrun for each run, as a person would type it: slower, for those who doubt the other."""
+
+    def request_port(self) -> int | None:
+        return next(PORTS)
+
+    def begin(self, request: LaunchRequest, number: int, meeting: Rendezvous) -> None:
+        node, job = self.node, request.job
+        script = f"{job.settings.script}.py"
+        in_folder = node.remote or Path(script).is_file()
+        command = [
+            *(node.python, "-m", "harness.core.process"),
+            "-" if node.remote else str(node.parent),
+            *(node.python, "-m", "torch.distributed.run"),
+            *torchrun(job, number, meeting.address, meeting.port, request.elastic, node.address),
+            script if in_folder else str(ROOT / script),
+            *request.argv,
+        ]
+        environment = {**self.environment, **request.environment_of(number)}
+        request.log.parent.mkdir(parents=True, exist_ok=True)
+        if node.remote:
+            pipe = subprocess.PIPE
+            self.process = node.start(
+                command, environment, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT
+            )
+            self._print(self.process.stdout)
+        else:
+            with request.log.open("ab") as log:
+                self.process = node.start(
+                    command, environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+        if request.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(self.process.pid, request.cores)
+
+    def receive(self) -> list[Event]:
+        code = self.process.poll() if self.process is not None else None
+        if code is None:
+            return []
+        self.close()
+        self.process = None
+        if code < 0 or (self.node.remote and code == SSH_FAILED):
+            return [{"event": "died", "code": code}]
+        return [{"event": "ended", "code": code, "failures": []}]
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        if self.process.stdin is None:
+            self.process.terminate()
+        else:
+            with suppress(OSError):
+                self.process.stdin.close()  # signals do not pass through ssh
