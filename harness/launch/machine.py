@@ -12,7 +12,7 @@ import pynvml
 from harness.core.strategies import why_a_gpu
 from harness.launch.plan import Job
 
-BUSY = 0.25  # share of all cores that others may use before it is worth a word
+BUSY = 0.25  # share of all cores that others may use without a warning
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Machine:
 
     @property
     def threads(self) -> int:
-        """The same for every run of a sweep: set-ups are compared, not numbers of threads."""
+        """Per process; the same for every run of a sweep, so that only set-ups differ."""
         return max(1, len(self.cores) // len(self.gpus)) if self.gpus else 1
 
 
@@ -53,20 +53,20 @@ def why_not(job: Job, machine: Machine, oversubscribe: bool = False) -> str | No
 
 
 def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:
-    """Who else is at work here, before a run begins: nothing of ours is busy then."""
+    """Who else uses this machine, before a run begins: nothing of ours is busy then."""
     return {
         "cpu_busy_share": round(psutil.cpu_percent(interval_s) / 100, 3),
         "gpu_processes": _gpu_processes(machine),
     }
 
 
-def disturbed(found: dict[str, Any]) -> str | None:
+def disturbance(others: dict[str, Any]) -> str | None:
     """What of it would disturb a measurement; None if nothing."""
     reasons = []
-    if found["gpu_processes"]:
-        reasons.append(f"{found['gpu_processes']} other process(es) use the GPUs")
-    if found["cpu_busy_share"] > BUSY:
-        reasons.append(f"others use {found['cpu_busy_share']:.0%} of the cores")
+    if others["gpu_processes"]:
+        reasons.append(f"{others['gpu_processes']} other process(es) use the GPUs")
+    if others["cpu_busy_share"] > BUSY:
+        reasons.append(f"others use {others['cpu_busy_share']:.0%} of the cores")
     return " and ".join(reasons) or None
 
 
@@ -89,7 +89,7 @@ def _gpu_processes(machine: Machine) -> int:
     if not machine.gpus:
         return 0
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    found: set[int] = set()
+    pids: set[int] = set()
     pynvml.nvmlInit()
     try:
         for name in machine.gpus:
@@ -98,7 +98,7 @@ def _gpu_processes(machine: Machine) -> int:
                 if name.isdigit()
                 else pynvml.nvmlDeviceGetHandleByUUID(name)
             )
-            found |= {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
+            pids |= {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
     finally:
         pynvml.nvmlShutdown()
-    return len(found - family)
+    return len(pids - family)

@@ -1,10 +1,12 @@
-"""What became of a run, where the run itself could not say it: killed, hung, refused."""
+"""What becomes of the runs of a sweep; above all of one that could not record it itself."""
 
 from __future__ import annotations
 
 import re
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from harness.core.attempts import write_summary
 from harness.core.locks import Lock
 from harness.core.provenance import settings_of
 from harness.core.records import (
+    FAILURES,
     FINISHED,
     SCHEMA,
     SERVER_KILLED,
@@ -22,36 +25,75 @@ from harness.core.records import (
     write_json,
 )
 from harness.launch.launcher import Exit
-from harness.launch.plan import ELSEWHERE, Job
+from harness.launch.plan import Job
 
-# How running out of memory looks where no Python exception could tell.
+# The states of a run in a sweep, beside the outcomes of its record.
+WAITING, RUNNING, ELSEWHERE, SKIPPED = "waiting", "running", "elsewhere", "skipped"
+# How running out of memory looks where no Python exception could report it.
 NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)
 NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
-REFUSED = 2  # by a script, for a mistake in what it was asked; its own line says which
+REFUSED = 2  # exit code of a script for a mistake in its arguments; its last line names it
+
+
+@dataclass
+class State:
+    """One run, as the runner and its screen see it."""
+
+    job: Job
+    state: str = WAITING
+    reason: str | None = None
+    began_s: float | None = None
+    took_s: float | None = None
+    known: bool = False  # had its outcome before this runner came to it
+
+    @property
+    def failed(self) -> bool:
+        return self.state in FAILURES
+
+
+def settled(outcome: str | None, rerun: str | None) -> str | None:
+    """The outcome of a run that is not to be run (again); None of one that is.
+
+    An interrupted run continues; any other failure stays a result until --rerun asks for it.
+    """
+    if outcome is None or outcome == "interrupted" or rerun == "all":
+        return None
+    if outcome != FINISHED and rerun == "failed":
+        return None
+    return outcome
+
+
+def in_short(row: Mapping[str, object]) -> str:
+    """Quality and speed of a row or a summary, on a line."""
+    formats = {"accuracy": "accuracy {:.4f}", "train_samples_per_s": "{:,.0f} samples/s"}
+    return ", ".join(
+        f.format(row[name]) for name, f in formats.items() if row.get(name) is not None
+    )
 
 
 def settle(
-    job: Job, ending: Exit, began_unix: float, log: Path, asked: str | None, oom_kills: int
+    job: Job, run_exit: Exit, began_unix: float, log: Path, stopped: str | None, oom_kills: int
 ) -> str:
-    """See that the run has an outcome in its folder, and return what has become of it.
+    """Make sure that the run has an outcome in its folder, and return it.
 
-    asked: why this runner ended the run (timeout or interrupted), None if it did not.
+    stopped: why this runner ended the run (timeout or interrupted), None if it did not.
     """
     folder = job.folder
-    told = read_json(folder.summary) if written_since(folder.summary, began_unix) else None
-    outside = _from_outside(ending, asked, oom_kills) or _silent(folder, ending, began_unix, log)
-    # What a run says of itself counts, unless it only felt the blow that came from outside.
-    if told is not None and (outside is None or told["outcome"] not in ("interrupted", "failed")):
-        told = _with_cause(job, told, began_unix)
-        return str(told["outcome"])
-    outcome, reason = outside or _from_inside(folder, ending, began_unix, log)
-    if told is None and folder.outcome() == FINISHED:
-        # Done by somebody quicker, or --rerun did not come to its start: that record stays.
-        return outcome if ending.code else FINISHED
-    if told is None and is_measured(folder, wait_s=2):
-        return ELSEWHERE  # taken by somebody quicker: the record is theirs to write
-    if told is None:
-        wall_s = time.time() - began_unix if ending.wall_s is None else ending.wall_s
+    summary = read_json(folder.summary) if written_since(folder.summary, began_unix) else None
+    outside = _from_outside(run_exit, stopped, oom_kills) or _silent(
+        folder, run_exit, began_unix, log
+    )
+    # A run's own record counts, unless it only shows the effect of what happened outside.
+    if summary and (outside is None or summary["outcome"] not in ("interrupted", "failed")):
+        return _with_cause(job, summary, began_unix)
+    outcome, reason = outside or _from_inside(folder, run_exit, began_unix, log)
+    if summary is None and folder.outcome() == FINISHED:
+        # Another runner was quicker, or --rerun never started: that record stays.
+        return outcome if run_exit.code else FINISHED
+    if summary is None and is_measured(folder, wait_s=2):
+        return ELSEWHERE  # another runner was quicker, and writes the record
+    if summary is None:
+        wall_s = time.time() - began_unix if run_exit.wall_s is None else run_exit.wall_s
         _close_attempt(folder, outcome, reason, wall_s)
         if not folder.settings.is_file():
             write_json(folder.settings, {"schema": SCHEMA, **settings_of(job.settings)})
@@ -59,22 +101,22 @@ def settle(
     return outcome
 
 
-def _with_cause(job: Job, told: dict[str, Any], began: float) -> dict[str, Any]:
-    """What rank 0 told, unless it only followed a rank that told why on a disk of its own."""
-    reason = str(told.get("reason"))
-    if told["outcome"] != "interrupted" and not attempts.only_follows(reason):
-        return told
-    first = attempts.first_failure(job.folder, since=began)
+def _with_cause(job: Job, summary: dict[str, Any], began_unix: float) -> str:
+    """The outcome that rank 0 recorded, or that of a rank on another disk whose failure it felt."""
+    outcome, reason = str(summary["outcome"]), str(summary.get("reason"))
+    if outcome != "interrupted" and not attempts.only_follows(reason):
+        return outcome
+    first = attempts.first_failure(job.folder, since=began_unix)
     if first is None or not first["rank"] or attempts.only_follows(first["reason"]):
-        return told
+        return outcome
     if first["reason"] not in reason:
         cause = f"{first['reason']} (rank {first['rank']})"
         write_summary(job.folder, first["outcome"], cause, job.settings.best_metric)
-    return read_json(job.folder.summary) or told
+    return job.folder.outcome() or outcome
 
 
 def is_measured(folder: RunFolder, wait_s: float = 0.0) -> bool:
-    """Whether a process is writing this record; one that was killed may take a moment to go."""
+    """Whether a process is writing this record; a killed one may take a moment to disappear."""
     lock = Lock(folder.lock("run"))
     free = lock.take(wait_s)
     lock.release()
@@ -82,25 +124,25 @@ def is_measured(folder: RunFolder, wait_s: float = 0.0) -> bool:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory; 0 where it does not say."""
+    """How many processes the kernel has killed for lack of memory; 0 where it does not count."""
     try:
         text = Path("/proc/vmstat").read_text()
     except OSError:
         return 0
-    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
-def _from_outside(ending: Exit, asked: str | None, kills: int) -> tuple[str, str] | None:
-    """(outcome, reason) where the run was ended by somebody else."""
-    if asked is not None:
-        what = "longer than --timeout" if asked == "timeout" else "the sweep was stopped"
-        return asked, what
-    if ending.verdict is not None:
-        return ending.verdict
-    if ending.launcher_died:
-        return "interrupted", ending.error or "the launcher was killed"
-    killed = [f for f in ending.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
+def _from_outside(run_exit: Exit, stopped: str | None, kills: int) -> tuple[str, str] | None:
+    """(outcome, reason) where something else ended the run."""
+    if stopped is not None:
+        reason = "longer than --timeout" if stopped == "timeout" else "the sweep was stopped"
+        return stopped, reason
+    if run_exit.verdict is not None:
+        return run_exit.verdict
+    if run_exit.launcher_died:
+        return "interrupted", run_exit.error or "the launcher was killed"
+    killed = [f for f in run_exit.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
     if killed:
         rank = f"rank {killed[0]['rank']}"
         if kills:
@@ -109,40 +151,41 @@ def _from_outside(ending: Exit, asked: str | None, kills: int) -> tuple[str, str
     return None
 
 
-def _silent(folder: RunFolder, ending: Exit, began: float, log: Path) -> tuple[str, str] | None:
-    """(outcome, reason) where a rank died without a word; the others only miss it."""
-    for failure in sorted(ending.failures, key=lambda failure: failure["unix"]):
-        told = read_json(folder.failure(failure["rank"]))
-        if told is not None and told["unix"] >= began:
+def _silent(
+    folder: RunFolder, run_exit: Exit, began_unix: float, log: Path
+) -> tuple[str, str] | None:
+    """(outcome, reason) where a rank died without recording why; the others only miss it."""
+    for failure in sorted(run_exit.failures, key=lambda failure: failure["unix"]):
+        rank, code = failure["rank"], failure["exit_code"]
+        recorded = read_json(folder.failure(rank))
+        if recorded is not None and recorded["unix"] >= began_unix:
             continue
-        if failure["exit_code"] == REFUSED:
+        if code == REFUSED:
             return None
-        own = log_of(log, failure["rank"])
-        last = _last_line(own if own.is_file() else log)  # of nodes with a disk of their own: one
-        if NO_MEMORY.search(last):
-            return "oom", f"{last} (rank {failure['rank']})"
-        code = failure["exit_code"]
+        rank_log = log_of(log, rank)
+        line = _last_line(rank_log if rank_log.is_file() else log)  # a remote node has one log
+        if NO_MEMORY.search(line):
+            return "oom", f"{line} (rank {rank})"
         how = (
             f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         )
-        return "failed", f"rank {failure['rank']} {how}"
+        return "failed", f"rank {rank} {how}"
     return None
 
 
-def _from_inside(folder: RunFolder, ending: Exit, began: float, log: Path) -> tuple[str, str]:
-    """(outcome, reason) of a run that ended without a word of its own."""
+def _from_inside(folder: RunFolder, run_exit: Exit, began: float, log: Path) -> tuple[str, str]:
+    """(outcome, reason) of a run that wrote no summary."""
     first = attempts.first_failure(folder, since=began)
     if first is not None:
-        who = f" (rank {first['rank']})" if len(ending.failures) > 1 or first["rank"] else ""
-        return first["outcome"], first["reason"] + who
-    last = _last_line(log)
-    return "failed", ending.error or last or f"exit code {ending.code}"
+        rank = f" (rank {first['rank']})" if len(run_exit.failures) > 1 or first["rank"] else ""
+        return first["outcome"], first["reason"] + rank
+    return "failed", run_exit.error or _last_line(log) or f"exit code {run_exit.code}"
 
 
 def _close_attempt(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
     begun, last, update = attempts.unended(folder), read_json(folder.progress) or {}, None
     if begun is not None and last.get("attempt") == begun["attempt"]:
-        # It had begun: its own clock says how long, as far as it told.
+        # Its own clock counts, as far as it was recorded.
         wall_s, update = last["wall_s"], last["update"]
     attempts.end(folder, outcome, reason, wall_s, update=update)
     folder.progress.unlink(missing_ok=True)
@@ -156,7 +199,7 @@ def written_since(path: Path, unix: float) -> bool:
 
 
 def _last_line(log: Path) -> str:
-    """Of what the run printed last: the error, where there is one."""
+    """The last line that the run printed: of its error, where there is one."""
     try:
         text = log.read_text("utf-8", errors="replace")
     except OSError:
@@ -165,7 +208,7 @@ def _last_line(log: Path) -> str:
     memory = [line for line in lines if NO_MEMORY.search(line)]
     refusals = [line for line in lines if re.match(r"\w+\.py: error: ", line)]
     errors = [line for line in lines if re.search(r"^\S*error", line, re.IGNORECASE)]
-    # What torchrun says of its ranks, and its nodes of each other, only follows from it.
+    # Errors of torchrun about its ranks, and of nodes about each other, only follow from it.
     own = [line for line in errors if not line.startswith("torch.distributed.elastic")]
     chosen = memory[:1] or refusals[-1:] or own[-1:] or errors[-1:] or lines[-1:] or [""]
     return " ".join(chosen[0].split())[:300]

@@ -1,10 +1,11 @@
-"""Where runs can run. Each place says what it can host, prints its commands, and starts them."""
+"""Where runs can run. A place says what it can host, prints its commands, and starts them."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,54 @@ from harness.launch import machine
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Launcher
 from harness.launch.machine import Machine, this_machine
-from harness.launch.plan import SKIPPED, Job, Options, State, commands, place_facts
+from harness.launch.outcome import SKIPPED, State
+from harness.launch.plan import Elastic, Job, commands
+from harness.launch.slurm.flags import Slurm
+from harness.launch.ssh.hosts import Remote
 
 Devices = tuple[tuple[str, ...], ...]  # GPUs or cores, by node
+
+
+@dataclass
+class Options:
+    """How a sweep is run; nothing here changes what is measured."""
+
+    output_dir: str = "outputs"
+    launcher: str = "local"
+    oversubscribe: bool = False
+    elastic: Elastic | None = None
+    timeout_s: float | None = None
+    rerun: str | None = None  # failed | all
+    fail_fast: bool = False
+    pack: bool = False
+    cold: bool = False
+    isolation: str = "warn"  # warn | error | off
+    remote: Remote = field(default_factory=Remote)
+    slurm: Slurm = field(default_factory=Slurm)
+
+
+def place_facts(launcher: str) -> dict[str, Any]:
+    """The keys that every record has of its place; the place sets those that apply to it."""
+    return {
+        "launcher": launcher,
+        "emulator": None,
+        "link": None,
+        "processes_per_core": None,
+    }
+
+
+def launched(
+    sweep: str, options: Options, others: Mapping[str, object], place: Mapping[str, object]
+) -> dict[str, object]:
+    """`launch` in a run's environment.json; others: who else used the machine (machine.py)."""
+    return {
+        "sweep": sweep,
+        **place,
+        "start": "cold" if options.cold else "warm",
+        "packed": options.pack,
+        "cpu_busy_share": others.get("cpu_busy_share"),
+        "gpu_processes": others.get("gpu_processes"),
+    }
 
 
 class Place(ABC):
@@ -34,10 +80,10 @@ class Place(ABC):
 
     @abstractmethod
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
-        """What would be run, to be pasted; what cannot run there as comments, with the reason."""
+        """What would be run, ready to paste; what cannot run as comments, with the reason."""
 
     def open(self, jobs: Sequence[Job]) -> None:
-        """Make what these runs need, or say in one line why that cannot be."""
+        """Make what these runs need; UserError, one line, where that is impossible."""
 
     def facts(self, job: Job) -> dict[str, Any]:
         """What the record of a run says of the place."""
@@ -50,7 +96,7 @@ class Place(ABC):
 class Machines(Place):
     """Nodes that this process starts runs on, one after the other."""
 
-    here = True  # whether it is this machine that computes
+    here = True  # whether this machine does the computing
 
     @abstractmethod
     def plan(self, job: Job, scripts_in: str) -> list[str]:
@@ -60,10 +106,10 @@ class Machines(Place):
         scripts_in = "" if Path.cwd() == ROOT else f"{ROOT}/"
         lines = []
         for state in states:
-            found = self.plan(state.job, scripts_in)
+            planned = self.plan(state.job, scripts_in)
             if state.state == SKIPPED:
-                found = [f"# skipped: {state.reason}", *(f"# {command}" for command in found)]
-            lines += found
+                planned = [f"# skipped: {state.reason}", *(f"# {line}" for line in planned)]
+            lines += planned
         return lines
 
     @abstractmethod
@@ -78,7 +124,7 @@ class Machines(Place):
         """Before a run: set its link."""
 
     def collect(self, job: Job) -> str | None:
-        """After a run: fetch its record; or why that cannot be."""
+        """After a run: fetch its record; or why that failed."""
         return None
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
@@ -92,7 +138,7 @@ class Machines(Place):
     @property
     def environment(self) -> dict[str, str]:
         """Of every process on every node."""
-        # With the store of the first attempt, those who start again would read old addresses.
+        # With the store of the first attempt, restarted ranks would read old addresses.
         return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.options.elastic else {}
 
     def variables(self, job: Job) -> dict[str, str]:
@@ -100,41 +146,39 @@ class Machines(Place):
         return {}
 
 
-# ----
-# Runs on this machine: one node, or one that stands for each peer of a run of peers.
-
-
 class Local(Machines):
+    """This machine: one node, or one that stands for each peer of a run of peers."""
+
     name = "local"
 
     def __init__(self, options: Options, found: Machine | None = None) -> None:
         super().__init__(options)
         self.machine = found or this_machine()
-        self.count = 1  # nodes
+        self.node_count = 1
 
     def why_not(self, job: Job) -> str | None:
         if job.nodes > 1 and not job.peers:
             return f"needs {job.nodes} nodes: the local launcher has one (see --launcher)"
         if job.link != Link():
-            return f"link {job.link}: the local launcher has no link that it could slow down"
+            return f"link {job.link}: the local launcher cannot slow a link down (see --launcher)"
         return machine.why_not(job, self.machine, self.options.oversubscribe)
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
-        words = [f"{k}={v}" for k, v in self.environment.items()]
+        variables = [f"{k}={v}" for k, v in self.environment.items()]
         gpus = self.machine.gpus
         if gpus and job.devices < len(gpus):
-            words.insert(0, f"CUDA_VISIBLE_DEVICES={','.join(gpus[: job.devices])}")
-        found = commands(job, scripts_in, self.options.elastic)
-        return [" ".join([*words, command]).replace("$MASTER", "127.0.0.1") for command in found]
+            variables.insert(0, f"CUDA_VISIBLE_DEVICES={','.join(gpus[: job.devices])}")
+        planned = commands(job, scripts_in, self.options.elastic)
+        return [" ".join([*variables, line]).replace("$MASTER", "127.0.0.1") for line in planned]
 
     def open(self, jobs: Sequence[Job]) -> None:
-        self.count = max((job.nodes for job in jobs if job.peers), default=1)
+        self.node_count = max((job.nodes for job in jobs if job.peers), default=1)
 
     def nodes(self) -> list[Node]:
-        return [Node() for _ in range(self.count)]
+        return [Node() for _ in range(self.node_count)]
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
-        """Cores may be shared by more processes than there are where that was asked for."""
+        """With --oversubscribe more processes than there are cores may share them."""
         every = self.machine.gpus or tuple(str(core) for core in self.machine.cores)
         left = [device for device in every if device not in taken]
         if job.nodes * job.devices > len(every):
@@ -155,8 +199,8 @@ class Local(Machines):
         return {"OMP_NUM_THREADS": threads, **super().environment}
 
     def facts(self, job: Job) -> dict[str, Any]:
-        found = super().facts(job)
-        if not self.machine.gpus:
-            share = job.nodes * job.processes / len(self.machine.cores)
-            found["processes_per_core"] = round(share, 3)
-        return found
+        share = round(job.nodes * job.processes / len(self.machine.cores), 3)
+        return {
+            **super().facts(job),
+            "processes_per_core": None if self.machine.gpus else share,
+        }

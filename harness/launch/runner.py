@@ -1,13 +1,14 @@
-"""Works off the runs of a sweep: claims, starts, watches and settles them, alone or with others."""
+"""Works through the runs of a sweep: claims, starts, watches and settles them."""
 
 from __future__ import annotations
 
 import json
 import select
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.core.locks import Lock
 from harness.core.records import read_json
@@ -16,28 +17,76 @@ from harness.launch import machine, outcome
 from harness.launch.agents import LaunchRequest
 from harness.launch.launcher import Exit, Launcher
 from harness.launch.machine import Machine
-from harness.launch.outcome import written_since
-from harness.launch.places import Devices, Machines
-from harness.launch.plan import (
+from harness.launch.outcome import (
     ELSEWHERE,
     RUNNING,
     WAITING,
-    Options,
     State,
     in_short,
-    launched,
-    new_log,
     settled,
+    written_since,
 )
+from harness.launch.places import Devices, Machines, Options, launched
+from harness.launch.plan import Job
 
-GRACE_S = 20.0  # for ranks that were asked to end, before they are killed
-LOOK_AGAIN_S = 1.0  # at runs of other runners
-ISOLATION_S = 60.0  # between two looks at who else uses the machine
+GRACE_S = 20.0  # for ranks that were asked to exit, before they are killed
+CHECK_AGAIN_S = 1.0  # for runs of other runners
+ISOLATION_S = 60.0  # between two checks of who else uses the machine
+
+
+class Watcher(Protocol):
+    """Whoever shows a person what happens (screen.py)."""
+
+    def print(self, line: str) -> None: ...
+    def note(self, line: str, ended: bool = False) -> None: ...
+    def show(self) -> None: ...
+
+
+@dataclass
+class Worker(ABC):
+    """Brings every run of a sweep to an outcome: here (Runner), or through a cluster (Queue)."""
+
+    states: list[State]
+    options: Options
+    folder: Path  # of the sweep
+    screen: Watcher
+    stops: int = field(default=0, kw_only=True)  # requests to stop; a signal handler counts here
+
+    @abstractmethod
+    def work(self) -> None:
+        """Until every run has an outcome, or a person stops it."""
+
+    @abstractmethod
+    def stop_at_failure(self) -> None:
+        """End the sweep (--fail_fast)."""
+
+    def name_of(self, state: State) -> str:
+        return f"[{self.states.index(state) + 1}/{len(self.states)}] {state.job}"
+
+    def is_settled(self, state: State, rerun: str | None) -> bool:
+        """Whether its record has an outcome that stays; then it is this state's."""
+        summary = read_json(state.job.folder.summary) or {}
+        known = settled(summary.get("outcome"), rerun)
+        if known is not None:
+            state.state, state.reason, state.known = known, summary.get("reason"), True
+        return known is not None
+
+    def report(self, state: State, took_s: float, log: Path) -> None:
+        """The outcome of a run that has just been settled."""
+        summary: dict[str, Any] = read_json(state.job.folder.summary) or {}
+        state.reason = summary.get("reason")
+        line = f"{self.name_of(state)}: {state.state} after {took_s:.1f} s, "
+        if not state.failed:
+            self.screen.note(line + in_short(summary), ended=True)
+            return
+        self.screen.print(f"{line}{state.reason}; its output is in {log}")
+        if self.options.fail_fast:
+            self.stop_at_failure()
 
 
 @dataclass
 class Running:
-    """A run that goes on, and what it occupies."""
+    """A run in progress, and what it occupies."""
 
     state: State
     launcher: Launcher
@@ -46,80 +95,69 @@ class Running:
     log: Path
     began_unix: float
     oom_kills: int
-    asked: str | None = None  # why it was asked to end
-    asked_s: float = 0.0
-
-
-class Watcher(Protocol):
-    """Whoever is told what happens (screen.py)."""
-
-    def say(self, line: str) -> None: ...
-    def note(self, line: str, ended: bool = False) -> None: ...
-    def show(self) -> None: ...
+    stopped: str | None = None  # why it was asked to exit
+    stopped_s: float = 0.0
 
 
 @dataclass
-class Runner:
-    states: list[State]
-    options: Options
+class Runner(Worker):
+    """Starts the runs itself, alone or beside other runners of the same sweep."""
+
     place: Machines
     machine: Machine
-    folder: Path  # of the sweep
-    screen: Watcher
     running: list[Running] = field(default_factory=list)
     idle: list[Launcher] = field(default_factory=list)
-    stops: int = 0  # how often a person asked to stop; a signal handler counts here
-    obeyed: int = 0
+    stops_obeyed: int = 0
     began_unix: float = field(default_factory=time.time)
-    looked_s: float = 0.0
-    isolation_s: float = -ISOLATION_S
-    found: dict[str, object] = field(default_factory=dict)
+    checked_s: float = 0.0  # the runs of other runners
+    isolation_s: float = -ISOLATION_S  # who else uses the machine
+    others: dict[str, object] = field(default_factory=dict)
 
     def work(self) -> None:
-        """Until every run has an outcome, or somebody stops it. No run is left behind running."""
+        """No run is left behind running."""
         try:
             while True:
                 self._collect()
                 self._obey()
-                if not self.obeyed:
+                if not self.stops_obeyed:
                     self._start_what_fits()
-                if not self.running and (self.obeyed or not self._left()):
+                if not self.running and (self.stops_obeyed or not self._unsettled()):
                     return
                 self.screen.show()
-                self._wait()
+                # A moment, or until there is news from a launcher.
+                select.select([s for r in self.running for s in r.launcher.streams], [], [], 0.1)
         finally:
             for launcher in (*self.idle, *(r.launcher for r in self.running)):
                 launcher.close()
             for running in self.running:
                 running.lock.release()
 
-    def _wait(self) -> None:
-        """A moment, or until a launcher has something to say."""
-        select.select([s for r in self.running for s in r.launcher.streams], [], [], 0.1)
+    def stop_at_failure(self) -> None:
+        if not self.stops:
+            self.screen.print("stopped at the first failure (--fail_fast)")
+            self.stops += 1
 
     def _obey(self) -> None:
-        """Asked to stop once: the runs that go on record and end. Twice: they are killed."""
-        if self.obeyed == self.stops:
+        """Stopped once: running runs record and exit. Twice: they are killed."""
+        if self.stops_obeyed == self.stops:
             return
-        self.obeyed = self.stops
+        self.stops_obeyed = self.stops
         for running in self.running:
-            if self.obeyed > 1:
+            if self.stops_obeyed > 1:
                 running.launcher.kill()
-            elif running.asked is None:
-                self._ask(running, "interrupted")
+            elif running.stopped is None:
+                self._stop(running, "interrupted")
 
-    # ---- which run is next ----
-
-    def _left(self) -> list[State]:
+    def _unsettled(self) -> list[State]:
         return [s for s in self.states if s.state in (WAITING, ELSEWHERE)]
 
     def _start_what_fits(self) -> None:
         if self.running and not self.options.pack:
             return
-        again = time.monotonic() - self.looked_s >= LOOK_AGAIN_S
+        again = time.monotonic() - self.checked_s >= CHECK_AGAIN_S
         if again:
-            self.looked_s = time.monotonic()
-        for state in self._left():
+            self.checked_s = time.monotonic()
+        for state in self._unsettled():
             if state.state == ELSEWHERE and not again:
                 continue
             taken = {name for r in self.running for node in r.devices for name in node}
@@ -132,91 +170,85 @@ class Runner:
                 return
 
     def _begin(self, state: State, devices: Devices) -> bool:
-        """Start a run, unless it is done already or somebody else is at it."""
+        """Start a run, unless it is done already or somebody else measures it."""
         job = state.job
         lock = Lock(job.folder.lock("claim"))
         if not lock.take():
             state.state = ELSEWHERE
             return False
-        if outcome.is_measured(job.folder):  # by a person, without a sweep
-            state.state = ELSEWHERE
-            lock.release()
-            return False
-        told = read_json(job.folder.summary) or {}
-        # What another runner has measured meanwhile is not to be measured again.
-        fresh = written_since(job.folder.summary, self.began_unix)
-        known = settled(told.get("outcome"), None if fresh else self.options.rerun)
-        if known is not None:
-            state.state, state.reason, state.known = known, told.get("reason"), not fresh
+        if self._needs_no_start(state):
             lock.release()
             return False
         try:
-            self._look_around()
+            self._check_isolation()
             self.place.prepare(job)
-            launcher = self.idle.pop() if self.idle else self._launcher()
+            launcher = (
+                self.idle.pop()
+                if self.idle
+                else self.place.start(self.folder / "logs" / "launcher.txt")
+            )
         except UserError:
             lock.release()
             raise
-        log = new_log(self.folder / "logs", job)
-        argv = (*job.argv, *(("--rerun",) if self.options.rerun == "all" else ()))
+        log = _new_log(self.folder / "logs", job)
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
-        running = Running(state, launcher, lock, devices, log, time.time(), outcome.oom_kills())
-        self.running.append(running)
-        launcher.begin(
-            LaunchRequest(
-                job,
-                argv,
-                self._variables(state),
-                self._cores(devices),
-                log,
-                self.place.visible(devices),
-                self.options.elastic,
-            )
+        self.running.append(
+            Running(state, launcher, lock, devices, log, time.time(), outcome.oom_kills())
         )
-        self.screen.note(f"{self._number(state)} {job}: started")
+        launcher.begin(self._request(job, devices, log))
+        self.screen.note(f"{self.name_of(state)}: started")
         return True
 
-    def _launcher(self) -> Launcher:
-        return self.place.start(self.folder / "logs" / "launcher.txt")
+    def _needs_no_start(self, state: State) -> bool:
+        folder = state.job.folder
+        if outcome.is_measured(folder):  # by a person, without a sweep
+            state.state = ELSEWHERE
+            return True
+        # What another runner has measured meanwhile is not measured again.
+        fresh = written_since(folder.summary, self.began_unix)
+        known = self.is_settled(state, None if fresh else self.options.rerun)
+        state.known = known and not fresh
+        return known
 
-    def _variables(self, state: State) -> dict[str, str]:
-        """For the ranks: what their record says of how they were started."""
-        launch = launched(self.folder.name, self.options, self.found, self.place.facts(state.job))
-        return {"HARNESS_LAUNCH": json.dumps(launch), **self.place.variables(state.job)}
+    def _request(self, job: Job, devices: Devices, log: Path) -> LaunchRequest:
+        launch = launched(self.folder.name, self.options, self.others, self.place.facts(job))
+        on_cores = self.options.pack and not self.machine.gpus
+        return LaunchRequest(
+            job,
+            argv=(*job.argv, *(("--rerun",) if self.options.rerun == "all" else ())),
+            environment={"HARNESS_LAUNCH": json.dumps(launch), **self.place.variables(job)},
+            cores=tuple(int(core) for node in devices for core in node) if on_cores else None,
+            log=log,
+            devices=self.place.visible(devices),
+            elastic=self.options.elastic,
+        )
 
-    def _cores(self, devices: Devices) -> tuple[int, ...] | None:
-        if self.options.pack and not self.machine.gpus:
-            return tuple(int(core) for node in devices for core in node)
-        return None
-
-    def _look_around(self) -> None:
-        """Say, or refuse, when others use this machine; only while nothing of ours runs."""
+    def _check_isolation(self) -> None:
+        """Warn or refuse when others use this machine; only while nothing of ours runs."""
         now_s = time.monotonic()
         early = now_s - self.isolation_s < ISOLATION_S
         if self.options.isolation == "off" or not self.place.here or self.running or early:
             return
         self.isolation_s = now_s
-        self.found = machine.others(self.machine)
-        disturbance = machine.disturbed(self.found)
+        self.others = machine.others(self.machine)
+        disturbance = machine.disturbance(self.others)
         if disturbance is None:
             return
         if self.options.isolation == "error":
-            raise UserError(f"{disturbance}: wait, or measure all the same with --isolation warn")
-        self.screen.say(f"warning: {disturbance}: what is measured now is disturbed")
-
-    # ---- runs that go on, and that end ----
+            raise UserError(f"{disturbance}: wait, or measure anyway with --isolation warn")
+        self.screen.print(f"warning: {disturbance}: this disturbs what is measured now")
 
     def _collect(self) -> None:
         for running in list(self.running):
-            found = running.launcher.poll()
+            run_exit = running.launcher.poll()
             if not running.launcher.ready:
                 # Loading is done once for all runs: it is no part of this one.
                 running.state.began_s = time.monotonic()
-            if found is not None:
-                self._settle(running, found)
-            elif running.asked is None and self._too_long(running):
-                self._ask(running, "timeout")
-            elif running.asked is not None and time.monotonic() - running.asked_s > GRACE_S:
+            if run_exit is not None:
+                self._settle(running, run_exit)
+            elif running.stopped is None and self._too_long(running):
+                self._stop(running, "timeout")
+            elif running.stopped is not None and time.monotonic() - running.stopped_s > GRACE_S:
                 running.launcher.kill()
 
     def _too_long(self, running: Running) -> bool:
@@ -224,35 +256,32 @@ class Runner:
         assert began_s is not None
         return limit_s is not None and time.monotonic() - began_s > limit_s
 
-    def _ask(self, running: Running, why: str) -> None:
-        running.asked, running.asked_s = why, time.monotonic()
+    def _stop(self, running: Running, reason: str) -> None:
+        running.stopped, running.stopped_s = reason, time.monotonic()
         running.launcher.stop()
 
-    def _settle(self, running: Running, found: Exit) -> None:
+    def _settle(self, running: Running, run_exit: Exit) -> None:
         state, job = running.state, running.state.job
         kills = outcome.oom_kills() - running.oom_kills
         if (lost := self.place.collect(job)) is not None:
-            # Whatever it is, it lies where it was written: the next start brings it.
-            found = replace(found, error=f"no record came back: {lost}", launcher_died=True)
+            # The record stays where it was written: the next start fetches it.
+            run_exit = replace(run_exit, error=f"no record came back: {lost}", launcher_died=True)
         state.state = outcome.settle(
-            job, found, running.began_unix, running.log, running.asked, kills
+            job, run_exit, running.began_unix, running.log, running.stopped, kills
         )
         assert state.began_s is not None
         took_s = time.monotonic() - state.began_s
         state.took_s = took_s if state.state != ELSEWHERE else None
-        summary = read_json(job.folder.summary) or {}
-        state.reason = summary.get("reason")
         self.running.remove(running)
         running.lock.release()
         self.idle.append(running.launcher)
-        line = f"{self._number(state)} {job}: {state.state} after {took_s:.1f} s, "
-        if state.failed:
-            self.screen.say(f"{line}{state.reason}; its output is in {running.log}")
-        else:
-            self.screen.note(line + in_short(summary), ended=True)
-        if state.failed and self.options.fail_fast and not self.stops:
-            self.screen.say("stopped at the first failure (--fail_fast)")
-            self.stops += 1
+        self.report(state, took_s, running.log)
 
-    def _number(self, state: State) -> str:
-        return f"[{self.states.index(state) + 1}/{len(self.states)}]"
+
+def _new_log(folder: Path, job: Job) -> Path:
+    """A file of its own for the output of each start."""
+    stem = job.path.replace("/", "_")
+    number = 1
+    while (log := folder / f"{stem}_{number}.txt").exists():
+        number += 1
+    return log

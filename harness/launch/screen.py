@@ -14,7 +14,7 @@ from rich.text import Text
 
 from harness.core.identity import number
 from harness.core.records import FINISHED, read_json, read_rows
-from harness.launch.plan import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
+from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
 
 STYLES = {FINISHED: "green", RUNNING: "bold cyan", WAITING: "dim", ELSEWHERE: "cyan",
           SKIPPED: "dim"}  # fmt: skip
@@ -22,10 +22,10 @@ EVERY_S = 0.25
 
 
 class Screen:
-    """say() prints a line that stays; note() too, unless the table shows it; show() draws it."""
+    """print() adds a line; note() too, unless the table shows it; show() draws the table."""
 
     def __init__(self, title: str, states: list[State], in_turn: bool = True) -> None:
-        """in_turn: what is left takes as long as its runs one after the other."""
+        """in_turn: one run after the other, so that the time left can be estimated."""
         self.title, self.states, self.in_turn = title, states, in_turn
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.live: Live | None = None
@@ -41,12 +41,12 @@ class Screen:
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back; from now on lines are plain."""
+        """Release the terminal; from now on lines are plain."""
         if self.live is not None:
             self.live.stop()
             self.live = None
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         stamp = time.strftime("%H:%M:%S")
         self.console.print(f"{stamp} {line}", markup=False)
 
@@ -54,7 +54,7 @@ class Screen:
         if self.live is not None:
             return
         left_s = self._left_s() if ended else None
-        self.say(line + (f"; about {short(left_s)} left" if left_s else ""))
+        self.print(line + (f"; about {short(left_s)} left" if left_s else ""))
 
     def show(self) -> None:
         if self.live is None or time.monotonic() - self.drawn_s < EVERY_S:
@@ -74,7 +74,7 @@ class Screen:
         shown = window(self.states, max(3, height - 5))
         for state in shown:
             style = STYLES.get(state.state, "red")
-            run = Text(shared_out(state, self.states))
+            run = Text(short_label(state, self.states))
             table.add_row(run, Text(standing(state), style), *progress_of(state))
         hidden = len(self.states) - len(shown)
         more = [Text(f"... and {hidden} more", "dim")] if hidden else []
@@ -95,13 +95,14 @@ class Screen:
 
 
 def standing(state: State) -> str:
-    """What becomes of a run now, and why it waits where somebody else decides that."""
-    why = state.reason if state.state == WAITING else None
-    return f"{state.state} ({why})" if why else state.state
+    """The state of a run, and why it waits where a cluster decides that."""
+    if state.state == WAITING and state.reason:
+        return f"{state.state} ({state.reason})"
+    return state.state
 
 
 def window(states: list[State], rows: int) -> list[State]:
-    """As many as fit, around what goes on now; the order stays."""
+    """As many as fit, around the current run; the order stays."""
     if len(states) <= rows:
         return states
     now = next((i for i, s in enumerate(states) if s.state == RUNNING), None)
@@ -111,15 +112,15 @@ def window(states: list[State], rows: int) -> list[State]:
     return states[first : first + rows]
 
 
-def shared_out(state: State, states: list[State]) -> str:
-    """The label without what is the same for all runs."""
+def short_label(state: State, states: list[State]) -> str:
+    """The label without the parts that are the same for all runs."""
     label = state.job.label
     varied = [k for k in label if len({str(s.job.label.get(k)) for s in states}) > 1]
     return " ".join(f"{k}={number(label[k])}" for k in varied) or str(state.job)
 
 
 def progress_of(state: State) -> tuple[str, ...]:
-    """Epoch, accuracy, loss, samples/s and elapsed, as far as the record tells them."""
+    """Epoch, accuracy, loss, samples/s and elapsed, as far as they are recorded."""
     rows: list[dict[str, Any]] = []
     if state.state not in (WAITING, SKIPPED):
         rows, _ = read_rows(state.job.folder.epochs)
@@ -140,20 +141,20 @@ def progress_of(state: State) -> tuple[str, ...]:
 
 
 def time_left_s(states: list[State]) -> float | None:
-    """From what runs of the same kind took here; None while nothing has ended."""
+    """From the times of runs of the same kind; None before the first has ended."""
     took: dict[tuple[str, int], list[float]] = {}
     for state in states:
         if state.took_s is not None:
             took.setdefault(_kind(state), []).append(state.took_s)
-    every = [seconds for many in took.values() for seconds in many]
+    every = [seconds for kind in took.values() for seconds in kind]
     if not every:
         return None
     left = 0.0
     for state in states:
         if state.state in (WAITING, RUNNING):
-            usual = statistics.median(took.get(_kind(state), every))
-            gone = time.monotonic() - state.began_s if state.began_s is not None else 0.0
-            left += max(0.0, usual - gone)
+            usual_s = statistics.median(took.get(_kind(state), every))
+            elapsed_s = time.monotonic() - state.began_s if state.began_s is not None else 0.0
+            left += max(0.0, usual_s - elapsed_s)
     return left
 
 
@@ -162,7 +163,7 @@ def _kind(state: State) -> tuple[str, int]:
 
 
 def short(seconds: float) -> str:
-    """A time for people: 12 s, 3:05, 2:10:00."""
+    """A duration as people write it: 12 s, 3:05, 2:10:00."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

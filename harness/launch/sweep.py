@@ -1,4 +1,4 @@
-"""The command line of a sweep."""
+"""python -m harness sweep FILE: many runs from one file, and nothing that was measured is lost."""
 
 from __future__ import annotations
 
@@ -25,20 +25,10 @@ from harness.core.strategies import why_not_elastic
 from harness.launch.agents import environment_with
 from harness.launch.machine import this_machine
 from harness.launch.netns.place import Netns
-from harness.launch.places import Local, Machines, Place
-from harness.launch.plan import (
-    ELSEWHERE,
-    RUNNING,
-    SKIPPED,
-    WAITING,
-    Elastic,
-    Job,
-    Options,
-    State,
-    axes_of,
-    plan,
-)
-from harness.launch.runner import Runner
+from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
+from harness.launch.places import Local, Machines, Options, Place
+from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
+from harness.launch.runner import Runner, Worker
 from harness.launch.screen import Screen
 from harness.launch.slurm import flags
 from harness.launch.slurm.flags import slurm_of
@@ -250,9 +240,6 @@ def _seconds(text: Any) -> float | None:
     return seconds
 
 
-# ----
-# python -m harness sweep FILE: many runs from one file, and nothing that was measured is lost.
-
 PLACES: dict[str, Callable[[Options], Place]] = {
     "local": Local,
     "netns": Netns,
@@ -290,7 +277,7 @@ def main(argv: list[str]) -> int:
 
 
 def overridden(sweep: Sweep, given: dict[str, list[str]]) -> Sweep:
-    """--set: one value stands for all runs, several make an axis, whatever the file says."""
+    """--set: one value holds for all runs, several make an axis, whatever the file says."""
     for name, texts in given.items():
         if name in NOT_IN_A_FILE:
             raise UserError(f"--set {name}: use {NOT_IN_A_FILE[name]}")
@@ -300,7 +287,7 @@ def overridden(sweep: Sweep, given: dict[str, list[str]]) -> Sweep:
             for script in sweep.scripts:
                 field = None if name == "link" else field_of(script, name)
                 key = field or name
-                value = str(link_of(text)) if name == "link" else typed(name, field, [text])
+                value = link_of(text) if name == "link" else typed(name, field, [text])
             values.append(value)
         grid = {k: v for k, v in sweep.grid.items() if k != key}
         settings = {s: {k: v for k, v in p.items() if k != key} for s, p in sweep.settings.items()}
@@ -330,12 +317,12 @@ def choose(states: list[State], asked: Arguments) -> list[State]:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-                raise UserError(f"{flag} {name}: no run differs by that; {hint}")
+                raise UserError(f"{flag} {name}: no run varies it; {hint}")
     kept = [
         state
         for state in states
-        if (not asked.select or any(_meets(state.job, c) for c in asked.select))
-        and not any(_meets(state.job, c) for c in asked.exclude)
+        if (not asked.select or any(_matches(state.job, c) for c in asked.select))
+        and not any(_matches(state.job, c) for c in asked.exclude)
     ]
     kept = kept[asked.limit]
     if not kept:
@@ -343,7 +330,7 @@ def choose(states: list[State], asked: Arguments) -> list[State]:
     return kept
 
 
-def _meets(job: Job, condition: dict[str, str]) -> bool:
+def _matches(job: Job, condition: dict[str, str]) -> bool:
     return all(
         name in job.label and fnmatch.fnmatchcase(number(job.label[name]), pattern)
         for name, pattern in condition.items()
@@ -369,64 +356,63 @@ def _run(
     screen = Screen(sweep.header.get("question", sweep.name), chosen, place.in_turn)
     with screen:
         for line in skipped(chosen):
-            screen.say(line)
+            screen.print(line)
         worker = _worker(place, chosen, folder, screen)
-        with _signals(worker) as came:
+        with _signals(worker) as signals:
             worker.work()
             screen.close()
             if done := sum(state.known for state in chosen):
-                screen.say(f"{done} of {len(chosen)} runs had been done before")
-            # Still with the signals counted: a second Ctrl-C that comes late is no crash.
+                screen.print(f"{done} of {len(chosen)} runs had been done before")
+            # Signals are still counted here, so that a late second Ctrl-C is no crash.
             if worker.stops < 2:
                 _table(folder, "--write", start_new_session=True)
-    if came:
+    if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
         left = sum(state.state in to_go for state in chosen)
-        print(f"stopped, {left} runs to go: the same command goes on", file=sys.stderr)
-        return 128 + came[0]
+        print(f"stopped, {left} runs to go: the same command continues", file=sys.stderr)
+        return 128 + signals[0]
     return 1 if any(state.failed for state in chosen) else 0
 
 
 def skipped(states: list[State]) -> list[str]:
-    """What cannot run here, a line a reason."""
-    reasons: dict[str, list[State]] = {}
+    """What cannot run here, one line for each reason."""
+    by_reason: dict[str, list[State]] = {}
     for state in states:
         if state.state == SKIPPED:
-            reasons.setdefault(str(state.reason), []).append(state)
+            by_reason.setdefault(str(state.reason), []).append(state)
     return [
-        f"skipped: {state[0].job}"
-        + (f" and {len(state) - 1} more" if state[1:] else "")
+        f"skipped: {skipped[0].job}"
+        + (f" and {len(skipped) - 1} more" if skipped[1:] else "")
         + f": {reason}"
-        for reason, state in reasons.items()
+        for reason, skipped in by_reason.items()
     ]
 
 
-def _worker(place: Place, states: list[State], folder: Path, screen: Screen) -> Runner | Queue:
-    """Who works the runs off: a cluster does it in its own order."""
+def _worker(place: Place, states: list[State], folder: Path, screen: Screen) -> Worker:
     if isinstance(place, Machines):
-        return Runner(states, place.options, place, this_machine(), folder, screen)
+        return Runner(states, place.options, folder, screen, place, this_machine())
     return Queue(states, place.options, folder, screen)
 
 
 @contextmanager
-def _signals(worker: Runner | Queue) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are counted, and obeyed by the runner's loop."""
-    came: list[int] = []
+def _signals(worker: Worker) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are counted here and obeyed by the worker's loop."""
+    received: list[int] = []
 
     def count(signum: int, frame: Any) -> None:
-        came.append(signum)
+        received.append(signum)
         worker.stops += 1
 
     before = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield came
+        yield received
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
 
 def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -> None:
-    """sweep.json: what the readers need to know of the plan. Another plan is kept aside."""
+    """sweep.json: what readers need to know of the plan; a different earlier one is kept aside."""
     path = folder / "sweep.json"
     content = {
         "schema": SCHEMA,
@@ -436,7 +422,7 @@ def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -
         "tiny": sweep.tiny,
         "command": command_line(["python", "-m", "harness", "sweep", *argv]),
         "axes": axes_of(sweep),
-        "baseline": sweep.baseline,
+        "baseline": as_text(sweep.baseline) if sweep.baseline else None,
         "target": sweep.target,
         "hold": sweep.hold,
         "lr_rule": sweep.lr_rule,
@@ -462,14 +448,14 @@ def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -
 
 
 def _table(folder: Path, *flags: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """By the reading tower, in a process of its own: it loads pandas, this one does not."""
+    """Print the table from a process of its own, which loads pandas: this one does not."""
     sys.stdout.flush()
     command = [sys.executable, "-m", "harness", "table", str(folder), *flags]
     return subprocess.run(command, env=environment_with({}), check=False, text=True, **how)
 
 
 def _check_columns(folder: Path, file: str) -> None:
-    """Before hours of measuring: whether the table at their end can be shown."""
+    """Whether the table can be shown, before hours are spent on measuring."""
     done = _table(folder, capture_output=True)
     if done.returncode:
         message = done.stderr.strip().removeprefix("harness table: error: ")

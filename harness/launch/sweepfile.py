@@ -1,4 +1,4 @@
-"""A sweep file: read, checked whole, with the line of every mistake.
+"""A sweep file: read and checked as a whole; every mistake is shown with its line.
 
     # Question: which batch per GPU is fastest, and what does it cost in quality?
     script: [bert, vit]           one or both
@@ -12,7 +12,7 @@
     exclude:                      points that are left out
       - {setup: 2_2, per_gpu_batch: 1}
     seeds: [2, 4, 42]             each point is measured with each of them
-    order: [seed, setup]          outermost first; seeds are outermost by themselves
+    order: [seed, setup]          outermost first; without it seeds are outermost
     baseline: {setup: 1_1}        what the tables compare with
     target: {metric: accuracy, value: 0.9}
     hold: per_gpu_batch           or effective_batch: per_gpu_batch is then the baseline's
@@ -22,14 +22,14 @@
     if_installed: {timm: {...}}   settings to use where a package is installed
     tiny: {...}                   with --tiny each key in here replaces the one above
 
-`link` is an axis, too: none, 20ms/200mbit, rack (core/links.py), {places: [2, 1], ...}.
+`link` is an axis too: none, 20ms/200mbit, rack, {places: [2, 1], ...} (core/links.py).
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,18 @@ from harness.core.links import link_of
 from harness.core.settings import UserError
 
 HEADER = re.compile(r"^#\s*(Question|Command|Needs|Time|Runs):\s*(.*)$")
+SCRIPTS = ("bert", "vit")
+HOLDS = ("per_gpu_batch", "effective_batch")
+LR_RULES = ("none", "linear", "sqrt")
+KEYS = (
+    "script", "settings", "bert", "vit", "if_installed", "grid", "runs", "exclude", "seeds",
+    "order", "baseline", "target", "hold", "lr_rule", "columns", "per_node",
+)  # fmt: skip
+# Settings that belong on the command line of the sweep.
+NOT_IN_A_FILE = {"output_dir": "--output_dir", "tiny": "--tiny", "rerun": "--rerun all"}
+
+Point = dict[str, Any]  # settings by name, typed; link as a Link or Network
+Where = tuple[Any, ...]  # keys and indices that lead to a part of the file
 
 
 @dataclass(frozen=True)
@@ -50,9 +62,9 @@ class Source:
 
     path: Path
     content: dict[str, Any]
-    lines: dict[tuple[Any, ...], int]
+    lines: dict[Where, int]
 
-    def wrong(self, where: tuple[Any, ...], message: object) -> UserError:
+    def wrong(self, where: Where, message: object) -> UserError:
         at = where
         while at and at not in self.lines:
             at = at[:-1]
@@ -68,49 +80,49 @@ def read(path: Path) -> Source:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}{_nearest_file(path)}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not readable as YAML: no UTF-8") from None
+        raise UserError(f"{path}: not readable as YAML: it is not UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}: not readable as YAML") from None
-    lines: dict[tuple[Any, ...], int] = {}
-    source = Source(path, {}, lines)
-    content = _plain(root, (), lines, source) if root is not None else None
+    source = Source(path, {}, {})
+    content = _plain(root, (), source) if root is not None else None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected keys such as script and grid, found none")
-    return Source(path, content, lines)
+    return replace(source, content=content)
 
 
 def header_of(path: Path) -> dict[str, str]:
     """The comment at the top: question, command, needs, time, runs; lines may go on."""
-    found: dict[str, str] = {}
+    header: dict[str, str] = {}
     last = ""
     for line in path.read_text("utf-8").strip().splitlines():
         if not line.startswith("#"):
             break
         if match := HEADER.match(line):
             last = match[1].lower()
-            found[last] = match[2].strip()
+            header[last] = match[2].strip()
         elif last and line.startswith("#  "):
-            found[last] += " " + line.lstrip("# ").strip()
+            header[last] += " " + line.lstrip("# ").strip()
         else:
             last = ""
-    return found
+    return header
 
 
-def _plain(node: Any, path: tuple[Any, ...], lines: dict[Any, int], source: Source) -> Any:
-    lines.setdefault(path, node.start_mark.line + 1)
+def _plain(node: Any, path: Where, source: Source) -> Any:
+    """Dicts, lists and texts of a YAML node; their lines go into the source."""
+    source.lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
-        found: dict[str, Any] = {}
+        content: dict[str, Any] = {}
         for key, value in node.value:
             where = (*path, key.value)
-            lines[where] = key.start_mark.line + 1
-            if key.value in found:
-                raise source.wrong(where, f"{key.value} stands here twice")
-            found[key.value] = _plain(value, where, lines, source)
-        return found
+            source.lines[where] = key.start_mark.line + 1
+            if key.value in content:
+                raise source.wrong(where, f"{key.value} is given twice")
+            content[key.value] = _plain(value, where, source)
+        return content
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(v, (*path, i), lines, source) for i, v in enumerate(node.value)]
+        return [_plain(v, (*path, i), source) for i, v in enumerate(node.value)]
     return node.value
 
 
@@ -120,21 +132,9 @@ def _nearest_file(path: Path) -> str:
     return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
-SCRIPTS = ("bert", "vit")
-HOLDS = ("per_gpu_batch", "effective_batch")
-LR_RULES = ("none", "linear", "sqrt")
-KEYS = (
-    "script", "settings", "bert", "vit", "if_installed", "grid", "runs", "exclude", "seeds",
-    "order", "baseline", "target", "hold", "lr_rule", "columns", "per_node",
-)  # fmt: skip
-# Settings that the command line of the sweep decides.
-NOT_IN_A_FILE = {"output_dir": "--output_dir", "tiny": "--tiny", "rerun": "--rerun all"}
-Point = dict[str, Any]  # settings by name, typed; link as text
-
-
 @dataclass(frozen=True)
 class Sweep:
-    """What a file asks for, every value typed."""
+    """The content of a file, every value typed."""
 
     name: str
     file: str
@@ -160,7 +160,7 @@ def load(path: Path, tiny: bool = False, installed: Any = None) -> Sweep:
     content, at = dict(source.content), {key: (key,) for key in source.content}
     small = content.pop("tiny", None)
     if small is not None and not isinstance(small, dict):
-        raise source.wrong(("tiny",), "tiny holds keys that replace those above")
+        raise source.wrong(("tiny",), "tiny: expected keys that replace those above")
     for keys, where in ((content, ()), (small or {}, ("tiny",))):
         for key in keys:
             if key not in KEYS:
@@ -184,11 +184,11 @@ def _installed(package: str) -> bool:
 
 @dataclass
 class _Reader:
-    """Checks one key after the other; `at` says where in the file each stands."""
+    """Checks one key after the other; `at` is where in the file each is."""
 
     source: Source
     content: dict[str, Any]
-    at: dict[str, tuple[Any, ...]]
+    at: dict[str, Where]
     tiny: bool
     installed: Any
 
@@ -199,14 +199,14 @@ class _Reader:
         settings = {script: self._settings(script) for script in scripts}
         if "seeds" in self.content:
             if "seed" in grid:
-                raise self._wrong("seeds", "seed stands in grid already")
+                raise self._wrong("seeds", "seed is in grid already")
             grid["seed"] = self._values(scripts, "seed", "seeds")
         varied = {"script", *grid, *(key for run in runs for key in run)}
         if twice := sorted(set(grid) & {key for run in runs for key in run}):
-            raise self._wrong("runs", f"{twice[0]} stands in grid already")
+            raise self._wrong("runs", f"{twice[0]} is in grid already")
         for script in scripts:
             if twice := sorted(set(settings[script]) & set(grid)):
-                raise self._wrong("grid", f"{twice[0]} stands in settings already")
+                raise self._wrong("grid", f"{twice[0]} is in settings already")
         return Sweep(
             name=self.source.path.stem + ("-tiny" if self.tiny else ""),
             file=str(self.source.path),
@@ -250,12 +250,12 @@ class _Reader:
         if not isinstance(packages, dict):
             raise self._wrong("if_installed", "expected a package and its settings")
         for package, given in packages.items():
-            found = self._point((script,), given, (*self.at["if_installed"], package))
+            extra = self._point((script,), given, (*self.at["if_installed"], package))
             if self.installed(package):
-                point |= found
+                point |= extra
         return point
 
-    def _point(self, scripts: tuple[str, ...], given: Any, where: tuple[Any, ...]) -> Point:
+    def _point(self, scripts: tuple[str, ...], given: Any, where: Where) -> Point:
         """Names and values of one point; the script itself may be one of them."""
         if not isinstance(given, dict):
             raise self.source.wrong(where, f"expected names and values, found {given!r}")
@@ -270,28 +270,27 @@ class _Reader:
                 continue
             key, typed_value = self._typed(scripts, name, value, (*where, name))
             if key in point:
-                raise self.source.wrong((*where, name), f"{key} stands here twice")
+                raise self.source.wrong((*where, name), f"{key} is given twice")
             point[key] = typed_value
         return point
 
     def _typed(
-        self, scripts: tuple[str, ...], name: str, value: Any, where: tuple[Any, ...]
+        self, scripts: tuple[str, ...], name: str, value: Any, where: Where
     ) -> tuple[str, Any]:
-        """The setting that a name means and its typed value; a link is kept as text."""
+        """The setting that a name means and its typed value."""
         name = name.replace("-", "_")
         if name in NOT_IN_A_FILE:
             flag = NOT_IN_A_FILE[name]
             raise self.source.wrong(where, f"{name} is given on the command line: {flag}")
         try:
             if name == "link":
-                return "link", str(link_of(value))
-            found = {
+                return "link", link_of(value)
+            ((setting, typed_value),) = {
                 (field_of(script, name), typed(name, field_of(script, name), texts_of(value)))
                 for script in scripts
             }
         except UserError as error:
             raise self.source.wrong(where, error) from None
-        ((setting, typed_value),) = found
         return setting or name, typed_value
 
     def _grid(self, scripts: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -302,7 +301,7 @@ class _Reader:
         for name in given:
             key, _ = self._typed(scripts, name, _first(given[name]), (*self.at["grid"], name))
             if key in grid:
-                raise self._wrong("grid", f"{key} stands here twice", name)
+                raise self._wrong("grid", f"{key} is given twice", name)
             grid[key] = self._values(scripts, name, "grid", name)
         return grid
 
@@ -313,17 +312,17 @@ class _Reader:
             given = given[part]
         values = given if isinstance(given, list) else [given]
         where = (*self.at[key], *deeper)
-        found: list[Any] = []
+        axis: list[Any] = []
         for number, value in enumerate(values):
             _, typed_value = self._typed(scripts, name, value, (*where, number))
-            if typed_value in found:
-                raise self.source.wrong((*where, number), f"{name} {value} stands here twice")
-            found.append(typed_value)
-        if not found:
+            if typed_value in axis:
+                raise self.source.wrong((*where, number), f"{name} {value} is given twice")
+            axis.append(typed_value)
+        if not axis:
             raise self.source.wrong(where, f"{name} has no values")
-        return found
+        return axis
 
-    def _entries(self, key: str) -> list[tuple[Any, tuple[Any, ...]]]:
+    def _entries(self, key: str) -> list[tuple[Any, Where]]:
         given = self.content.get(key) or []
         if not isinstance(given, list):
             raise self._wrong(key, f"{key} is a list of points such as - {{setup: 1_1}}")

@@ -11,9 +11,9 @@ from harness.core.locks import Lock
 from harness.core.records import read_json, write_json
 from harness.launch.launcher import Exit
 from harness.launch.machine import Machine
-from harness.launch.outcome import settle
-from harness.launch.places import Local
-from harness.launch.plan import ELSEWHERE, Job, Options, State, plan
+from harness.launch.outcome import ELSEWHERE, State, settle
+from harness.launch.places import Local, Options
+from harness.launch.plan import Job, plan
 from harness.launch.runner import Runner
 from harness.launch.sweepfile import load
 from tests.support.sweeps import sweep_file
@@ -50,7 +50,7 @@ def test_a_finished_record_is_never_written_over(job: Job) -> None:
 
 
 class Deaf:
-    def say(self, line: str) -> None: ...
+    def print(self, line: str) -> None: ...
     def note(self, line: str, ended: bool = False) -> None: ...
     def show(self) -> None: ...
 
@@ -59,7 +59,7 @@ def test_a_runner_waits_for_a_run_that_a_person_started(job: Job, tmp_path: Path
     by_hand = Lock(job.folder.lock("run"))
     assert by_hand.take()
     state = State(job)
-    runner = Runner([state], Options(), Local(Options()), Machine((), (0,)), tmp_path, Deaf())
+    runner = Runner([state], Options(), tmp_path, Deaf(), Local(Options()), Machine((), (0,)))
     runner._start_what_fits()
     assert state.state == ELSEWHERE and not runner.running
     # Its claim is free again: another runner may look, too.

@@ -20,7 +20,8 @@ from harness.core.settings import UserError
 from harness.launch.machine import Machine
 from harness.launch.netns.nodes import main
 from harness.launch.netns.place import Netns
-from harness.launch.plan import Elastic, Job, Options, plan
+from harness.launch.places import Options
+from harness.launch.plan import Elastic, Job, plan
 from harness.launch.sweepfile import load
 from tests.support.sweeps import (
     ROOT,

@@ -11,9 +11,9 @@ import pytest
 from harness.core.command_line import parse
 from harness.core.identity import run_id
 from harness.core.settings import UserError
-from harness.launch.machine import Machine, disturbed, others, this_machine
-from harness.launch.places import Local
-from harness.launch.plan import Job, Options, axes_of, commands, plan
+from harness.launch.machine import Machine, disturbance, others, this_machine
+from harness.launch.places import Local, Options
+from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.sweepfile import header_of, load
 from harness.read.tables.columns import FACTS, OPTIONAL
 from tests.support.sweeps import ROOT, sweep_file
@@ -156,24 +156,24 @@ WRONG = {
     ),
     "one run twice": (
         "script: vit\nruns: [{lr: 1}, {lr: 1, epochs: 3}]",
-        "lr=1 epochs=3 and lr=1 are one and the same run",
+        "lr=1 epochs=3 and lr=1 are the same run",
     ),
     "exclude": (
         "script: vit\ngrid: {lr: [1, 2]}\nexclude: [{lr: 3}]",
-        "exclude lr=3 leaves out nothing",
+        "exclude lr=3 matches no run",
     ),
     "nothing left": ("script: vit\ngrid: {lr: [1]}\nexclude: [{lr: 1}]", "no run is left"),
     "baseline": (
         "script: vit\ngrid: {lr: [1, 2]}\nbaseline: {lr: 3}",
-        "baseline lr=3 is none of the runs",
+        "no run is the baseline lr=3",
     ),
     "link on one node": (
         "script: vit\ngrid: {setup: [1_2], link: [1ms]}",
-        "link 1ms lies between nodes, and 1_2 has one",
+        "link 1ms needs at least two nodes, and setup 1_2 has one",
     ),
     "link and tag": (
         "script: vit\ngrid: {setup: [2_1_far], link: [1ms]}",
-        "setup 2_1_far: the tag is taken by the link 1ms",
+        "setup 2_1_far: leave out the tag, the link 1ms sets it",
     ),
     "hold without baseline": (
         "script: vit\ngrid: {setup: [1_1, 1_2]}\nhold: effective_batch",
@@ -225,8 +225,8 @@ def test_who_else_is_at_work() -> None:
     assert here.cores and here.devices >= 1
     found = others(here, interval_s=0.05)
     assert 0 <= found["cpu_busy_share"] <= 1 and found["gpu_processes"] == 0
-    assert disturbed({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
-    busy = disturbed({"cpu_busy_share": 0.5, "gpu_processes": 2})
+    assert disturbance({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
+    busy = disturbance({"cpu_busy_share": 0.5, "gpu_processes": 2})
     assert busy == "2 other process(es) use the GPUs and others use 50% of the cores"
 
 

@@ -14,10 +14,12 @@ import pytest
 from harness.core.locks import Lock
 from harness.core.records import read_json, write_json
 from harness.core.settings import UserError
-from harness.launch.plan import ELSEWHERE, WAITING, Job, Options, State, plan
+from harness.launch.outcome import ELSEWHERE, WAITING, State
+from harness.launch.places import Options
+from harness.launch.plan import Job, plan
 from harness.launch.screen import Screen, standing
 from harness.launch.slurm import queue
-from harness.launch.slurm.cluster import Note, Submitted, ending_of
+from harness.launch.slurm.cluster import Note, Submitted, exit_of
 from harness.launch.slurm.flags import Slurm
 from harness.launch.slurm.queue import Queue, Watched
 from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
@@ -241,7 +243,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 
 
 @pytest.mark.parametrize(
-    ("word", "signal", "code", "outside"),
+    ("word", "signal", "code", "verdict"),
     [
         ("TIMEOUT", "", None, ("timeout", "the job reached its time limit")),
         ("FAILED", "USR1", 1, ("timeout", "the job reached its time limit")),
@@ -258,14 +260,14 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
     ],
 )  # fmt: skip
 def test_what_a_state_of_slurm_means(
-    word: str | None, signal: str, code: int | None, outside: Any, tmp_path: Path
+    word: str | None, signal: str, code: int | None, verdict: Any, tmp_path: Path
 ) -> None:
     ended = None if code is None else 130.0
-    found = ending_of(
+    found = exit_of(
         "job 7", word, Note("7", 100.0, ended, code, signal), tmp_path / "log", tmp_path
     )
     assert (found.code == 0) == (word == "COMPLETED")
-    assert found.outside == outside and found.wall_s == (0.0 if ended is None else 30.0)
+    assert found.verdict == verdict and found.wall_s == (0.0 if ended is None else 30.0)
 
 
 def test_ranks_that_failed_are_found_in_what_torchrun_prints(tmp_path: Path) -> None:
@@ -273,9 +275,9 @@ def test_ranks_that_failed_are_found_in_what_torchrun_prints(tmp_path: Path) -> 
     now = time.strftime("%Y-%m-%d_%H:%M:%S")
     log.write_text(TORCHRUN.format(now="2020-01-01_00:00:00") + TORCHRUN.format(now=now))
     note = Note("7", time.time() - 60, None, None, "")
-    (failure,) = ending_of("job 7", "FAILED", note, log, tmp_path).failures
+    (failure,) = exit_of("job 7", "FAILED", note, log, tmp_path).failures
     assert (failure["rank"], failure["exit_code"]) == (1, -9)
-    assert 59 <= ending_of("job 7", "NODE_FAIL", note, log, tmp_path).wall_s <= 61
+    assert 59 <= exit_of("job 7", "NODE_FAIL", note, log, tmp_path).wall_s <= 61
 
 
 def test_memory_of_what_was_submitted(tmp_path: Path) -> None:
@@ -283,14 +285,14 @@ def test_memory_of_what_was_submitted(tmp_path: Path) -> None:
     assert submitted.open() == {}
     submitted.intend("one", ["a", "b"])
     assert submitted.open()["b"].id is None
-    submitted.tell("one", "12")
+    submitted.confirm("one", "12")
     first, second = submitted.open().values()
     assert (first.id, second.id) == ("12_0", "12_1")
     assert not submitted.settled(first)
     submitted.settle(first, "finished")
     assert submitted.settled(first) and list(submitted.open()) == ["b"]
     submitted.intend("two", ["a"])
-    submitted.tell("two", "13")
+    submitted.confirm("two", "13")
     assert submitted.open()["a"].id == "13" and submitted.settled(first)
     submitted.withdraw("two")
     assert list(submitted.open()) == ["b"]
@@ -306,7 +308,7 @@ class Heard:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         self.lines.append(line)
 
     def note(self, line: str, ended: bool = False) -> None:
@@ -461,7 +463,7 @@ def test_a_job_that_squeue_has_forgotten(tmp_path: Path, cluster: StandIn) -> No
     then = queue_of(tmp_path)
     then.work()
     # It goes on with this call, as what was interrupted always does.
-    assert "interrupted after 0 s, the job was cancelled" in then.screen  # type: ignore[operator]
+    assert "interrupted after 0.0 s, the job was cancelled" in then.screen  # type: ignore[operator]
     assert cluster.asked("sbatch") == 2 and len(then.submitted.open()) == 1
     cluster.does("sacct", "echo accounting storage is disabled >&2; exit 1")
     last = queue_of(tmp_path)

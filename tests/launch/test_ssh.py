@@ -20,7 +20,8 @@ from harness.core.records import RunFolder, read_json, write_json
 from harness.core.settings import UserError
 from harness.launch.launcher import Exit
 from harness.launch.outcome import settle
-from harness.launch.plan import Job, Options, plan
+from harness.launch.places import Options
+from harness.launch.plan import Job, plan
 from harness.launch.ssh import place as ssh_module
 from harness.launch.ssh.agreement import Facts, address_of, facts, facts_of, problems, warnings
 from harness.launch.ssh.fetch import Sent, merged, put, received, send

@@ -215,7 +215,7 @@ def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
         time.sleep(0.05)
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 128 + getattr(signal, signals[0])
-    assert "stopped, 2 runs to go: the same command goes on" in stderr
+    assert "stopped, 2 runs to go: the same command continues" in stderr
     if len(signals) == 1:
         assert "accuracy" in stdout  # the table; a second signal may come too late to prevent it
     assert gone(everyone)

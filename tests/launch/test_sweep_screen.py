@@ -21,7 +21,8 @@ from harness.core.records import SCHEMA, append_row, write_json
 from harness.core.settings import UserError
 from harness.launch import machine
 from harness.launch.machine import Machine
-from harness.launch.plan import RUNNING, SKIPPED, State, plan, settled
+from harness.launch.outcome import RUNNING, SKIPPED, State, settled
+from harness.launch.plan import plan
 from harness.launch.screen import Screen, short, time_left_s, window
 from harness.launch.sweep import choose, main, overridden, parse, skipped
 from harness.launch.sweepfile import load
@@ -126,9 +127,9 @@ MISTAKES = {
     "select": (["FILE", "--select", "setup"], "--select setup: expected KEY=VALUE"),
     "select key": (
         ["FILE", "--select", "setpu=1_1"],
-        "--select setpu: no run differs by that; did you mean setup?",
+        "--select setpu: no run varies it; did you mean setup?",
     ),
-    "far key": (["FILE", "--exclude", "q=1"], "--exclude q: no run differs by that; there are lr,"),
+    "far key": (["FILE", "--exclude", "q=1"], "--exclude q: no run varies it; there are lr,"),
     "nothing left": (["FILE", "--select", "setup=9_9"], "no run is left"),
     "limit": (["FILE", "--limit", "3"], "--limit 3: expected A:B"),
     "set": (["FILE", "--set", "epochs"], "--set epochs: expected KEY=VALUE"),
@@ -253,7 +254,7 @@ def test_on_a_terminal_the_table_is_drawn_over_itself(
     screen.console = Console(file=file, force_terminal=True, width=100, height=30)
     with screen:
         screen.note("the table shows it")
-        screen.say("a failure")
+        screen.print("a failure")
         screen.show()
     text = file.getvalue()
     assert "a failure" in text and "the table shows it" not in text
@@ -265,7 +266,7 @@ def test_elsewhere_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixtu
     states = states_of(tmp_path, tmp_path)[:3]
     with Screen("which?", states) as screen:
         screen.note("one [bold]")
-        screen.say("two")
+        screen.print("two")
         screen.show()
         screen.note("three", ended=True)  # nothing is known yet
         states[0].state, states[0].took_s = "finished", 50.0
@@ -434,7 +435,7 @@ def test_a_cuda_context_in_the_server_is_refused(
 
 
 def test_mistakes_are_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="baseline lr=9"):
+    with pytest.raises(UserError, match="no run is the baseline lr=9"):
         plan(load(sweep_file(tmp_path, GRID.replace("{setup: 1_1}", "{lr: 9}"))))
 
 

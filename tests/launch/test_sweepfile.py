@@ -55,7 +55,7 @@ per_node: true
     # Names as the settings have them; a set-up is no number.
     assert sweep.grid == {
         "per_gpu_batch": [4, 16], "lr": [2e-5, 2e-4], "setup": ["1_1", "2_2_far"],
-        "link": ["none", "20ms/1000mbit"], "seed": [2, 42],
+        "link": [Link(), Link(20.0, 1000.0)], "seed": [2, 42],
     }  # fmt: skip
     assert sweep.runs == [{"strategy": "ddp"}, {"script": "vit", "strategy": "fsdp"}]
     assert sweep.exclude == [{"per_gpu_batch": 4}]
@@ -120,8 +120,8 @@ WRONG = {
     "key": ("script: vit\n\ngird: {}", "line 3: unknown key gird: did you mean grid?"),
     "far key": ("script: vit\nzzz: 1", "line 2: unknown key zzz: there are script"),
     "key in tiny": ("script: vit\ntiny:\n  gird: {}", "line 3: unknown key gird"),
-    "tiny": ("script: vit\ntiny: 3", "line 2: tiny holds keys"),
-    "a key twice": ("script: vit\ngrid: {}\ngrid: {}", "line 3: grid stands here twice"),
+    "tiny": ("script: vit\ntiny: 3", "line 2: tiny: expected keys"),
+    "a key twice": ("script: vit\ngrid: {}\ngrid: {}", "line 3: grid is given twice"),
     "setting": (
         "script: vit\ngrid:\n  setup: [1_1]\n  per_gpu_bach: [1]",
         "line 4: unknown flag --per_gpu_bach: did you mean --per_gpu_batch?",
@@ -138,24 +138,24 @@ WRONG = {
     "refused": ("script: vit\nsettings: {logging_dir: x}", "line 2: "),
     "output_dir": ("script: vit\nsettings: {output_dir: x}", "given on the command line: --output"),
     "settings": ("script: vit\nsettings: 5", "line 2: expected names and values"),
-    "same setting twice": ("script: vit\nsettings: {b: 1, per_gpu_batch: 2}", "stands here twice"),
+    "same setting twice": ("script: vit\nsettings: {b: 1, per_gpu_batch: 2}", "is given twice"),
     "grid": ("script: vit\ngrid: [1]", "line 2: expected names and lists"),
-    "axis twice": ("script: vit\ngrid: {b: [1], per_gpu_batch: [2]}", "stands here twice"),
-    "value twice": ("script: vit\ngrid: {lr: [2e-5, 0.00002]}", "lr 0.00002 stands here twice"),
+    "axis twice": ("script: vit\ngrid: {b: [1], per_gpu_batch: [2]}", "is given twice"),
+    "value twice": ("script: vit\ngrid: {lr: [2e-5, 0.00002]}", "lr 0.00002 is given twice"),
     "no values": ("script: vit\ngrid: {lr: []}", "line 2"),
     "runs": ("script: vit\nruns: {setup: 1_1}", "runs is a list of points"),
     "run": ("script: vit\nruns: [1_1]", "expected names and values"),
     "run of no script": ("script: vit\nruns: [{script: bert}]", "script bert is not one of"),
     "grid and runs": (
         "script: vit\ngrid: {setup: [1_1]}\nruns: [{setup: 1_2}]",
-        "line 3: setup stands in grid already",
+        "line 3: setup is in grid already",
     ),
     "grid and settings": (
         "script: vit\ngrid: {lr: [1]}\nsettings: {lr: 2}",
-        "line 2: lr stands in settings already",
+        "line 2: lr is in settings already",
     ),
     "seeds": ("script: vit\nseeds: [1, x]", "line 2: --seed x: expected a whole number"),
-    "seeds twice": ("script: vit\nseeds: [1]\ngrid: {seed: [2]}", "line 2: seed stands in grid"),
+    "seeds twice": ("script: vit\nseeds: [1]\ngrid: {seed: [2]}", "line 2: seed is in grid"),
     "order": (
         "script: vit\ngrid: {setup: [1_1]}\norder: [steup]",
         "line 3: unknown key steup: did you mean setup?",
@@ -190,7 +190,7 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"No such file.*did you mean .*batch_size.yaml"):
         load(tmp_path / "batchsize.yaml")
     (tmp_path / "latin.yaml").write_bytes("# é".encode("latin-1"))
-    with pytest.raises(UserError, match="no UTF-8"):
+    with pytest.raises(UserError, match="it is not UTF-8"):
         load(tmp_path / "latin.yaml")
     with pytest.raises(UserError, match="directory"):
         load(tmp_path)

@@ -18,8 +18,8 @@ from harness.core.schema.document import APART, OUTPUTS, json_schema, readme
 from harness.core.schema.fields import Field, fields_of
 from harness.core.schema.rows import OUTCOMES
 from harness.core.schema.validation import RECORDS, fields, validate
-from harness.launch.places import Local
-from harness.launch.plan import Options, launched, plan
+from harness.launch.places import Local, Options, launched
+from harness.launch.plan import plan
 from harness.launch.sweepfile import load
 from tests.support.ranks import script
 from tests.support.sweeps import sweep_file

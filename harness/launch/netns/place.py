@@ -13,8 +13,8 @@ from harness.launch.agents import Node
 from harness.launch.machine import Machine
 from harness.launch.netns import emulation
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.launch.places import Local
-from harness.launch.plan import Job, Options, script_of
+from harness.launch.places import Local, Options
+from harness.launch.plan import Job, script_of
 
 
 class Netns(Local):

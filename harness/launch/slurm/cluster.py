@@ -120,7 +120,7 @@ class Note:
     signal: str  # USR1: shortly before the time limit; TERM: the job was ended; or none
 
     @property
-    def tells(self) -> bool:
+    def is_final(self) -> bool:
         """Whether it says how the job ended; who sent TERM, only the cluster knows."""
         return self.ended is not None and self.signal != "TERM"
 
@@ -163,7 +163,7 @@ class Submitted:
         """Before sbatch is asked: a job that nobody remembers would be submitted twice."""
         self._add("submitting", name, runs=paths)
 
-    def tell(self, name: str, job: str) -> None:
+    def confirm(self, name: str, job: str) -> None:
         self._add("submitted", name, job=job)
 
     def withdraw(self, name: str) -> None:
@@ -229,7 +229,7 @@ def code_of(word: str | None, note: Note | None) -> int:
     return 0 if word == "COMPLETED" else 1
 
 
-def ending_of(job: str, word: str | None, note: Note | None, log: Path, folder: Path) -> Exit:
+def exit_of(job: str, word: str | None, note: Note | None, log: Path, folder: Path) -> Exit:
     """In the words of the other launchers; folder: of the run's record."""
     code = code_of(word, note)
     return Exit(

@@ -1,7 +1,7 @@
-"""Gives the runs of a sweep to a cluster, waits for them or leaves, and picks up what has ended.
+"""A SLURM cluster as a place for runs: submits them as jobs, waits or leaves, and settles them.
 
-Jobs outlive whoever submitted them: what is known of them is in files alone (submitted.py), so
-that a runner that was stopped, killed or detached is followed by another that loses nothing.
+Jobs outlive the process that submitted them. All that is known of them is in files (cluster.py), so
+a runner that was stopped, killed or detached can be followed by another, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -12,32 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from harness.core.locks import Lock
-from harness.core.records import FINISHED, read_json
+from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.launch import outcome
+from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State, settled
 from harness.launch.places import Place
-from harness.launch.plan import (
-    ELSEWHERE,
-    RUNNING,
-    SKIPPED,
-    WAITING,
-    Job,
-    Options,
-    State,
-    in_short,
-    settled,
-)
-from harness.launch.runner import Watcher
+from harness.launch.plan import Job
+from harness.launch.runner import Worker
 from harness.launch.slurm import cluster, scripts
-from harness.launch.slurm.cluster import ENDED, Entry, Note, Queued, Submitted, code_of, ending_of
+from harness.launch.slurm.cluster import ENDED, Entry, Note, Queued, Submitted, code_of, exit_of
 
-ASK_EVERY_S = 5.0  # the cluster; it has others to answer
+ASK_EVERY_S = 5.0  # the cluster has others to answer
 # After the end of a job: until other machines see on shared storage what it wrote last.
 NOTE_S, RECORD_S = 10.0, 30.0
-# Why a job waits that only has to wait; any other reason is worth a line.
+# Reasons for which a job just has to wait; any other reason is worth a line.
 PATIENCE = ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "Cleaning")
 SECOND_S = 3.0  # in which a second Ctrl-C still cancels
 AGAIN = "the same command shows and settles them"
@@ -49,8 +39,8 @@ class Watched:
 
     state: State
     entry: Entry
-    ended_s: float | None = None  # when its end was seen first
-    said: str = ""  # why it waits
+    ended_s: float | None = None  # when its end was first seen
+    reason: str = ""  # why it waits
 
     @property
     def number(self) -> str:
@@ -58,38 +48,38 @@ class Watched:
 
 
 @dataclass
-class Queue:
-    states: list[State]
-    options: Options
-    folder: Path  # of the sweep
-    screen: Watcher
+class Queue(Worker):
     watched: list[Watched] = field(default_factory=list)
-    stops: int = 0  # how often a person asked to stop; a signal handler counts here
-    obeyed: int = 0
+    stops_obeyed: int = 0
     obeyed_s: float = 0.0
     asked_s: float = -ASK_EVERY_S
-    trouble: str = ""  # what the cluster said last instead of an answer
+    trouble: str = ""  # what the cluster last said instead of an answer
     cancelled: bool = False
 
     def __post_init__(self) -> None:
         self.submitted = Submitted(self.folder)
 
     def work(self) -> None:
-        """Until every run has an outcome, or somebody stops it; jobs that wait or run stay."""
+        """Until every run has an outcome, or a person stops it; jobs that wait or run stay."""
         cluster.check_here()
         with self._alone() as lock:
             self._pick_up()
             self._submit(lock)
-        while self._waits() and not self._left():
+        while self._waits() and not self._is_left():
             if time.monotonic() - self.asked_s >= ASK_EVERY_S:
                 self._look()
             self.screen.show()
             time.sleep(0.1)
         if self.options.slurm.detach and self.watched:
-            self.screen.say(f"runs that wait or run on the cluster: {len(self.watched)}; {AGAIN}")
+            self.screen.print(f"runs that wait or run on the cluster: {len(self.watched)}; {AGAIN}")
+
+    def stop_at_failure(self) -> None:
+        if not self.cancelled and self.watched:
+            self.screen.print("stopped at the first failure (--fail_fast)")
+            self._cancel()
 
     def _waits(self) -> bool:
-        """Detached, it waits for nothing but records of jobs that have ended."""
+        """Detached, it waits only for records of jobs that have ended."""
         if self.options.slurm.detach:
             return any(watched.ended_s is not None for watched in self.watched)
         return bool(self.watched)
@@ -106,43 +96,40 @@ class Queue:
         finally:
             lock.release()
 
-    def _left(self) -> bool:
-        """Asked to stop once: the jobs stay, unless it is asked again soon: they are cancelled."""
-        if self.obeyed != self.stops:
-            self.obeyed, self.obeyed_s = self.stops, time.monotonic()
+    def _is_left(self) -> bool:
+        """Stopped once, the jobs stay; stopped again soon after, they are cancelled."""
+        if self.stops_obeyed != self.stops:
+            self.stops_obeyed, self.obeyed_s = self.stops, time.monotonic()
             if self.stops > 1:
                 self._cancel()
             else:
-                self.screen.say(f"the jobs stay; {AGAIN}; Ctrl-C now cancels them")
-        return self.obeyed == 1 and time.monotonic() - self.obeyed_s > SECOND_S
+                self.screen.print(f"the jobs stay; {AGAIN}; Ctrl-C now cancels them")
+        return self.stops_obeyed == 1 and time.monotonic() - self.obeyed_s > SECOND_S
 
     def _cancel(self) -> None:
         self.cancelled = True
         ids = [w.entry.id for w in self.watched if w.entry.id is not None]
-        self.screen.say(f"cancelling {len(ids)} jobs")
+        self.screen.print(f"cancelling {len(ids)} jobs")
         try:
             cluster.cancel(ids)
         except cluster.Unreachable as error:
             self._complain(error)
 
-    # ---- what is given to the cluster ----
-
     def _pick_up(self) -> None:
-        """What an earlier runner has submitted."""
+        """Watch what an earlier runner has submitted."""
         open_entries = self.submitted.open()
         for state in self.states:
             entry = open_entries.get(state.job.path)
-            if state.state == SKIPPED or entry is None:
-                continue
-            found = entry if entry.job is not None else self._recovered(entry)
-            if found is not None:
-                self.watched.append(Watched(state, found))
-                self.screen.note(f"{self._number(state)} {state.job}: is job {found.id}")
+            if state.state != SKIPPED and entry is not None and entry.job is None:
+                entry = self._recovered(entry)
+            if state.state != SKIPPED and entry is not None:
+                self.watched.append(Watched(state, entry))
+                self.screen.note(f"{self.name_of(state)}: is job {entry.id}")
         if self.watched:
-            self._go_on()
+            self._resume_interrupted()
 
-    def _go_on(self) -> None:
-        """What was interrupted before this call goes on with it, as it would elsewhere."""
+    def _resume_interrupted(self) -> None:
+        """Runs that were interrupted before this call continue with it, as they would elsewhere."""
         before = [watched.state for watched in self.watched]
         self._look()
         # A job that has ended by now is what --rerun all asked for.
@@ -152,7 +139,7 @@ class Queue:
                 state.state, state.took_s = WAITING, None
 
     def _recovered(self, entry: Entry) -> Entry | None:
-        """An entry whose runner was killed while it submitted; None if it did not come to that."""
+        """An entry whose runner was killed while submitting; None if it was not submitted."""
         try:
             jobs = cluster.queued([entry.name])
         except cluster.Unreachable as error:
@@ -162,12 +149,12 @@ class Queue:
         if job is None:
             self.submitted.withdraw(entry.name)
             return None
-        self.submitted.tell(entry.name, job)
+        self.submitted.confirm(entry.name, job)
         return self.submitted.open()[entry.path]
 
     def _submit(self, lock: int) -> None:
-        taken = {watched.entry.path for watched in self.watched}
-        new = [s for s in self.states if s.state == WAITING and s.job.path not in taken]
+        watched = {watched.entry.path for watched in self.watched}
+        new = [s for s in self.states if s.state == WAITING and s.job.path not in watched]
         wanted = {s.job.path: s for s in new if self._wanted(s)}
         for jobs in scripts.alike([state.job for state in wanted.values()]):
             if self.stops:
@@ -178,128 +165,100 @@ class Queue:
             (self.folder / "logs").mkdir(exist_ok=True)
             path.write_text(scripts.text_of(jobs, self.options, self.folder, name), "utf-8")
             self.submitted.intend(name, [job.path for job in jobs])
-            self.submitted.tell(name, cluster.submit(path, lock))
+            self.submitted.confirm(name, cluster.submit(path, lock))
             entries = self.submitted.open()
             for job in jobs:
                 state, entry = wanted[job.path], entries[job.path]
                 self.watched.append(Watched(state, entry))
-                self.screen.note(f"{self._number(state)} {job}: submitted as job {entry.id}")
+                self.screen.note(f"{self.name_of(state)}: submitted as job {entry.id}")
 
     def _wanted(self, state: State) -> bool:
-        """Whether a run is to be measured, and nobody is at it."""
-        told = read_json(state.job.folder.summary) or {}
-        known = settled(told.get("outcome"), self.options.rerun)
-        if known is not None:
-            state.state, state.reason, state.known = known, told.get("reason"), True
-        elif outcome.is_measured(state.job.folder):  # by a person, without a sweep
+        """Whether a run is to be measured, and nobody measures it now."""
+        if self.is_settled(state, self.options.rerun):
+            return False
+        if outcome.is_measured(state.job.folder):  # by a person, without a sweep
             state.state = ELSEWHERE
-            self.screen.say(f"{self._number(state)} {state.job}: is measured by somebody else")
+            self.screen.print(f"{self.name_of(state)}: is measured by somebody else")
         return state.state == WAITING
 
-    # ---- jobs that wait, run and end ----
-
     def _look(self) -> None:
+        """Ask the cluster for every job that is watched."""
         self.asked_s = time.monotonic()
         try:
             jobs = cluster.queued({watched.entry.name for watched in self.watched})
         except cluster.Unreachable as error:
             return self._complain(error)
-        found = {(job.name, job.index): job for job in jobs}
+        by_entry = {(job.name, job.index): job for job in jobs}
         for watched in list(self.watched):
-            self._follow(watched, found.get((watched.entry.name, watched.entry.index)))
+            self._follow(watched, by_entry.get((watched.entry.name, watched.entry.index)))
 
     def _complain(self, error: cluster.Unreachable) -> None:
         if str(error) != self.trouble:
             self.trouble = str(error)
-            self.screen.say(
-                f"warning: the cluster does not answer, it will be asked again: {error}"
+            self.screen.print(
+                f"warning: the cluster does not answer and will be asked again: {error}"
             )
 
     def _follow(self, watched: Watched, job: Queued | None) -> None:
         state, note = watched.state, self.submitted.note(watched.entry)
-        if job is None or job.state in ENDED or (note is not None and note.tells):
+        if job is None or job.state in ENDED or (note is not None and note.is_final):
             return self._end(watched, job, note)
         watched.ended_s = None
         if job.state == "PENDING":
             if state.state == RUNNING:
-                self.screen.say(f"{self._number(state)} {state.job}: is back in the queue")
+                self.screen.print(f"{self.name_of(state)}: is back in the queue")
             state.state, state.reason = WAITING, job.reason
-            if job.reason not in (*PATIENCE, watched.said):
-                self.screen.say(f"{self._number(state)} {state.job}: waits: {job.reason}")
-            watched.said = job.reason
+            if job.reason not in (*PATIENCE, watched.reason):
+                self.screen.print(f"{self.name_of(state)}: waits: {job.reason}")
+            watched.reason = job.reason
         elif state.state != RUNNING:
             state.state, state.reason = RUNNING, None
-            gone_s = max(0.0, time.time() - note.began) if note is not None else 0.0
-            state.began_s = time.monotonic() - gone_s
-            self.screen.note(f"{self._number(state)} {state.job}: runs as {watched.number}")
+            elapsed_s = max(0.0, time.time() - note.began) if note is not None else 0.0
+            state.began_s = time.monotonic() - elapsed_s
+            self.screen.note(f"{self.name_of(state)}: runs as {watched.number}")
 
     def _end(self, watched: Watched, job: Queued | None, note: Note | None) -> None:
-        """Settle a run whose job has ended, once all that it wrote can be seen."""
-        word = job.state if job is not None and job.state in ENDED else None
-        told = note is not None and note.tells
-        if word is None and not told:
-            word = cluster.accounted(str(watched.entry.id))
+        """Settle a run whose job has ended, once everything that it wrote is visible."""
+        job_state = job.state if job is not None and job.state in ENDED else None
+        final = note is not None and note.is_final
+        if job_state is None and not final:
+            job_state = cluster.accounted(str(watched.entry.id))
         now_s = time.monotonic()
         watched.ended_s = now_s if watched.ended_s is None else watched.ended_s
         waits_s = 0.0
-        if code_of(word, note) == 0 and watched.state.job.folder.outcome() != FINISHED:
+        if code_of(job_state, note) == 0 and watched.state.job.folder.outcome() != FINISHED:
             waits_s = RECORD_S
-        elif not told and word in ("COMPLETED", "FAILED"):
+        elif not final and job_state in ("COMPLETED", "FAILED"):
             waits_s = NOTE_S
         if now_s - watched.ended_s >= waits_s:
-            self._settle(watched, word, note)
+            self._settle(watched, job_state, note)
 
-    def _settle(self, watched: Watched, word: str | None, note: Note | None) -> None:
+    def _settle(self, watched: Watched, job_state: str | None, note: Note | None) -> None:
         state, job, entry = watched.state, watched.state.job, watched.entry
         self.watched.remove(watched)
         if self.cancelled and note is None:
             state.state = WAITING  # it had not begun
             return self.submitted.settle(entry, "cancelled")
         log = self.submitted.log(entry)
-        found = ending_of(watched.number, word, note, log, job.folder.path)
-        asked = "interrupted" if self.cancelled and found.code else None
-        with _claimed(job):
+        run_exit = exit_of(watched.number, job_state, note, log, job.folder.path)
+        stopped = "interrupted" if self.cancelled and run_exit.code else None
+        claim = Lock(job.folder.lock("claim"))  # another runner may settle it at this moment
+        claim.take(wait_s=10)
+        try:
             if self.submitted.settled(entry):
                 state.state = job.folder.outcome() or WAITING
             else:
-                state.state = outcome.settle(job, found, entry.unix, log, asked, oom_kills=0)
+                state.state = outcome.settle(job, run_exit, entry.unix, log, stopped, oom_kills=0)
                 self.submitted.settle(entry, state.state)
-        state.took_s = found.wall_s
-        summary = read_json(job.folder.summary) or {}
-        state.reason = summary.get("reason")
-        self._tell_end(state, summary, log)
-
-    def _tell_end(self, state: State, summary: dict[str, Any], log: Path) -> None:
-        line = f"{self._number(state)} {state.job}: {state.state} after {state.took_s:.0f} s, "
-        if not state.failed:
-            return self.screen.note(line + in_short(summary))
-        self.screen.say(f"{line}{state.reason}; its output is in {log}")
-        if self.options.fail_fast and not self.cancelled and self.watched:
-            self.screen.say("stopped at the first failure (--fail_fast)")
-            self._cancel()
-
-    def _number(self, state: State) -> str:
-        return f"[{self.states.index(state) + 1}/{len(self.states)}]"
-
-
-@contextmanager
-def _claimed(job: Job) -> Iterator[None]:
-    """Against another runner that settles the same run at this moment."""
-    lock = Lock(job.folder.lock("claim"))
-    lock.take(wait_s=10)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-# ----
-# A SLURM cluster as a place where runs can run: each is a job, and waits its turn.
+        finally:
+            claim.release()
+        state.took_s = run_exit.wall_s
+        self.report(state, run_exit.wall_s or 0.0, log)
 
 
 class Cluster(Place):
     name = "slurm"
-    in_turn = False
+    in_turn = False  # the cluster decides
 
     def why_not(self, job: Job) -> str | None:
         return scripts.why_not(job, self.options.slurm)

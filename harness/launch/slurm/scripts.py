@@ -15,7 +15,9 @@ from pathlib import Path
 from harness.core.links import Link
 from harness.core.provenance import ROOT
 from harness.core.strategies import why_a_gpu
-from harness.launch.plan import SKIPPED, Job, Options, State, launched, place_facts
+from harness.launch.outcome import SKIPPED, State
+from harness.launch.places import Options, launched, place_facts
+from harness.launch.plan import Job
 from harness.launch.slurm.flags import Slurm
 
 # Before the time limit: for ranks that record, and for the job that goes back into the queue.

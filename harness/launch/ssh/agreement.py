@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from harness.core.provenance import commit, source, versions
-from harness.launch.machine import Machine, disturbed, others, this_machine
+from harness.launch.machine import Machine, disturbance, others, this_machine
 from harness.launch.ssh.hosts import Remote
 
 
@@ -65,7 +65,7 @@ def facts() -> Facts:
             for name, addresses in psutil.net_if_addrs().items()
         },
         address=connection[2] if len(connection) == 4 else None,
-        disturbed=disturbed(others(machine)),
+        disturbed=disturbance(others(machine)),
         unix=time.time(),
     )
 

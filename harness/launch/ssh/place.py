@@ -18,8 +18,8 @@ from harness.core.provenance import commit, source
 from harness.core.settings import UserError
 from harness.core.strategies import why_a_gpu
 from harness.launch.agents import Node
-from harness.launch.places import Devices, Machines
-from harness.launch.plan import PORT, Job, Options, script_of, torchrun
+from harness.launch.places import Devices, Machines, Options
+from harness.launch.plan import PORT, Job, script_of, torchrun
 from harness.launch.ssh.agreement import Facts, address_of, facts_of, problems, warnings
 from harness.launch.ssh.fetch import Sent, merged, put, received
 from harness.launch.ssh.hosts import NO_CHECKOUT, SSH_FAILED, Host, Remote
@@ -142,7 +142,7 @@ class Ssh(Machines):
             raise UserError("\n  ".join(wrong))
         busy = [f"{name}: {f.disturbed}" for name, f in named.items() if f.disturbed]
         if busy and self.options.isolation == "error":
-            raise UserError(f"{busy[0]}: wait, or measure all the same with --isolation warn")
+            raise UserError(f"{busy[0]}: wait, or measure anyway with --isolation warn")
         told = warnings(named, {str(h): s for h, s in self.clocks.items()}, here)
         if self.options.isolation != "off":
             told += [f"{line}: what is measured now is disturbed" for line in busy]
