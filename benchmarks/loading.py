@@ -23,10 +23,10 @@ sys.path.insert(0, str(ROOT))
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.command_line import as_mapping, parse, trainer_flags
+from harness.core.command_line import parse, trainer_flags
 from harness.core.identity import run_id
 from harness.core.records import FINISHED, SCHEMA, RunFolder, append_row, write_json
-from harness.core.settings import Settings
+from harness.core.settings import Settings, as_mapping
 from harness.read import load, load_runs
 
 EPOCHS, RANKS, TARGET_S = 5, 4, 3.0

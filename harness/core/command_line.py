@@ -8,67 +8,25 @@ import difflib
 import functools
 import importlib.util
 import json
+import math
 import os
+import re
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.architectures import listing
 from harness.core.identity import number
 from harness.core.process import end_with_parent
-from harness.core.rules import place, resolve
-from harness.core.settings import Settings, UserError, flag_fields
+from harness.core.rules import REFUSED, place, resolve
+from harness.core.settings import Settings, UserError, as_mapping, flag_fields
 from harness.core.strategies import STRATEGIES
 from harness.core.topology import world_of
-
-# Flags of TrainingArguments that are not passed through: what to do instead, and why.
-REFUSED = {
-    "average_tokens_across_devices": "the mean over samples is always used (docs/traps.md)",
-    "accelerator_config": "it changes how batches are split; use --tail and --per_gpu_batch",
-    "auto_find_batch_size": "the batch is what is measured; name it with --per_gpu_batch",
-    "batch_eval_metrics": "metrics are always counted batch by batch",
-    "bf16": "use --precision bf16",
-    "bf16_full_eval": "it leaves the weights in bfloat16 for good; use --precision bf16",
-    "dataloader_drop_last": "it drops test samples too; --tail cut drops training samples only",
-    "ddp_broadcast_buffers": "buffers are averaged before evaluation; see --batchnorm",
-    "ddp_find_unused_parameters": "it is always off; these models use all their parameters",
-    "deepspeed": "not a strategy of this harness; see --strategy",
-    "do_eval": "evaluation runs after every epoch",
-    "do_predict": "evaluation runs after every epoch",
-    "do_train": "training always runs",
-    "enable_jit_checkpoint": "runs stop and resume by themselves; see --save",
-    "eval_strategy": "evaluation runs after every epoch",
-    "eval_steps": "evaluation runs after every epoch",
-    "eval_delay": "evaluation runs after every epoch",
-    "eval_on_start": "evaluation runs after every epoch",
-    "eval_use_gather_object": "it fails on the metrics of several ranks",
-    "fp16": "use --precision fp16",
-    "fp16_full_eval": "it leaves the weights in float16 for good; use --precision fp16",
-    "fsdp": "use --strategy fsdp",
-    "fsdp_config": "use --strategy fsdp with --fsdp_shard, --fsdp_offload, --precision",
-    "greater_is_better": "it follows from --best_metric",
-    "hub_token": "a token on the command line ends up in records; set HF_TOKEN instead",
-    "ignore_data_skip": "a resumed run goes on with the samples it has not seen",
-    "include_num_input_tokens_seen": "it synchronises every step",
-    "label_names": "the label is named by --label_column",
-    "load_best_model_at_end": "use --save best",
-    "local_rank": "torchrun sets it",
-    "logging_nan_inf_filter": "it hides a diverged run; NaN always ends a run here",
-    "parallelism_config": "use --strategy",
-    "prediction_loss_only": "the metrics are what is measured",
-    "remove_unused_columns": "only the columns that the model reads are loaded",
-    "restore_callback_states_from_checkpoint": "the records on disk are the state",
-    "resume_from_checkpoint": "the same command resumes by itself; --rerun starts afresh",
-    "save_only_model": "a run could not be resumed; use --save none",
-    "save_strategy": "use --save none, last or best",
-    "save_total_limit": "use --save last or best",
-    "tf32": "use --precision tf32",
-    "train_sampling_strategy": "it gives ranks different orders; samples are shuffled by --seed",
-}
 
 
 @functools.cache
@@ -149,22 +107,16 @@ def typed(name: str, field_name: str | None, values: list[str]) -> Any:
     if field_name is None:
         if not values:
             return True
-        typed = tuple(scalar(v) for v in values)
-        return typed[0] if len(typed) == 1 else typed
+        scalars = tuple(scalar(v) for v in values)
+        return scalars[0] if len(scalars) == 1 else scalars
     meta = flag_fields()[field_name].metadata
-    if meta["kind"] == "bool":
-        text = values[0].lower() if values else "true"
-        if text not in TEXT_OF_BOOL:
-            raise UserError(f"--{name} {text}: expected true or false")
-        return TEXT_OF_BOOL[text]
-    if not values or values[0] == "":
+    text = values[0] if values else "true" if meta["kind"] == "bool" else ""
+    if not text:
         raise UserError(f"--{name} needs a value: {meta['help']}")
-    value = KINDS[meta["kind"]](name, values[0])
-    if meta["choices"] and value not in meta["choices"]:
-        near = difflib.get_close_matches(str(value), meta["choices"], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"--{name} {value}: expected one of {', '.join(meta['choices'])}{hint}")
-    return value
+    try:
+        return setting(field_name)(text)
+    except BadValue as error:
+        raise UserError(f"--{name} {error}") from None
 
 
 def scalar(text: str) -> Any:
@@ -184,37 +136,82 @@ def scalar(text: str) -> Any:
     return text
 
 
-def _whole(name: str, text: str, least: int, most: int | None = None) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise UserError(f"--{name} {text}: expected a whole number") from None
+class BadValue(argparse.ArgumentTypeError):
+    """A text that is no value of its flag: argparse and typed() put the flag's name before it."""
+
+
+def setting(field_name: str) -> Callable[[str], Any]:
+    """Reads the value of a setting from its text."""
+    meta = flag_fields()[field_name].metadata
+    return one_of(*meta["choices"]) if meta["choices"] else KINDS[meta["kind"]]
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    def choose(text: str) -> str:
+        if text in choices:
+            return text
+        near = difflib.get_close_matches(text, choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BadValue(f"{text}: expected one of {', '.join(choices)}{hint}")
+
+    return choose
+
+
+def true_or_false(text: str) -> bool:
+    if text.lower() not in TEXT_OF_BOOL:
+        raise BadValue(f"{text}: expected true or false")
+    return TEXT_OF_BOOL[text.lower()]
+
+
+def whole(text: str, least: int = 1, most: int | None = None) -> int:
+    if not re.fullmatch("[+-]?[0-9]+", text):
+        raise BadValue(f"{text}: expected a whole number")
+    value = int(text)
     if value < least:
-        raise UserError(f"--{name} {text}: must be at least {least}")
+        raise BadValue(f"{text}: must be at least {least}")
     if most is not None and value > most:
-        raise UserError(f"--{name} {text}: must be at most {most}")
+        raise BadValue(f"{text}: must be at most {most}")
     return value
 
 
-def _real(name: str, text: str, above: float, below: float, meaning: str) -> float:
+def natural(text: str) -> int:
+    return whole(text, 0)
+
+
+def positive(text: str) -> float:
+    value = _real(text)
+    if not 0 < value < math.inf:
+        raise BadValue(f"{text}: must be above 0")
+    return value
+
+
+def below(limit: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = _real(text)
+        if not 0 <= value < limit:
+            raise BadValue(f"{text}: must be at least 0 and below {limit:g}")
+        return value
+
+    return read
+
+
+def _real(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        raise UserError(f"--{name} {text}: expected a number") from None
-    if not above <= value < below or (meaning == "above 0" and value == 0):
-        raise UserError(f"--{name} {text}: must be {meaning}")
-    return value
+        raise BadValue(f"{text}: expected a number") from None
 
 
-KINDS: dict[str, Any] = {
-    "text": lambda name, text: text,
-    "count": lambda name, text: _whole(name, text, 1),
-    "natural": lambda name, text: _whole(name, text, 0),
-    "seed": lambda name, text: _whole(name, text, 0, 2**32 - 1),
-    "size": lambda name, text: text if text == "all" else _whole(name, text, 1),
-    "positive": lambda name, text: _real(name, text, 0.0, float("inf"), "above 0"),
-    "rate": lambda name, text: _real(name, text, 0.0, 100.0, "at least 0 and below 100"),
-    "share": lambda name, text: _real(name, text, 0.0, 1.0, "at least 0 and below 1"),
+KINDS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "bool": true_or_false,
+    "count": whole,
+    "natural": natural,
+    "seed": lambda text: whole(text, 0, 2**32 - 1),
+    "size": lambda text: text if text == "all" else whole(text),
+    "positive": positive,
+    "rate": below(100),
+    "share": below(1),
 }
 
 
@@ -316,7 +313,7 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     """parse() for a script's first lines: --help and mistakes end the process here."""
     argv = list(sys.argv[1:] if argv is None else argv)
     asked = {a.lstrip("-").replace("-", "_") for a in argv if a.startswith("-")}
-    leader = os.environ.get("RANK", "0") == "0"
+    leader = is_leader()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # a rank does not outlive its launcher
     try:
@@ -335,23 +332,56 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
 
 def show(text: str, leader: bool) -> int:
     if leader:
-        print(text)
+        with quiet_when_closed():
+            print(text)
     return 0
+
+
+@contextmanager
+def quiet_when_closed() -> Iterator[None]:
+    """The reader of our output may have seen enough, as head has: that is no failure."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
     """One clear line and exit code 2; only the first rank speaks."""
+    raise SystemExit(complain(f"{script}.py", error, leader)) from None
+
+
+def complain(program: str, error: Exception, leader: bool = True) -> int:
+    """One line on stderr, from the first rank alone; the exit code of a mistake."""
     if leader:
-        print(f"{script}.py: error: {error}", file=sys.stderr, flush=True)
+        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
     else:
         time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
-    raise SystemExit(2) from None
+    return 2
 
 
-def as_mapping(settings: Settings) -> dict[str, Any]:
-    """Settings as they stand in settings.json and as a settings file can give them back."""
-    values = {name: getattr(settings, name) for name in flag_fields()}
-    return {"script": settings.script, **values, "trainer": dict(settings.trainer)}
+def is_leader() -> bool:
+    """Whether this is the only process of its launcher, or the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def print_json(value: Any) -> None:
+    """One JSON document: unknown is null, an infinite time (a missed target) is "inf"."""
+    print(json.dumps(_plain(value), indent=2, default=str))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):  # a scalar of numpy
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def to_argv(settings: Settings, short: bool = False) -> list[str]:
@@ -386,6 +416,8 @@ def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
     while position < len(argv):
         word = argv[position]
         position += 1
+        if re.fullmatch("-[a-z]", word) and word[1:] in names_of(script):
+            word = f"-{word}"  # -o as --o
         if not word.startswith("--"):
             if position == 1 and word.endswith((".yaml", ".yml", ".json")):
                 continue
@@ -456,12 +488,3 @@ def _add(given: dict[str, Any], name: str, field_name: str | None, values: list[
             f"--{name} {value} contradicts an earlier {given[key]} for the same setting"
         )
     given[key] = value
-
-
-# ----
-# A command line whose mistakes are said in one line, as all others are.
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "))

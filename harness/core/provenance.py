@@ -11,8 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harness.core.command_line import as_mapping
-from harness.core.settings import Settings
+from harness.core.settings import Settings, as_mapping
 
 PACKAGES = (
     "torch",

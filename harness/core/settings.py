@@ -277,7 +277,7 @@ class Settings:
         choices=("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss"),
     )  # fmt: skip
     output_dir: str = flag(
-        "outputs", "text", "Running", "folder of the records", names=("o",), identity=False
+        "outputs", "text", "Running", "folder of the records", names=("o", "out"), identity=False
     )
     rerun: bool = flag(
         False, "bool", "Running", "run again although finished; the old record is kept aside",
@@ -293,6 +293,12 @@ SETUP = re.compile(r"^(\d+)_(\d+)(?:_([A-Za-z0-9.-]+))?$")
 def flag_fields() -> dict[str, Any]:
     """The fields that are flags, by name, in order."""
     return {f.name: f for f in fields(Settings) if "kind" in f.metadata}
+
+
+def as_mapping(settings: Settings) -> dict[str, Any]:
+    """Settings as they stand in settings.json and as a settings file can give them back."""
+    values = {name: getattr(settings, name) for name in flag_fields()}
+    return {"script": settings.script, **values, "trainer": dict(settings.trainer)}
 
 
 def share_of(split: str) -> float | None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from harness.core.command_line import field_of, typed
+from harness.core.command_line import field_of, natural, one_of, typed, whole
 from harness.core.identity import number
 from harness.core.links import link_of
 from harness.core.provenance import command_line, without_home
@@ -55,67 +55,60 @@ class Arguments:
     options: Options = field(default_factory=Options)
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        if match := re.match(r"unrecognized arguments: (\S+)", message):
-            flag = match[1].partition("=")[0]
-            known = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(flag, known, n=1)
-            hint = f": did you mean {near[0]}?" if near else ": see --help"
-            message = f"unknown {flag}{hint}"
-        raise UserError(message)
-
-
-def parse(argv: list[str]) -> Arguments:
-    """UserError if wrong; --help ends the process."""
-    words = [_snake(word) for word in argv]
-    given = vars(_parser().parse_args(words))
+def arguments_of(options: argparse.Namespace) -> Arguments:
+    """What the flags mean together; UserError if they do not fit."""
+    given = vars(options)
     return Arguments(
-        file=given["file"],
-        tiny=given["tiny"],
-        dry_run=given["dry_run"],
-        select=[_conditions("--select", text) for text in given["select"]],
-        exclude=[_conditions("--exclude", text) for text in given["exclude"]],
-        limit=_limit(given["limit"]),
-        settings=_settings(given["set"]),
-        repeat=given["repeat"],
+        file=options.file,
+        tiny=options.tiny,
+        dry_run=options.dry_run,
+        select=[_conditions("--select", text) for text in options.select],
+        exclude=[_conditions("--exclude", text) for text in options.exclude],
+        limit=_limit(options.limit),
+        settings=_settings(options.set),
+        repeat=options.repeat,
         options=Options(
-            output_dir=given["output_dir"],
-            launcher=given["launcher"],
-            oversubscribe=given["oversubscribe"],
-            elastic=_elastic(given["max_restarts"], given["min_nodes"]),
-            timeout_s=_seconds(given["timeout"]),
-            rerun=given["rerun"],
-            fail_fast=given["fail_fast"],
-            pack=given["pack"],
-            cold=given["cold"],
-            isolation=given["isolation"] or "warn",
+            output_dir=options.output_dir,
+            launcher=options.launcher,
+            oversubscribe=options.oversubscribe,
+            elastic=_elastic(options.max_restarts, options.min_nodes),
+            timeout_s=_seconds(options.timeout),
+            rerun=options.rerun,
+            fail_fast=options.fail_fast,
+            pack=options.pack,
+            cold=options.cold,
+            isolation=options.isolation or "warn",
             slurm=slurm_of(given),
             remote=remote_of(given),
         ),
     )
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m harness sweep",
-        description="Run every run of a sweep file that has not been run; go on where it stopped.",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Ctrl-C once: the current run is recorded and the sweep stops; twice: at once. The\n"
-        "same command goes on from there. Exit code: 0, 1 if a run failed, 2 for a mistake.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run what a sweep file asks for and was not run; go on where it stopped."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (
+        "Ctrl-C once: the current run is recorded and the sweep stops; twice: at once. The\n"
+        "same command goes on from there. Exit code: 0, 1 if a run failed, 2 for a mistake."
     )
     add = parser.add_argument
-    add("file", help="for example experiments/batch_size.yaml")
+    add("file", metavar="FILE", help="for example experiments/batch_size.yaml")
     add("--tiny", action="store_true", help="laptop size: embedded data, no network")
     add("--dry_run", action="store_true", help="print the commands, one a line, and stop")
-    add("--output_dir", "--o", default="outputs", help="folder of the records (outputs)")
+    add(
+        *("--out", "-o", "--o", "--output_dir"),
+        dest="output_dir",
+        default="outputs",
+        metavar="DIR",
+        help="folder of the records (outputs)",
+    )
     add(
         "--launcher",
-        choices=("local", "netns", "ssh", "slurm"),
+        type=one_of(*PLACES),
+        metavar="NAME",
         default="local",
-        help="where: this machine, emulated nodes on it (with the links that the file asks for), "
-        "machines over ssh, a cluster (local)",
+        help="local: this machine; netns: emulated nodes on it, with the links that the file asks "
+        "for; ssh: machines over ssh; slurm: a cluster (local)",
     )
     add(
         "--oversubscribe",
@@ -156,15 +149,17 @@ def _parser() -> Parser:
     add("--repeat", type=whole, default=1, metavar="N", help="measure everything N times (1)")
     add(
         "--rerun",
-        choices=("failed", "all"),
-        help="runs that failed, from where they failed; or all, the old records kept aside",
+        type=one_of("failed", "all"),
+        metavar="WHICH",
+        help="failed: runs that failed, from where they failed; all: the old records kept aside",
     )
     add("--timeout", metavar="TIME", help="a run that takes longer is ended: 90, 30m, 2h")
     add("--fail_fast", action="store_true", help="stop at the first failure")
     add(
         "--isolation",
-        choices=("warn", "error", "off"),
-        help="when others use the GPUs or the cores before a run (warn)",
+        type=one_of("warn", "error", "off"),
+        metavar="HOW",
+        help="warn, error or off: when others use the GPUs or the cores before a run (warn)",
     )
     add(
         "--pack",
@@ -174,33 +169,12 @@ def _parser() -> Parser:
     add("--cold", action="store_true", help="torchrun anew for each run: seconds slower each")
     hosts.add_flags(parser)
     flags.add_flags(parser)
-    return parser  # fmt: skip
-
-
-def _snake(word: str) -> str:
-    """--dry-run is --dry_run; values stay as they are."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word[2:].partition("=")
-    return "--" + name.replace("-", "_") + equals + value
 
 
 def _elastic(max_restarts: int, min_nodes: int | None) -> Elastic | None:
     if min_nodes is not None and not max_restarts:
         raise UserError(f"--min_nodes {min_nodes}: needs --max_restarts, for example 3")
     return Elastic(max_restarts, min_nodes) if max_restarts else None
-
-
-def natural(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 0")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1")
-    return int(text)
 
 
 def _conditions(flag: str, text: str) -> dict[str, str]:
@@ -248,32 +222,28 @@ PLACES: dict[str, Callable[[Options], Place]] = {
 }
 
 
-def main(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
+    asked = arguments_of(options)
+    sweep = overridden(load(Path(asked.file), asked.tiny), asked.settings)
+    states = [State(job) for job in plan(sweep, asked.options.output_dir, asked.repeat)]
+    chosen = choose(states, asked)
+    place = PLACES[asked.options.launcher](asked.options)
     try:
-        asked = parse(argv)
-        sweep = overridden(load(Path(asked.file), asked.tiny), asked.settings)
-        states = [State(job) for job in plan(sweep, asked.options.output_dir, asked.repeat)]
-        chosen = choose(states, asked)
-        place = PLACES[asked.options.launcher](asked.options)
-        try:
-            if not asked.dry_run:
-                place.open([state.job for state in chosen])
-            for state in states:
-                reason = place.why_not(state.job)
-                if reason is None and place.options.elastic is not None:
-                    reason = why_not_elastic(state.job.settings)
-                if reason is not None:
-                    state.state, state.reason = SKIPPED, reason
-            folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
-            if asked.dry_run:
-                print("\n".join(place.dry_run(chosen, folder)))
-                return 0
-            return _run(sweep, states, chosen, place, folder, asked, argv)
-        finally:
-            place.close()
-    except UserError as error:
-        print(f"harness sweep: error: {error}", file=sys.stderr)
-        return 2
+        if not asked.dry_run:
+            place.open([state.job for state in chosen])
+        for state in states:
+            reason = place.why_not(state.job)
+            if reason is None and place.options.elastic is not None:
+                reason = why_not_elastic(state.job.settings)
+            if reason is not None:
+                state.state, state.reason = SKIPPED, reason
+        folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
+        if asked.dry_run:
+            print("\n".join(place.dry_run(chosen, folder)))
+            return 0
+        return _run(sweep, states, chosen, place, folder, asked, options.words)
+    finally:
+        place.close()
 
 
 def overridden(sweep: Sweep, given: dict[str, list[str]]) -> Sweep:

@@ -75,7 +75,8 @@ def test_published_commands(command: str, script: str) -> None:
     assert settings.strategy == ("ddp" if nodes * per_node > 1 else "single")
 
 
-SPELLINGS = ["--per_gpu_batch 8", "--per-gpu-batch=8", "--b=8", "--b 8", "--b 8 --per_gpu_batch 8",
+SPELLINGS = ["--per_gpu_batch 8", "--per-gpu-batch=8", "--b=8", "--b 8", "-b 8",
+             "--b 8 --per_gpu_batch 8",
              "--per_device_train_batch_size=8"]  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def test_spellings(words: str) -> None:
 def test_flags_with_and_without_value() -> None:
     for words, value in {"--tiny": True, "--tiny=false": False, "--tiny yes": True}.items():
         assert parse("vit", words.split(), ALONE).tiny is value
-    assert parse("bert", ["--o", "a b"], ALONE).output_dir == "a b"
+    assert parse("bert", ["-o", "a b"], ALONE).output_dir == "a b"
     assert parse("bert", ["--setup=1_1_P100far"], ALONE).setup == "1_1_P100far"
     assert parse("bert", ["--warmup_steps=-1"], ALONE).trainer == (("warmup_steps", -1),)
 
@@ -101,7 +102,7 @@ REFUSALS = {
     "--weight-decai 10": ["did you mean --weight_decay?"],
     "--qqqqqqqq": ["unknown flag --qqqqqqqq", "--help"],
     "--image_size 32": ["--image_size", "vit.py", "bert.py"],
-    "-b 4": ["-b"],
+    "-q 4": ["-q"],
     "4": ["'4'", "--name value"],
     "--lr 1e-3 4": ["'4'"],
     "--b 4 --per_gpu_batch 8": ["8", "4", "contradicts"],

@@ -13,17 +13,10 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from harness.core.command_line import (
-    REFUSED,
-    as_mapping,
-    command_line,
-    help_text,
-    parse,
-    to_argv,
-    trainer_flags,
-)
+from harness.core.command_line import command_line, help_text, parse, to_argv, trainer_flags
 from harness.core.identity import SHOWN_ONLY, number, run_id
-from harness.core.settings import DEFAULTS, Settings, UserError, flag_fields
+from harness.core.rules import REFUSED
+from harness.core.settings import DEFAULTS, Settings, UserError, as_mapping, flag_fields
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 
 
@@ -46,7 +39,7 @@ fsdp_offload | elastic_batch | compress | exchange | sync_every | sync_scope | o
 outer_momentum | fragments | overlap | target_batch | local_updates | initial_peers | repeat run
 num_workers dataloader_num_workers | log_every logging_steps
 telemetry_hz | peak_tflops | comm_probe | save
-best_metric metric_for_best_model | output_dir o | rerun
+best_metric metric_for_best_model | output_dir o out | rerun
 """
 # The same for the flags that reach the Trainer: an upgrade that brings one more fails here.
 PASSED = """
@@ -66,7 +59,7 @@ trackio_static_space_id use_cache use_cpu use_liger_kernel warmup_steps weight_d
 # Names from the example scripts of transformers, which TrainingArguments does not know.
 OF_THE_EXAMPLES = {
     *("model_name_or_path", "dataset_name", "dataset_config_name"),
-    *("max_train_samples", "max_eval_samples", "b", "o"),
+    *("max_train_samples", "max_eval_samples", "b", "o", "out"),
 }
 KINDS: dict[str, Any] = {
     **{"text": "some thing", "count": 160, "natural": 3, "seed": 11, "size": 123},

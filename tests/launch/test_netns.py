@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.cli import main
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
 from harness.launch.machine import Machine
-from harness.launch.netns.nodes import main
 from harness.launch.netns.place import Netns
 from harness.launch.places import Options
 from harness.launch.plan import Elastic, Job, plan
@@ -80,9 +80,9 @@ def test_what_emulated_nodes_can_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none"], "argument N: none: expected a whole number from 1"),
+        (["none"], "N none: expected a whole number"),
         (["2", "--link", "10km"], "link 10km: expected none, 20ms"),
-        (["2", "--lnk", "1ms"], "unknown --lnk: did you mean --link?"),
+        (["2", "--lnk", "1ms"], "unknown flag --lnk: did you mean --link?"),
         (["500"], "500 emulated nodes: 1 to 200 are possible"),
         (["4", "--link", "2+1:between=1ms"], "has 3 nodes in its places, and the set-up 4"),
     ],
@@ -90,7 +90,7 @@ def test_what_emulated_nodes_can_host(tmp_path: Path) -> None:
 def test_mistakes_in_a_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 2
+    assert main(["nodes", *words]) == 2
     told = capsys.readouterr().err
     assert told.startswith("harness nodes: error: ") and message in told and told.count("\n") == 1
 

@@ -23,9 +23,10 @@ from harness.launch.slurm.cluster import Note, Submitted, exit_of
 from harness.launch.slurm.flags import Slurm
 from harness.launch.slurm.queue import Queue, Watched
 from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
-from harness.launch.sweep import main, parse
 from harness.launch.sweepfile import load
+from tests.support.sweeps import harness_sweep as main
 from tests.support.sweeps import start, sweep_file, wait_for
+from tests.support.sweeps import sweep_arguments as parse
 
 SITE = Site(
     name="mine.ab12", folder="/home/me/my project/outputs/sweeps/mine", cwd="/home/me/my project",

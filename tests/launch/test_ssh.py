@@ -27,9 +27,10 @@ from harness.launch.ssh.agreement import Facts, address_of, facts, facts_of, pro
 from harness.launch.ssh.fetch import Sent, merged, put, received, send
 from harness.launch.ssh.hosts import Host, Remote
 from harness.launch.ssh.place import Ssh
-from harness.launch.sweep import PLACES, parse
+from harness.launch.sweep import PLACES
 from harness.launch.sweepfile import load
 from tests.support.sweeps import sweep, sweep_file
+from tests.support.sweeps import sweep_arguments as parse
 
 A, B = Host("a"), Host("b", "me", 2222)
 FACTS = Facts(

@@ -16,7 +16,6 @@ import pytest
 
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from harness.launch import runner
-from harness.launch.sweep import main
 from tests.support.sweeps import (
     ROOT,
     family,
@@ -28,6 +27,7 @@ from tests.support.sweeps import (
     untimed_rows,
     wait_for,
 )
+from tests.support.sweeps import harness_sweep as main
 
 SMALL = "settings: {epochs: 2, train_size: 256, test_size: 64}"
 TWO = f"script: vit\n{SMALL}\ngrid: {{setup: [1_1, 1_2]}}\nbaseline: {{setup: 1_1}}\n"

@@ -6,14 +6,15 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from harness.cli import Incomplete, main, parser_of
 from harness.core.command_line import command_line, parse
 from harness.core.settings import Settings
 from harness.launch.plan import plan
-from harness.launch.sweep import main as sweep
 from harness.launch.sweepfile import KEYS, SCRIPTS, load
 from tests.support.ranks import script
 
@@ -75,6 +76,14 @@ def test_links_lead_somewhere(root: Path) -> None:
 def test_every_command_parses(root: Path, tmp_path: Path) -> None:
     found = [settings_of(command, tmp_path) for command in commands(root)]
     assert len([settings for settings in found if settings]) >= 12
+    verbs = [re.split(r" -m harness (?=[a-z])", command, maxsplit=1) for command in commands(root)]
+    calls = [shlex.split(words[1]) for words in verbs if len(words) == 2]
+    assert len({verb for verb, *_ in calls}) >= 10
+    for verb, *words in calls:
+        if "..." in words:
+            continue
+        with suppress(Incomplete):  # the text may only name a verb
+            parser_of(verb).read(words)
 
 
 def test_every_sweep_is_planned(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +93,7 @@ def test_every_sweep_is_planned(root: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(found) >= 5 and len(demo) == 1
     for command in [*found, f"python -m harness {demo[0]}"]:
         words = shlex.split(command.replace("$(DEMO)", "outputs/demo"))
-        assert sweep([*words[words.index("sweep") + 1 :], "--dry_run"]) == 0, command
+        assert main([*words[words.index("sweep") :], "--dry_run"]) == 0, command
         assert re.search(r"torchrun|torch\.distributed\.run", capsys.readouterr().out)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.__main__ import main
+from harness.cli import main
 from harness.read.explain import causes
 from harness.read.explain import causes as causes_text
 from harness.read.explain.account import (
@@ -247,7 +247,7 @@ def test_what_cannot_be_explained_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path / "a")
-    assert "at most one BASELINE" in refused(capsys, path, path, path)
+    assert "[BASELINE]" in refused(capsys, path, path, path)
     assert "there is no such folder" in refused(capsys, tmp_path / "none")
     broken = written(tmp_path / "b", outcome="interrupted", reason="SIGTERM")
     assert "no finished run to explain: interrupted (SIGTERM)" in refused(capsys, broken)
@@ -272,7 +272,7 @@ def test_an_imported_run_tells_nothing_of_steps(
 
 def test_help_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--help"]) == 0
-    assert "explain RUN [BASELINE]" in capsys.readouterr().out
+    assert "RUN [BASELINE]" in capsys.readouterr().out
     path = written(tmp_path)
     assert main(["explain", str(path), str(path)]) == 0
     shown = capsys.readouterr().out

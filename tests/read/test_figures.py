@@ -14,9 +14,10 @@ import pytest
 from nbclient import NotebookClient
 from PIL import Image
 
+from harness.cli import main
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.figures.catalogue import FIGURES as ALL
-from harness.read.figures.catalogue import main, propagation
+from harness.read.figures.catalogue import propagation
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
 FIGURES = {
@@ -74,11 +75,9 @@ def test_what_is_published_is_that_of_the_records(name: str, root: Path, tmp_pat
     for file in drawn:
         (sweep / file).unlink()
     before = {file: (sweep / file).read_text() for file in ("table.csv", "runs.csv", "table.md")}
-    from harness.read.tables.command import main as table
-
-    assert table([str(sweep), "--write"]) == 0
+    assert main(["table", str(sweep), "--write"]) == 0
     assert {file: (sweep / file).read_text() for file in before} == before
-    assert main([str(sweep)]) == 0
+    assert main(["figures", str(sweep)]) == 0
     for file, picture in zip(drawn, pictures, strict=True):
         assert same_picture((sweep / file).read_bytes(), picture), f"make figures: {file} is old"
 
@@ -123,21 +122,21 @@ def test_all_published_sweeps_have_their_figure(root: Path) -> None:
 
 
 def test_mistakes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2 and main(["--help"]) == 0
+    assert main(["figures"]) == 2 and main(["figures", "--help"]) == 0
     capsys.readouterr()
-    for wrong, told in ((["a", "b"], "one folder"), (["--out"], "--out: name a folder"),
-                        (["--every", "a"], "one folder")):  # fmt: skip
-        assert main(wrong) == 2
+    for wrong, told in ((["a", "b"], "unexpected b"), (["--out"], "--out needs a value"),
+                        (["--every", "a"], "unknown flag --every")):  # fmt: skip
+        assert main(["figures", *wrong]) == 2
         assert told in capsys.readouterr().err
-    assert main([str(tmp_path)]) == 2
+    assert main(["figures", str(tmp_path)]) == 2
     assert "there is no sweep.json" in capsys.readouterr().err
     shutil.copytree(root / PUBLISHED, tmp_path / "sweeps" / "mine")
     file = tmp_path / "sweeps" / "mine" / "sweep.json"
-    assert main([str(file.parent)]) == 2  # its runs are not here
+    assert main(["figures", str(file.parent)]) == 2  # its runs are not here
     assert "no finished run has a link" in capsys.readouterr().err
     plan = json.loads(file.read_text())
     for run in plan["runs"]:
         run["label"].pop("link", None)
     file.write_text(json.dumps(plan | {"axes": ["script", "setup"]}))
-    assert main([str(file.parent)]) == 2
+    assert main(["figures", str(file.parent)]) == 2
     assert capsys.readouterr().err.startswith("harness figures: error: ")

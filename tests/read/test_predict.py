@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness.__main__ import main
-from harness.core.command_line import as_mapping, parse
+from harness.cli import main
+from harness.core.command_line import parse
 from harness.core.links import Link
 from harness.core.records import SCHEMA
+from harness.core.settings import as_mapping
 from harness.read.predict.exchange import GLOO, Shape, allreduce, wire_of
 from harness.read.predict.fitting import Given, fit_records
 from tests.read.test_importing import TEXT, text_file
@@ -254,9 +255,9 @@ def test_two_nodes_of_others_from_their_one_gpu(
     (["--setup", "2_1", *FAR, "--deadline", "3"], "go with --advise"),
     (["--setup", "2_1", *FAR, "--advise"], "one of them"),
     (["--setup", "2_1", *FAR, "--advise", "--budget", "9"], "needs --cost_per_gpu_hour"),
-    (["--setup", "2_1", *FAR, "--batch", "0"], "1 or more"),
+    (["--setup", "2_1", *FAR, "--batch", "0"], "--batch 0: must be at least 1"),
     (["--setup", "2_1", *FAR, "--sharing", "2"], "a share, 0 to 1"),
-    (["--setup", "2_1", *FAR, "--cost_per_gpu_hour", "free"], "a number above 0"),
+    (["--setup", "2_1", *FAR, "--cost_per_gpu_hour", "free"], "hour free: expected a number"),
     (["--setup", "2_1", *FAR, "--plot", "curve.doc"], "png, svg or pdf"),
 ])  # fmt: skip
 def test_mistakes(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.__main__ import main
+from harness.cli import main
 from harness.read import load, load_runs
 from tests.read.test_read import record
 from tests.read.test_sweep_table import Plan, row_of, table

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from harness.cli import main
 from harness.core.settings import UserError
-from harness.read.figures.catalogue import main as figures
 from harness.read.figures.strategies import strategies
 from harness.read.labels import shown_axes, strategy_text
 from harness.read.records.sweeps import read_sweep
@@ -327,7 +327,7 @@ def test_what_the_figure_needs(
     plan: Links, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
 ) -> None:
     plan.measured(DDP, 40)
-    assert figures([str(plan.write(**changes))]) == 2
+    assert main(["figures", str(plan.write(**changes))]) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
 
@@ -358,12 +358,12 @@ def test_the_file_is_called_after_the_figure_and_says_what_is_missing(
 ) -> None:
     plan.measured(DDP, 40)
     plan.measured(FAR, 8)
-    assert figures([str(plan.write())]) == 0
+    assert main(["figures", str(plan.write())]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"written: {plan.folder / name}" for name in ("strategies.png", "strategies-dark.png")
     ]
     assert (plan.folder / "strategies.png").read_bytes()[:4] == b"\x89PNG"
     plan.measured(POWER, 8, outcome="failed", reason="no")
     plan.waiting(POWER)
-    assert figures([str(plan.write())]) == 0
+    assert main(["figures", str(plan.write())]) == 0
     assert "missing: 2 of 4 runs (1 failed, 1 waiting)\n" in capsys.readouterr().out

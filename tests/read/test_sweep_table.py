@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.__main__ import main
+from harness.cli import main
 from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.records.runs import memory_of_devices

@@ -13,7 +13,9 @@ from typing import Any
 
 import psutil
 
+from harness import cli
 from harness.core.records import RunFolder, find_runs, read_rows
+from harness.launch.sweep import Arguments, arguments_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds and what follows from them, and what the network adds; everything else must not depend on
@@ -123,3 +125,13 @@ def untimed_rows(folder: RunFolder) -> list[dict[str, Any]]:
     rows, broken = read_rows(folder.epochs)
     assert broken == 0
     return [{k: v for k, v in row.items() if not k.endswith(TIMES)} for row in rows]
+
+
+def harness_sweep(argv: list[str]) -> int:
+    """python -m harness sweep ... in this process: its exit code."""
+    return cli.main(["sweep", *argv])
+
+
+def sweep_arguments(argv: list[str]) -> Arguments:
+    """What the flags of a sweep mean; UserError if they are wrong."""
+    return arguments_of(cli.parser_of("sweep").read(argv))

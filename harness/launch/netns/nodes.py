@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -18,32 +19,23 @@ from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.netns.place import nodes_of
 from harness.launch.plan import PORT
-from harness.launch.sweep import Parser, whole
 
 GRACE_S = 20.0  # for the other nodes to end when one has failed
 
 
-def main(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    words, command = argv, []
-    if "--" in argv:
-        at = argv.index("--")
-        words, command = argv[:at], argv[at + 1 :]
     try:
-        asked = _parser().parse_args(words)
-        with EmulatedNodes.open(asked.nodes, link_of(asked.link)) as emulated:
+        with EmulatedNodes.open(options.nodes, link_of(options.link)) as emulated:
             nodes = nodes_of(emulated)
-            return run(nodes, command) if command else show(nodes)
-    except UserError as error:
-        print(f"harness nodes: error: {error}", file=sys.stderr)
-        return 2
+            return run_on(nodes, options.command) if options.command else show(nodes)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def run(nodes: list[Node], command: list[str]) -> int:
+def run_on(nodes: list[Node], command: list[str]) -> int:
     """The command on every node, each line that it prints marked; the first failure ends all."""
     started = []
     try:
@@ -122,17 +114,3 @@ def _print(name: str, process: subprocess.Popen[bytes]) -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         process.terminate()  # the reader has seen enough, as head does
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m harness nodes",
-        usage="python -m harness nodes N [--link LINK] [-- COMMAND...]",
-        description="Run a command on each of N emulated nodes, or look around in them.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("nodes", type=whole, metavar="N", help="how many, from 1")
-    parser.add_argument(
-        "--link", default="none", help="between them: 20ms/200mbit, region, ... (unlimited)"
-    )
-    return parser

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
-import sys
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from harness.core.command_line import print_json
 from harness.core.settings import UserError
 from harness.read.compare.comparable import QUALITY, SPEED, TARGET, Verdict, judge
 from harness.read.records.groups import Group, enumerate_equal
-from harness.read.records.runs import Run, Target, parse_target
+from harness.read.records.runs import Run, parse_target
 from harness.read.records.selection import command_for_seeds, describe, differing, read_group
 from harness.read.statistics import Difference, difference, spread
 
@@ -194,14 +195,6 @@ def interval(row: Row) -> str:
 # ----
 # python -m harness compare A B: what B differs by from A, with interval, where it may be said.
 
-USAGE = """usage: python -m harness compare A B [--target METRIC=VALUE]
-
-A, B: a run, a folder whose runs differ only in their seed, or FOLDER:NAME=VALUE,NAME=VALUE, those
-of its runs (or of a sweep's) with these settings:
-  python -m harness compare outputs:script=vit,setup=1_1 outputs:script=vit,setup=1_2
---target: also the time to it, for example accuracy=0.9 (the sweep's, where A and B are of one)"""
-
-
 LEGEND = (
     "difference: B less A; interval: 95 %, Student's t, of the differences of pairs where A and B "
     "have the same seeds, else Welch's; per cent are of A's mean; each measure is judged by "
@@ -212,37 +205,36 @@ LEGEND = (
 SEEDS = 3  # from which on an interval says something
 
 
-def main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    try:
-        words, target = _words(argv)
-        one, other = (read_group(n, w, target) for n, w in zip("AB", words, strict=True))
-        _check_apart(one, other)
-    except UserError as error:
-        print(f"harness compare: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+def run(options: argparse.Namespace) -> int:
+    target = None if options.target is None else parse_target(options.target)
+    one, other = (read_group(n, w, target) for n, w in (("A", options.a), ("B", options.b)))
+    _check_apart(one, other)
     found = compare(one, other)
-    show(found)
+    print_json(as_fields(found)) if options.json else show(found)
     return 0 if found.rows else 2
 
 
-def _words(argv: list[str]) -> tuple[list[str], Target | None]:
-    words: list[str] = []
-    target = None
-    rest = iter(argv)
-    for word in rest:
-        if word.startswith("--"):
-            name, equals, text = word.partition("=")
-            if name != "--target":
-                raise UserError(f"unknown flag {name}: there is --target METRIC=VALUE")
-            target = parse_target(text if equals else next(rest, ""))
-        else:
-            words.append(word)
-    if len(words) != 2:
-        raise UserError(f"two sides are expected, A and B, not {len(words)}: {' '.join(words)}")
-    return words, target
+def as_fields(found: Comparison) -> dict[str, Any]:
+    """The comparison as plain values, for a program."""
+    return {
+        "sides": {group.name: describe(group) for group in found.sides},
+        "settings_that_differ": {n: {"A": a, "B": b} for n, a, b in differing(*found.sides)},
+        "verdicts": {
+            kind: {"comparable": not v.reasons, "reasons": v.reasons, "notes": v.notes}
+            for kind, v in found.verdicts.items()
+        },
+        "measures": [
+            {
+                "name": row.measure.name,
+                "A": row.values[0],
+                "B": row.values[1],
+                "difference": row.difference and asdict(row.difference),
+                "judgement": row.difference and judgement(row),
+            }
+            for row in found.rows
+        ],
+        "notes": [*found.notes, *more_seeds(found)],
+    }
 
 
 def _check_apart(one: Group, other: Group) -> None:

@@ -7,9 +7,9 @@ arXiv 1812.06162). The form is a straight line in B, so the fit has a closed for
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
@@ -140,12 +141,6 @@ def _ratio(
 # ----
 # python -m harness batches FOLDER: from which batch on a larger one is not sooner at a target.
 
-USAGE = """usage: python -m harness batches FOLDER [--target METRIC=VALUE]
-
-FOLDER: of runs or of a sweep over batches, also FOLDER:NAME=VALUE,NAME=VALUE
---target: what is to be reached, for example accuracy=0.9 (the sweep's own)"""
-
-
 LEGEND = (
     "samples to target: interpolated between the two evaluations around it, mean ± sd; Bcrit: "
     "the batch at which twice the least samples are needed, of E = Emin (1 + B / Bcrit) fitted "
@@ -210,22 +205,21 @@ class Family:
         return fit({float(b.size): b.samples for b in self.batches if b.usable})
 
 
-def main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    try:
-        word, target = _words(argv)
-        records, target = read_selected(word, target)
-        if target is None:
-            raise UserError(f"{word}: give --target METRIC=VALUE: the batch that is worth it "
-                            "depends on what is to be reached")  # fmt: skip
-        families = families_of(records, target)
-        if not families:
-            raise UserError(f"{word}: the batch does not vary between its finished runs")
-    except UserError as error:
-        print(f"harness batches: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+def run(options: argparse.Namespace) -> int:
+    word = options.folder
+    asked = None if options.target is None else parse_target(options.target)
+    records, target = read_selected(word, asked)
+    if target is None:
+        raise UserError(
+            f"{word}: give --target METRIC=VALUE: the batch that is worth it depends on what is "
+            "to be reached"
+        )
+    families = families_of(records, target)
+    if not families:
+        raise UserError(f"{word}: the batch does not vary between its finished runs")
+    if options.json:
+        print_json({"target": str(target), "families": [as_fields(each) for each in families]})
+        return 0
     screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     for family in families:
         _show(screen, family, target)
@@ -233,21 +227,26 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _words(argv: list[str]) -> tuple[str, Target | None]:
-    words: list[str] = []
-    target = None
-    rest = iter(argv)
-    for word in rest:
-        if word.startswith("--"):
-            name, equals, text = word.partition("=")
-            if name != "--target":
-                raise UserError(f"unknown flag {name}: there is --target METRIC=VALUE")
-            target = parse_target(text if equals else next(rest, ""))
-        else:
-            words.append(word)
-    if len(words) != 1:
-        raise UserError(f"one folder is expected, not {len(words)}: {' '.join(words)}")
-    return words[0], target
+def as_fields(family: Family) -> dict[str, Any]:
+    """A family as plain values, for a program."""
+    found = family.fit()
+    return {
+        "name": family.name,
+        "batches": [
+            {
+                "batch": batch.size,
+                "lr": batch.lr,
+                "usable": batch.usable,
+                "samples": batch.samples,
+                "fitted_samples": found.samples(batch.size),
+                "train_samples_per_s": batch.rate(),
+                "tta_train_s": [*batch.seconds().values()],
+            }
+            for batch in family.batches
+        ],
+        "critical_batch": {"value": found.critical, "low": found.low, "high": found.high},
+        "notes": [*left_out(family), verdict(family, found), *fastest(family)],
+    }
 
 
 def families_of(records: list[Run], target: Target) -> list[Family]:

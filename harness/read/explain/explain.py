@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.core.command_line import print_json
 from harness.core.settings import UserError
 from harness.read.compare.comparable import (
     MAY_DIFFER,
@@ -51,12 +52,6 @@ from harness.read.records.runs import Run
 from harness.read.records.selection import differing, read_group
 from harness.read.records.sweeps import SweepResults
 
-USAGE = """usage: python -m harness explain RUN [BASELINE]
-
-RUN, BASELINE: a run, a folder whose runs differ only in their seed, or FOLDER:NAME=VALUE,...
-Without BASELINE the runs of one process beside RUN are looked through for one that is like it"""
-
-
 # Of what stands out beside the main cause, so many are told.
 OTHERS = 2
 
@@ -75,20 +70,15 @@ class Explanation:
     parts: tuple[tuple[str, float | None, float | None, float | None], ...]
 
 
-def main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    try:
-        if len(argv) > 2 or any(word.startswith("-") for word in argv):
-            raise UserError(f"RUN and at most one BASELINE are expected, not {' '.join(argv)}")
-        run = read_group("RUN", argv[0], None)
-        base = read_group("BASELINE", argv[1], None) if len(argv) == 2 else None
-        found = explain(run, base)
-    except UserError as error:
-        print(f"harness explain: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    show(found)
+def run(options: argparse.Namespace) -> int:
+    baseline = options.baseline and read_group("BASELINE", options.baseline, None)
+    found = explain(read_group("RUN", options.run, None), baseline)
+    if options.json:
+        names = ("name", "s", "sd_s", "baseline_s")
+        parts = [dict(zip(names, part, strict=True)) for part in found.parts]
+        print_json({**vars(found), "parts": parts})
+    else:
+        show(found)
     return 0
 
 

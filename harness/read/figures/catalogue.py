@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
 
+from harness.core.command_line import print_json
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
@@ -23,12 +24,6 @@ from harness.read.records.baseline import load_sweep, load_sweep_runs
 from harness.read.records.sweeps import SweepResults, read_results, read_sweep
 
 matplotlib.use("Agg")  # files, no windows
-
-
-USAGE = """usage: python -m harness figures FOLDER [--all] [--out DIR]
-
-the figure that answers a sweep's question, beside its records; --all: every figure that the
-records of a sweep, or of any folder, have something for, as PNG and SVG, light and dark"""
 
 
 def propagation_delay(sweep: SweepResults) -> Drawn:
@@ -156,34 +151,15 @@ def missing(sweep: SweepResults) -> str | None:
     return f"missing: {total - finished} of {total} runs ({counts})"
 
 
-def main(argv: list[str]) -> int:
-    """python -m harness figures FOLDER"""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    try:
-        folder, out, every = _arguments(argv)
-        files, sweep = _every(folder, out) if every else _one(folder, out)
-    except UserError as error:
-        print(f"harness figures: error: {error}", file=sys.stderr)
-        return 2
-    said = [*sweep.problems, missing(sweep), *(f"written: {file}" for file in files)]
-    print("\n".join(filter(None, said)))
+def run(options: argparse.Namespace) -> int:
+    draw = _every if options.all else _one
+    files, sweep = draw(options.folder, options.out)
+    notes = [*filter(None, (*sweep.problems, missing(sweep)))]
+    if options.json:
+        print_json({"written": files, "notes": notes})
+    else:
+        print(*notes, *(f"written: {file}" for file in files), sep="\n")
     return 0
-
-
-def _arguments(argv: list[str]) -> tuple[Path, Path | None, bool]:
-    words = [word for word in argv if word != "--all"]
-    out = None
-    if "--out" in words:
-        at = words.index("--out")
-        if at + 1 == len(words):
-            raise UserError("--out: name a folder")
-        out = Path(words.pop(at + 1))
-        words.pop(at)
-    if len(words) != 1 or words[0].startswith("-"):
-        raise UserError(f"one folder is expected, not {' '.join(words)}; {USAGE.splitlines()[0]}")
-    return Path(words[0]), out, "--all" in argv
 
 
 def _one(folder: Path, out: Path | None) -> tuple[list[Path], SweepResults]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich import box
@@ -15,13 +13,13 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from harness.core.command_line import Parser
+from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import STRATEGIES
 from harness.read.drawing import LINES, calm
 from harness.read.predict.advice import Choice, Outcome, advise, as_fields, outcome
-from harness.read.predict.exchange import BACKENDS, Shape, wire_of
+from harness.read.predict.exchange import Shape, wire_of
 from harness.read.predict.fitting import Fitted, Given, fit_records
 from harness.read.predict.model import APART, Plan, Prediction, bend, over_nodes, predict
 
@@ -207,74 +205,33 @@ def _of_time(seconds: float | None) -> str:
 # ----
 # python -m harness predict RECORDS --setup 16_8 --link 25gbit,0.1ms: what it would take.
 
-PICTURES = (".png", ".svg", ".pdf")
-
-
 SHOWN = 5  # choices of --advise
 
 
 MOST = 100_000  # nodes; what is beyond is a slip of the finger
 
 
-def main(argv: list[str]) -> int:
-    try:
-        asked = _parser().parse_args(argv)
-        fitted = fit_records(asked.records, _given(asked))
-        link = _link(asked.link)
-        plan = _plan(asked, fitted, link)
-        if asked.advise:
-            return _advise(asked, fitted, plan)
-        found = outcome(fitted, predict(fitted.model, plan), asked.cost_per_gpu_hour)
-        curve = over_nodes(fitted.model, plan, plan.shape.nodes) if plan.shape.nodes > 1 else []
-    except UserError as error:
-        print(f"harness predict: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    if asked.json:
-        print(json.dumps({**as_fields(found), "assumed": fitted.assumed}, indent=2))
+def run(options: argparse.Namespace) -> int:
+    fitted = fit_records(options.records, _given(options))
+    link = _link(options.link)
+    plan = _plan(options, fitted, link)
+    if options.advise:
+        return _advise(options, fitted, plan)
+    found = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
+    curve = over_nodes(fitted.model, plan, plan.shape.nodes) if plan.shape.nodes > 1 else []
+    if options.json:
+        print_json({**as_fields(found), "assumed": fitted.assumed})
     else:
         screen = _screen()
         for line in (*fit_lines(fitted), "",
-                     *prediction_lines(fitted, found, link, asked.epochs)):  # fmt: skip
+                     *prediction_lines(fitted, found, link, options.epochs)):  # fmt: skip
             screen.print(line)
         if curve:
             _wide(curve_table(curve))
             screen.print(bend_line(curve))
-    if asked.plot:
-        _draw(asked.plot, curve or [found.prediction], f"{fitted.name} over {link}")
+    if options.plot:
+        _draw(options.plot, curve or [found.prediction], f"{fitted.name} over {link}")
     return 0
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m harness predict", allow_abbrev=False,
-        description="Step time, samples/s, efficiency, epochs, energy and cost of a topology.",
-    )  # fmt: skip
-    add = parser.add_argument
-    add("records", help="a folder with runs of one process and of several on one machine; also "
-                        "FOLDER:NAME=VALUE,NAME=VALUE")  # fmt: skip
-    add("--setup", required=True, help="N_M: N nodes of M processes; with --advise the largest")
-    add("--link", help="between nodes, one way: 25gbit,0.1ms or 20ms/200mbit or a name")
-    add("--batch", type=_whole, help="samples per process and forward pass (the largest measured)")
-    add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
-    add("--compress", default="none", help="bf16, fp16 for ddp; bf16, int8 for diloco")
-    add("--sync_every", type=_whole, default=10, help="of local_sgd and diloco (10)")
-    add("--sync_scope", choices=("node", "rank"), default="node", help="who trains apart (node)")
-    add("--fragments", type=_whole, default=1, help="of diloco (1)")
-    add("--overlap", type=_natural, default=0, help="of diloco (0)")
-    add("--blocks", type=_whole, help="layers that fsdp gathers one at a time")
-    add("--emulated", action="store_true", help="the nodes share one machine and its cores")
-    add("--epochs", type=_whole, default=1, help="for time, energy and cost (1)")
-    add("--cost_per_gpu_hour", type=_positive, help="of one device, in any currency")
-    add("--gradient_mb", type=_positive, help="where the records do not say: 4 bytes a weight")
-    add("--train_size", type=_whole, help="samples of an epoch, where the records do not say")
-    add("--backend", choices=BACKENDS, help="where the records do not say")
-    add("--sharing", type=_share, help="what each more process of a machine slows all by, 0 to 1")
-    add("--plot", type=_picture, metavar="FILE", help="draws samples/s over nodes: png, svg or pdf")
-    add("--advise", action="store_true", help="the best topology, batch and strategy")
-    add("--deadline", type=_positive, help="hours, with --advise")
-    add("--budget", type=_positive, help="with --advise and --cost_per_gpu_hour")
-    add("--json", action="store_true", help="the numbers, for a program")
-    return parser
 
 
 def _given(asked: argparse.Namespace) -> Given:
@@ -321,6 +278,9 @@ def _advise(asked: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
     choices = advise(
         fitted, plan, asked.epochs, asked.deadline, asked.budget, asked.cost_per_gpu_hour
     )
+    if asked.json:
+        print_json({"choices": [_choice_fields(choice) for choice in choices]})
+        return 0 if choices else 1
     screen = _screen()
     limit = f"{asked.deadline:g} h" if asked.deadline else f"a budget of {asked.budget:g}"
     for line in (*fit_lines(fitted), ""):
@@ -339,9 +299,12 @@ def _advise(asked: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
     return 0
 
 
-def _draw(file: Path, curve: list[Prediction], title: str) -> None:
-    pass  # a second: only where it is needed
+def _choice_fields(choice: Choice) -> dict[str, Any]:
+    own = {"hours": choice.hours, "device_hours": choice.device_hours, "cost": choice.cost}
+    return {**own, **as_fields(choice.found)}
 
+
+def _draw(file: Path, curve: list[Prediction], title: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     curve_figure(curve, title).savefig(file, dpi=150)
 
@@ -354,37 +317,3 @@ def _wide(table: Table) -> None:
     screen = _screen()
     width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
     Console(highlight=False, width=width).print(table)
-
-
-def _picture(text: str) -> Path:
-    if Path(text).suffix not in PICTURES:
-        raise argparse.ArgumentTypeError(f"{text}: expected a file that ends in png, svg or pdf")
-    return Path(text)
-
-
-def _number(text: str, least: float, most: float, what: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not least <= found <= most:
-        raise argparse.ArgumentTypeError(f"{text}: expected {what}")
-    return found
-
-
-def _whole(text: str) -> int:
-    return _natural(text, 1)
-
-
-def _natural(text: str, least: int = 0) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, {least} or more")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    return _number(text, sys.float_info.min, sys.float_info.max, "a number above 0")
-
-
-def _share(text: str) -> float:
-    return _number(text, 0.0, 1.0, "a share, 0 to 1")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
+from harness.core.command_line import print_json
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.drawing import for_page, save
@@ -21,38 +22,14 @@ from harness.read.tables.files import csv_text
 from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import one_line, table_of
 
-USAGE = """usage: python -m harness report [FOLDER] [--out DIR]   (outputs, FOLDER/report)
 
-report.html opens from disk, without a network; beside it report.md, and for each sweep its
-numbers as CSV and its figures as PNG and SVG, light and dark"""
-
-
-def main(argv: list[str]) -> int:
-    if argv and argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    try:
-        folder, out = _arguments(argv)
-        for file in make_report(folder, out):
-            print(f"written: {file}")
-    except UserError as error:
-        print(f"harness report: error: {one_line(str(error))}", file=sys.stderr)
-        return 2
+def run(options: argparse.Namespace) -> int:
+    files = make_report(options.folder, options.out or options.folder / "report")
+    if options.json:
+        print_json({"written": files})
+    else:
+        print(*(f"written: {file}" for file in files), sep="\n")
     return 0
-
-
-def _arguments(argv: list[str]) -> tuple[Path, Path]:
-    words, out = [*argv], None
-    if "--out" in words:
-        at = words.index("--out")
-        if at + 1 == len(words):
-            raise UserError("--out: name a folder")
-        out = Path(words.pop(at + 1))
-        words.pop(at)
-    if len(words) > 1 or (words and words[0].startswith("-")):
-        raise UserError(f"one folder is expected, not {' '.join(words)}; {USAGE.splitlines()[0]}")
-    folder = Path(words[0] if words else "outputs")
-    return folder, out or folder / "report"
 
 
 def make_report(folder: Path, out: Path) -> list[Path]:

@@ -5,8 +5,8 @@ In the folder of a sweep: a row for each group of runs that differ only in their
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from harness.core.command_line import print_json
 from harness.core.settings import UserError
 from harness.read.labels import heading_of, strategy_text
 from harness.read.records.loading import load_runs
 from harness.read.records.sweeps import FILE, sweep_file
 from harness.read.tables import columns
 from harness.read.tables.files import show_sweep
-
-USAGE = (
-    "usage: python -m harness table [FOLDER]   (outputs)\n"
-    "       python -m harness table SWEEP_FOLDER [--write]   "
-    "(also writes table.md, table.csv and runs.csv there)"
-)
-
 
 # Heading, column of load_runs(), how a value is shown.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -79,38 +73,23 @@ IMPORTED = (
 SAID_ONCE = ("script", "model", "strategy", "number_format", "effective_batch", "lr", "seed")
 
 
-def main(argv: list[str]) -> int:
-    if argv and argv[0] in ("-h", "--help"):
-        print(USAGE)
+def run(options: argparse.Namespace) -> int:
+    root = options.folder
+    if sweep_file(root) is not None:
+        show_sweep(root, options.write, options.json)
         return 0
-    folders = [word for word in argv if word != "--write"]
-    if len(folders) > 1 or (folders and folders[0].startswith("-")):
-        return _refused(f"one folder is expected, not {' '.join(folders)}; {_one_line(USAGE)}")
-    root = Path(folders[0] if folders else "outputs")
-    try:
-        if sweep_file(root) is not None:
-            show_sweep(root, write="--write" in argv)
-            return 0
-        if "--write" in argv:
-            raise UserError(f"--write is for a sweep: there is no {FILE} in {root}")
-        return _show_runs(root)
-    except UserError as error:
-        return _refused(str(error))
+    if options.write:
+        raise UserError(f"--write is for a sweep: there is no {FILE} in {root}")
+    return _show_runs(root, options.json)
 
 
-def _refused(reason: str) -> int:
-    print(f"harness table: error: {_one_line(reason)}", file=sys.stderr)
-    return 2
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _show_runs(root: Path) -> int:
+def _show_runs(root: Path, as_json: bool) -> int:
     runs = load_runs(root)
     if runs.empty:
         raise UserError(f"no records below {root}: python vit.py --tiny makes one")
+    if as_json:
+        print_json({"records": root, "runs": runs.to_dict("records")})
+        return 0
     if "strategy" in runs:
         runs["strategy"] = _ways(runs)
     # Markup off: reasons and names hold brackets.

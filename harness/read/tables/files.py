@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.core.command_line import print_json
 from harness.core.settings import UserError
 from harness.read.records.baseline import run_row
 from harness.read.records.sweeps import SweepResults, read_sweep
@@ -27,11 +28,17 @@ from harness.read.tables.sweep_table import Shown, table_of
 GAP = 2  # spaces between columns
 
 
-def show_sweep(path: Path, write: bool) -> None:
+def show_sweep(path: Path, write: bool, as_json: bool = False) -> None:
     """What python -m harness table does with the folder of a sweep."""
     sweep = read_sweep(path)
     shown, rows = table_of(sweep)
     files = write_files(sweep, shown, rows) if write else []
+    if as_json:
+        print_json({
+            "sweep": sweep.name, "question": sweep.question, "rows": rows,
+            "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
+        })  # fmt: skip
+        return
     draw(shown)
     screen = _screen()
     for file in files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from harness.core.command_line import print_json
 from harness.core.provenance import command_line, commit, settings_of, versions, without_home
 from harness.core.settings import Settings
 from harness.core.topology import World
@@ -67,11 +69,11 @@ def launch() -> dict[str, Any] | None:
     return json.loads(said) if said else None
 
 
-def main(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """python -m harness env"""
     facts = environment()
     del facts["command"], facts["launch"]
-    print(json.dumps(facts, indent=2))
+    print_json(facts)
     return 0
 
 

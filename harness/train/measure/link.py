@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from harness.core.command_line import Parser
+from harness.core.command_line import print_json
 from harness.core.process import end_with_parent
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
@@ -184,63 +183,20 @@ LEGEND = (
 )
 
 
-def main(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Every rank measures, rank 0 speaks."""
-    leader = os.environ.get("RANK", "0") == "0"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # a rank does not outlive its launcher
-    try:
-        given = _parser().parse_args(argv)
-        world = world_of(os.environ)
-        if world.size == 1:
-            raise UserError(
-                f"a link takes two processes; start it on every node with {START}, "
-                f"or on emulated nodes with {EMULATED}"
-            )
-    except UserError as error:
-        return _refused(str(error), leader)
-    found = _measured(world, given.mb)
-    if found is not None:
-        print(json.dumps(found, indent=2)) if given.json else _show(found, world)
-    return 0
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m harness link",
-        description="Measure the links between nodes, in ten seconds at most.",
-        epilog=f"Started on every node: {START}; on emulated nodes: {EMULATED}",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--mb",
-        type=_sizes,
-        default=[1.0, 25.0],
-        metavar="SIZE,...",
-        help="sizes of the all-reduce in MB; a model's gradient has 4 bytes a weight (1,25)",
-    )
-    parser.add_argument("--json", action="store_true", help="the numbers, for a program")
-    return parser
-
-
-def _sizes(text: str) -> list[float]:
-    try:
-        sizes = [float(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or not all(0 < size <= 4000 for size in sizes):
-        raise argparse.ArgumentTypeError(
-            f"{text}: expected MB, 4000 at most, for example 25 or 1,25,400"
+    world = world_of(os.environ)
+    if world.size == 1:
+        raise UserError(
+            f"a link takes two processes; start it on every node with {START}, "
+            f"or on emulated nodes with {EMULATED}"
         )
-    return sorted(sizes)
-
-
-def _refused(reason: str, leader: bool) -> int:
-    if leader:
-        print(f"harness link: error: {reason}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(1)  # torchrun stops all ranks when one leaves: let the first speak
-    return 2
+    found = _measured(world, options.mb)
+    if found is not None:
+        print_json(found) if options.json else _show(found, world)
+    return 0
 
 
 def _measured(world: World, mb: list[float]) -> dict[str, Any] | None:

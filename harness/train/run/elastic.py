@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from harness.core import topology
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 
 
@@ -66,16 +67,11 @@ def wait_for_peers(settings: Settings) -> None:
 # Without it the first node holds the rendezvous, and the run ends with that node.
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) != 1 or not argv[0].isdigit() or not 0 < int(argv[0]) < 65536:
-        print("usage: python -m harness store PORT, for example 29400", file=sys.stderr)
-        return 2
-    port = int(argv[0])
+def run(options: argparse.Namespace) -> int:
     try:
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", options.port, is_master=True, wait_for_workers=False)
     except DistNetworkError:
-        print(f"harness store: error: port {port} is taken: use another", file=sys.stderr)
-        return 2
+        raise UserError(f"port {options.port} is taken: use another") from None
     try:
         print(
             f"torchrun --rdzv_backend=c10d --rdzv_endpoint=THIS_MACHINE:{store.port} "

@@ -19,8 +19,9 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from harness.core.command_line import REFUSED, trainer_flags
+from harness.core.command_line import trainer_flags
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.rules import REFUSED
 from harness.core.settings import flag_fields
 from tests.support.hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
 from tests.support.ranks import ROOT

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.__main__ import main
+from harness.cli import main
 from harness.core.records import RunFolder, find_runs, read_json
 from harness.train.run.warm import free_port
 from tests.support.ranks import ROOT, ran, script
@@ -125,10 +125,10 @@ def test_the_verb_on_one_node_shows_no_pair() -> None:
     ("argv", "said"),
     [
         ([], "a link takes two processes; start it on every node with torchrun --nnodes=2"),
-        (["--mb", "0"], "--mb: 0: expected MB"),
-        (["--mb", "1,x"], "--mb: 1,x: expected MB"),
+        (["--mb", "0"], "--mb 0: expected MB"),
+        (["--mb", "1,x"], "--mb 1,x: expected MB"),
         (["--mb", "4001"], "expected MB, 4000 at most"),
-        (["--md", "1"], "unrecognized arguments: --md 1"),
+        (["--md", "1"], "unknown flag --md: there are --help, --json, --mb"),
     ],
 )
 def test_a_mistake_is_one_line(

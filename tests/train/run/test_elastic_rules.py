@@ -248,7 +248,7 @@ def test_the_store_listens_or_says_why_not(root: Path) -> None:
             .splitlines()[-1]
             .endswith(f"port {port} is taken: use another")
         )
-        assert "usage: python -m harness store PORT" in misused.communicate(timeout=60)[1]
+        assert "PORT no-port: expected a whole number" in misused.communicate(timeout=60)[1]
         assert refused.returncode == misused.returncode == 2
     meets = store(port)
     try:

@@ -1,0 +1,416 @@
+"""python -m harness VERB: every verb with its flags, one parser, one line for a mistake.
+
+The flags of all verbs are defined here; the work is done by run(options) of the module that VERBS
+names. That module is imported once the command line is known to be right, because pandas,
+matplotlib and torch take seconds to load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from harness.core.command_line import (
+    BadValue,
+    complain,
+    is_leader,
+    natural,
+    one_of,
+    positive,
+    quiet_when_closed,
+    setting,
+    whole,
+)
+from harness.core.settings import UserError
+
+FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
+
+
+class Incomplete(UserError):
+    """Something that a verb needs is not there."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose mistakes become one line that names the nearest flag or value."""
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The options; what stands after -- is a command of its own, the option `command`."""
+        at = argv.index("--") if "--" in argv else len(argv)
+        words = [_with_underscores(word) for word in argv[:at]]
+        for word in words:
+            name = word.partition("=")[0]
+            if FLAG.fullmatch(word) and name not in self._option_string_actions:
+                raise UserError(f"unknown flag {name}{self._nearest(name)}")
+        options = self.parse_intermixed_args(words)
+        if "--" in argv and not self.get_default("takes_command"):
+            raise UserError("no command is expected after --")
+        options.command, options.words = [*argv[at + 1 :]], [*argv]
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        if match := re.match(r"the following arguments are required: (.*)", message):
+            raise Incomplete(f"missing {match[1]}; {self._usage()}")
+        raise UserError(self._reworded(message))
+
+    def _nearest(self, name: str) -> str:
+        known = sorted(n[2:] for n in self._option_string_actions if n.startswith("--"))
+        near = difflib.get_close_matches(name.lstrip("-"), known, n=1)
+        return f": did you mean --{near[0]}?" if near else f": there are --{', --'.join(known)}"
+
+    def _usage(self) -> str:
+        return " ".join(self.format_usage().split())
+
+    def _reworded(self, message: str) -> str:
+        if match := re.match(r"unrecognized arguments: (.*)", message):
+            return f"unexpected {match[1]}; {self._usage()}"
+        # Of a flag's spellings the first is the one to name.
+        if match := re.match(r"argument ([^\s/:]+)\S*: (.*)", message, re.DOTALL):
+            name, reason = match.groups()
+            return f"{name} {reason}".replace(" expected one argument", " needs a value")
+        return message
+
+
+def _with_underscores(word: str) -> str:
+    """--dry-run is --dry_run; values stay as they are."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    return "--" + name.replace("-", "_") + equals + value
+
+
+# ----
+# The flags, a function a verb.
+
+
+def out(parser: Parser, help: str, default: str | None = None) -> None:
+    """Where files are written, under one name for all verbs; --output_dir as in the scripts."""
+    parser.add_argument(
+        "--out", "-o", "--o", "--output_dir", type=Path, default=default, metavar="DIR", help=help
+    )
+
+
+def target(parser: Parser) -> None:
+    parser.add_argument(
+        "--target",
+        metavar="METRIC=VALUE",
+        help="what is to be reached, for example accuracy=0.9 (the sweep's own)",
+    )
+
+
+SIDE = (
+    "a run, a folder whose runs differ only in their seed, or FOLDER:NAME=VALUE,NAME=VALUE for "
+    "those of its runs (or of a sweep's) with these settings"
+)
+
+
+def table(parser: Parser) -> None:
+    add = parser.add_argument
+    add("folder", nargs="?", default="outputs", type=Path, help="of runs or of a sweep (outputs)")
+    add("--write", action="store_true", help="also write a sweep's table.md, table.csv, runs.csv")
+
+
+def nodes(parser: Parser) -> None:
+    parser.usage = "python -m harness nodes N [--link LINK] [-- COMMAND...]"
+    parser.set_defaults(takes_command=True)
+    parser.add_argument("nodes", type=whole, metavar="N", help="how many, from 1")
+    parser.add_argument(
+        "--link", default="none", help="between them: 20ms/200mbit, region, ... (unlimited)"
+    )
+
+
+def link(parser: Parser) -> None:
+    parser.description = "Measure the links between nodes, in ten seconds at most."
+    parser.epilog = (
+        "Started on every node: torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... "
+        "--master_addr=... -m harness link; on emulated nodes: "
+        "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"
+    )
+    parser.add_argument(
+        "--mb",
+        type=megabytes,
+        default=[1.0, 25.0],
+        metavar="SIZE,...",
+        help="sizes of the all-reduce in MB; a model's gradient has 4 bytes a weight (1,25)",
+    )
+
+
+def megabytes(text: str) -> list[float]:
+    try:
+        sizes = [float(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or not all(0 < size <= 4000 for size in sizes):
+        raise BadValue(f"{text}: expected MB, 4000 at most, for example 25 or 1,25,400")
+    return sorted(sizes)
+
+
+def figures(parser: Parser) -> None:
+    parser.description = "Draw the figure that answers a sweep's question, beside its records."
+    add = parser.add_argument
+    add("folder", type=Path, metavar="FOLDER", help="of a sweep; with --all of any runs")
+    add(
+        "--all",
+        action="store_true",
+        help="every figure that the records have something for, as PNG and SVG, light and dark",
+    )
+    out(parser, "folder of the figures (the sweep's own; with --all FOLDER/figures)")
+
+
+def import_(parser: Parser) -> None:
+    parser.description = (
+        "Turn other people's records into ours, marked as imported. Flags say what name and "
+        "content of all these files do not."
+    )
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a text file with a list a line (f1=[0.90,0.91]) whose name holds the settings, such "
+        "as bert/2_1_2e-05_16_P100far.txt, or the trainer_state.json of the Trainer",
+    )
+    add("--script", type=one_of("bert", "vit"), metavar="NAME", help="bert or vit")
+    add("--setup", metavar="N_M[_tag]")
+    names = ("lr", "grad_acc", "epochs", "seed", "model", "dataset", "train_size", "test_size")
+    for name in (*names, "precision", "strategy"):
+        add(f"--{name}", type=setting(name), metavar="VALUE")
+    add("--batch", "--b", "--per_gpu_batch", dest="per_gpu_batch", type=whole, metavar="VALUE")
+    add(
+        "--source",
+        type=source,
+        metavar="NAME",
+        help="who measured and where: their machine is then imported:NAME, and records of two "
+        "sources are never averaged (the format of the file)",
+    )
+    out(parser, "folder of the records (outputs)", "outputs")
+
+
+def source(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]*[^\W_][\w.-]*", text):
+        raise BadValue(f"{text}: expected letters, digits, and . _ - between them")
+    return text
+
+
+def compare(parser: Parser) -> None:
+    parser.usage = "python -m harness compare A B [--target METRIC=VALUE] [--json]"
+    parser.epilog = (
+        "For example: python -m harness compare outputs:script=vit,setup=1_1 "
+        "outputs:script=vit,setup=1_2"
+    )
+    parser.add_argument("a", metavar="A", help=SIDE)
+    parser.add_argument("b", metavar="B", help="likewise; differences are B less A")
+    target(parser)
+
+
+def explain(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help=SIDE)
+    parser.add_argument(
+        "baseline",
+        nargs="?",
+        metavar="BASELINE",
+        help="likewise (a run of one process beside RUN that is like it)",
+    )
+
+
+def batches(parser: Parser) -> None:
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="of runs or of a sweep over batches, or FOLDER:NAME=VALUE"
+    )
+    target(parser)
+
+
+def predict(parser: Parser) -> None:
+    parser.usage = "python -m harness predict RECORDS --setup N_M [--link LINK] [FLAGS]"
+    parser.description = "Step time, samples/s, efficiency, epochs, energy and cost of a topology."
+    add = parser.add_argument
+    add(
+        "records",
+        metavar="RECORDS",
+        help="a folder with runs of one process and of several on one machine; also "
+        "FOLDER:NAME=VALUE,NAME=VALUE",
+    )
+    add("--setup", required=True, help="N_M: N nodes of M processes; with --advise the largest")
+    add("--link", help="between nodes, one way: 25gbit,0.1ms or 20ms/200mbit or a name")
+    add("--batch", type=whole, help="samples per process and forward pass (the largest measured)")
+    add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
+    add("--compress", default="none", help="bf16, fp16 for ddp; bf16, int8 for diloco")
+    add("--sync_every", type=whole, default=10, help="of local_sgd and diloco (10)")
+    add(
+        "--sync_scope", type=one_of("node", "rank"), default="node",
+        help="node or rank: what trains apart (node)",
+    )  # fmt: skip
+    add("--fragments", type=whole, default=1, help="of diloco (1)")
+    add("--overlap", type=natural, default=0, help="of diloco (0)")
+    add("--blocks", type=whole, help="layers that fsdp gathers one at a time")
+    add("--emulated", action="store_true", help="the nodes share one machine and its cores")
+    add("--epochs", type=whole, default=1, help="for time, energy and cost (1)")
+    add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
+    add("--gradient_mb", type=positive, help="where the records do not say: 4 bytes a weight")
+    add("--train_size", type=whole, help="samples of an epoch, where the records do not say")
+    add("--backend", type=one_of("gloo", "nccl"), help="where the records do not say: gloo, nccl")
+    add("--sharing", type=share, help="slowdown of each further process of a machine, 0 to 1")
+    add("--plot", type=picture, metavar="FILE", help="draw samples/s over nodes: png, svg or pdf")
+    add("--advise", action="store_true", help="the best topology, batch and strategy")
+    add("--deadline", type=positive, help="hours, with --advise")
+    add("--budget", type=positive, help="with --advise and --cost_per_gpu_hour")
+
+
+def share(text: str) -> float:
+    value = 0.0 if text == "0" else positive(text)
+    if value > 1:
+        raise BadValue(f"{text}: expected a share, 0 to 1")
+    return value
+
+
+def picture(text: str) -> Path:
+    if Path(text).suffix not in (".png", ".svg", ".pdf"):
+        raise BadValue(f"{text}: expected a file that ends in png, svg or pdf")
+    return Path(text)
+
+
+def store(parser: Parser) -> None:
+    parser.add_argument("port", type=port, metavar="PORT", help="for example 29400")
+
+
+def port(text: str) -> int:
+    return whole(text, 1, 65535)
+
+
+def report(parser: Parser) -> None:
+    parser.description = (
+        "Write report.html, which opens from disk without a network; beside it report.md, and for "
+        "each sweep its numbers as CSV and its figures as PNG and SVG, light and dark."
+    )
+    parser.add_argument(
+        "folder", nargs="?", default="outputs", type=Path, help="of the records (outputs)"
+    )
+    out(parser, "folder of the report (FOLDER/report)")
+
+
+def env(parser: Parser) -> None:
+    parser.epilog = "The facts are printed as JSON with and without --json."
+
+
+def sweep(parser: Parser) -> None:
+    # Three dozen flags, half of them of one launcher: they are defined beside what reads them.
+    importlib.import_module("harness.launch.sweep").add_arguments(parser)
+
+
+# ----
+# The verbs.
+
+
+@dataclass(frozen=True)
+class Verb:
+    module: str  # its run(options) does the work and returns the exit code
+    summary: str
+    add_arguments: Callable[[Parser], None]
+    json: bool = True  # prints data, as one JSON document on demand
+
+
+VERBS = {
+    "sweep": Verb(
+        "harness.launch.sweep", "run every run of a sweep file that is missing", sweep, json=False
+    ),
+    "table": Verb(
+        "harness.read.tables.command", "what was measured: a row per run, or a sweep's table", table
+    ),
+    "nodes": Verb(
+        "harness.launch.netns.nodes", "run a command on each of N emulated nodes", nodes, json=False
+    ),
+    "link": Verb(
+        "harness.train.measure.link", "measure round trip, bandwidth and all-reduce of links", link
+    ),
+    "figures": Verb("harness.read.figures.catalogue", "draw what a sweep measured", figures),
+    "import": Verb(
+        "harness.read.imports.command", "take over others' records and trainer_state.json", import_
+    ),
+    "compare": Verb(
+        "harness.read.compare.compare",
+        "two runs or groups: difference, interval, is it more than noise",
+        compare,
+    ),
+    "explain": Verb(
+        "harness.read.explain.explain", "why N processes were not N times as fast", explain
+    ),
+    "batches": Verb(
+        "harness.read.compare.critical_batch",
+        "the batch size beyond which larger batches stop paying off",
+        batches,
+    ),
+    "predict": Verb(
+        "harness.read.predict.command",
+        "time and cost of topologies that were not measured",
+        predict,
+    ),
+    "store": Verb(
+        "harness.train.run.elastic",
+        "a rendezvous for an elastic run, so that any node may be lost",
+        store,
+        json=False,
+    ),
+    "report": Verb(
+        "harness.read.report.report", "tables and figures of a folder on one page", report
+    ),
+    "env": Verb(
+        "harness.train.measure.environment", "machine and versions, to paste into a question", env
+    ),
+}
+
+
+def parser_of(verb: str) -> Parser:
+    parser = Parser(
+        prog=f"python -m harness {verb}",
+        description=f"{VERBS[verb].summary[0].upper()}{VERBS[verb].summary[1:]}.",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter if verb == "sweep"
+        else argparse.HelpFormatter,
+    )  # fmt: skip
+    VERBS[verb].add_arguments(parser)
+    if VERBS[verb].json:
+        parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    return parser
+
+
+def usage() -> str:
+    verbs = "\n".join(f"  {name:<8} {verb.summary}" for name, verb in VERBS.items())
+    return f"usage: python -m harness VERB [...]    python -m harness VERB --help\n\n{verbs}"
+
+
+def main(argv: Sequence[str]) -> int:
+    with quiet_when_closed():
+        return _main(argv)
+    return 0
+
+
+def _main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    verb, *words = argv
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
+        return complain("harness", UserError(f"unknown verb {verb}: {hint}"))
+    parser = parser_of(verb)
+    before = words[: words.index("--")] if "--" in words else words
+    if {"-h", "--help"} & {*before}:
+        print(parser.format_help())
+        return 0
+    try:
+        options = parser.read(words)
+        return int(importlib.import_module(VERBS[verb].module).run(options))
+    except UserError as error:
+        return complain(f"harness {verb}", UserError(" ".join(str(error).split())), is_leader())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""One command line for all verbs: what is accepted, what is refused, and what is loaded for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli import VERBS, main, parser_of
+from harness.core.settings import UserError
+
+# A line of each verb that is right.
+RIGHT = {
+    "sweep": "f.yaml", "table": "outputs", "nodes": "2", "link": "", "figures": "f", "import": "f",
+    "compare": "a b", "explain": "a", "batches": "a", "predict": "a --setup 1_1",
+    "store": "29400", "report": "", "env": "",
+}  # fmt: skip
+
+
+def refusal(verb: str, *words: str) -> str:
+    with pytest.raises(UserError) as refused:
+        parser_of(verb).read(words)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_read_alike(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    right = RIGHT[verb].split()
+    options = parser_of(verb).read(right)
+    assert options.words == right and getattr(options, "json", False) is False
+    for word in ("-h", "--help"):
+        assert main([verb, *right, "--nonsense", word]) == 0
+        printed = capsys.readouterr()
+        assert printed.out.startswith(f"usage: python -m harness {verb}") and not printed.err
+    assert "unknown flag --zzzzz: there are --" in refusal(verb, *right, "--zzzzz=1")
+    if verb != "import":
+        assert "unexpected" in refusal(verb, *right, *"wxyz")
+    if VERBS[verb].json:
+        assert parser_of(verb).read([*right, "--json"]).json is True
+        assert "unknown flag --jsno: did you mean --json?" in refusal(verb, *right, "--jsno")
+        assert main([verb, *right, "--jsno"]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith(f"harness {verb}: error: unknown flag") and line.count("\n") == 1
+    if verb != "nodes":
+        assert "no command is expected" in refusal(verb, *right, "--", "ls")
+
+
+@pytest.mark.parametrize("verb", ["sweep", "figures", "import", "report"])
+def test_a_folder_to_write_to_has_one_manner_of_flags(verb: str) -> None:
+    right = RIGHT[verb].split()
+    for words in ("--out a/b", "--out=a/b", "-o a/b", "-o=a/b", "--o a/b", "--output_dir=a/b",
+                  "--output-dir a/b"):  # fmt: skip
+        options = parser_of(verb).read([*right, *words.split()])
+        found = options.output_dir if verb == "sweep" else options.out
+        assert Path(found) == Path("a/b")
+    assert refusal(verb, *right, "--out") == "--out needs a value"
+
+
+def test_flags_and_names_go_in_any_order() -> None:
+    options = parser_of("explain").read(["a", "--json", "b"])
+    assert (options.run, options.baseline, options.json) == ("a", "b", True)
+    options = parser_of("import").read(["a", "--lr", "1e-3", "b", "--b", "4"])
+    assert (len(options.files), options.lr, options.per_gpu_batch) == (2, 1e-3, 4)
+    options = parser_of("nodes").read(["2", "--link", "lan", "--", "torchrun", "--my-flag", "--"])
+    assert (options.nodes, options.link) == (2, "lan")
+    assert options.command == ["torchrun", "--my-flag", "--"]
+    assert parser_of("sweep").read(["f", "--limit=-2:"]).limit == "-2:"
+    assert parser_of("sweep").read(["f", "--launcher", "ssh", "--ssh", "-F c d"]).ssh == "-F c d"
+
+
+REFUSED = {
+    "table --wrte": "unknown flag --wrte: did you mean --write?",
+    "compare a": "missing B; usage: python -m harness compare A B",
+    "compare a b --target": "--target needs a value",
+    "figures": "missing FOLDER",
+    "import f --lr 0": "--lr 0: must be above 0",
+    "import f --lr fast": "--lr fast: expected a number",
+    "import f --strategy dpp": "--strategy dpp: expected one of single, dp, ddp",
+    "import f --source ..": "--source ..: expected letters, digits",
+    "predict a": "missing --setup",
+    "predict a --setup 1_1 --batch 0": "--batch 0: must be at least 1",
+    "predict a --setup 1_1 --overlap -1": "--overlap -1: must be at least 0",
+    "predict a --setup 1_1 --overlap 1_0": "--overlap 1_0: expected a whole number",
+    "predict a --setup 1_1 --sharing 2": "--sharing 2: expected a share, 0 to 1",
+    "predict a --setup 1_1 --deadline inf": "--deadline inf: must be above 0",
+    "predict a --setup 1_1 --plot a.txt": "--plot a.txt: expected a file that ends in png",
+    "predict a --setup 1_1 --sync_scope nodes": "expected one of node, rank; did you mean node?",
+    "predict a --setup 1_1 --backend mpi": "--backend mpi: expected one of gloo, nccl",
+    "store 65536": "PORT 65536: must be at most 65535",
+    "nodes 0": "N 0: must be at least 1",
+    "link --mb 5000": "--mb 5000: expected MB, 4000 at most",
+    "sweep f --max_restarts x": "--max_restarts x: expected a whole number",
+    "sweep f --launcher slrum": "slrum: expected one of local, netns, ssh, slurm; did you mean",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_mistakes_name_the_flag_the_value_and_the_fix(line: str) -> None:
+    assert REFUSED[line] in refusal(*line.split())
+
+
+def test_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["--help"], ["-h"]):
+        assert main(argv) == 0
+        printed = capsys.readouterr().out
+        assert all(f"\n  {verb:<8} {VERBS[verb].summary}\n" in printed for verb in VERBS)
+    for argv, hint in ((["tabel"], "did you mean table?"), (["qqqq"], "there are sweep, table")):
+        assert main(argv) == 2
+        assert capsys.readouterr().err.startswith(f"harness: error: unknown verb {argv[0]}: {hint}")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_mistake_is_answered_before_anything_is_loaded(verb: str) -> None:
+    code = (
+        "import sys; from harness.cli import main, parser_of; "
+        f"assert main([{verb!r}, '--help']) == 0 and main([{verb!r}, '--zzzz']) == 2; "
+        "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'transformers'}; "
+        "sys.exit(str(heavy & {*sys.modules}) if heavy & {*sys.modules} else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert len(done.stderr.split("\n")) == 2 + (done.returncode != 0), done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["-m harness", "-m harness predict --help", "bert.py --help"])
+def test_a_closed_pipe_is_no_failure(command: str, root: Path) -> None:
+    """As of `| head`: the reader has gone before anything is printed."""
+    words = [sys.executable, *command.split()]
+    started = subprocess.Popen(words, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert started.stdout is not None and started.stderr is not None
+    started.stdout.close()
+    assert started.stderr.read() == b"" and started.wait(60) == 0
