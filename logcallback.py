@@ -12,36 +12,44 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
 from harness.core import attempts as summary
-from harness.core.records import RunFolder, read_json, write_json
-from harness.core.topology import World, world_of
+from harness.core.records import SCHEMA, RunFolder, read_json, write_json
+from harness.core.topology import world_of
+from harness.train.context import COMPLETE, Context
 from harness.train.measure import base, rows
 from harness.train.measure.clock import StepClock
-from harness.train.measure.environment import environment, facts_of
-from harness.train.measure.resources import CpuTime, Memory, of_all_ranks
+from harness.train.measure.environment import environment, recorded_settings
+from harness.train.measure.resources import CpuTime, Memory
 from harness.train.measure.telemetry import Telemetry
 from harness.train.measure.traffic import over_ranks, traffic_of
-from harness.train.run.lifecycle import Run, open_record
+from harness.train.run.recorder import Observations, Recorder
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
 WARMUP_STEPS = 10
 
 
-class LogCallback(TrainerCallback):
+class LogCallback(Recorder):
     """Records one run into one folder; rank 0 writes the rows, every rank its own file."""
 
-    def __init__(self, run: Run | str | os.PathLike[str]) -> None:
-        self.run = run if isinstance(run, Run) else None
-        self.folder = run.folder if isinstance(run, Run) else RunFolder(Path(run))
-        self.world: World = run.shape if isinstance(run, Run) else world_of(os.environ)
-        self.began_s = run.began_s if isinstance(run, Run) else time.perf_counter()
-        self.cpu = run.cpu if isinstance(run, Run) else CpuTime(self.world.size)
+    cpu: CpuTime
+
+    def __init__(self, context: Context | str | os.PathLike[str]) -> None:
+        self.context: Context | None = None
+        if isinstance(context, Context):
+            self.context, self.folder = context, context.folder
+            self.world, self.began_s = context.recorded_world, context.began_s
+            self.cpu = CpuTime.of(context)
+        else:
+            self.folder, self.world = RunFolder(Path(context)), world_of(os.environ)
+            self.began_s, self.cpu = time.perf_counter(), CpuTime(self.world.size)
+        self.observations = Observations(self.world.size)  # ExactTrainer gives its own
         self.clock = StepClock(cuda=False)
         self.measures: list[base.Measure] = []
         self.telemetry: Telemetry | None = None
@@ -55,11 +63,8 @@ class LogCallback(TrainerCallback):
         self.exact: dict[str, float] = {}
         self.learning_rate: float | None = None
         self.first_learning_rate: float | None = None  # 0 where there is a warm-up
-        self.attempt = 0  # of a training that has begun
+        self.observed_before: dict[str, Any] = {}  # by an earlier attempt
         self.earlier_wall_s = self.save_time_s = self.ended_s = self.told_s = 0.0
-        if self.run is not None:
-            self.run.partial_epoch = self.partial_epoch
-            self.run.aside = lambda: base.aside(self.clock, self.measures)
 
     # ---- the run begins ----
 
@@ -71,47 +76,68 @@ class LogCallback(TrainerCallback):
             self.cpu.restart()
         cuda, devices = args.device.type == "cuda", max(args.n_gpu, 1)  # of this process
         self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        if self.run is not None:
-            self.batch = self.run.settings.target_batch or self.batch  # of all peers
+        if self.context is not None:
+            self.batch = self.context.settings.target_batch or self.batch  # of all peers
         self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
-        self.clock = StepClock(cuda, traffic_of(self.run), left_out)
-        self.first_update = state.global_step
-        self.before = self.run.epoch_so_far if self.run is not None else {}
-        self.mine.begin(goes_on=self.run is not None or self.first_update > 0)
-        if self.run is None and self.telemetry is not None:
+        traffic = traffic_of(self.context, self.observations.payload_bytes)
+        self.clock = StepClock(cuda, traffic, left_out)
+        self.first_update = self.update = state.global_step
+        self.before = self.context.epoch_so_far if self.context is not None else {}
+        self.mine.begin(goes_on=self.context is not None or self.first_update > 0)
+        if self.context is None and self.telemetry is not None:
             self.telemetry.close()  # of a training that broke off
-        self.telemetry = Telemetry(self.run, self.world, devices)
-        self.telemetry.begin(self.folder)
-        self.measures = [Memory(cuda, devices), self.telemetry]
-        if self.run is not None:
-            self.run.clock = self.clock
-            self.measures = [*self.run.measures, *self.measures]
+        gather = self.observations.gather
+        self.telemetry = Telemetry(self.context, self.world, devices, gather)
+        self.telemetry.open(self.folder)
+        self.measures = [*self.observations.measures, Memory(cuda, devices), self.telemetry]
+        for measure in self.measures:
+            measure.begin(self.clock)
         if not state.is_world_process_zero:
             return
-        if self.run is None and self.first_update == 0 and self.folder.settings.is_file():
+        if self.context is None and self.first_update == 0 and self.folder.settings.is_file():
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         self.row.begin()
-        self.attempt = open_record(
-            self.folder, self.run, args, self.first_update, self.world.size, self.batch
-        )
+        self._begin_attempt(args)
         self.earlier_wall_s = attempts.total_wall_s(self.folder)
         self.machine = environment()
         if self.first_update:
             before = read_json(self.folder.environment) or {}
             self.first_learning_rate = before.get("first_learning_rate")
-            if self.run is not None:
-                # What an attempt before has seen in its first steps is true of the run.
-                for name, seen in before.get("observed", {}).items():
-                    self.run.observed.setdefault(name, seen)
+            # What an attempt before has seen in its first steps is true of the run.
+            self.observed_before = before.get("observed", {})
         self._write_environment(state)
         self._tell(state)
 
+    def _begin_attempt(self, args: TrainingArguments) -> None:
+        """A training begins to be recorded, or goes on; its settings are written."""
+        opened = self._opened(self.context) if self.context is not None else None
+        self.attempt = attempts.begin(
+            self.folder, self.first_update, self.world.size, self.batch, opened
+        )
+        # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
+        self.folder.summary.unlink(missing_ok=True)
+        settings = recorded_settings(self.context.settings if self.context else None, args)
+        write_json(self.folder.settings, {"schema": SCHEMA, **settings})
+
+    def _opened(self, context: Context) -> attempts.Opened:
+        """How this process came to go on with the run."""
+        mark = context.checkpoint and (context.checkpoint / COMPLETE).stat()
+        return attempts.Opened(
+            unix=time.time() - context.wall_s,
+            counted_unix=mark.st_mtime if mark else None,
+            launcher_unix=context.launch.unix if context.launch is not None else None,
+        )
+
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""
-        facts = {
-            **facts_of(self.run, self.world),
+        facts: dict[str, Any] = {"nodes": self.world.nodes}
+        facts["processes_per_node"] = self.world.per_node
+        if self.context is not None:
+            facts["observed"] = self.observed_before | self.observations.observed
+            facts |= {"link": self.observations.link, "data": self.context.data_facts}
+        facts |= {
             "effective_batch": self.batch,
             "updates": state.max_steps,
             "first_learning_rate": self.first_learning_rate,
@@ -143,11 +169,10 @@ class LogCallback(TrainerCallback):
                 self.first_learning_rate = self.learning_rate
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if self.run is not None and self.run.update == state.global_step:
+        if self.update == state.global_step:
             return self.clock.waited()  # a batch of one peer, not yet an update of all
         self.clock.step(self.batch)
-        if self.run is not None:
-            self.run.update = state.global_step
+        self.update = state.global_step
         self._tell(state, every_s=1)
 
     def on_log(
@@ -182,9 +207,9 @@ class LogCallback(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s, sent = self.clock.stop(), self.clock.traffic.stop()
-        self.of_peers = self.run.of_peers if self.run is not None else {}
+        strategy_fields = self.observations.epoch_fields
         short = self._fed(state) - (self.train_samples or math.inf)
-        steps = rows.steps(self.clock.steps(), self.of_peers.get("samples"), short)
+        steps = rows.steps(self.clock.steps(), strategy_fields.get("samples"), short)
         first_epoch = self.updates_before == self.first_update
         untimed = self.clock.untimed if first_epoch else 0
         timed = steps[untimed:]
@@ -192,7 +217,7 @@ class LogCallback(TrainerCallback):
         mine = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
         self.mine.row = mine | self.cpu.own() | sent
         self.mine.row |= base.of_rank(self.measures, untimed)
-        everyone = of_all_ranks(self.mine.row, self.world.size, self.run)
+        everyone = self.observations.gather(self.mine.row)
         self.cpu.heard(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
@@ -214,7 +239,6 @@ class LogCallback(TrainerCallback):
         samples = min(fed, self.train_samples or fed)
         if self.world.size == 1:
             fed = samples  # one process is fed no sample twice
-        devices = self.run.devices if self.run is not None else self.world.size
         return {
             "epoch": everyone[0]["epoch"],
             "updates": state.global_step,
@@ -223,12 +247,12 @@ class LogCallback(TrainerCallback):
             "learning_rate": self.learning_rate,
             **rows.added_up(self.exact, fed, rows.mean_of_log(self.losses, self.updates_before)),
             "epoch_time_s": train_s + self.before.get("epoch_time_s", 0.0),
-            **rows.rates(timed, devices),
+            **rows.rates(timed, self.observations.devices),
             "step_time_median_s": everyone[0]["step_time_median_s"],
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
             **over_ranks(everyone, self.world.per_node),
-            **self.of_peers,
+            **self.observations.epoch_fields,
         }
 
     def _fed(self, state: TrainerState) -> int:
@@ -248,6 +272,9 @@ class LogCallback(TrainerCallback):
             "measured": base.so_far(self.measures),
         }
 
+    def paused(self) -> AbstractContextManager[None]:
+        return base.aside(self.clock, self.measures)
+
     # ---- evaluation and saving ----
 
     def on_evaluate(
@@ -259,7 +286,7 @@ class LogCallback(TrainerCallback):
         given = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
         samples = given.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
         self.quality |= rows.quality_of(given, samples, eval_s)
-        self.own_quality = self.run.own_quality() if self.run is not None else {}
+        self.own_quality = self.observations.rank_metrics(args)
         if self.clock.running:
             self.clock.resume()
         elif "runtime" in given:
@@ -279,24 +306,22 @@ class LogCallback(TrainerCallback):
         wall_s = self.earlier_wall_s + time.perf_counter() - self.began_s
         more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
         if (row := self.row.write(self.quality, more)) is not None:
-            self.quality = {}
-            if self.run is not None:
-                self.run.last_row = row
+            self.quality, self.last_row = {}, row
 
     # ---- the run ends ----
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
-        self.cpu.heard(of_all_ranks(self.cpu.own(), self.world.size, self.run))
-        if self.run is None and self.telemetry is not None:
+        self.cpu.heard(self.observations.gather(self.cpu.own()))
+        if self.context is None and self.telemetry is not None:
             self.telemetry.close()
         if not state.is_world_process_zero:
             return
         self._write_environment(state)  # what was exchanged is known now
-        best = self.run.settings.best_metric if self.run is not None else args.metric_for_best_model
+        best = self.context.settings.best_metric if self.context else args.metric_for_best_model
         trained = state.global_step > self.first_update  # not: only the test was still to be done
         facts = {
-            **(self.run.tested if self.run is not None else {}),
+            **self.observations.test_metrics,
             "attempts": self.attempt,
             "save_time_s": self.save_time_s,
             "trainer_train_samples_per_second": (

@@ -15,28 +15,28 @@ SETTINGS = command_line("vit") if __name__ == "__main__" else None
 from torch import nn
 
 from harness.core.settings import Settings
+from harness.train.context import Context
 from harness.train.data import models
 from harness.train.data.cache import Data
 from harness.train.data.images import load_images
 from harness.train.loop.progress import Console
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.metrics import BatchMetrics
-from harness.train.run.lifecycle import Run
 from harness.train.run.start import leave, start
 from harness.train.strategy.parallel import in_turn
 from logcallback import LogCallback
 
 
-def load_data(run: Run) -> Data:
+def load_data(context: Context) -> Data:
     """The same subset and split on every rank; rank 0 prepares it, the others read the cache."""
-    with in_turn(run.world):
-        return load_images(run.settings, run.batches)
+    with in_turn(context.world):
+        return load_images(context.settings, context.data_parallel_size)
 
 
-def build_model(run: Run, labels: list[str]) -> nn.Module:
+def build_model(context: Context, labels: list[str]) -> nn.Module:
     """Any image classifier of transformers, with a head for these classes."""
-    with in_turn(run.world):
-        return models.build(run.settings, labels)
+    with in_turn(context.world):
+        return models.build(context.settings, labels)
 
 
 def main(settings: Settings) -> int:
@@ -44,13 +44,14 @@ def main(settings: Settings) -> int:
     if run is None:
         return 0  # finished before
     with run:
-        images = load_data(run)
-        run.use(images.facts)
-        model = build_model(run, images.labels)
+        images = load_data(run.context)
+        context = run.resume(images.facts)  # from its last checkpoint, if there is one
+        model = build_model(context, images.labels)
+        recorder = LogCallback(context)
         trainer = ExactTrainer(
-            run=run,
+            context=context,
             model=model,
-            args=run.args,
+            args=context.args,
             train_dataset=images.train,
             eval_dataset=images.validation or images.test,  # each epoch
             test_dataset=images.validation and images.test,  # once, at the end
@@ -58,7 +59,7 @@ def main(settings: Settings) -> int:
             to_device=images.to_device,
             processing_class=images.processing,
             compute_metrics=BatchMetrics(len(images.labels)),
-            callbacks=[LogCallback(run), Console(run)],
+            callbacks=[recorder, Console(recorder, context)],
         )
         run.train(trainer)
     return 0

@@ -11,15 +11,15 @@ import torch
 from transformers import get_linear_schedule_with_warmup
 
 from benchmarks.baton import Marks
-from harness.train.loop.epoch import EpochOrder
+from harness.train.data.order import EpochOrder
 
 
 class Loop:
     """Trains like the Trainers beside it, and has of them what their measurement asks for."""
 
-    def __init__(self, run: Any, data: Any, model: torch.nn.Module, marks: Marks) -> None:
-        self.settings, self.model, self.marks = run.settings, model, marks
-        self.device = run.args.device
+    def __init__(self, context: Any, data: Any, model: torch.nn.Module, marks: Marks) -> None:
+        self.settings, self.model, self.marks = context.settings, model, marks
+        self.device = context.args.device
         self.state = SimpleNamespace(log_history=[])
         order = EpochOrder(len(data.train), self.settings.seed)
         self.batches: list[list[dict[str, Any]]] = []

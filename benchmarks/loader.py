@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from benchmarks.step import opened
+from benchmarks.step import close, opened
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.environment import environment
 from harness.train.measure.metrics import BatchMetrics
@@ -89,11 +89,10 @@ def measure(case: str, rounds: int) -> dict[str, float]:
     """Medians of rounds in which loader and model take turns, after one that is dropped."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         run, data, model = opened(case, folder)
-        run.unlock()
-        if run.watch is not None:
-            run.watch.close()
+        close(run)
         trainer = ExactTrainer(
-            run=run, model=model, args=run.args, train_dataset=data.train, eval_dataset=data.test,
+            context=run.context, model=model, args=run.context.args,
+            train_dataset=data.train, eval_dataset=data.test,
             data_collator=data.collate, to_device=data.to_device,
             compute_metrics=BatchMetrics(len(data.labels)),
         )  # fmt: skip

@@ -47,9 +47,10 @@ from benchmarks.overhead_table import table
 from harness.core.command_line import parse
 from harness.train.data import models
 from harness.train.data.images import load_images
+from harness.train.data.order import EpochOrder
 from harness.train.data.texts import load_texts
 from harness.train.loop.progress import Console
-from harness.train.loop.trainer import EpochOrder, ExactTrainer
+from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.environment import environment
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.start import start
@@ -103,17 +104,18 @@ def watch(owner: Any, name: str, cuda: bool) -> list[float]:
 
 
 def begin(arm: str, case: str, root: Path, *more: str) -> tuple[Any, Any, dict[str, Any]]:
-    """(run, data, what every Trainer is given), with the weights that all arms have."""
+    """(context, data, what every Trainer is given), with the weights that all arms have."""
     script, *flags = case.split()
     flags += ["--tiny", "--save", "none", "--rerun", "--output_dir", str(root / arm), *more]
     flags += ["--padding", "batch"] if script == "bert" else []  # as the other arms are fed
     run = start(parse(script, flags, environ={}))
     assert run is not None
-    data = (load_texts if script == "bert" else load_images)(run.settings, run.batches)
-    run.use(data.facts)
-    torch.manual_seed(run.settings.seed)
-    return run, data, {
-        "model": models.build(run.settings, data.labels), "args": run.args,
+    load = load_texts if script == "bert" else load_images
+    data = load(run.context.settings, run.context.data_parallel_size)
+    context = run.resume(data.facts)
+    torch.manual_seed(context.settings.seed)
+    return context, data, {
+        "model": models.build(context.settings, data.labels), "args": context.args,
         "train_dataset": data.train, "eval_dataset": data.test, "data_collator": data.collate,
         "processing_class": data.processing, "compute_metrics": BatchMetrics(len(data.labels)),
     }  # fmt: skip
@@ -121,23 +123,24 @@ def begin(arm: str, case: str, root: Path, *more: str) -> tuple[Any, Any, dict[s
 
 def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[str, Any]]:
     """Called, what this gives trains in its turns and says what it took."""
-    run, data, same = begin(arm, case, root, "--telemetry_hz", "0")
-    cuda = run.args.device.type == "cuda"
-    log, marks = LogCallback(run), Marks(arm, baton, cuda)
+    context, data, same = begin(arm, case, root, "--telemetry_hz", "0")
+    cuda = context.args.device.type == "cuda"
+    log, marks = LogCallback(context), Marks(arm, baton, cuda)
     writing = [watch(log, name, cuda) for name in ("on_epoch_end", "on_evaluate")]
     trainer: Any
     if arm == "loop":
-        trainer = Loop(run, data, same["model"], marks)
+        trainer = Loop(context, data, same["model"], marks)
     elif arm == "ours":
-        callbacks = [log, Console(run), marks]
-        trainer = ExactTrainer(run=run, to_device=data.to_device, callbacks=callbacks, **same)
+        same |= {"context": context, "callbacks": [log, Console(log, context), marks]}
+        trainer = ExactTrainer(to_device=data.to_device, **same)
     else:
         if arm == "stock":
-            run.args.logging_nan_inf_filter = run.args.average_tokens_across_devices = True
+            args = context.args
+            args.logging_nan_inf_filter = args.average_tokens_across_devices = True
         else:
             same["model"].accepts_loss_kwargs = False
         trainer = Bare(callbacks=[marks], **same)
-        trainer.seed, trainer.to_device = run.settings.seed, data.to_device
+        trainer.seed, trainer.to_device = context.settings.seed, data.to_device
         trainer.remove_callback(PrinterCallback)
     evaluating = watch(trainer, "evaluation_loop", cuda)
 
@@ -184,15 +187,16 @@ def measure_telemetry(case: str, turns: int, turn_s: float = TURN_S) -> dict[str
     """One training of ours, whose sampler sleeps in every other turn."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         more = ("--telemetry_hz", "1", "--max_steps", "1000000")
-        run, data, same = begin("ours", case, Path(folder), *more)
-        sampler = telemetry_cost.Sampler(run.watch)
-        marks = telemetry_cost.Turns(sampler, turns, turn_s, run.args.device.type == "cuda")
-        callbacks = [LogCallback(run), Console(run), marks]
-        trainer = ExactTrainer(run=run, to_device=data.to_device, callbacks=callbacks, **same)
+        context, data, same = begin("ours", case, Path(folder), *more)
+        sampler = telemetry_cost.Sampler(context.watch)
+        marks = telemetry_cost.Turns(sampler, turns, turn_s, context.args.device.type == "cuda")
+        log = LogCallback(context)
+        same |= {"context": context, "callbacks": [log, Console(log, context), marks]}
+        trainer = ExactTrainer(to_device=data.to_device, **same)
         try:
             trainer.train()
         finally:
-            run.watch.close()
+            context.watch.close()
         return marks.found()
 
 

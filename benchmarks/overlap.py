@@ -109,21 +109,21 @@ def train(folder: str, flags: list[str]) -> list[dict[str, Any]]:
 
     trainers.link_of_run = lambda *given: None  # not the subject, and it takes its time
     run: Any = start(parse("vit", ["--tiny", "--save=none", f"--o={folder}", *flags]))
-    images = load_images(run.settings, run.batches)
-    run.use(images.facts)
+    images = load_images(run.context.settings, run.context.data_parallel_size)
+    context = run.resume(images.facts)
     trainer = trainers.ExactTrainer(
-        run=run,
-        model=build(run.settings, images.labels),
-        args=run.args,
+        context=context,
+        model=build(context.settings, images.labels),
+        args=context.args,
         train_dataset=images.train,
         eval_dataset=images.test,
         data_collator=images.collate,
         to_device=images.to_device,
         compute_metrics=BatchMetrics(len(images.labels)),
-        callbacks=[LogCallback(run)],
+        callbacks=[LogCallback(context)],
     )
     trainer.train()
-    return read_rows(run.folder.epochs)[0] if run.leader else []
+    return read_rows(context.folder.epochs)[0] if context.is_rank0 else []
 
 
 if __name__ == "__main__":

@@ -41,13 +41,13 @@ from harness.core.command_line import parse
 from harness.train.data import models
 from harness.train.data.cache import Data
 from harness.train.data.images import load_images
+from harness.train.data.order import EpochOrder
 from harness.train.data.texts import load_texts
-from harness.train.loop.epoch import EpochOrder
 from harness.train.loop.progress import Console
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.environment import environment
 from harness.train.measure.metrics import BatchMetrics
-from harness.train.run.lifecycle import Run
+from harness.train.run.lifecycle import Lifecycle
 from harness.train.run.start import start
 from logcallback import LogCallback
 
@@ -70,32 +70,39 @@ class Marks(TrainerCallback):
         self.ends.append(time.perf_counter())
 
 
-def opened(case: str, folder: str) -> tuple[Run, Data, nn.Module]:
+def opened(case: str, folder: str) -> tuple[Lifecycle, Data, nn.Module]:
     """A run with the weights that both arms begin with."""
     script, *flags = case.split()
     fixed = ["--tiny", "--epochs", "1", "--test_size", "8", "--save", "none", "--dropout", "0"]
     run = start(parse(script, [*flags, *fixed, "--rerun", "--output_dir", folder]))
     assert run is not None
-    data = (load_texts if script == "bert" else load_images)(run.settings, run.batches)
-    run.use(data.facts)
-    torch.manual_seed(run.settings.seed)
-    return run, data, models.build(run.settings, data.labels)
+    settings, load = run.context.settings, load_texts if script == "bert" else load_images
+    data = load(settings, run.context.data_parallel_size)
+    run.resume(data.facts)
+    torch.manual_seed(settings.seed)
+    return run, data, models.build(settings, data.labels)
+
+
+def close(run: Lifecycle) -> None:
+    run.unlock()
+    if run.context.watch is not None:
+        run.context.watch.close()
 
 
 def ours(case: str, folder: str) -> tuple[list[float], float]:
     """When its steps ended, and the mean loss of the epoch."""
     run, data, model = opened(case, folder)
-    marks = Marks()
+    marks, context = Marks(), run.context
+    recorder = LogCallback(context)
     trainer = ExactTrainer(
-        run=run, model=model, args=run.args, train_dataset=data.train, eval_dataset=data.test,
+        context=context, model=model, args=context.args,
+        train_dataset=data.train, eval_dataset=data.test,
         data_collator=data.collate, to_device=data.to_device, processing_class=data.processing,
         compute_metrics=BatchMetrics(len(data.labels)),
-        callbacks=[LogCallback(run), Console(run), marks],
+        callbacks=[recorder, Console(recorder, context), marks],
     )  # fmt: skip
     trainer.train()
-    run.unlock()
-    if run.watch is not None:
-        run.watch.close()
+    close(run)
     logged = [log for log in trainer.state.log_history if "epoch_train_loss" in log]
     return marks.ends, logged[-1]["epoch_train_loss"]
 
@@ -103,12 +110,11 @@ def ours(case: str, folder: str) -> tuple[list[float], float]:
 def bare(case: str, folder: str) -> tuple[list[float], float]:
     """The same by hand."""
     run, data, model = opened(case, folder)
-    run.unlock()
-    if run.watch is not None:
-        run.watch.close()
-    args, rank, world = run.args, run.world.rank, run.world.size
+    close(run)
+    context = run.context
+    args, rank, world = context.args, context.world.rank, context.world.size
     train: Any = data.train
-    order, size = list(EpochOrder(len(train), run.settings.seed)), args.train_batch_size
+    order, size = list(EpochOrder(len(train), context.settings.seed)), args.train_batch_size
     batches = [
         data.collate(train.__getitems__(order[n : n + size]))
         for n in range(rank * size, len(order), world * size)

@@ -33,7 +33,7 @@ from harness.core.records import read_json, read_rows
 from harness.train.data.cache import cut_tail
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.metrics import BatchMetrics
-from harness.train.run.lifecycle import Run
+from harness.train.run.lifecycle import Lifecycle
 from harness.train.run.start import start
 from logcallback import LogCallback
 
@@ -230,13 +230,13 @@ def ours(
     collate: Any = None,
     records: bool = True,
     checksum: str = "points",
-) -> tuple[ExactTrainer, Run]:
+) -> tuple[ExactTrainer, Lifecycle]:
     """An ExactTrainer with records, put together as bert.py does it."""
     run = start(parse("bert", argv(folder, *more)))
     assert run is not None
-    used = cut_tail(run.settings, len(train), run.batches)
+    used = cut_tail(run.context.settings, len(train), run.context.data_parallel_size)
     left_out = len(train) - used
-    run.use(
+    context = run.resume(
         {
             "dataset": "points",
             "classes": CLASSES,
@@ -247,25 +247,25 @@ def ours(
         }
     )
     trainer = ExactTrainer(
-        run=run,
+        context=context,
         model=model,
-        args=run.args,
+        args=context.args,
         train_dataset=torch.utils.data.Subset(train, range(used)),
         eval_dataset=test,
         to_device=lambda inputs: inputs,
         compute_metrics=BatchMetrics(CLASSES),
-        callbacks=[*([LogCallback(run)] if records else []), *callbacks],
+        callbacks=[*([LogCallback(context)] if records else []), *callbacks],
         **({"data_collator": collate} if collate else {}),
     )
     return trainer, run
 
 
-def rows(run: Run) -> list[dict[str, Any]]:
-    return read_rows(run.folder.epochs)[0]
+def rows(run: Lifecycle) -> list[dict[str, Any]]:
+    return read_rows(run.context.folder.epochs)[0]
 
 
-def summary(run: Run) -> dict[str, Any]:
-    return read_json(run.folder.summary) or {}
+def summary(run: Lifecycle) -> dict[str, Any]:
+    return read_json(run.context.folder.summary) or {}
 
 
 def logged(trainer: Trainer, name: str) -> list[float]:

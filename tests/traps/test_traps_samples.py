@@ -174,7 +174,7 @@ def batch_sizes(folder: str) -> dict[str, Any]:
     trainer, run = ours(folder, net, Points(50), Points(8), "--grad_acc=2")
     trainer.train()
     found["ours"] = [len(batch) for batch in net.fed]
-    found["rows"], found["environment"] = rows(run), read_json(run.folder.environment)
+    found["rows"], found["environment"] = rows(run), read_json(run.context.folder.environment)
     return found
 
 

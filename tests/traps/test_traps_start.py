@@ -76,8 +76,8 @@ def our_seeded(folder: str, table: str, *more: str) -> dict[str, Any]:
     all_of_it = (f"--dataset={table}", "--test_split=0.25", "--train_size=all", "--test_size=all")
     run = start(parse("bert", argv(folder, *all_of_it, *more)))
     assert run is not None
-    source = sources.load(run.settings)
-    model = models.build(run.settings, source.labels)
+    source = sources.load(run.context.settings)
+    model = models.build(run.context.settings, source.labels)
     return {
         "head": weights(model),
         "held_out": sorted(source.test["text"]),
@@ -132,7 +132,7 @@ def our_broken_off(folder: str, batch: int) -> str:
     )
     with pytest.raises(BrokenOffError):
         run.train(trainer)
-    return str(run.folder.path)
+    return str(run.context.folder.path)
 
 
 def our_goes_on(folder: str, batch: int, found: str = "", checksum: str = "points") -> Any:
@@ -146,9 +146,13 @@ def our_goes_on(folder: str, batch: int, found: str = "", checksum: str = "point
         trainer, run = ours(folder, net, Points(32), Points(8), *more, checksum=checksum)
     except UserError as error:
         return str(error)
-    checkpoint = run.checkpoint
+    checkpoint = run.context.checkpoint
     run.train(trainer)
-    return {"path": str(run.folder.path), "fed": net.fed, "from": checkpoint and checkpoint.name}
+    return {
+        "path": str(run.context.folder.path),
+        "fed": net.fed,
+        "from": checkpoint and checkpoint.name,
+    }
 
 
 def test_trap_10_resume_with_another_batch_or_world(tmp_path: Path) -> None:
@@ -209,13 +213,13 @@ def stock_without_use_cpu(folder: str) -> dict[str, Any]:
     except UserError as error:
         refused = str(error)
     net = Net()
-    trainer, run = ours(folder, net, Points(16), Points(8))
+    trainer, _ = ours(folder, net, Points(16), Points(8))
     trainer.train()
     own = {
         "world": trainer.args.world_size,
         "fed": flat(net.fed),
         "updates": trainer.state.global_step,
-        "observed": run.observed,
+        "observed": trainer.observations.observed,
     }
     return {"stock": theirs, "ours": own, "refused": refused}
 

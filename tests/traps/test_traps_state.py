@@ -116,7 +116,7 @@ def normalised(folder: str, batch: int) -> dict[str, Any]:
             more = (f"--per_gpu_batch={batch}", "--epochs=2", "--save=last")
             trainer, run = ours(f"{folder}/ours", net, data, test, *more)
             run.train(trainer)
-            saved = f"{run.folder.path}/checkpoint-{trainer.state.global_step}"
+            saved = f"{run.context.folder.path}/checkpoint-{trainer.state.global_step}"
             found["rows"] = rows(run)
         kept = safetensors.torch.load_file(f"{saved}/model.safetensors")
         found[what] = {
@@ -294,7 +294,10 @@ def our_resumes(folder: str) -> dict[str, Any]:
         with pytest.raises(BrokenOffError):
             run.train(trainer)
         net, trainer, run = attempt(name, *more)
-        assert run.checkpoint is not None and run.checkpoint.name == f"checkpoint-{update}"
+        assert (
+            run.context.checkpoint is not None
+            and run.context.checkpoint.name == f"checkpoint-{update}"
+        )
         run.train(trainer)
         found[name] = {
             "weights": weights(net),
@@ -317,8 +320,8 @@ def our_batches_draw_nothing(folder: str) -> bool:
     more = ("--model=vit-nano", "--dataset=embedded:digits", *all_of_it)
     run = start(parse("vit", argv(folder, *more)))
     assert run is not None
-    images = load_images(run.settings, run.batches)
-    model = models.build(run.settings, images.labels)
+    images = load_images(run.context.settings, run.context.data_parallel_size)
+    model = models.build(run.context.settings, images.labels)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     first, again = (images.to_device(images.collate(range(4))) for _ in range(2))
     same = torch.equal(first["pixel_values"], again["pixel_values"])

@@ -118,7 +118,7 @@ def warm_ups(folder: str) -> dict[str, Any]:
         "stock": theirs.rates,
         "ours": own.rates,
         "row": (rows(run) or [None])[0],
-        "environment": read_json(run.folder.environment),
+        "environment": read_json(run.context.folder.environment),
         "plain": plain.rates,
         "plain_row": (rows(plain_run) or [None])[0],
     }
@@ -197,7 +197,9 @@ def decays(folder: str) -> dict[str, Any]:
         trainer.train()
         found[decay] = {
             "groups": [group["weight_decay"] for group in trainer.optimizer.param_groups],
-            "recorded": read_json(run.folder.settings)["training_arguments"]["weight_decay"],
+            "recorded": read_json(run.context.folder.settings)["training_arguments"][
+                "weight_decay"
+            ],
         }
     return found
 

@@ -15,12 +15,13 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from harness.core.records import write_json
 from harness.core.settings import Settings
 from harness.core.strategies import is_apart
+from harness.train.context import COMPLETE, Context
+from harness.train.loop.elastic_schedule import ByPeers
 from harness.train.loop.epoch import Sums
 from harness.train.run.checkpoint_copies import give_to_leader, on_own_disk
-from harness.train.run.lifecycle import COMPLETE, Run
+from harness.train.run.recorder import Recorder
 from harness.train.strategy import parallel
 from harness.train.strategy.base import Exchange
-from harness.train.strategy.hivemind.exchange import ByPeers
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 
@@ -28,7 +29,8 @@ WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 class Checkpoints(ByPeers):
     """The part of ExactTrainer that saves and loads."""
 
-    run: Run
+    context: Context
+    recorder: Recorder
     settings: Settings
     sums: Sums
     exchange: Exchange
@@ -38,7 +40,7 @@ class Checkpoints(ByPeers):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         edge = abs((self.state.epoch or 0) - round(self.state.epoch or 0)) < 1e-6
-        so_far = self.run.partial_epoch()
+        so_far = self.recorder.partial_epoch()
         if edge and so_far:
             return  # a run resumed from here would never write this epoch's row: save after it
         parallel.average_buffers(self.model)
@@ -50,14 +52,14 @@ class Checkpoints(ByPeers):
         self.exchange.save(folder)
         so_far |= {name: self._of_all_ranks(so_far.get(name)) for name in ("sent", "measured")}
         so_far["sums"] = self.sums.total()
-        give_to_leader(folder / f"rng_state_{self.run.world.rank}.pth", self.run.world)
+        give_to_leader(folder / f"rng_state_{self.context.world.rank}.pth", self.context.world)
         if self.args.world_size > 1:
             dist.barrier()  # every rank has written its part
         if self.args.should_save:
             write_json(
                 folder / COMPLETE,
                 {
-                    "fingerprint": self.run.fingerprint,
+                    "fingerprint": self.context.fingerprint,
                     "processes": self.args.world_size,
                     "position": {
                         "update": self.state.global_step,
@@ -67,7 +69,7 @@ class Checkpoints(ByPeers):
                     "epoch": so_far,
                 },
             )
-        own_disk = on_own_disk(folder / COMPLETE, self.run.world)
+        own_disk = on_own_disk(folder / COMPLETE, self.context.world)
         if self.args.should_save or own_disk:
             best = self.state.best_model_checkpoint
             for other in folder.parent.glob("checkpoint-*"):

@@ -8,21 +8,14 @@ samples that are done.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from transformers import Trainer
 
-from harness.train.loop.epoch import EpochOrder
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a checkpoint was made."""
-
-    update: int = 0
-    epoch: int = 0  # whole ones
-    samples: int = 0  # of the epoch that had begun
+from harness.train.context import Context, Position
+from harness.train.data.order import EpochOrder
 
 
 @dataclass(frozen=True)
@@ -34,6 +27,15 @@ class Plan:
     epochs: int
     batch: int  # of an update now
     asked_batch: int  # of an update of the whole set-up
+
+    @classmethod
+    def of(cls, context: Context, train_samples: int) -> Self:
+        """What is left to be done by as many processes as there are now."""
+        settings, args = context.settings, context.args
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        per_process = (settings.per_gpu_batch or 1) * settings.grad_acc
+        asked = per_process * context.data_parallel_size
+        return cls(context.position, train_samples, settings.epochs or 1, batch, asked)
 
     @property
     def an_epoch(self) -> int:
@@ -129,3 +131,89 @@ class BySamples(Trainer):
                 plan.asked_update_at(update)
             )
         return scheduler
+
+
+ENDLESS = 10**12  # batches: a peer brings what it can
+
+
+class ByPeers(BySamples):
+    """The Trainer's counting in a run of peers; self.exchange.update is None elsewhere."""
+
+    context: Any
+    exchange: Any
+    order: Any
+    sums: Any
+    logged_at = logged_steps = steps = 0  # updates, batches of this peer
+    epoch_begun = 0
+
+    @property
+    def among_peers(self) -> bool:
+        return self.context.peers is not None
+
+    @property
+    def updates_an_epoch(self) -> int:
+        return len(self.train_dataset) // self.context.settings.target_batch
+
+    def is_world_process_zero(self) -> bool:
+        return bool(super().is_world_process_zero()) and (
+            not self.among_peers or self.context.is_rank0
+        )
+
+    def set_initial_training_values(self, *args: Any) -> Any:
+        if not self.among_peers:
+            return super().set_initial_training_values(*args)
+        asked, an_epoch = self.args.max_steps, self.updates_an_epoch
+        updates = asked if asked > 0 else an_epoch * int(self.args.num_train_epochs)
+        samples, batch = len(self.train_dataset), self.context.settings.target_batch
+        batches = ENDLESS * self.args.gradient_accumulation_steps
+        epochs = math.ceil(updates / an_epoch)
+        return epochs, ENDLESS, samples, updates * batch, batch, batches, updates
+
+    def _init_training_state(self, *args: Any) -> tuple[int, int]:
+        found: tuple[int, int] = super()._init_training_state(*args)
+        if not self.among_peers:
+            return found
+        return self.state.global_step // self.updates_an_epoch, 0
+
+    def begin_epoch(self) -> None:
+        if self.among_peers:
+            self.epoch_begun = self.exchange.update // self.updates_an_epoch
+            self.exchange.clipped = lambda norm, bound: self.sums.add_norm(norm, bound)
+            self.exchange.begin_epoch(self.epoch_begun)
+            self.order.position = self.exchange.position
+
+    def norm_of_all(self) -> Any:
+        """Of the last average of all peers, which is clipped in the place of a peer's own part."""
+        return self.exchange.norm
+
+    def of_all_peers(self, totals: list[float]) -> list[float]:
+        """The sums of an epoch, over all peers where there are others."""
+        if not self.among_peers:
+            return totals
+        found: list[float] = self.exchange.end_epoch(self.state.epoch, totals)
+        return found
+
+    def count_samples(self) -> None:
+        if not self.among_peers:
+            return super().count_samples()
+        self.steps += 1
+        an_epoch, most = self.updates_an_epoch, self.state.max_steps
+        update = min(self.exchange.update, most)
+        while self.lr_scheduler.last_epoch < update:
+            self.lr_scheduler.step()
+        epoch = update // an_epoch
+        self.state.global_step, self.state.epoch = update, update / an_epoch
+        if epoch > self.epoch_begun:
+            # Who has fallen behind may be in the middle of the next one: its row is of this edge.
+            self.state.epoch = float(epoch)
+            self.control.should_epoch_stop = True
+        if self.context.peers.over:
+            self.control.should_training_stop = True
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self.among_peers and "loss" in logs:
+            # The Trainer has divided the sum over this peer's batches by the updates of all.
+            made = self.state.global_step - self.logged_at
+            logs["loss"] *= made / max(self.steps - self.logged_steps, 1)
+            self.logged_at, self.logged_steps = self.state.global_step, self.steps
+        super().log(logs, start_time)

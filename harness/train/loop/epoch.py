@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
@@ -28,7 +27,7 @@ class EpochEdges(TrainerCallback):
         # Before the run is recorded as finished.
         self.trainer.exchange.end()
         if self.trainer.compiled is not None:
-            self.trainer.run.observed |= self.trainer.compiled.found()
+            self.trainer.observations.checked |= self.trainer.compiled.found()
         self.trainer.test()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -51,30 +50,6 @@ class EpochEdges(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.log_epoch()
         control.should_save |= args.save_strategy == SaveStrategy.STEPS
-
-
-class EpochOrder(Sampler[int]):
-    """A permutation drawn from (seed, epoch).
-
-    The stock sampler uses seed + epoch, so that epoch 1 of seed 7 is epoch 0 of seed 8 and runs
-    with neighbouring seeds are not independent.
-    """
-
-    def __init__(self, size: int, seed: int, whole: int = 1) -> None:
-        self.size, self.seed, self.epoch = size, seed, 0
-        self.whole = whole  # what is left over of so many samples is left out
-        self.trained: dict[int, int] = {}  # epoch -> its first samples that have had their turn
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.size - self.size % self.whole
-
-    def __iter__(self) -> Iterator[int]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size)
-        left = order[self.trained.get(self.epoch, 0) :]
-        yield from left[: len(left) - len(left) % self.whole].tolist()
 
 
 class Sums:

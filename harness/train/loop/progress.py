@@ -19,8 +19,9 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from harness.core.attempts import gpu_utilisation_percent
 from harness.core.identity import number
-from harness.core.records import plain, read_json
-from harness.train.run.lifecycle import Run
+from harness.core.records import RunFolder, plain, read_json
+from harness.train.context import Context
+from harness.train.run.recorder import Recorder
 
 TESTED = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
 
@@ -28,8 +29,8 @@ TESTED = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
 class Console(TrainerCallback):
     """Rank 0 speaks; without a terminal only whole lines are printed."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, recorder: Recorder, context: Context) -> None:
+        self.recorder, self.context = recorder, context
         self.screen = Screen(file=sys.stdout, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
 
@@ -49,10 +50,10 @@ class Console(TrainerCallback):
                 "updates", total=state.max_steps, completed=state.global_step
             )
             self.bar.start()
-            self.run.stop_showing = self.bar.stop  # also when training breaks off
 
     def _say_what_runs(self, args: Any, state: Any) -> None:
-        settings, data, seen = self.run.settings, self.run.data_facts, self.run.observed
+        settings, data = self.context.settings, self.context.data_facts
+        seen = self.recorder.observations.observed
         acc, gpus = args.gradient_accumulation_steps, max(1, args.n_gpu)
         size = args.world_size
         batch = args.train_batch_size * acc * size
@@ -86,7 +87,7 @@ class Console(TrainerCallback):
             self.bar.update(self.task, completed=state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        row = self.run.last_row
+        row = self.recorder.last_row
         if not state.is_world_process_zero or row is None:
             return
         parts = [f"epoch {row['epoch']:g}/{args.num_train_epochs:g}"]
@@ -100,13 +101,17 @@ class Console(TrainerCallback):
         self.screen.print("  " + "  ".join(parts))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        self.close()
         if state.is_world_process_zero:
-            if tested := self.run.tested:
+            if tested := self.recorder.observations.test_metrics:
                 shown = "  ".join(f"{n} {tested[n]:.4f}" for n in TESTED if n in tested)
                 self.screen.print(f"  test set, weights of epoch {tested['test_epoch']:g}: {shown}")
-            self.screen.print(f"  recorded in {self.run.folder.path}")
+            self.screen.print(f"  recorded in {self.context.folder.path}")
+
+    def close(self) -> None:
+        """Give the terminal back, also when the training breaks off."""
+        if self.bar is not None:
+            self.bar.stop()
 
 
 def utilisation(row: dict[str, Any]) -> list[str]:
@@ -130,17 +135,20 @@ PREFIX = "harness"
 class Trackers(TrainerCallback):
     """Hands on each epoch's row and, at the end, the summary; on rank 0."""
 
-    def __init__(self, run: Run, trackers: list[TrainerCallback]) -> None:
-        self.run, self.trackers = run, trackers
+    def __init__(
+        self, recorder: Recorder, folder: RunFolder, trackers: list[TrainerCallback]
+    ) -> None:
+        self.recorder, self.folder, self.trackers = recorder, folder, trackers
         self.sent: dict[str, Any] | None = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.run.last_row is not None and self.run.last_row is not self.sent:
-            self.sent = self.run.last_row
-            self._tell(numbers(self.sent, PREFIX), args, state, control, kwargs)
+        row = self.recorder.last_row
+        if row is not None and row is not self.sent:
+            self.sent = row
+            self._tell(numbers(row, PREFIX), args, state, control, kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        summary = read_json(self.run.folder.summary) or {}
+        summary = read_json(self.folder.summary) or {}
         self._tell(numbers(summary, f"{PREFIX}/summary"), args, state, control, kwargs)
 
     def _tell(
@@ -155,10 +163,11 @@ def follow(trainer: Any) -> None:
     if not trainer.args.report_to:
         return
     kinds = tuple(get_reporting_integration_callbacks(trainer.args.report_to))
-    handler, run = trainer.callback_handler, trainer.run
+    handler, context = trainer.callback_handler, trainer.context
     trackers = [one for one in handler.callbacks if isinstance(one, kinds)]
-    others = [one for one in handler.callbacks if one not in trackers]
-    handler.callbacks = [*others, Trackers(run, trackers), *trackers] if run.leader else others
+    handler.callbacks = [one for one in handler.callbacks if one not in trackers]
+    if context.is_rank0:
+        handler.callbacks += [Trackers(trainer.recorder, context.folder, trackers), *trackers]
 
 
 def numbers(content: Mapping[str, Any], name: str) -> dict[str, float]:

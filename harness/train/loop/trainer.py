@@ -21,17 +21,20 @@ from transformers import (
 )
 
 from harness.core.strategies import is_apart
+from harness.train.context import Context
 from harness.train.data import text_layout
+from harness.train.data.order import EpochOrder
 from harness.train.loop.checkpoints import WEIGHTS
-from harness.train.loop.epoch import EpochEdges, EpochOrder, Sums, draw_from, untouched_random_state
+from harness.train.loop.elastic_schedule import Plan
+from harness.train.loop.epoch import EpochEdges, Sums, draw_from, untouched_random_state
 from harness.train.loop.host_overhead import Compiled, Lean
-from harness.train.loop.progress import follow
+from harness.train.loop.progress import Console, follow
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, shape_of
 from harness.train.measure.link import link_of_run
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.failures import Diverged, last_call
-from harness.train.run.lifecycle import Run
+from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import parallel
 from harness.train.strategy.choice import exchange_of
 from harness.train.strategy.hivemind.exchange import EndlessOrder
@@ -45,7 +48,7 @@ class ExactTrainer(Lean):
 
     def __init__(
         self,
-        run: Run,
+        context: Context,
         to_device: Callable[[dict[str, Any]], dict[str, Any]],
         test_dataset: Dataset | None = None,
         **kwargs: Any,
@@ -53,18 +56,25 @@ class ExactTrainer(Lean):
         # These heads take **kwargs but ignore num_items_in_batch, on which the Trainer relies: it
         # would multiply loss and gradient by the number of ranks and of accumulation steps.
         kwargs["model"].accepts_loss_kwargs = False
-        self.run, self.settings, self.to_device = run, run.settings, to_device
+        self.context, self.settings, self.to_device = context, context.settings, to_device
         self.test_dataset = test_dataset  # for once, at the end; each epoch has the eval_dataset
-        self.run.own_quality = self._own_quality
         if self.settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(kwargs["model"])
         self.choose_eval_batch(kwargs["args"], kwargs.get("eval_dataset"))
         super().__init__(**kwargs)
         if self.settings.elastic_batch == "scale":
-            self.plan = self.run.plan(len(kwargs["train_dataset"]))
+            self.plan = Plan.of(context, len(kwargs["train_dataset"]))
+        self.exchange = exchange_of(context)
+        self.observations = Observations(context.recorded_world.size, self.exchange)
+        if isinstance(self.compute_metrics, BatchMetrics):
+            self.observations.metrics = self.compute_metrics
+        recorders = [c for c in self.callback_handler.callbacks if isinstance(c, Recorder)]
+        self.recorder = recorders[0] if recorders else Recorder()
+        self.recorder.observations = self.observations
         # Before the model is split or wrapped: its shapes are looked at.
-        self.utilisation = Utilisation(self.run, self.model, self._one_sample)
-        self.run.measures.append(self.utilisation)
+        self.utilisation = Utilisation(
+            context, self.model, self._one_sample, lambda: self.observations.devices
+        )
         self.laid_out = text_layout.arrange(
             self.model, self.data_collator, self.settings, self.args
         )
@@ -82,17 +92,16 @@ class ExactTrainer(Lean):
             self.add_callback(call)
         follow(self)
         self.sums = self._no_sums()
-        self.exchange = exchange_of(self.run)
-        self.exposure, self.comm_probe = Exposure(self.run), CommProbe(self)
-        self.run.measures += [self.exposure, self.comm_probe]
+        self.exposure, self.comm_probe = Exposure(context), CommProbe(self)
+        self.observations.measures = [self.utilisation, self.exposure, self.comm_probe]
         self.add_callback(self.comm_probe)  # last: the step has been recorded
 
     # ---- batches, loss and gradient ----
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         data: Any = self.train_dataset if train_dataset is None else train_dataset
-        if self.run.peers is not None:
-            self.order = EndlessOrder(len(data), self.settings.seed, self.run.peers.number)
+        if self.context.peers is not None:
+            self.order = EndlessOrder(len(data), self.settings.seed, self.context.peers.number)
             return self.order
         whole = 1 if self.plan is None else self.plan.batch
         self.order = EpochOrder(len(data), self.settings.seed, whole)
@@ -141,7 +150,7 @@ class ExactTrainer(Lean):
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        if self.run.peers is not None:
+        if self.context.peers is not None:
             return self.norm_of_all()
         norm = super()._clip_grad_norm(model)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -165,28 +174,33 @@ class ExactTrainer(Lean):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         model, loader = super()._prepare_for_training(*args, **kwargs)
-        self.run.observed = self.exchange.observe(model)
-        self.run.observed |= parallel.observe_decay(self.optimizer) | self.laid_out
+        checked = self.observations.checked = self.exchange.observe(model)
+        checked |= parallel.observe_decay(self.optimizer) | self.laid_out
         self.exchange.states = {
             "optimizer": self.optimizer,
             "schedule": self.lr_scheduler,
             "scaler": self.accelerator.scaler,
         }
         self.exchange.attach(model, self.optimizer)
-        self.run.observed |= parallel.observe_hook(model, self.settings)
+        checked |= parallel.observe_hook(model, self.settings)
         self.exposure.watch(model)
         self.comm_probe.of(model)
-        self.run.payload = lambda: self.exchange.payload_bytes
-        if self.run.checkpoint is not None:
-            self.exchange.load(self.run.checkpoint)
+        if self.context.checkpoint is not None:
+            self.exchange.load(self.context.checkpoint)
         self.settle(model)
         self.compiled = Compiled(model, self.model) if self.args.torch_compile else None
         if self.compiled is None:
-            parallel.observe_dtype(self.model, self.settings, self.run.observed)
-        self.run.link = link_of_run(self.model, self.run.world, self.args.device)
+            parallel.observe_dtype(self.model, self.settings, self.observations.checked)
+        self.observations.link = link_of_run(self.model, self.context.world, self.args.device)
         return model, loader
 
     # ---- the epoch's sums ----
+
+    def close(self) -> None:
+        """The training has ended or broken off."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, Console):
+                callback.close()
 
     def _no_sums(self) -> Sums:
         apart = is_apart(self.settings)
@@ -200,7 +214,7 @@ class ExactTrainer(Lean):
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         sums, self.sums = self.sums, self._no_sums()
         self.rehearsing = True
-        with untouched_random_state(), self.exchange.rehearsed(), self.run.aside():
+        with untouched_random_state(), self.exchange.rehearsed(), self.recorder.paused():
             yield
             self.model.zero_grad()
             for buffer, before in buffers:
@@ -209,14 +223,14 @@ class ExactTrainer(Lean):
 
     def begin_training(self) -> None:
         self.sums = self._no_sums()
-        if before := self.run.epoch_so_far.get("sums"):
+        if before := self.context.epoch_so_far.get("sums"):
             self.sums.restore(before, leader=self.args.process_index == 0)
         if self.settings.rank_dropout == "own":
             # One seed for all would give every rank the same dropout mask at every step.
-            draw_from(self.settings.seed, self.run.world.rank)
+            draw_from(self.settings.seed, self.context.world.rank)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if self.run.other_processes:
+        if self.context.other_processes:
             # The states in a checkpoint are those of other ranks.
             own = self.settings.rank_dropout == "own"
             rank = self.args.process_index if own else 0
@@ -256,20 +270,11 @@ class ExactTrainer(Lean):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         parallel.average_buffers(self.model)
-        if self.compiled is not None and "dtype" not in self.run.observed:
+        if self.compiled is not None and "dtype" not in self.observations.checked:
             # A hook would break the graph in two, and without it all would be compiled again.
-            parallel.observe_dtype(self.model, self.settings, self.run.observed)
+            parallel.observe_dtype(self.model, self.settings, self.observations.checked)
         with untouched_random_state(), self.exchange.shared():
             return super().evaluate(*args, **kwargs)
-
-    def _own_quality(self) -> dict[str, Any]:
-        """How well the samples that this rank had in the last evaluation were classified."""
-        if not isinstance(self.compute_metrics, BatchMetrics):
-            return {}
-        args = self.args
-        return self.compute_metrics.of_rank(
-            args.process_index, args.world_size, args.eval_batch_size
-        )
 
     def test(self) -> None:
         """The test set, once, where each epoch is evaluated on a validation set."""
@@ -289,4 +294,4 @@ class ExactTrainer(Lean):
         found.pop("test_model_preparation_time", None)
         evaluated = (log for log in self.state.log_history if "eval_loss" in log)
         epochs = {log["step"]: log["epoch"] for log in evaluated}
-        self.run.tested = {**found, "test_epoch": round(epochs[update], 6)}
+        self.observations.test_metrics = {**found, "test_epoch": round(epochs[update], 6)}

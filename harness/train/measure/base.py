@@ -11,6 +11,11 @@ class Measure:
     """Of one rank, epoch by epoch. Nothing of it may wait for a device or for others in a step."""
 
     name = ""  # in a checkpoint
+    clock: Any = None  # the StepClock; None where nobody records the training
+
+    def begin(self, clock: Any) -> None:
+        """A training is about to begin or to go on."""
+        self.clock = clock
 
     def epoch_begins(self) -> None:
         """Before the epoch's time begins."""

@@ -24,9 +24,9 @@ from transformers import TrainerCallback
 
 from harness.core.attempts import probe_of
 from harness.core.settings import Settings
+from harness.train.context import Context
 from harness.train.measure.base import Measure
 from harness.train.measure.resources import GIB
-from harness.train.run.lifecycle import Run
 
 FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")
 
@@ -34,9 +34,9 @@ FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")
 class Exposure(Measure):
     """Of one rank, update by update; a stamp costs microseconds and never waits for the GPU."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.device = run.args.device
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.device = context.args.device
         self.handles: dict[nn.Parameter, Any] = {}
         self.ready: Any = None
         self.last: nn.Parameter | None = None
@@ -45,7 +45,7 @@ class Exposure(Measure):
     def watch(self, model: nn.Module) -> bool:
         """From the next backward pass on; False where DDP exchanges no gradients between all."""
         ddp = getattr(model, "_orig_mod", model)  # inside torch.compile
-        if not isinstance(ddp, DistributedDataParallel) or self.run.settings.strategy != "ddp":
+        if not isinstance(ddp, DistributedDataParallel) or self.context.settings.strategy != "ddp":
             return False
         if dist.get_world_size() == 1:
             return False
@@ -102,8 +102,9 @@ class Exposure(Measure):
 
     def of_rank(self, untimed: int) -> dict[str, Any]:
         """Sums over the timed steps; a collective where gradients are exchanged."""
-        steps = [seconds for _, seconds in self.run.clock.steps()][untimed:]
-        waits = self.run.clock.waits()[untimed:]
+        assert self.clock is not None
+        steps = [seconds for _, seconds in self.clock.steps()][untimed:]
+        waits = self.clock.waits()[untimed:]
         found: dict[str, float | None] = dict.fromkeys(FIELDS)
         own = math.fsum(steps) - math.fsum(waits)
         if self.handles:
@@ -117,8 +118,9 @@ class Exposure(Measure):
 
     def _alone(self) -> bool:
         """Whether nothing is exchanged, between processes or devices."""
-        run = self.run
-        return run.world.size == 1 and run.peers is None and run.settings.strategy != "dp"
+        context = self.context
+        alone = context.world.size == 1 and context.peers is None
+        return alone and context.settings.strategy != "dp"
 
     def _parts(self, exposed: list[float], count: int) -> tuple[float, float] | None:
         """Seconds of so many updates that were exposed, and those of them in which others were
@@ -179,8 +181,8 @@ class CommProbe(Measure, TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.run: Run = trainer.run
-        self.missing: str | None = why_not(self.run)
+        self.context: Context = trainer.context
+        self.missing: str | None = why_not(self.context)
         self.found: dict[str, Any] | None = None
         self.model: Any = None
         self.batch: Any = None
@@ -196,10 +198,9 @@ class CommProbe(Measure, TrainerCallback):
     @property
     def due(self) -> bool:
         """Whether it comes after the update that goes on."""
-        clock = self.run.clock
-        if clock is None or self.missing != NOT_YET:
+        if self.clock is None or self.missing != NOT_YET:
             return False  # nobody records it, or it is done
-        return self.updates + 1 == max(SETTLED, int(clock.untimed))
+        return self.updates + 1 == max(SETTLED, self.clock.untimed)
 
     def fed(self, batch: Any) -> None:
         """A batch has been trained on; the last one of the update is taken."""
@@ -214,8 +215,8 @@ class CommProbe(Measure, TrainerCallback):
         self.batch = None
 
     def _measure(self) -> None:
-        sharded = self.run.settings.strategy == "fsdp"
-        if sharded and (missing := _too_large(self.model, self.run)) is not None:
+        sharded = self.context.settings.strategy == "fsdp"
+        if sharded and (missing := _too_large(self.model, self.context)) is not None:
             self.missing = missing
             return
         began_s = time.perf_counter()
@@ -246,7 +247,7 @@ class CommProbe(Measure, TrainerCallback):
             numbers = torch.tensor(
                 [*both, time.perf_counter() - began_s],
                 dtype=torch.float64,
-                device=self.run.args.device,
+                device=self.context.args.device,
             )
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
             with_s, without_s, took_s = numbers.tolist()
@@ -258,7 +259,7 @@ class CommProbe(Measure, TrainerCallback):
 
     def _seconds(self, exchange: bool) -> float:
         """Of one pass forward and backward, begun together as far as the link lets the ranks."""
-        with nullcontext() if exchange else without_exchange(self.model, self.run.settings):
+        with nullcontext() if exchange else without_exchange(self.model, self.context.settings):
             self._wait()
             dist.barrier()
             began_s = time.perf_counter()
@@ -268,7 +269,7 @@ class CommProbe(Measure, TrainerCallback):
 
     def _wait(self) -> None:
         """A GPU only begins what it is told."""
-        if self.run.args.device.type == "cuda":
+        if self.context.args.device.type == "cuda":
             torch.cuda.synchronize()
 
     # ---- the record ----
@@ -288,30 +289,30 @@ class CommProbe(Measure, TrainerCallback):
         found, missing = self.found, self.missing
         if found is None and missing == NOT_YET:
             # A start of the run before this one may have come so far.
-            found = probe_of(self.run.folder)
+            found = probe_of(self.context.folder)
             missing = None if found else missing
         return {"comm_probe": found, "comm_probe_missing": missing}
 
 
-def why_not(run: Run) -> str | None:
+def why_not(context: Context) -> str | None:
     """Why nothing can be measured in this run; None where it can."""
-    settings = run.settings
+    settings = context.settings
     if settings.strategy not in ("ddp", "fsdp"):
         return "only ddp and fsdp exchange at every update what can be left out"
-    if run.world.size == 1:
+    if context.world.size == 1:
         return "one process exchanges nothing"
     if settings.comm_probe == "off":
         return "--comm_probe off"
-    if run.args.torch_compile:
+    if context.args.torch_compile:
         return "--torch_compile would compile a pass without exchange anew"
-    if run.args.ddp_static_graph:
+    if context.args.ddp_static_graph:
         return "--ddp_static_graph has no pass without exchange"
     if settings.fsdp_offload:
         return "--fsdp_offload keeps shards where no pass can do without exchange"
     return None
 
 
-def _too_large(model: nn.Module, run: Run) -> str | None:
+def _too_large(model: nn.Module, context: Context) -> str | None:
     """Without exchange each rank must hold all weights and all gradients; None where all ranks can.
 
     A collective, as all ranks have to decide alike.
@@ -319,12 +320,12 @@ def _too_large(model: nn.Module, run: Run) -> str | None:
     # A weight and its gradient: both as wide as the weight, or half of it and half again for what
     # is added up more finely.
     needed = sum(2 * p.numel() * p.element_size() for p in model.parameters())
-    device = run.args.device
+    device = context.args.device
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + held
     else:
-        free = psutil.virtual_memory().available // run.world.per_node
+        free = psutil.virtual_memory().available // context.world.per_node
     least = torch.tensor(free, dtype=torch.int64, device=device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     if least.item() >= needed:

@@ -17,7 +17,6 @@ import torch
 from harness.core.command_line import print_json
 from harness.core.provenance import command_line, commit, settings_of, versions, without_home
 from harness.core.settings import Settings
-from harness.core.topology import World
 
 # Variables that change what is measured; nothing else of the environment is recorded.
 VARIABLES = (
@@ -53,14 +52,6 @@ def environment() -> dict[str, Any]:
         "launch": launch(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
     }
-
-
-def facts_of(run: Any, world: World) -> dict[str, Any]:
-    """What was checked or derived when the run began; less is known of a Trainer on its own."""
-    found: dict[str, Any] = {"nodes": world.nodes, "processes_per_node": world.per_node}
-    if run is not None:
-        found |= {"observed": run.observed, "link": run.link, "data": run.data_facts}
-    return found
 
 
 def launch() -> dict[str, Any] | None:

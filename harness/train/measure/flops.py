@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.core.settings import Settings
+from harness.train.context import Context
 from harness.train.data.text_batches import AMOUNT, Amount
 from harness.train.measure.base import Measure, total
 
@@ -333,17 +334,21 @@ class Utilisation(Measure):
     """The trainer tells of each forward pass; here is added up what belongs to a timed step."""
 
     def __init__(
-        self, run: Any, model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]
+        self,
+        context: Context,
+        model: nn.Module,
+        one_sample: Callable[[], Mapping[str, torch.Tensor]],
+        devices: Callable[[], int],
     ) -> None:
-        self.run = run
+        self.devices = devices  # how many trained in the epoch that has ended
         self.work: Work | None = None
         self.missing: str | None = None  # why the work is not known
-        shape = run.data_facts.get("image_shape")
+        shape = context.data_facts.get("image_shape")
         try:
             self.work = work_of(model, one_sample, (shape[1], shape[2]) if shape else None)
         except Uncountable as error:
             self.missing = str(error)
-        self.peak, self.peak_from = peak_of(run.settings)
+        self.peak, self.peak_from = peak_of(context.settings)
         self.updates: dict[int, Shape] = {}  # of this epoch
 
     def told(self, update: int, shape: Shape) -> None:
@@ -365,7 +370,7 @@ class Utilisation(Measure):
 
     def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
         sums = {name: total([rank.get(name) for rank in ranks]) for name in SUMS}
-        peak = self.peak * self.run.devices if self.peak is not None else None
+        peak = self.peak * self.devices() if self.peak is not None else None
         return rates(sums, row["timed_s"], peak)
 
     def facts(self) -> dict[str, Any]:

@@ -6,22 +6,21 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import torch
 from accelerate.utils import gather_object
 
+from harness.train.context import Context
 from harness.train.measure.base import Measure
 from harness.train.measure.rows import peaks_of
 
 KINDS = ("user_s", "system_s")
 
 
-def of_all_ranks(mine: dict[str, Any], size: int, run: Any = None) -> list[dict[str, Any]]:
-    """What each tells, by rank; of a run of peers, what the others have told before."""
-    if run is not None and run.peers is not None:
-        return [mine, *run.other_peers]
+def of_all_ranks(mine: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """What each tells, by rank."""
     return list(gather_object([mine])) if size > 1 else [mine]
 
 
@@ -31,12 +30,18 @@ class CpuTime:
     Reading it is one call of the system. What worker processes took is known when they have ended.
     """
 
-    def __init__(self, ranks: int = 1) -> None:
+    def __init__(self, ranks: int = 1, since: os.times_result | None = None) -> None:
         self.alone = ranks == 1
-        self.restart()
+        self.restart(since)
 
-    def restart(self) -> None:
-        self.before = os.times()
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        """Since this process opened the run."""
+        ranks = context.world.size if context.peers is None else 2
+        return cls(ranks, since=context.cpu_began)
+
+    def restart(self, since: os.times_result | None = None) -> None:
+        self.before = since or os.times()
         self.of_ranks: list[dict[str, Any]] | None = None
 
     def own(self) -> dict[str, float]:

@@ -8,8 +8,9 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import torch.distributed as dist
 from harness.core.provenance import ROOT
 from harness.core.records import RunFolder
 from harness.core.topology import World
+from harness.train.context import Context
 from harness.train.measure.base import Measure, total
 from harness.train.measure.link import interface
 from harness.train.measure.resources import of_all_ranks
 from harness.train.measure.sampler import COUNTERS, LISTS
 
 ANSWER_S = 5.0
+Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]  # a row -> those of all ranks
 
 
 GONE = "the process that looks at the machine is gone or does not answer"
@@ -203,21 +206,24 @@ class Telemetry(Measure):
 
     name = "energy_j"
 
-    def __init__(self, run: Any, world: World, devices: int) -> None:
-        self.run, self.world = run, world
-        self.hz = HZ if run is None else run.settings.telemetry_hz
-        self.watch = open_watch(HZ, world, devices) if run is None else run.watch
-        self.before: float | None = _energy_before(run)  # of this node's devices, in this epoch
+    def __init__(
+        self, context: Context | None, world: World, devices: int, gather: Gather | None = None
+    ) -> None:
+        self.world = world
+        self.gather = gather or partial(of_all_ranks, size=world.size)
+        self.hz = HZ if context is None else context.settings.telemetry_hz
+        self.watch = open_watch(HZ, world, devices) if context is None else context.watch
+        self.before: float | None = _energy_before(context)  # of this node, in this epoch
         self.begun: list[dict[str, Any]] = []
 
-    def begin(self, folder: RunFolder) -> None:
+    def open(self, folder: RunFolder) -> None:
         """Training is about to begin: what was seen until now, of all nodes."""
         found: dict[str, Any] = {}
         if self.watch is not None:
             self.watch.keep(folder.telemetry(self.world.rank // self.world.per_node))
             seen = self.watch.edge() or {"missing": {"all": GONE}, "lowest_power_w": None}
             found = {"missing": seen["missing"], "idle_power_w": seen["lowest_power_w"]}
-        self.begun = of_all_ranks(found, self.world.size, self.run)
+        self.begun = self.gather(found)
 
     def facts(self) -> dict[str, Any]:
         """How often was looked, what could not be seen, what devices take when nothing runs."""
@@ -273,13 +279,14 @@ def _added(now: float | None, before: float | None) -> float | None:
     return None if now is None or before is None else now + before
 
 
-def _energy_before(run: Any) -> float | None:
+def _energy_before(context: Context | None) -> float | None:
     """This node's part of the epoch in which the checkpoint was made."""
-    if run is None or "samples" not in run.epoch_so_far:  # it was made between two epochs
+    if context is None or "samples" not in context.epoch_so_far:  # it was made between two epochs
         return 0.0
-    by_rank = [(of or {}).get(Telemetry.name) for of in run.epoch_so_far.get("measured") or []]
-    if not run.other_processes:
-        return by_rank[run.world.rank] if by_rank else None
+    measured = context.epoch_so_far.get("measured") or []
+    by_rank = [(of or {}).get(Telemetry.name) for of in measured]
+    if not context.other_processes:
+        return by_rank[context.world.rank] if by_rank else None
     # Others have come or gone: counted once, with rank 0.
     known = [value for value in by_rank if value is not None]
-    return (sum(known) if known else None) if run.leader else 0.0
+    return (sum(known) if known else None) if context.is_rank0 else 0.0

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.train.context import Context
 from harness.train.measure.base import total
-from harness.train.run.lifecycle import Run
 
 FIELDS = ("payload_bytes", "network_sent_bytes")
 STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own
@@ -62,27 +62,30 @@ class Traffic:
         return dict(zip(FIELDS, found, strict=True))
 
 
-def traffic_of(run: Run | None) -> Traffic:
-    """Nothing is known without a run. A node has one counter, which its first rank reads."""
-    if run is None:
+def traffic_of(context: Context | None, payload_bytes: Callable[[], int | None]) -> Traffic:
+    """Unknown without a context. A node has one counter, which its first rank reads."""
+    if context is None:
         return Traffic()
-    reads = run.world.nodes > 1 and run.world.local_rank == 0
-    return Traffic(lambda: (run.payload(), interfaces_sent() if reads else None), _before(run))
+    reads = context.world.nodes > 1 and context.world.local_rank == 0
+    return Traffic(
+        lambda: (payload_bytes(), interfaces_sent() if reads else None), _before(context)
+    )
 
 
-def _before(run: Run) -> Bytes:
+def _before(context: Context) -> Bytes:
     """This rank's part of the epoch in which the checkpoint was made."""
-    if "samples" not in run.epoch_so_far:  # it was made between two epochs
+    if "samples" not in context.epoch_so_far:  # it was made between two epochs
         return 0, 0
-    by_rank = run.epoch_so_far.get("sent")
+    by_rank = context.epoch_so_far.get("sent")
     if by_rank is None:
         return None, None
-    if not run.other_processes:
-        payload, network = by_rank[run.world.rank]
+    if not context.other_processes:
+        payload, network = by_rank[context.world.rank]
         return payload, network
     # Others have come or gone: counted once, with rank 0.
-    whole = over_ranks([dict(zip(FIELDS, of, strict=True)) for of in by_rank], run.world.per_node)
-    return (whole[FIELDS[0]], whole[FIELDS[1]]) if run.leader else (0, 0)
+    ranks = [dict(zip(FIELDS, of, strict=True)) for of in by_rank]
+    whole = over_ranks(ranks, context.world.per_node)
+    return (whole[FIELDS[0]], whole[FIELDS[1]]) if context.is_rank0 else (0, 0)
 
 
 def over_ranks(ranks: Sequence[dict[str, Any]], per_node: int) -> dict[str, int | None]:

@@ -6,7 +6,6 @@ import argparse
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
 
 import psutil
@@ -17,14 +16,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from harness.core import topology
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What the agents of torchrun on all nodes say together."""
-
-    unix: float  # since when the first of them runs
-    restarts_left: int  # before the first of them gives up
+from harness.train.context import Launch
 
 
 def launch_of(world: World) -> Launch | None:

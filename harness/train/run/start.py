@@ -31,10 +31,11 @@ from harness.core.rules import place
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES
 from harness.core.topology import World, for_world, world_of
+from harness.train.context import Context
 from harness.train.measure.telemetry import open_watch
 from harness.train.run.checkpoint_copies import follow_leader
 from harness.train.run.elastic import launch_of, warn
-from harness.train.run.lifecycle import Run, from_leader
+from harness.train.run.lifecycle import Lifecycle, broadcast_from_rank0
 from harness.train.strategy import parallel
 
 
@@ -177,7 +178,7 @@ def _has_cuda() -> bool:
 # A run is opened: what is asked, whether it can be done here, and whether it has been done.
 
 
-def start(settings: Settings) -> Run | None:
+def start(settings: Settings) -> Lifecycle | None:
     """Open a run, or say where its record is when it has been finished before."""
     world = world_of(os.environ)
     peers = None
@@ -201,33 +202,34 @@ def start(settings: Settings) -> Run | None:
         lock = _locked(folder, wait_s=30 if world.elastic else 5) if world.rank == 0 else None
     except UserError as error:
         refuse(settings.script, error, world.rank == 0 or not world.launched)
-    run = Run(settings, world, args, folder, lock=lock, launch=launch_of(world), peers=peers)
-    launched_unix = run.launch.unix if run.launch else None
-    before = from_leader(folder.outcome() if run.leader else None)
-    goes_on = run.leader and attempts.went_on(folder, launched_unix)
-    if run.launch is not None and run.leader:
+    context = Context(settings, world, args, folder, launch_of(world), peers)
+    leader, launch = context.is_rank0, context.launch
+    before = broadcast_from_rank0(folder.outcome() if leader else None)
+    goes_on = leader and attempts.went_on(folder, launch.unix if launch else None)
+    if launch is not None and leader:
         warn(settings)
-    if settings.rerun and not from_leader(goes_on):
-        if run.leader and folder.path.exists():
+    if settings.rerun and not broadcast_from_rank0(goes_on):
+        if leader and folder.path.exists():
             print(f"the earlier record is kept in {folder.set_aside()}")
     elif before == FINISHED:
-        if run.leader:
+        if leader:
             print(f"already finished: {folder.path} (--rerun measures again)")
         if peers is not None:
             peers.finished_before()
-        run.unlock()
+        if lock is not None:
+            lock.release()
         if dist.is_initialized():
             dist.destroy_process_group()
         return None
     if peers is not None and not peers.open():
         return None
-    run.watch = open_watch(settings.telemetry_hz, world, max(args.n_gpu, 1))
+    watch = open_watch(settings.telemetry_hz, world, max(args.n_gpu, 1))
     follow_leader(folder, world)
     if dist.is_initialized():
         dist.barrier()
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
-    return run
+    return Lifecycle(replace(context, watch=watch), lock)
 
 
 def _locked(folder: RunFolder, wait_s: float) -> Lock:

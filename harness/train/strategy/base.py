@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from harness.train.run.lifecycle import Run
+from harness.train.context import Context
+from harness.train.measure.resources import of_all_ranks
 from harness.train.strategy import parallel
 
 
@@ -21,10 +22,13 @@ class Exchange:
     # To be said beside a loss or a gradient that is not finite.
     caution = ""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, context: Context) -> None:
+        self.context = context
         # What this rank has handed over for sending, since it attached; None: not known.
-        self.payload_bytes: int | None = 0 if run.settings.strategy == "single" else None
+        self.payload_bytes: int | None = 0 if context.settings.strategy == "single" else None
+        # For the record: what it does and has done, and what it adds to an epoch's row.
+        self.observed: dict[str, Any] = {}
+        self.epoch_fields: dict[str, Any] = {}
         # What a checkpoint must hold of every process that trains apart: optimizer, schedule ...
         self.states: dict[str, Any] = {}
 
@@ -34,7 +38,7 @@ class Exchange:
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         """What the model that training uses really is; raises if it is not what was asked for."""
-        return parallel.observe(model, self.run.settings, self.run.world)
+        return parallel.observe(model, self.context.settings, self.context.world)
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         """The model as training uses it, wrapped in DDP, before its first step; with the weights
@@ -49,6 +53,10 @@ class Exchange:
 
     def end(self) -> None:
         """The training has come to its end: was there everything that was asked for?"""
+
+    def gather(self, row: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
+        """The rows of all ranks (a collective)."""
+        return of_all_ranks(row, world_size)
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.train.run.lifecycle import Run
+from harness.train.context import Context
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.compress import Gradients
 from harness.train.strategy.diloco import Diloco
@@ -16,12 +16,12 @@ EXCHANGES: dict[str, type[Exchange]] = {
 }
 
 
-def exchange_of(run: Run) -> Exchange:
+def exchange_of(context: Context) -> Exchange:
     """What goes with the strategy of a run."""
-    if run.settings.strategy == "hivemind":
+    if context.settings.strategy == "hivemind":
         from harness.train.strategy.hivemind.exchange import (
             PeersExchange,  # needs a package of its own
         )
 
-        return PeersExchange(run)
-    return EXCHANGES.get(str(run.settings.strategy), Exchange)(run)
+        return PeersExchange(context)
+    return EXCHANGES.get(str(context.settings.strategy), Exchange)(context)

@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from harness.core.records import read_json
 from harness.core.settings import UserError
-from harness.train.run.lifecycle import COMPLETE, Run
+from harness.train.context import COMPLETE, Context
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.direct import DirectGradients
 
@@ -119,9 +119,9 @@ SENT_AS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Gradients(Exchange):
     """DDP's exchange at each update."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.kind, _, rank = run.settings.compress.partition(":")
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.kind, _, rank = context.settings.compress.partition(":")
         self.rank = int(rank or 1)
         self.payload_bytes = self.update_bytes = 0
         self.powersgd: PowerSGD | None = None
@@ -132,7 +132,7 @@ class Gradients(Exchange):
         ddp: Any = getattr(model, "_orig_mod", model)  # inside torch.compile
         trained = [p for p in ddp.parameters() if p.requires_grad]
         self.update_bytes = sum(p.numel() * self._bytes_of(p) for p in trained)
-        if self.run.settings.exchange == "direct":
+        if self.context.settings.exchange == "direct":
             direct = DirectGradients(SENT_AS.get(self.kind))
             ddp.register_comm_hook(direct, direct.hook)
         elif self.kind == "bf16":
@@ -148,7 +148,7 @@ class Gradients(Exchange):
 
     def after_update(self, update: int, last: bool) -> None:
         sent = self.update_bytes if self.powersgd is None else self.powersgd.take_sent()
-        self.sends(sent if self.run.world.size > 1 else 0)  # nobody is there to have it
+        self.sends(sent if self.context.world.size > 1 else 0)  # nobody is there to have it
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
@@ -163,16 +163,16 @@ class Gradients(Exchange):
         as large as the gradient, and would be sent whole, over the links that are too slow for it.
         """
         if self.powersgd is not None:
-            file = folder / memory_of(self.run.world.rank)
+            file = folder / memory_of(self.context.world.rank)
             safetensors.torch.save_file(self.powersgd.content(), file)
 
     def load(self, folder: Path) -> None:
         if self.powersgd is None:
             return
-        world, file = self.run.world, folder / memory_of(self.run.world.rank)
+        world, file = self.context.world, folder / memory_of(self.context.world.rank)
         missing: list[Any] = [None] * world.size
         dist.all_gather_object(missing, None if file.is_file() else file.name)
-        if not any(missing) and not self.run.other_processes:
+        if not any(missing) and not self.context.other_processes:
             self.powersgd.restore(safetensors.torch.load_file(file))
             return
         if not world.elastic:

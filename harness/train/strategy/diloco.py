@@ -32,7 +32,7 @@ class Diloco(Apart):
     """Outer steps on the averaged changes."""
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
-        settings = self.run.settings
+        settings = self.context.settings
         self.pieces, self.overlap = int(settings.fragments or 1), int(settings.overlap or 0)
         super().attach(model, optimizer)
         self.pending: list[Pending] = []
@@ -42,7 +42,7 @@ class Diloco(Apart):
         self.optimizer = torch.optim.SGD(
             self.outer, lr=float(settings.outer_lr or 0), momentum=momentum, nesterov=momentum > 0
         )
-        self.run.observed |= {"fragments": self.pieces, "overlap": self.overlap}
+        self.observed |= {"fragments": self.pieces, "overlap": self.overlap}
 
     def _due(self) -> int | None:
         """The piece whose turn it is after this update."""
@@ -82,7 +82,7 @@ class Diloco(Apart):
         self.weights.put(new, piece)
 
     def _kept_bytes(self) -> int:
-        momentum = self.anchor.nbytes if self.run.settings.outer_momentum else 0
+        momentum = self.anchor.nbytes if self.context.settings.outer_momentum else 0
         step = self.every // self.pieces
         on_their_way = -(-self.overlap // step) or 1
         a_piece = 4 * max(piece.stop - piece.start for piece in self.weights.pieces)

@@ -164,9 +164,9 @@ class Apart(Exchange):
     pieces = 1
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
-        settings = self.run.settings
+        settings = self.context.settings
         self.every = int(settings.sync_every or 1)
-        self.units = Units(self.run.world, settings.sync_scope)
+        self.units = Units(self.context.world, settings.sync_scope)
         wrapped: Any = getattr(model, "_orig_mod", model)  # inside torch.compile
         trained = [p for p in wrapped.parameters() if p.requires_grad]
         self.weights = Weights(trained, self.pieces)
@@ -183,7 +183,7 @@ class Apart(Exchange):
         if self.units.count > 1:
             # With one unit DDP does all of it, bit for bit.
             wrapped.register_comm_hook(None, self._inside)
-        self.run.observed |= {
+        self.observed = {
             "sync_every": self.every,
             "sync_scope": settings.sync_scope,
             "units": self.units.count,
@@ -207,7 +207,7 @@ class Apart(Exchange):
 
     def _send(self, row: torch.Tensor, wait: bool = True) -> Sending:
         """Begin to make a row the mean of all units' rows; _arrive() ends it."""
-        units, code = self.units, CODES.get(self.run.settings.compress)
+        units, code = self.units, CODES.get(self.context.settings.compress)
         if units.count == 1 or not units.leads:
             return Sending(row)
         if code is None and self.direct is None:
@@ -239,7 +239,7 @@ class Apart(Exchange):
         if self.units.inside is not None:
             dist.broadcast(sending.row, src=self.units.first, group=self.units.inside)
         if self.first_exchange is None:
-            self.first_exchange = self.run.observed["first_exchange_update"] = self.update
+            self.first_exchange = self.observed["first_exchange_update"] = self.update
         self.exchanges += 1
         return sending.row
 
@@ -266,7 +266,7 @@ class Apart(Exchange):
 
     def begin(self, updates: int) -> None:
         self.updates = updates
-        if self.every > updates and self.run.leader:
+        if self.every > updates and self.context.is_rank0:
             print(
                 f"warning: --sync_every {self.every}: the run has {updates} updates, and only "
                 "the last one exchanges anything",
@@ -277,19 +277,20 @@ class Apart(Exchange):
     def end(self) -> None:
         planned = self._planned(self.update)
         if not self.together or self.exchanges != planned:
+            strategy = self.context.settings.strategy
             raise RuntimeError(
-                f"asked for --strategy {self.run.settings.strategy} with {planned} exchanges over "
+                f"asked for --strategy {strategy} with {planned} exchanges over "
                 f"{self.updates} updates, but there were {self.exchanges} over {self.update}: "
                 "refusing to record one as the other"
             )
-        self.run.observed |= {
+        self.observed |= {
             "exchanges": self.exchanges,
             "first_exchange_update": self.first_exchange,
         }
 
     def _coded_bytes(self) -> int:
         """Of all weights, as one unit hands them over when all have been exchanged once."""
-        code, count = CODES.get(self.run.settings.compress), self.units.count
+        code, count = CODES.get(self.context.settings.compress), self.units.count
         if count == 1 or code is None:
             return self.anchor.nbytes if count > 1 else 0
         rows = (piece.stop - piece.start for piece in self.weights.pieces)
@@ -348,8 +349,8 @@ class Apart(Exchange):
     def load(self, folder: Path) -> None:
         saved, problem = self._read(self._file(folder))
         problems: list[str | None] = [problem]
-        if dist.is_initialized() and self.run.world.size > 1:
-            problems *= self.run.world.size
+        if dist.is_initialized() and self.context.world.size > 1:
+            problems *= self.context.world.size
             dist.all_gather_object(problems, problem)
         for found in problems:
             if found is not None:
@@ -358,7 +359,8 @@ class Apart(Exchange):
 
     def _read(self, file: Path) -> tuple[dict[str, Any], str | None]:
         """What was saved, or what is wrong with it."""
-        what = f"{file}, with which node {self.run.world.rank // self.run.world.per_node} goes on,"
+        node = self.context.world.rank // self.context.world.per_node
+        what = f"{file}, with which node {node} goes on,"
         if not file.is_file():
             return {}, f"{what} is missing: it lies on the disk of the machine that wrote it"
         try:
@@ -379,7 +381,7 @@ class Apart(Exchange):
         self.together = saved["together"]
         if saved["first_exchange"] is not None:
             self.first_exchange = saved["first_exchange"]
-            self.run.observed["first_exchange_update"] = self.first_exchange
+            self.observed["first_exchange_update"] = self.first_exchange
 
 
 class LocalSgd(Apart):

@@ -84,8 +84,8 @@ def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
     argv = [*ARGV, "--b", str(batch), "--grad_acc", str(acc), "--epochs", "2", "--save", "none"]
     run = start(parse("vit", [*argv, "--eval_batch", "7", "--o", folder]))
     assert run is not None
-    with in_turn(run.world):
-        data = load_images(run.settings, run.batches)
+    with in_turn(run.context.world):
+        data = load_images(run.context.settings, run.context.data_parallel_size)
     trained: dict[tuple[int, int], bytes] = {}
     tested: list[bytes] = []
 
@@ -104,7 +104,8 @@ def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
 
     look.set_epoch = data.to_device.set_epoch  # type: ignore[attr-defined]
     trainer = ExactTrainer(
-        run=run, model=build(run.settings, data.labels), args=run.args, train_dataset=data.train,
+        context=run.context, model=build(run.context.settings, data.labels), args=run.context.args,
+        train_dataset=data.train,
         eval_dataset=data.test, data_collator=data.collate, to_device=look,
         compute_metrics=BatchMetrics(10),
     )  # fmt: skip

@@ -155,7 +155,8 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
         batches = texts(Path(tempfile.mkdtemp()), lengths(), pair=name != "distilbert")
         batches.__class__, batches.seen = Noted, []
         trainer = ExactTrainer(
-            run=run, model=small(name), args=run.args, train_dataset=Indices(TRAIN),
+            context=run.context, model=small(name), args=run.context.args,
+            train_dataset=Indices(TRAIN),
             eval_dataset=Indices(TEST, first=TRAIN), data_collator=batches, to_device=for_model,
             compute_metrics=BatchMetrics(3),
         )  # fmt: skip
@@ -172,9 +173,9 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
             "norms": [log["grad_norm"] for log in logs if "grad_norm" in log],
             "sums": next(log["epoch_train_loss"] for log in logs if "epoch_train_loss" in log),
             "quality": {k: quality[k] for k in ("eval_loss", "eval_accuracy", "eval_f1")},
-            "own": trainer.run.own_quality(),
+            "own": trainer.observations.rank_metrics(trainer.args),
             "weights": torch.cat([w.detach().flatten() for w in whole]).numpy(),
-            "observed": {k: v for k, v in run.observed.items() if "padding" in k},
+            "observed": {k: v for k, v in trainer.observations.observed.items() if "padding" in k},
             "parts": batches.seen,
             "amount": trainer.utilisation.of_rank(0),
         }  # fmt: skip
@@ -250,16 +251,16 @@ def chosen(folder: str, name: str, *argv: str, **more: Any) -> tuple[str, str | 
     model = small(name)
     if more.get("batchnorm"):
         model.add_module("norm", torch.nn.BatchNorm1d(4))
-    settings = run.settings
+    settings = run.context.settings
     if "strategy" in more:
         from dataclasses import replace
 
         settings = replace(settings, strategy=more["strategy"])
     batches = texts(Path(folder), lengths())
-    seen = arrange(model, batches, settings, run.args)
+    seen = arrange(model, batches, settings, run.context.args)
     how = f"{batches.layout.kind} {batches.layout.attention}".strip()
     assert seen["padding"] == how.replace(" ", ", ")
-    assert batches.layout.few_shapes == run.args.torch_compile
+    assert batches.layout.few_shapes == run.context.args.torch_compile
     return how, seen["padding_reason"]
 
 

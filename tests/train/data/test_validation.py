@@ -54,7 +54,7 @@ def watched(argv: list[str], diary: str, kill: str) -> int:
         def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
             size = len(kwargs["eval_dataloader"].dataset)
             with Path(diary).open("a") as file:
-                file.write(f"{self.run.world.rank} {size}\n")
+                file.write(f"{self.context.world.rank} {size}\n")
             if kill == "in test" and size == 101:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -171,7 +171,7 @@ def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
     argv = ["--tiny", "--strategy", strategy, "--save", "none", "--o", folder]
     run = start(parse("vit", argv))
     assert run is not None
-    rank = run.world.rank
+    rank = run.context.world.rank
     net = Net(batchnorm=True, draw=rank)
     file = Path(folder) / f"seen_by_{rank}" / "model.safetensors"
     if rank == 0:
@@ -182,8 +182,8 @@ def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
         file.parent.mkdir(parents=True)
         safetensors.torch.save_model(saved, str(file))
     if strategy == "fsdp":
-        parallel.shard(net, run.settings, torch.device("cpu"))
-    parallel.load_from_leader(net, file, run.settings)
+        parallel.shard(net, run.context.settings, torch.device("cpu"))
+    parallel.load_from_leader(net, file, run.context.settings)
     if strategy == "fsdp":
         found = parallel.whole_weights(net)  # put together from all ranks, on rank 0
         parts = [found[name].flatten() for name, _ in net.named_parameters() if rank == 0]

@@ -82,7 +82,7 @@ def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[f
             argv += ["--telemetry_hz", "0", "--comm_probe", "off"]
             run = start(parse(name, argv))
             assert run is not None
-            model = models.build(run.settings, [str(c) for c in range(CLASSES)])
+            model = models.build(run.context.settings, [str(c) for c in range(CLASSES)])
             for module in model.modules():
                 if isinstance(module, torch.nn.BatchNorm2d):
                     # Statistics of the batch depend on the split by design: --batchnorm.
@@ -90,7 +90,8 @@ def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[f
                     module.train = lambda mode=True, module=module: module
             toys = Toys(name, getattr(model.config, "image_size", 0))
             trainer = ExactTrainer(
-                run=run, model=model, args=run.args, train_dataset=Indices(SAMPLES),
+                context=run.context, model=model, args=run.context.args,
+                train_dataset=Indices(SAMPLES),
                 eval_dataset=Indices(SAMPLES), data_collator=toys, to_device=lambda x: x,
                 compute_metrics=BatchMetrics(CLASSES),
             )  # fmt: skip
@@ -178,10 +179,10 @@ def refusal(folder: str) -> str:
 
     run = start(parse("vit", ["--tiny", "--o", folder]))
     assert run is not None
-    model = models.build(run.settings, ["a", "b"])
-    other = replace(run.settings, strategy="fsdp")
+    model = models.build(run.context.settings, ["a", "b"])
+    other = replace(run.context.settings, strategy="fsdp")
     try:
-        parallel.observe(model, other, run.world)
+        parallel.observe(model, other, run.context.world)
     except RuntimeError as error:
         return str(error)
     return ""
@@ -206,10 +207,11 @@ def fed(folder: str, tail: str) -> tuple[dict[str, Any], list[list[int]]]:
     argv = ["--tiny", "--tail", tail, "--train_size", "100", "--b", "16", "--o", folder]
     run = start(parse("vit", argv))
     assert run is not None
-    with in_turn(run.world):
-        images = load_images(run.settings, run.batches)
+    with in_turn(run.context.world):
+        images = load_images(run.context.settings, run.context.data_parallel_size)
     trainer = ExactTrainer(
-        run=run, model=build(run.settings, images.labels), args=run.args,
+        context=run.context, args=run.context.args,
+        model=build(run.context.settings, images.labels),
         train_dataset=images.train, eval_dataset=images.test,
         data_collator=lambda x: {"n": torch.as_tensor(x)},
         to_device=lambda x: x, compute_metrics=BatchMetrics(10),
@@ -264,10 +266,10 @@ def other_precision(folder: str) -> str:
     argv = ["--tiny", "--train_size", "32", "--test_size", "32", "--save", "none", "--o", folder]
     run = start(parse("vit", argv))
     assert run is not None
-    run.settings = replace(run.settings, precision="bf16")
-    images = load_images(run.settings, run.batches)
+    context = replace(run.context, settings=replace(run.context.settings, precision="bf16"))
+    images = load_images(context.settings, context.data_parallel_size)
     trainer = ExactTrainer(
-        run=run, model=build(run.settings, images.labels), args=run.args,
+        context=context, args=context.args, model=build(context.settings, images.labels),
         train_dataset=images.train, eval_dataset=images.test, data_collator=images.collate,
         to_device=images.to_device, compute_metrics=BatchMetrics(10),
     )  # fmt: skip

@@ -56,11 +56,11 @@ def of_a_run(folder: str, name: str, *more: str) -> dict[str, Any]:
         "content": {n: whole(v) for n, v in trainer.model.state_dict().items()},
         "drawn": torch.rand(4).tolist(),
     }
-    if run.leader:
-        environment = read_json(run.folder.environment) or {}
+    if run.context.is_rank0:
+        environment = read_json(run.context.folder.environment) or {}
         found |= {
-            "rows": untimed_rows(run.folder),
-            "timed": read_rows(run.folder.epochs)[0][0]["timed_steps"],
+            "rows": untimed_rows(run.context.folder),
+            "timed": read_rows(run.context.folder.epochs)[0][0]["timed_steps"],
             "probe": environment["comm_probe"],
             "missing": environment["comm_probe_missing"],
         }
@@ -137,7 +137,6 @@ def run_of(folder: Path, **more: Any) -> Any:
         settings=SimpleNamespace(**{name: given[name] for name in settings}),
         args=SimpleNamespace(**{name: given[name] for name in args}),
         folder=RunFolder(folder),
-        clock=None,
     )
 
 
@@ -163,13 +162,13 @@ def test_where_it_cannot_be_the_reason_is_said(
 
 
 def test_what_an_earlier_start_of_the_run_has_found_stays(tmp_path: Path) -> None:
-    probe = CommProbe(SimpleNamespace(run=run_of(tmp_path)))
+    probe = CommProbe(SimpleNamespace(context=run_of(tmp_path)))
     probe.of(torch.nn.Linear(1, 1))
     assert probe.facts() == {"comm_probe": None, "comm_probe_missing": NOT_YET}
     write_json(RunFolder(tmp_path).environment, {"comm_probe": {"comm_share": 0.25}})
     assert probe.facts() == {"comm_probe": {"comm_share": 0.25}, "comm_probe_missing": None}
     # Off is off, whatever another start has found; and what is found anew counts.
-    off = CommProbe(SimpleNamespace(run=run_of(tmp_path, comm_probe="off")))
+    off = CommProbe(SimpleNamespace(context=run_of(tmp_path, comm_probe="off")))
     assert off.facts() == {"comm_probe": None, "comm_probe_missing": "--comm_probe off"}
     probe.found, probe.missing = {"comm_share": 0.5}, None
     assert probe.facts()["comm_probe"] == {"comm_share": 0.5}

@@ -100,10 +100,12 @@ def of_slow_ones(folder: str) -> dict[str, Any]:
         )
         run.train(trainer)
         found[name] = {
-            "row": read_rows(run.folder.epochs)[0][0] if run.leader else None,
-            "rank": read_rows(run.folder.rank(run.world.rank))[0][0],
-            "summary": read_json(run.folder.summary) if run.leader else None,
-            "environment": read_json(run.folder.environment) if run.leader else None,
+            "row": read_rows(run.context.folder.epochs)[0][0] if run.context.is_rank0 else None,
+            "rank": read_rows(run.context.folder.rank(run.context.world.rank))[0][0],
+            "summary": read_json(run.context.folder.summary) if run.context.is_rank0 else None,
+            "environment": read_json(run.context.folder.environment)
+            if run.context.is_rank0
+            else None,
             "hooks": len(trainer.exposure.handles),
         }
     return found
@@ -169,10 +171,9 @@ def of_unlike_knowledge() -> list[Any]:
     rank, found = group(), []
     clock = SimpleNamespace(steps=lambda: [(4, 9.0), (4, 3.0), (4, 5.0)], waits=lambda: [9, 1, 1])
     settings = SimpleNamespace(strategy="ddp")
-    run: Any = SimpleNamespace(
-        args=SimpleNamespace(device=torch.device("cpu")), clock=clock, settings=settings
-    )
+    run: Any = SimpleNamespace(args=SimpleNamespace(device=torch.device("cpu")), settings=settings)
     exposure = Exposure(run)
+    exposure.begin(clock)
     ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
     assert exposure.watch(ddp) and len(exposure.handles) == 2
     exposure.backward_ended(exchanged=False)  # of another model: nobody was ready
@@ -209,9 +210,9 @@ def test_computing_is_known_where_nothing_is_exchanged(
         world=SimpleNamespace(size=world),
         peers=peers,
         args=SimpleNamespace(device=torch.device("cpu")),
-        clock=SimpleNamespace(steps=lambda: [(4, 2.0), (4, 3.0)], waits=lambda: [0.5, 1.0]),
     )
     exposure = Exposure(run)
+    exposure.begin(SimpleNamespace(steps=lambda: [(4, 2.0), (4, 3.0)], waits=lambda: [0.5, 1.0]))
     assert not exposure.watch(torch.nn.Linear(2, 2))
     row = exposure.of_rank(untimed=1)
     expected = 2.0 if known else None

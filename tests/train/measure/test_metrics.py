@@ -274,7 +274,7 @@ def kept(folder: str) -> dict[str, Any]:
         trainer.evaluate()
     return {
         "batches": len(metrics.seen), "alive": max(metrics.alive), "said": said,
-        "bytes": metrics.kept_bytes / (250 / run.world.size),
+        "bytes": metrics.kept_bytes / (250 / run.context.world.size),
     }  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def goes_on(rank: int, measured: list[Any] | None, other: bool = False) -> Telem
     epoch = {"samples": 8, "measured": measured}
     run: Any = SimpleNamespace(
         watch=None, settings=SimpleNamespace(telemetry_hz=1.0), epoch_so_far=epoch, peers=None,
-        world=World(nodes=2, rank=rank), leader=rank == 0,
+        world=World(nodes=2, rank=rank), is_rank0=rank == 0,
         other_processes=other,
     )  # fmt: skip
     return Telemetry(run, run.world, 1)

@@ -64,27 +64,28 @@ def test_what_is_not_known_is_not_half_known() -> None:
     assert over_ranks(ranks, per_node=2) == {"payload_bytes": None, "network_sent_bytes": 16}
 
 
-def run_of(rank: int, epoch: dict[str, Any], other: bool = False, nodes: int = 2) -> Any:
+def traffic(rank: int, epoch: dict[str, Any], other: bool = False, nodes: int = 2) -> Traffic:
     world = World(nodes=nodes, per_node=2, rank=rank, local_rank=rank % 2)
-    return SimpleNamespace(
-        world=world, leader=rank == 0, epoch_so_far=epoch, other_processes=other, payload=lambda: 3
+    context: Any = SimpleNamespace(
+        world=world, is_rank0=rank == 0, epoch_so_far=epoch, other_processes=other
     )
+    return traffic_of(context, lambda: 3)
 
 
 def test_an_epoch_goes_on_with_what_was_sent_before_its_checkpoint() -> None:
     sent = [[10, 100], [20, None], [30, 300], [40, None]]
     epoch = {"samples": 64, "sent": sent}
-    assert [traffic_of(run_of(r, epoch)).before for r in range(4)] == [tuple(s) for s in sent]
+    assert [traffic(r, epoch).before for r in range(4)] == [tuple(s) for s in sent]
     # Other processes than those that made it: counted once.
-    assert [traffic_of(run_of(r, epoch, other=True)).before for r in (0, 1)] == [(100, 400), (0, 0)]
+    assert [traffic(r, epoch, other=True).before for r in (0, 1)] == [(100, 400), (0, 0)]
     # Of a checkpoint that says nothing of it, and of one between two epochs.
-    assert traffic_of(run_of(1, {"samples": 64})).before == (None, None)
-    assert traffic_of(run_of(1, {"sums": [], "sent": [None] * 4})).before == (0, 0)
+    assert traffic(1, {"samples": 64}).before == (None, None)
+    assert traffic(1, {"sums": [], "sent": [None] * 4}).before == (0, 0)
     # Who reads the interface: the first rank of each of several nodes; alone, nobody knows a thing.
-    assert traffic_of(run_of(1, {})).read() == (3, None)
-    assert traffic_of(run_of(2, {})).read()[1] == pytest.approx(interfaces_sent(), rel=0.1)
-    assert traffic_of(run_of(0, {}, nodes=1)).read() == (3, None)
-    assert traffic_of(None).read() == (None, None)
+    assert traffic(1, {}).read() == (3, None)
+    assert traffic(2, {}).read()[1] == pytest.approx(interfaces_sent(), rel=0.1)
+    assert traffic(0, {}, nodes=1).read() == (3, None)
+    assert traffic_of(None, lambda: 3).read() == (None, None)
 
 
 def test_who_knows_what_it_hands_over() -> None:

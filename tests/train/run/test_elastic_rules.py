@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +20,11 @@ from harness.core.command_line import parse
 from harness.core.identity import identity, run_id
 from harness.core.records import RunFolder, read_rows
 from harness.core.settings import Settings, UserError
-from harness.train.loop.elastic_schedule import Plan, Position
-from harness.train.loop.epoch import EpochOrder
+from harness.train.context import Launch, Position
+from harness.train.data.order import EpochOrder
+from harness.train.loop.elastic_schedule import Plan
 from harness.train.run import elastic as restarts
 from harness.train.run import failures
-from harness.train.run.elastic import Launch
 from harness.train.run.failures import Stopped
 
 
@@ -214,7 +213,7 @@ def test_an_attempt_that_died_before_it_began_does_not_end_a_killed_one(tmp_path
     ],
 )
 def test_who_goes_on(launch: Launch | None, error: BaseException, again: bool) -> None:
-    assert failures._begins_again(SimpleNamespace(launch=launch), error) is again
+    assert failures._restarts(launch, error) is again
 
 
 def test_restarts_that_would_fail_are_announced(

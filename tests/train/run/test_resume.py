@@ -33,7 +33,7 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
 
     class Stopper(module.Console):  # type: ignore[name-defined,misc]
         def stop(self, reached: bool) -> None:
-            if reached and self.run.world.rank == self.run.world.size - 1:
+            if reached and self.context.world.rank == self.context.world.size - 1:
                 if how == "crash":
                     raise RuntimeError("planted")
                 if how == "oom":

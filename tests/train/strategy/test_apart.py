@@ -64,9 +64,9 @@ def arms(folder: str, asked: list[list[str]]) -> list[dict[str, Any]]:
         trainer, run, diary = run_arm(folder, argv)
         found.append({
             "weights": np.stack(diary.weights), "evaluated": np.stack(diary.evaluated),
-            "fed": trainer.model.fed, "observed": run.observed,
+            "fed": trainer.model.fed, "observed": trainer.observations.observed,
             "bytes": getattr(trainer.exchange, "payload_bytes", None),
-            "rows": toys.rows(run) if run.leader else None,
+            "rows": toys.rows(run) if run.context.is_rank0 else None,
         })  # fmt: skip
     return found
 
@@ -230,7 +230,7 @@ def norms(folder: str, argv: list[str]) -> Any:
 
     model = Slope(int(os.environ["RANK"]))
     _, run, _ = run_arm(folder, argv, model, samples=80)
-    return toys.rows(run)[0] if run.leader else None
+    return toys.rows(run)[0] if run.context.is_rank0 else None
 
 
 def test_the_gradient_of_a_row_is_that_of_all_ranks(tmp_path: Path) -> None:

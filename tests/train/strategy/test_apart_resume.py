@@ -48,9 +48,9 @@ def train_once(folder: str, argv: list[str], stop: int | None) -> tuple[Any, Any
     state = {name: value.numpy().copy() for name, value in trainer.model.state_dict().items()}
     rows = [
         {k: v for k, v in row.items() if k in ("train_loss", "grad_norm", "eval_loss", "updates")}
-        for row in (toys.rows(run) if run.leader else [])
+        for row in (toys.rows(run) if run.context.is_rank0 else [])
     ]
-    return state, (rows, diary.weights[-3:], run.observed)
+    return state, (rows, diary.weights[-3:], trainer.observations.observed)
 
 
 def twice(folder: str, ways: list[list[str]], stops: list[int]) -> list[Any]:

@@ -68,7 +68,7 @@ def test_a_momentum_of_nothing_is_not_the_default() -> None:
 def exchange(*argv: str, size: int = 7, dtype: torch.dtype = torch.float32) -> Any:
     """Of one process, with a model of so many weights."""
     settings = parse("bert", list(argv), launched(1, 1))
-    run: Any = SimpleNamespace(settings=settings, world=World(), observed={}, leader=True)
+    run: Any = SimpleNamespace(settings=settings, world=World(), observed={}, is_rank0=True)
     found = exchange_of(run)
     found.model = torch.nn.Linear(size, 1, bias=False, dtype=dtype)
     found.attach(found.model, None)
@@ -86,7 +86,7 @@ def test_a_run_without_its_exchanges_is_not_recorded_as_one(argv: list[str]) -> 
                 found.after_update(update, last=update == 12)
         if (left_out, last) == (None, 12):
             found.end()
-            assert found.run.observed["exchanges"] == (3 if argv == LOCAL.split() else 7)
+            assert found.observed["exchanges"] == (3 if argv == LOCAL.split() else 7)
             continue
         with pytest.raises(RuntimeError, match="refusing to record one as the other"):
             found.end()
@@ -113,8 +113,8 @@ def test_what_it_costs_is_in_the_record() -> None:
     }
     for argv, bytes_each in kept.items():
         found = exchange(*DILOCO.split(), "--sync_every", "10", *argv, size=100)
-        assert found.run.observed["kept_bytes"] == 100 * bytes_each
-    assert exchange(*LOCAL.split(), size=100).run.observed["kept_bytes"] == 800
+        assert found.observed["kept_bytes"] == 100 * bytes_each
+    assert exchange(*LOCAL.split(), size=100).observed["kept_bytes"] == 800
 
 
 def test_weights_are_read_and_written_piece_by_piece() -> None:

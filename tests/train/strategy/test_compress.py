@@ -162,7 +162,7 @@ def overflowing(folder: str) -> tuple[str, Any]:
         with run:
             run.train(trainer)
     except Diverged as error:
-        return str(error), read_json(run.folder.summary) if run.leader else None
+        return str(error), read_json(run.context.folder.summary) if run.context.is_rank0 else None
     return "", None
 
 

@@ -180,7 +180,7 @@ def counted(folder: str, asked: list[list[str]]) -> list[list[tuple[int, ...]]]:
         net, data = toys.Net(dropout=0.1), toys.Points(64)
         trainer, run = toys.ours(folder, net, data, toys.Points(8), *argv, callbacks=[counts])
         trainer.train()
-        assert run.args.max_grad_norm > 0
+        assert run.context.args.max_grad_norm > 0
         found.append(counts.by_step())
     return found
 

@@ -54,7 +54,7 @@ def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
     trainer, run = ours(folder, net, TRAIN, TEST, *flags, callbacks=[diary])
     with run:
         run.train(trainer)
-        peers = run.peers
+        peers = run.context.peers
         optimizer = peers.optimizer if peers is not None else None
         counted = {
             name: getattr(optimizer, name, 0)
@@ -65,9 +65,9 @@ def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
         "batches": diary.batches(),
         "fed": net.fed,
         "rate": trainer.optimizer.param_groups[0]["lr"],
-        "rows": rows(run) if run.leader else [],
-        "summary": summary(run) if run.leader else {},
-        "folder": str(run.folder.path),
+        "rows": rows(run) if run.context.is_rank0 else [],
+        "summary": summary(run) if run.context.is_rank0 else {},
+        "folder": str(run.context.folder.path),
         "state": {
             name: value.double().numpy().copy()
             for name, value in trainer.optimizer.state_dict()["state"][0].items()

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.records import read_json, read_rows, write_json
 from harness.core.settings import UserError
-from harness.train.run.lifecycle import COMPLETE
+from harness.train.context import COMPLETE
 from harness.train.strategy.compress import PowerSGD, _shared_out, memory_of
 from tests.support.ranks import ranks, script
 from tests.support.sweeps import untimed_rows
@@ -219,7 +219,7 @@ def accumulated(folder: str) -> tuple[Any, Any]:
     )  # fmt: skip
     with run:
         run.train(trainer)
-    return read_rows(run.folder.epochs)[0], run.observed
+    return read_rows(run.context.folder.epochs)[0], trainer.observations.observed
 
 
 @pytest.mark.process

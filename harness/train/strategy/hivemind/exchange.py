@@ -6,7 +6,6 @@ that all peers have made together: an epoch ends when they make its last update.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,15 @@ from torch import nn
 from harness.core.identity import run_id
 from harness.core.records import read_json, write_json
 from harness.core.topology import World
-from harness.train.loop.elastic_schedule import BySamples
-from harness.train.loop.epoch import EpochOrder
-from harness.train.measure.resources import peak_memory_gib, reserved_memory_gib
+from harness.train.context import Context
+from harness.train.data.order import EpochOrder
+from harness.train.measure.resources import CpuTime, peak_memory_gib, reserved_memory_gib
 from harness.train.measure.telemetry import told
 from harness.train.measure.traffic import carried, interfaces_sent
 from harness.train.strategy import parallel
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.hivemind.network import forking
 from harness.train.strategy.hivemind.optimizer import PeerOptimizer, Progress, peer_optimizer
-
-ENDLESS = 10**12  # batches: a peer brings what it can
 
 
 class EndlessOrder(EpochOrder):
@@ -49,87 +46,6 @@ class EndlessOrder(EpochOrder):
             drawn_from = [self.seed, number, *([self.peer] if self.peer else [])]
             yield from np.random.default_rng(drawn_from).permutation(self.size)[begun:].tolist()
             number, begun = number + 1, 0
-
-
-class ByPeers(BySamples):
-    """The Trainer's counting in a run of peers; self.exchange.update is None elsewhere."""
-
-    run: Any
-    exchange: Any
-    order: Any
-    sums: Any
-    logged_at = logged_steps = steps = 0  # updates, batches of this peer
-    epoch_begun = 0
-
-    @property
-    def among_peers(self) -> bool:
-        return self.run.peers is not None
-
-    @property
-    def updates_an_epoch(self) -> int:
-        return len(self.train_dataset) // self.run.settings.target_batch
-
-    def is_world_process_zero(self) -> bool:
-        return bool(super().is_world_process_zero()) and (not self.among_peers or self.run.leader)
-
-    def set_initial_training_values(self, *args: Any) -> Any:
-        if not self.among_peers:
-            return super().set_initial_training_values(*args)
-        asked, an_epoch = self.args.max_steps, self.updates_an_epoch
-        updates = asked if asked > 0 else an_epoch * int(self.args.num_train_epochs)
-        samples, batch = len(self.train_dataset), self.run.settings.target_batch
-        batches = ENDLESS * self.args.gradient_accumulation_steps
-        epochs = math.ceil(updates / an_epoch)
-        return epochs, ENDLESS, samples, updates * batch, batch, batches, updates
-
-    def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        found: tuple[int, int] = super()._init_training_state(*args)
-        if not self.among_peers:
-            return found
-        return self.state.global_step // self.updates_an_epoch, 0
-
-    def begin_epoch(self) -> None:
-        if self.among_peers:
-            self.epoch_begun = self.exchange.update // self.updates_an_epoch
-            self.exchange.clipped = lambda norm, bound: self.sums.add_norm(norm, bound)
-            self.exchange.begin_epoch(self.epoch_begun)
-            self.order.position = self.exchange.position
-
-    def norm_of_all(self) -> Any:
-        """Of the last average of all peers, which is clipped in the place of a peer's own part."""
-        return self.exchange.norm
-
-    def of_all_peers(self, totals: list[float]) -> list[float]:
-        """The sums of an epoch, over all peers where there are others."""
-        if not self.among_peers:
-            return totals
-        found: list[float] = self.exchange.end_epoch(self.state.epoch, totals)
-        return found
-
-    def count_samples(self) -> None:
-        if not self.among_peers:
-            return super().count_samples()
-        self.steps += 1
-        an_epoch, most = self.updates_an_epoch, self.state.max_steps
-        update = min(self.exchange.update, most)
-        while self.lr_scheduler.last_epoch < update:
-            self.lr_scheduler.step()
-        epoch = update // an_epoch
-        self.state.global_step, self.state.epoch = update, update / an_epoch
-        if epoch > self.epoch_begun:
-            # Who has fallen behind may be in the middle of the next one: its row is of this edge.
-            self.state.epoch = float(epoch)
-            self.control.should_epoch_stop = True
-        if self.run.peers.over:
-            self.control.should_training_stop = True
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.among_peers and "loss" in logs:
-            # The Trainer has divided the sum over this peer's batches by the updates of all.
-            made = self.state.global_step - self.logged_at
-            logs["loss"] *= made / max(self.steps - self.logged_steps, 1)
-            self.logged_at, self.logged_steps = self.state.global_step, self.steps
-        super().log(logs, start_time)
 
 
 # ----
@@ -160,9 +76,10 @@ class _Step:
 class PeersExchange(Exchange):
     """Gradients are averaged inside the optimizer's step."""
 
-    def __init__(self, run: Any) -> None:
-        super().__init__(run)
-        self.settings, self.peers = run.settings, run.peers
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.settings, self.peers = context.settings, context.peers
+        self.other_peers: list[dict[str, Any]] = []  # their rows of the epoch that has ended
         self.own_batch = int(self.settings.per_gpu_batch or 1) * self.settings.grad_acc
         self.samples = 0  # of this peer, that went into updates
         self.fed = 0
@@ -190,10 +107,10 @@ class PeersExchange(Exchange):
         return plain | {"strategy": "hivemind"}
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
-        run = self.run
+        context = self.context
         self.payload_bytes, self.sent_before = 0, interfaces_sent() or 0
         bare = optimizer.optimizer
-        an_epoch = run.data_facts["train_samples"] // self.settings.target_batch
+        an_epoch = context.data_facts["train_samples"] // int(self.settings.target_batch or 1)
         self.peers.let_go = Progress.let_go
         with self.peers.board.quiet, forking():
             self.optimizer = peer_optimizer(
@@ -202,7 +119,7 @@ class PeersExchange(Exchange):
                 bare,
                 model,
                 own_batch=self.own_batch,
-                target_batch=self.settings.target_batch,
+                target_batch=int(self.settings.target_batch or 1),
                 updates_an_epoch=an_epoch,
                 compress=self.settings.compress,
                 local_updates=self.settings.local_updates,
@@ -210,13 +127,13 @@ class PeersExchange(Exchange):
                 newest_update=self.peers.newest_update,
             )
         self.peers.optimizer = self.optimizer
-        bound = run.args.max_grad_norm
+        bound = context.args.max_grad_norm
         if bound > 0:
             parameters = [p for group in bare.param_groups for p in group["params"]]
             bare.register_step_pre_hook(lambda *_: self._clip(parameters, bound))
         optimizer.optimizer = _Step(bare, lambda: self._step(optimizer))
-        if run.position.update:
-            self.optimizer.begin_at(run.position.update)
+        if context.position.update:
+            self.optimizer.begin_at(context.position.update)
         if self.optimizer.tracker.global_epoch > self.update:
             self.optimizer.load_state_from_peers()
 
@@ -260,20 +177,20 @@ class PeersExchange(Exchange):
         )  # fmt: skip
         counts = dict(zip(COUNTS, values, strict=True))
         edges = [*self.peers.told.get("edges", []), [round(epoch, 6), *values]][-3:]
-        cuda = self.run.args.device.type == "cuda"
+        cuda = self.context.args.device.type == "cuda"
         reserved = reserved_memory_gib(cuda)
         self.peers.tell(
             edges=edges,
             peak_memory_gib=max(peak_memory_gib(cuda)),
             reserved_memory_gib=max(reserved) if reserved else None,
             **counts,
-            **self.run.cpu.own(),
-            **told(self.run.watch, goes_on=True),  # until the row is made
+            **CpuTime.of(self.context).own(),
+            **told(self.context.watch, goes_on=True),  # until the row is made
         )
         if not self.peers.records:
             return totals
         found = self._of_all(round(epoch, 6))
-        self.run.of_peers = {
+        self.epoch_fields = {
             "samples": int(found["samples"]),
             "fed_samples": int(found["fed"]),
             "peers": found["peers"],
@@ -301,7 +218,7 @@ class PeersExchange(Exchange):
             return all(_edge(p, epoch) or p.get("ended") for p in living)
 
         board.wait(all_told, TOLD_S)
-        file = self.run.folder.path / "peers.json"
+        file = self.context.folder.path / "peers.json"
         kept = read_json(file) or {}
         found: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"peers": 0}
         for name, peer in board.seen.items():
@@ -321,11 +238,15 @@ class PeersExchange(Exchange):
             }
         write_json(file, kept)
         others = [p for n, p in board.seen.items() if n != board.id and "peak_memory_gib" in p]
-        self.run.other_peers = [
+        self.other_peers = [
             {"rank": p["number"], **{name: p[name] for name in TOLD if name in p}}
             for p in sorted(others, key=lambda p: p["number"])
         ]
         return found
+
+    def gather(self, row: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
+        """This peer's row and what the others published at the end of the epoch."""
+        return [row, *self.other_peers]
 
     # ---- checkpoints ----
 

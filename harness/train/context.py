@@ -1,0 +1,97 @@
+"""What a training process knows before its first step. Nothing in here changes afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainingArguments
+
+from harness.core.identity import identity
+from harness.core.records import RunFolder
+from harness.core.settings import Settings
+from harness.core.topology import World, asked_processes
+
+# In a checkpoint's folder, written last: a checkpoint without it is ignored.
+COMPLETE = "complete.json"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the torchrun agents of an elastic run agree on, over all nodes."""
+
+    unix: float  # start of the oldest agent
+    restarts_left: int  # until the first agent gives up
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the training a checkpoint was written."""
+
+    update: int = 0
+    epoch: int = 0  # completed epochs
+    samples: int = 0  # of the epoch in progress
+
+
+@dataclass(frozen=True)
+class Context:
+    """One run as this process sees it: opened by run/start.py, completed once the data are loaded
+    and the checkpoint is chosen, then read by everything that trains, measures and records.
+    """
+
+    settings: Settings
+    world: World
+    args: TrainingArguments
+    folder: RunFolder
+    launch: Launch | None = None  # None unless torchrun may restart the run
+    peers: Any = None  # hivemind: this process's session
+    watch: Any = None  # sampler of this node's devices, on the first process of the node
+    began_s: float = field(default_factory=time.perf_counter)
+    cpu_began: os.times_result = field(default_factory=os.times)
+    # Known once the data are loaded.
+    data_facts: dict[str, Any] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    position: Position = field(default_factory=Position)
+    epoch_so_far: dict[str, Any] = field(default_factory=dict)  # of the checkpoint's epoch
+    other_processes: bool = False  # whether another number of processes wrote the checkpoint
+
+    @property
+    def is_rank0(self) -> bool:
+        return self.world.rank == 0
+
+    @property
+    def recorded_world(self) -> World:
+        """The processes that the record describes; each hivemind peer is a world of its own."""
+        return self.world if self.peers is None else self.peers.shape
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many batches of per_gpu_batch the complete set-up trains on at once."""
+        gpus = 1 if self.world.elastic else max(1, self.args.n_gpu)
+        return self._processes * gpus
+
+    @property
+    def _processes(self) -> int:
+        """Of the complete set-up; an elastic run may have fewer at the moment."""
+        return asked_processes(self.settings) if self.world.elastic else self.recorded_world.size
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since this process opened the run."""
+        return time.perf_counter() - self.began_s
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint must agree with; resuming from another one would skip samples."""
+        canonical = json.dumps(identity(self.settings), sort_keys=True, default=str)
+        return {
+            "settings": hashlib.sha256(canonical.encode()).hexdigest(),
+            "world": self._processes,
+            "data": self.data_facts.get("data_checksum"),
+            "train_samples": self.data_facts.get("train_samples"),
+        }

@@ -1,0 +1,77 @@
+"""Between ExactTrainer, which knows what it does, and the callback that keeps the record."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from transformers import TrainerCallback, TrainingArguments
+
+from harness.train.measure.base import Measure
+from harness.train.measure.metrics import BatchMetrics
+from harness.train.measure.resources import CpuTime, of_all_ranks
+from harness.train.strategy.base import Exchange
+
+
+class Observations:
+    """What ExactTrainer knows beyond the Trainer's events; nothing with the stock Trainer."""
+
+    def __init__(self, world_size: int, exchange: Exchange | None = None) -> None:
+        self.world_size, self.exchange = world_size, exchange
+        self.checked: dict[str, Any] = {}  # what the model, optimizer and batches really are
+        self.link: dict[str, Any] | None = None  # between nodes, measured before the first step
+        self.metrics: BatchMetrics | None = None  # of the last evaluation
+        self.test_metrics: dict[str, Any] = {}  # of the test set, evaluated once at the end
+        self.measures: list[Measure] = []  # what is measured beside the time of steps
+
+    @property
+    def observed(self) -> dict[str, Any]:
+        return self.checked | (self.exchange.observed if self.exchange else {})
+
+    @property
+    def epoch_fields(self) -> dict[str, Any]:
+        """What the strategy adds to the row of the epoch that has ended."""
+        return self.exchange.epoch_fields if self.exchange else {}
+
+    @property
+    def devices(self) -> int:
+        """How many train; in a run of peers, how many did in the epoch that has ended."""
+        default = self.epoch_fields.get("peers", self.world_size)
+        return int(self.checked.get("devices", default))
+
+    def payload_bytes(self) -> int | None:
+        """What this rank has handed over for sending; None if unknown."""
+        return self.exchange.payload_bytes if self.exchange else None
+
+    def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows of all ranks (a collective)."""
+        if self.exchange:
+            return self.exchange.gather(row, self.world_size)
+        return of_all_ranks(row, self.world_size)
+
+    def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:
+        """The metrics of the samples that this rank evaluated last."""
+        if self.metrics is None:
+            return {}
+        return self.metrics.of_rank(args.process_index, args.world_size, args.eval_batch_size)
+
+
+class Recorder(TrainerCallback):
+    """What ExactTrainer and the end of a run ask of the callback that keeps the record.
+
+    This one records nothing; LogCallback does.
+    """
+
+    observations: Observations  # set by ExactTrainer
+    attempt = 0  # number of the attempt, once its training has begun
+    update: int | None = None  # the last one made in it
+    cpu: CpuTime | None = None
+    last_row: dict[str, Any] | None = None  # of the epoch recorded last
+
+    def partial_epoch(self) -> dict[str, Any]:
+        """What a checkpoint inside an epoch must keep of the epoch; empty between epochs."""
+        return {}
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Work between two steps that is no part of the training: excluded from all measures."""
+        return nullcontext()
