@@ -24,7 +24,7 @@ from harness.core.settings import UserError
 from harness.core.strategies import why_not_elastic
 from harness.launch.agents import environment_with
 from harness.launch.machine import this_machine
-from harness.launch.netns.place import Netns
+from harness.launch.netns.nodes import Netns
 from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
 from harness.launch.places import Local, Machines, Options, Place
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan

@@ -65,7 +65,7 @@ def test_a_node_has_its_address_and_no_way_out() -> None:
             found = interfaces(nodes, number)
             assert set(found) == {"lo", "link0"}
             assert "UP" in found["lo"]["flags"] and "UP" in found["link0"]["flags"]
-            assert node.name == f"node{number}" and found[node.interface]["mtu"] == 1500
+            assert node.name == f"node{number}" and found["link0"]["mtu"] == 1500
             (address,) = found["link0"]["addr_info"]  # no IPv6 that chatters
             assert address["local"] == node.address and address["prefixlen"] == 24
         out = [*nodes.enter(0), sys.executable, "-c",
@@ -224,7 +224,7 @@ def test_the_switch_wires_every_node_to_every_other(monkeypatch: pytest.MonkeyPa
 @pytest.mark.process
 @pytest.mark.root
 def test_netem_is_tried_and_not_believed() -> None:
-    code = "from harness.launch.netns import namespaces, netem; namespaces.become_owner(); " \
+    code = "from harness.launch.netns import holder, netem; holder.become_owner(); " \
            "print(netem.has_netem())"  # fmt: skip
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     command = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem"]

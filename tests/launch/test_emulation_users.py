@@ -88,7 +88,7 @@ def test_no_permission_for_namespaces_is_one_line() -> None:
         'exec setpriv --inh-caps=-sys_admin --bounding-set=-sys_admin "$@"'
     )
     code = (
-        "from harness.launch.netns import namespaces\nfrom harness.core.settings import UserError\n"
+        "from harness.launch.netns import holder as namespaces\nfrom harness.core.settings import UserError\n"
         "try:\n    namespaces.become_owner()\nexcept UserError as error:\n    print(error)"
     )
     command = ["unshare", "--user", "--map-root-user", "bash", "-c", inside, "bash"]
@@ -122,7 +122,7 @@ def test_what_the_system_refuses_is_one_line(
     def refused() -> bool:
         raise OSError(30, "Read-only file system", "/proc/sys/net/ipv4/tcp_rmem")
 
-    monkeypatch.setattr(holder, "_read", lambda: {"count": 2})
+    monkeypatch.setattr(holder, "_receive", lambda: {"count": 2})
     monkeypatch.setattr(namespaces, "become_owner", refused)
     assert holder.main([str(os.getppid())]) == 2
     error = json.loads(capsys.readouterr().out)["error"]

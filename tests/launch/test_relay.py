@@ -13,33 +13,32 @@ import pytest
 
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError
-from harness.launch.netns import netem, relay
+from harness.launch.netns import LARGEST_HANDOVER, ONE_PACKET, address, netem, queue_s, relay
 from harness.launch.netns import relay as tun
-from harness.launch.netns.relay import Relay, Wire, wire_of
-from harness.launch.netns.shape import LARGEST_HANDOVER, ONE_PACKET, address, queue_s
+from harness.launch.netns.relay import Channel, Relay, channel_of
 
 MS = 1e-3
 
 
-def sent(wire: Wire, times: list[float], size: int = 1500, seed: int = 0) -> list[float | None]:
+def sent(wire: Channel, times: list[float], size: int = 1500, seed: int = 0) -> list[float | None]:
     draw = random.Random(seed)
     return [wire.delivery(now, size, 1, draw) for now in times]
 
 
 def test_a_delay_is_a_delay() -> None:
-    assert sent(wire_of(Link(20), Link(20)), [0, 1, 1.5]) == pytest.approx([0.02, 1.02, 1.52])
-    assert sent(wire_of(Link(), Link()), [3.0]) == [3.0]
+    assert sent(channel_of(Link(20), Link(20)), [0, 1, 1.5]) == pytest.approx([0.02, 1.02, 1.52])
+    assert sent(channel_of(Link(), Link()), [3.0]) == [3.0]
 
 
 def test_a_rate_takes_packets_one_after_the_other() -> None:
     # 1500 bytes at 12 Mbit/s take a millisecond; a queue that ran empty starts anew.
-    wire = wire_of(Link(5, 12), Link(5, 12))
+    wire = channel_of(Link(5, 12), Link(5, 12))
     got = sent(wire, [0, 0, 0, 1.0])
     assert got == pytest.approx([6 * MS, 7 * MS, 8 * MS, 1.006])
 
 
 def test_a_full_queue_drops_what_comes() -> None:
-    wire = wire_of(Link(0, 12), Link(0, 12))
+    wire = channel_of(Link(0, 12), Link(0, 12))
     got = sent(wire, [0.0] * 150, size=1400)
     # A tenth of a second holds 107.1 of them, and the one that is on the wire counts as well.
     assert [at is None for at in got] == [False] * 108 + [True] * 42
@@ -52,17 +51,17 @@ def test_a_queue_holds_two_round_trips() -> None:
 
 
 def test_jitter_is_even_and_keeps_the_order() -> None:
-    wire = wire_of(Link(20, None, 5), Link(20))
+    wire = channel_of(Link(20, None, 5), Link(20))
     apart = [at - now for now, at in zip(range(2000), sent(wire, list(range(2000))), strict=True)]
     assert min(apart) >= 15 * MS and max(apart) <= 25 * MS
     assert sum(apart) / 2000 == pytest.approx(20 * MS, rel=0.01)
     assert sum(1 for wait in apart if wait < 17.5 * MS) == pytest.approx(500, abs=80)
-    dense = sent(wire_of(Link(20, None, 5), Link(20)), [n * 0.1 * MS for n in range(2000)])
+    dense = sent(channel_of(Link(20, None, 5), Link(20)), [n * 0.1 * MS for n in range(2000)])
     assert dense == sorted(dense)
 
 
 def test_loss_is_a_share_of_the_packets() -> None:
-    wire = wire_of(Link(0, None, 0, 0.1), Link())
+    wire = channel_of(Link(0, None, 0, 0.1), Link())
     got = sent(wire, [0.0] * 10_000)
     lost = sum(at is None for at in got)
     assert lost == wire.lost and wire.lost + wire.packets == 10_000

@@ -4,14 +4,14 @@
         subprocess.run([*emulated.enter(0), "python", "-c", "..."])
 
 Each node is a network namespace with one interface, link0, and an address that the others reach.
-Files, users, host name, cores and memory are shared: what differs between nodes is the network
-alone. **There is no way out of it**: what a training needs of the internet must be in a cache
-before, and nothing outside reaches a node but by enter(). The host's name leads nowhere inside, so
-say addresses or interfaces (GLOO_SOCKET_IFNAME=link0, NCCL_SOCKET_IFNAME=link0, --master_addr).
+Files, users, host name, cores and memory are shared; only the network differs between nodes.
+**There is no way out of it**: what a training needs from the internet must be in a cache before,
+and from outside a node is reached only by enter(). The host name does not resolve inside, so use
+addresses or interfaces (GLOO_SOCKET_IFNAME=link0, NCCL_SOCKET_IFNAME=link0, --master_addr).
 
-A link's packets are carried by the kernel's netem where there is one, for root; else by a relay in
-user space (relay.py). TCP is the machine's own, congestion control included, with buffers of up
-to 64 MiB, so that it can fill 2 Gbit/s over 100 ms.
+Packets are carried by the kernel's netem where it exists and the user is root, otherwise by a relay
+in user space (relay.py). TCP is the machine's own, congestion control included, with buffers of
+up to 64 MiB, so that it can fill 2 Gbit/s over 100 ms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,29 +31,26 @@ from typing import Any, Self
 from harness.core.links import Link, Network
 from harness.core.provenance import ROOT
 from harness.core.settings import UserError
-from harness.launch.netns.shape import INTERFACE, MOST_NODES, address
+from harness.launch.agents import Node
+from harness.launch.netns import INTERFACE, MOST_NODES, address
 
 HOLDER = ["-m", "harness.launch.netns.holder"]
-
-
-@dataclass(frozen=True)
-class Node:
-    name: str
-    address: str
-    interface: str
 
 
 class EmulatedNodes:
     """Open until closed; gone at once when this process ends, however it ends.
 
-    Open it from a thread that lives as long as the nodes shall: the kernel takes the end of that
+    Open it from a thread that lives as long as the nodes should: the kernel takes the end of that
     thread for the end of the owner.
     """
 
     def __init__(self, count: int, holder: subprocess.Popen[str]) -> None:
-        self.nodes = [Node(f"node{n}", address(n), INTERFACE) for n in range(count)]
         self.holder = holder
         self._facts: dict[str, Any] = self._ask({"count": count})
+        self.nodes = [
+            Node(f"node{n}", address(n), tuple(self.enter(n)), _variables(f"node{n}"))
+            for n in range(count)
+        ]
 
     @classmethod
     def open(cls, count: int, network: Link | Network) -> Self:
@@ -89,33 +86,33 @@ class EmulatedNodes:
 
     @property
     def congestion_control(self) -> str:
-        """TCP's, inside the nodes: it decides what a lossy link yields."""
+        """TCP's, inside the nodes: it decides the throughput of a lossy link."""
         return str(self._facts["congestion"])
 
     @property
     def priority(self) -> str:
-        """Of the relay among the trainings: realtime, nice -10 or usual."""
+        """Scheduling priority of the relay: realtime, nice -10 or usual."""
         return str(self._facts["priority"])
 
     def enter(self, node: int) -> list[str]:
-        """The words before a command that make it run inside a node, as the same user."""
+        """The prefix that makes a command run inside a node, as the same user."""
         user = [f"--user=/proc/{self.holder.pid}/ns/user", "--preserve-credentials"]
         namespace = f"--net={self._facts['namespaces'][node]}"
         return ["nsenter", *(user if self._facts["user"] else []), namespace, "--"]
 
     def change(self, network: Link | Network, count: int | None = None) -> None:
-        """Other links from now on, for what is running, too: of all, or of the first nodes."""
+        """Set the links, also for running programs: of all nodes, or of the first `count`."""
         count = len(self.nodes) if count is None else count
         network.check(count)
-        every = range(len(self.nodes))
+        nodes = range(len(self.nodes))
         links = [
-            [astuple(network.between(i, j) if max(i, j) < count else Link()) for j in every]
-            for i in every
+            [astuple(network.between(i, j) if max(i, j) < count else Link()) for j in nodes]
+            for i in nodes
         ]
         self._ask({"do": "change", "links": links})
 
     def cut(self, node: int) -> None:
-        """Pull a node's cable: what is under way to and from it is lost, nobody is told."""
+        """Pull a node's cable: packets in flight are lost, and nobody is notified."""
         self._ask({"do": "cut", "node": node})
 
     def join(self, node: int) -> None:
@@ -124,11 +121,11 @@ class EmulatedNodes:
 
     def counters(self) -> list[list[dict[str, int]]]:
         """[from][to]: bytes and packets on the wire since open(), and packets lost."""
-        found: list[list[dict[str, int]]] = self._ask({"do": "counters"})
-        return found
+        counters: list[list[dict[str, int]]] = self._ask({"do": "counters"})
+        return counters
 
     def close(self) -> None:
-        """Whatever still runs inside a node ends with it, in sessions of its own as well."""
+        """End whatever still runs inside a node, in sessions of its own as well."""
         for pid in self._inside():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -139,15 +136,15 @@ class EmulatedNodes:
             pipe.close()
 
     def _inside(self) -> list[int]:
-        """The processes in the nodes, as far as this user may see."""
-        inodes, found = set(), []
+        """The processes in the nodes that this user may see."""
+        inodes, pids = set(), []
         with suppress(OSError, AttributeError):  # the holder is gone, or has not answered yet
             inodes = {os.stat(path).st_ino for path in self._facts["namespaces"]}
         for path in Path("/proc").glob("[0-9]*/ns/net"):
             with suppress(OSError):
                 if path.stat().st_ino in inodes:
-                    found.append(int(path.parts[2]))
-        return found
+                    pids.append(int(path.parts[2]))
+        return pids
 
     def _ask(self, request: dict[str, Any]) -> Any:
         assert self.holder.stdin is not None and self.holder.stdout is not None
@@ -176,3 +173,15 @@ def _holder() -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,  # Ctrl-C is for the owner, which closes it
     )
+
+
+def _variables(name: str) -> dict[str, str]:
+    return {
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "NCCL_SOCKET_IFNAME": INTERFACE,
+        # Otherwise NCCL sees one machine and goes past the link, through its memory.
+        "NCCL_HOSTID": name,
+        "NCCL_IB_DISABLE": "1",
+        # Each process would warn that no address here has a name.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }

@@ -1,6 +1,10 @@
-"""Network namespaces without names: they live as long as a process holds them, and no longer.
+"""The process that holds emulated nodes and carries their packets; emulation.py talks to it.
 
-Python 3.11 has neither os.unshare nor os.setns, so the C library is called.
+    python -m harness.launch.netns.holder OWNER < requests > answers      a line of JSON each
+
+It ends with its owner, kill -9 included, and everything it holds ends with it: its network
+namespaces and devices have no names, so there is never anything to clean up. Python 3.11 has
+neither os.unshare nor os.setns, so the C library is called.
 """
 
 from __future__ import annotations
@@ -23,8 +27,7 @@ from typing import Any
 from harness.core.links import Link
 from harness.core.process import end_with_parent
 from harness.core.settings import UserError
-from harness.launch.netns import netem, relay
-from harness.launch.netns.shape import INTERFACE, QUEUE, Matrix, address
+from harness.launch.netns import INTERFACE, QUEUE, Matrix, address, netem, relay
 
 NEW_USER = 0x10000000  # CLONE_NEWUSER of linux/sched.h
 NEW_NET = 0x40000000  # CLONE_NEWNET
@@ -34,18 +37,20 @@ UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP, IFF_RUNNING
 RTM_NEWLINK, ACKNOWLEDGE = 16, 0x1 | 0x4  # NLM_F_REQUEST, NLM_F_ACK
 IFLA_TXQLEN, IFLA_GSO_MAX_SEGS, IFLA_GSO_MAX_SIZE = 13, 40, 41  # linux/if_link.h
 PREFIX = 24
-# Windows must hold what is under way: 64 MiB is 2 Gbit/s over a round trip of 0.25 s, and a
+SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of linux/prctl.h
+REALTIME, NICE = 1, -10
+# Windows must hold the data in flight: 64 MiB is 2 Gbit/s over a round trip of 0.25 s, and a
 # receiver's window is half of its buffer.
 TCP = {
     "ipv4/tcp_rmem": "4096 1048576 67108864",
     "ipv4/tcp_wmem": "4096 1048576 67108864",
-    # What TCP remembers of a link must not be taken for true when the link has been changed.
+    # What TCP remembers of a link is wrong once the link has been changed.
     "ipv4/tcp_no_metrics_save": "1",
 }
 
 
 def new_network() -> int:
-    """Move this process into a fresh network namespace; the descriptor keeps it alive."""
+    """Move this process into a new network namespace; the descriptor keeps it alive."""
     _call("unshare", NEW_NET)
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -55,7 +60,7 @@ def enter(namespace: int) -> None:
 
 
 def become_owner() -> bool:
-    """What it takes to make namespaces; True if it took a user namespace of our own."""
+    """Acquire the right to make namespaces; True if that took a user namespace of our own."""
     if sys.platform != "linux":
         raise UserError("emulated nodes are network namespaces, which only Linux has")
     try:
@@ -66,17 +71,17 @@ def become_owner() -> bool:
     uid, gid = os.geteuid(), os.getegid()
     try:
         _call("unshare", NEW_USER)
-        # Nobody changes: files belong to whom they belonged, only networks may be made.
+        # Users stay the same, and so do owners of files: only networks may be made.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
         _call("unshare", NEW_NET)
     except OSError as error:
         raise UserError(
-            f"no permission to make network namespaces ({error.strerror}): start as root, or let "
-            "users make them: sysctl -w user.max_user_namespaces=10000 "
+            f"no permission to make network namespaces ({error.strerror}): start as root, or allow "
+            "users to make them: sysctl -w user.max_user_namespaces=10000 "
             "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0 "
-            "(those of the three that the system knows)"
+            "(those of the three that the system has)"
         ) from None
     return True
 
@@ -95,7 +100,7 @@ def raise_interface(name: str, node_address: str | None = None) -> None:
 def prepare_node(node_address: str) -> None:
     """Loopback and interface, and a TCP that can fill a long fast link."""
     raise_interface("lo")
-    # The kernel's own chatter is no traffic of a training. Some kernels have no IPv6 at all.
+    # The kernel's own IPv6 chatter is not training traffic. Some kernels have no IPv6 at all.
     write_settings({f"ipv6/conf/{INTERFACE}/disable_ipv6": "1", **TCP})
     raise_interface(INTERFACE, node_address)
     _set_link({IFLA_TXQLEN: QUEUE})
@@ -115,8 +120,8 @@ def set_handover(segments: int, size: int) -> None:
 def _set_link(values: dict[int, int]) -> None:
     """By netlink, which is open to the owner of a user namespace where ioctl is not."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        found = fcntl.ioctl(sock, SIOCGIFINDEX, struct.pack("16s24x", INTERFACE.encode()))
-    (index,) = struct.unpack_from("i", found, 16)
+        request = fcntl.ioctl(sock, SIOCGIFINDEX, struct.pack("16s24x", INTERFACE.encode()))
+    (index,) = struct.unpack_from("i", request, 16)
     message = struct.pack("BxHiII", socket.AF_UNSPEC, 0, index, 0, 0)
     message += b"".join(struct.pack("HHI", 8, name, value) for name, value in values.items())
     header = struct.pack("IHHII", 16 + len(message), RTM_NEWLINK, ACKNOWLEDGE, 1, 0)
@@ -138,20 +143,7 @@ def _call(name: str, *arguments: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-# ----
-# The process that holds emulated nodes and carries their packets.
-#
-# python -m harness.launch.netns.holder OWNER < requests > answers      a line of JSON each
-#
-# It ends with its owner, kill -9 included, and with it everything that it holds: namespaces and
-# devices have no names outside it, so nothing is ever left to be cleaned up. EmulatedNodes
-# (emulation.py) is the one that talks to it.
-
-SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of linux/prctl.h
-REALTIME, NICE = 1, -10
-
-
-class Nodes:
+class Namespaces:
     """Namespaces with their interfaces, and what carries packets between them."""
 
     def __init__(self, count: int) -> None:
@@ -189,7 +181,7 @@ class Nodes:
             "user": self.user,
             "namespaces": [f"/proc/{os.getpid()}/fd/{held}" for held in self.held],
             "congestion": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
-            "priority": _hurry(),
+            "priority": _raise_priority(),
         }
 
     def run(self, control: int, answer: Callable[[], bool]) -> None:
@@ -228,8 +220,8 @@ def _switched(count: int) -> tuple[list[int], netem.Switch]:
     return held, carrier
 
 
-def _hurry() -> str:
-    """Packets are late when the trainings keep every core busy and this process waits for one."""
+def _raise_priority() -> str:
+    """Packets would be late when training keeps every core busy and this process waits for one."""
     ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1, 0, 0, 0)
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REALTIME))
@@ -242,29 +234,29 @@ def _hurry() -> str:
 
 def main(argv: list[str]) -> int:
     try:
-        nodes = Nodes(_read()["count"])
+        nodes = Namespaces(_receive()["count"])
         # Here, because taking a user namespace may cancel it.
         end_with_parent(int(argv[0]))
-        _say({"done": nodes.facts()})
+        _send({"done": nodes.facts()})
     except (UserError, OSError) as error:
-        _say({"error": f"no emulated nodes here: {error}"})
+        _send({"error": f"no emulated nodes here: {error}"})
         return 2
 
     def answer() -> bool:
-        request = _read()
+        request = _receive()
         if request is None:
             return False
         try:
-            _say({"done": nodes.answer(request)})
+            _send({"done": nodes.answer(request)})
         except (UserError, OSError) as error:
-            _say({"error": str(error)})
+            _send({"error": str(error)})
         return True
 
     nodes.run(sys.stdin.fileno(), answer)
     return 0
 
 
-def _read() -> Any:
+def _receive() -> Any:
     """The next request, None at the end. One at a time: the owner waits for each answer."""
     line = b""
     while not line.endswith(b"\n"):
@@ -276,7 +268,7 @@ def _read() -> Any:
     return json.loads(line)
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _send(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 

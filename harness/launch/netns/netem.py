@@ -1,7 +1,7 @@
 """The wires between emulated nodes, in the kernel: a switch of veth pairs, netem at every port.
 
 A packet from node i to node j waits at port j of the switch, in the class of its sender i. So the
-interface inside a node stays plain, and TCP does not take what is under way for what has not left.
+interface inside a node stays plain, and TCP does not mistake packets in flight for unsent ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from harness.core.links import Link
 from harness.core.settings import UserError
-from harness.launch.netns.shape import (
+from harness.launch.netns import (
     INTERFACE,
     LARGEST_HANDOVER,
     ONE_PACKET,
@@ -22,15 +22,15 @@ from harness.launch.netns.shape import (
     queue_s,
 )
 
-Words = list[str]
-# netem keeps what an earlier call set of the rate, and keeps packets in order only if it has one.
+Command = list[str]
+# netem keeps the rate of an earlier call, and keeps packets in order only if it has one.
 NO_LIMIT_MBIT = 100_000.0
 MOST_PACKETS = 1_000_000
 # tc knows no JSON for classes.
 CLASS = re.compile(r"class htb 1:(\w+) .*\n Sent (\d+) bytes (\d+) pkt \(dropped (\d+),")
 
 
-def wiring(namespaces: Sequence[str]) -> list[Words]:
+def wiring(namespaces: Sequence[str]) -> list[Command]:
     """The switch, in the namespace that it stands in: bridge, ports, a class for each sender."""
     nodes = range(len(namespaces))
     commands = ["ip link add bridge0 type bridge", "ip link set bridge0 up"]
@@ -53,8 +53,8 @@ def wiring(namespaces: Sequence[str]) -> list[Words]:
     return [command.split() for command in commands]
 
 
-def shaping(links: Matrix) -> list[Words]:
-    """What each class does to its packets; said again, it changes them while they flow."""
+def shaping(links: Matrix) -> list[Command]:
+    """What each class does to its packets; running it again changes the links under traffic."""
     return [
         f"tc qdisc replace dev port{node} parent 1:{sender + 1:x} handle {sender + 2:x}: "
         f"{discipline(links[sender][node], links[node][sender])}".split()
@@ -65,7 +65,7 @@ def shaping(links: Matrix) -> list[Words]:
 
 
 def discipline(link: Link, back: Link) -> str:
-    """netem's own words for a link."""
+    """A link in the syntax of netem."""
     rate = link.rate_mbit or NO_LIMIT_MBIT
     packets = rate * 1e6 / 8 / PACKET * (queue_s(link, back) + link.delay_ms / 1e3)
     limit = min(MOST_PACKETS, round(packets) + 100)
@@ -76,13 +76,13 @@ def discipline(link: Link, back: Link) -> str:
 
 
 def handover(links: Sequence[Link]) -> tuple[int, int]:
-    """netem counts its queue in packets and loses whole ones: they must be single ones."""
+    """netem counts its queue in packets and drops whole ones: they must be single packets."""
     single = any(link.loss or link.rate_mbit for link in links)
     return ONE_PACKET if single else LARGEST_HANDOVER
 
 
 def has_netem() -> bool:
-    """Whether the kernel has it: tried on the loopback of this process's fresh namespace."""
+    """Whether the kernel has it: tried on the loopback of this process's new namespace."""
     try:
         command = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
         return subprocess.run(command, capture_output=True).returncode == 0
@@ -90,11 +90,11 @@ def has_netem() -> bool:
         return False
 
 
-def run(words: Words) -> str:
-    done = subprocess.run(words, capture_output=True, text=True)
+def run(command: Command) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UserError(f"emulated network: {' '.join(words)}: {said}")
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserError(f"emulated network: {' '.join(command)}: {reason}")
     return done.stdout
 
 
@@ -103,12 +103,12 @@ class Switch:
 
     def __init__(self, namespaces: Sequence[str]) -> None:
         self.count = len(namespaces)
-        for words in wiring(namespaces):
-            run(words)
+        for command in wiring(namespaces):
+            run(command)
 
     def change(self, links: Matrix) -> None:
-        for words in shaping(links):
-            run(words)
+        for command in shaping(links):
+            run(command)
 
     def cut(self, node: int) -> None:
         run(["ip", "link", "set", f"port{node}", "down"])
@@ -118,11 +118,11 @@ class Switch:
 
     def counters(self) -> list[list[dict[str, int]]]:
         """By sender and receiver: what has passed, and what was dropped."""
-        found = [[{"bytes": 0, "packets": 0, "lost": 0} for _ in range(self.count)]
-                 for _ in range(self.count)]  # fmt: skip
+        counters = [[{"bytes": 0, "packets": 0, "lost": 0} for _ in range(self.count)]
+                    for _ in range(self.count)]  # fmt: skip
         for node in range(self.count):
             listed = run(f"tc -s class show dev port{node}".split())
-            for sender, *passed in CLASS.findall(listed):
-                values = zip(("bytes", "packets", "lost"), map(int, passed), strict=True)
-                found[int(sender, 16) - 1][node] = dict(values)
-        return found
+            for sender, *values in CLASS.findall(listed):
+                named = zip(("bytes", "packets", "lost"), map(int, values), strict=True)
+                counters[int(sender, 16) - 1][node] = dict(named)
+        return counters

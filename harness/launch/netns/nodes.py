@@ -1,33 +1,88 @@
-"""python -m harness nodes N -- COMMAND: a command on each of N emulated nodes."""
+"""Emulated nodes for sweeps (Netns), and for a command: python -m harness nodes N -- COMMAND."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from harness.core.links import link_of
+from harness.core.links import Link, link_of
 from harness.core.settings import UserError
+from harness.launch import machine
 from harness.launch.agents import Node
+from harness.launch.machine import Machine
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.launch.netns.place import nodes_of
-from harness.launch.plan import PORT
+from harness.launch.places import Local, Options
+from harness.launch.plan import PORT, Job, script_of
 
 GRACE_S = 20.0  # for the other nodes to end when one has failed
+
+
+class Netns(Local):
+    name = "netns"
+
+    def __init__(self, options: Options, found: Machine | None = None) -> None:
+        super().__init__(options, found)
+        if options.pack:
+            raise UserError("--pack: runs side by side would share the links; leave it out")
+        self.emulated: EmulatedNodes | None = None
+
+    def why_not(self, job: Job) -> str | None:
+        return machine.why_not(job, self.machine, self.options.oversubscribe)
+
+    def plan(self, job: Job, scripts_in: str) -> list[str]:
+        if self.options.elastic is not None:
+            return super().plan(job, scripts_in)  # node by node: the first one has the store
+        variables = [f"{k}={v}" for k, v in self.environment.items()]
+        link = [] if job.link == Link() else [f"--link={job.link}"]
+        nodes = shlex.join(["python", "-m", "harness", "nodes", str(job.nodes), *link])
+        torchrun = f"torchrun --nnodes={job.nodes} --nproc_per_node={job.processes}"
+        return [" ".join([*variables, nodes, "--", torchrun, script_of(job, scripts_in)])]
+
+    def open(self, jobs: Sequence[Job]) -> None:
+        hosted = [job.nodes for job in jobs if self.why_not(job) is None]
+        if hosted:
+            self.emulated = EmulatedNodes.open(max(hosted), Link())
+
+    def nodes(self) -> list[Node]:
+        assert self.emulated is not None
+        return self.emulated.nodes
+
+    def prepare(self, job: Job) -> None:
+        assert self.emulated is not None
+        self.emulated.change(job.link, job.nodes)
+
+    def variables(self, job: Job) -> dict[str, str]:
+        """NCCL must not bypass the link; devices of one node may reach each other directly."""
+        if job.nodes == 1 or job.devices > 1:
+            return {}
+        return {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+
+    def facts(self, job: Job) -> dict[str, Any]:
+        assert self.emulated is not None
+        link = None if job.link == Link() else job.link.facts(job.nodes)
+        return {**super().facts(job), "emulator": self.emulated.emulator, "link": link}
+
+    def close(self) -> None:
+        if self.emulated is not None:
+            self.emulated.close()
 
 
 def run(options: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with EmulatedNodes.open(options.nodes, link_of(options.link)) as emulated:
-            nodes = nodes_of(emulated)
+            nodes = emulated.nodes
             return run_on(nodes, options.command) if options.command else show(nodes)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

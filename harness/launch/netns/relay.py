@@ -1,5 +1,6 @@
-"""A TUN device: an interface whose packets a process reads and writes instead of a wire.
+"""The links between emulated nodes in user space: packets wait here as their link demands.
 
+Each node has a TUN device, an interface whose packets a process reads and writes instead of a wire.
 The kernel hands over up to 64 KB of one TCP stream at a time, with a header that says how to cut it
 into packets of the interface's size (virtio_net_hdr of linux/virtio_net.h, 10 bytes). That is what
 lets a relay written in Python carry gigabits; the streams still see a network of 1500 bytes.
@@ -22,9 +23,11 @@ from dataclasses import dataclass
 
 from harness.core.links import Link
 from harness.core.settings import UserError
-from harness.launch.netns.shape import LARGEST_HANDOVER, ONE_PACKET, PACKET, Matrix, queue_s
+from harness.launch.netns import LARGEST_HANDOVER, ONE_PACKET, PACKET, Matrix, queue_s
 
 DEVICE = "/dev/net/tun"
+BATCH = 32  # packets of one node before the others get their turn
+MOMENT_S = 0.0005  # what is handed over at once must not occupy a link for longer
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0  # linux/if_tun.h
 TUN_NO_INFO_WITH_HEADER = 0x0001 | 0x1000 | 0x4000  # IFF_TUN, IFF_NO_PI, IFF_VNET_HDR
 CHECKSUM_AND_SEGMENTS = 0x1 | 0x2 | 0x8  # TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO_ECN
@@ -34,24 +37,23 @@ LAST_OF_DESTINATION = HEADER + 19  # byte of an IPv4 packet's address, the node'
 
 
 def open_device(name: str, device: str = DEVICE) -> int:
-    """A new device in the network namespace of this process; it goes when it is closed."""
+    """A new device in the network namespace of this process; it disappears when closed."""
     try:
-        found = os.open(device, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        fcntl.ioctl(
-            found, TUNSETIFF, struct.pack("16sH22x", name.encode(), TUN_NO_INFO_WITH_HEADER)
-        )
-        fcntl.ioctl(found, TUNSETOFFLOAD, CHECKSUM_AND_SEGMENTS)
+        opened = os.open(device, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        request = struct.pack("16sH22x", name.encode(), TUN_NO_INFO_WITH_HEADER)
+        fcntl.ioctl(opened, TUNSETIFF, request)
+        fcntl.ioctl(opened, TUNSETOFFLOAD, CHECKSUM_AND_SEGMENTS)
     except FileNotFoundError:
         raise UserError(f"{device} is missing: modprobe tun, as root") from None
     except PermissionError:
         raise UserError(f"{device} may not be opened: chmod 666 {device}, as root") from None
     except OSError as error:
         raise UserError(f"{device}: {error.strerror}: modprobe tun, as root") from None
-    return found
+    return opened
 
 
 def size_and_packets(data: bytes) -> tuple[int, int]:
-    """What this would be on a wire: bytes with the headers of every packet, and packets."""
+    """On a wire: bytes with the headers of every packet, and packets."""
     size = len(data) - HEADER
     if not data[1]:
         return size, 1
@@ -62,22 +64,15 @@ def size_and_packets(data: bytes) -> tuple[int, int]:
     return size + (packets - 1) * headers, packets
 
 
-# ----
-# The wires between emulated nodes, in user space: each packet waits as its link has it.
-
-BATCH = 32  # packets of one node before others are looked at
-MOMENT_S = 0.0005  # what is handed over at once must not hold up a link for longer
-
-
 @dataclass(slots=True)
-class Wire:
-    """One direction between two nodes: what waits in its queue, and what has passed."""
+class Channel:
+    """One direction between two nodes: its link, its queue, and what has passed."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
-    byte_s: float = 0.0  # that one byte takes; 0: as fast as it goes
+    byte_s: float = 0.0  # per byte; 0: no limit
     loss: float = 0.0
-    queue_s: float = 0.0  # the longest wait before what comes is dropped
+    queue_s: float = 0.0  # the longest wait; what would wait longer is dropped
     free_at: float = 0.0
     last_at: float = 0.0
     bytes: int = 0
@@ -85,7 +80,7 @@ class Wire:
     lost: int = 0
 
     def delivery(self, now: float, size: int, packets: int, draw: random.Random) -> float | None:
-        """When a packet that comes now arrives, None if it does not."""
+        """When a packet sent now arrives, None if it does not."""
         if self.loss and draw.random() < self.loss:
             self.lost += packets
             return None
@@ -108,8 +103,8 @@ class Wire:
         return at
 
 
-def wire_of(link: Link, back: Link) -> Wire:
-    return Wire(
+def channel_of(link: Link, back: Link) -> Channel:
+    return Channel(
         delay_s=link.delay_ms / 1e3,
         jitter_s=link.jitter_ms / 1e3,
         byte_s=8e-6 / link.rate_mbit if link.rate_mbit else 0.0,
@@ -119,7 +114,7 @@ def wire_of(link: Link, back: Link) -> Wire:
 
 
 def handover(links: Sequence[Link]) -> tuple[int, int]:
-    """Single packets where they are lost singly, else what the slowest link sends in a moment."""
+    """Single packets on lossy links, otherwise what the slowest link sends in a moment."""
     rates = [link.rate_mbit for link in links if link.rate_mbit]
     size = int(min(rates, default=math.inf) * 1e6 / 8 * MOMENT_S) if rates else 0
     if any(link.loss for link in links) or 0 < size < 2 * PACKET:
@@ -133,81 +128,81 @@ class Relay:
     def __init__(self, devices: Sequence[int], draw: random.Random | None = None) -> None:
         count = len(devices)
         self.devices = devices
-        self.wires = [[Wire() for _ in range(count)] for _ in range(count)]
-        self.off: set[int] = set()
+        self.channels = [[Channel() for _ in range(count)] for _ in range(count)]
+        self.cut_off: set[int] = set()
         self.draw = draw or random.Random()  # noqa: S311 - nothing secret about it
         self.waiting: list[tuple[float, int, int, int, bytes]] = []
         self.read = 0
 
     def change(self, links: Matrix) -> None:
-        """What is under way arrives as it would have; what has passed stays counted."""
-        for i, row in enumerate(self.wires):
-            for j, old in enumerate(row):
-                new = wire_of(links[i][j], links[j][i])
+        """Packets in flight arrive as they would have; the counters stay."""
+        for i, row in enumerate(self.channels):
+            for j, channel in enumerate(row):
+                new = channel_of(links[i][j], links[j][i])
                 for name in ("delay_s", "jitter_s", "byte_s", "loss", "queue_s"):
-                    setattr(old, name, getattr(new, name))
+                    setattr(channel, name, getattr(new, name))
 
     def cut(self, node: int) -> None:
-        self.off.add(node)
+        self.cut_off.add(node)
 
     def join(self, node: int) -> None:
-        self.off.discard(node)
+        self.cut_off.discard(node)
 
     def counters(self) -> list[list[dict[str, int]]]:
         """By sender and receiver: what has passed, and what was dropped."""
         return [
-            [{"bytes": w.bytes, "packets": w.packets, "lost": w.lost} for w in row]
-            for row in self.wires
+            [{"bytes": c.bytes, "packets": c.packets, "lost": c.lost} for c in row]
+            for row in self.channels
         ]
 
     def run(self, control: int, answer: Callable[[], bool]) -> None:
-        """Until answer() says no; it is asked when there is something to read at control."""
+        """Until answer() returns False; it is called when control is readable."""
         node_of = {device: node for node, device in enumerate(self.devices)}
         watched = [control, *self.devices]
-        gc.disable()  # nothing here goes round in circles
+        gc.disable()  # nothing here makes reference cycles
         while True:
             now = time.monotonic()
             while self.waiting and self.waiting[0][0] <= now:
                 _, _, source, target, data = heapq.heappop(self.waiting)
-                self._hand(source, target, data)
+                self._deliver(source, target, data)
             wait_s = max(0.0, self.waiting[0][0] - time.monotonic()) if self.waiting else None
-            # Not epoll, whose milliseconds are too coarse.
+            # Not epoll: its timeout in milliseconds is too coarse.
             ready, _, _ = select.select(watched, (), (), wait_s)
             for device in ready:
                 if device != control:
-                    self._take(node_of[device], device)
+                    self._read_batch(node_of[device], device)
                 elif not answer():
                     return
 
-    def _take(self, source: int, device: int) -> None:
-        """What a node has sent, a batch of it."""
-        wires = self.wires[source]
+    def _read_batch(self, source: int, device: int) -> None:
+        """Send on a batch of the packets that a node has sent."""
+        channels = self.channels[source]
         for _ in range(BATCH):
             try:
                 data = os.read(device, LARGEST)
             except BlockingIOError:
                 return
             target = data[LAST_OF_DESTINATION] - 1
-            if not 0 <= target < len(wires) or data[HEADER] >> 4 != 4 or target == source:
+            if not 0 <= target < len(channels) or data[HEADER] >> 4 != 4 or target == source:
                 continue  # a broadcast, or nobody's address
-            wire = wires[target]
+            channel = channels[target]
             size, packets = size_and_packets(data)
-            if self.off and (source in self.off or target in self.off):
-                wire.lost += packets
+            if self.cut_off and (source in self.cut_off or target in self.cut_off):
+                channel.lost += packets
                 continue
             now = time.monotonic()
-            at = wire.delivery(now, size, packets, self.draw)
+            at = channel.delivery(now, size, packets, self.draw)
             if at is None:
                 continue
             if at <= now:
-                self._hand(source, target, data)
+                self._deliver(source, target, data)
             else:
                 self.read += 1
                 heapq.heappush(self.waiting, (at, self.read, source, target, data))
 
-    def _hand(self, source: int, target: int, data: bytes) -> None:
-        if self.off and (source in self.off or target in self.off):
-            return  # it was under way when the cable was pulled
-        # A node whose interface somebody took down gets nothing, as on a real network.
+    def _deliver(self, source: int, target: int, data: bytes) -> None:
+        if self.cut_off and (source in self.cut_off or target in self.cut_off):
+            return  # it was in flight when the cable was pulled
+        # A node whose interface is down gets nothing, as on a real network.
         with suppress(OSError):
             os.write(self.devices[target], data)
