@@ -13,7 +13,6 @@ import pytest
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError
 from harness.launch.netns import holder, relay
-from harness.launch.netns import holder as namespaces
 from harness.launch.netns.emulation import EmulatedNodes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,8 +87,8 @@ def test_no_permission_for_namespaces_is_one_line() -> None:
         'exec setpriv --inh-caps=-sys_admin --bounding-set=-sys_admin "$@"'
     )
     code = (
-        "from harness.launch.netns import holder as namespaces\nfrom harness.core.settings import UserError\n"
-        "try:\n    namespaces.become_owner()\nexcept UserError as error:\n    print(error)"
+        "from harness.launch.netns import holder\nfrom harness.core.settings import UserError\n"
+        "try:\n    holder.become_owner()\nexcept UserError as error:\n    print(error)"
     )
     command = ["unshare", "--user", "--map-root-user", "bash", "-c", inside, "bash"]
     done = subprocess.run([*command, sys.executable, "-c", code], cwd=ROOT, capture_output=True,
@@ -107,9 +106,9 @@ def test_what_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "tun").touch()
     with pytest.raises(UserError, match=r"tun: Inappropriate ioctl.*: modprobe tun, as root$"):
         relay.open_device("link0", str(tmp_path / "tun"))
-    monkeypatch.setattr(namespaces.sys, "platform", "darwin")
+    monkeypatch.setattr(holder.sys, "platform", "darwin")
     with pytest.raises(UserError, match="which only Linux has"):
-        namespaces.become_owner()
+        holder.become_owner()
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="nsenter is missing: install util-linux"):
@@ -123,7 +122,7 @@ def test_what_the_system_refuses_is_one_line(
         raise OSError(30, "Read-only file system", "/proc/sys/net/ipv4/tcp_rmem")
 
     monkeypatch.setattr(holder, "_receive", lambda: {"count": 2})
-    monkeypatch.setattr(namespaces, "become_owner", refused)
+    monkeypatch.setattr(holder, "become_owner", refused)
     assert holder.main([str(os.getppid())]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error.startswith("no emulated nodes here: [Errno 30] Read-only file system: '/proc")
