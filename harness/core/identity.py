@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 from harness.core.settings import Settings, flag_fields
-from harness.core.strategies import OF_ONE_STRATEGY, is_off
 
 # Trainer flags that say how a run is shown, published or given up, not what it measures.
 SHOWN_ONLY = (
@@ -42,24 +41,11 @@ def identity(settings: Settings) -> dict[str, Any]:
         for name, f in flag_fields().items()
         if f.metadata["identity"] and name != "tiny"
     }
-    if settings.validation_split is None:
-        del named["validation_split"]  # earlier runs, from before it came, keep their names
-    else:
+    named["eval_batch"] = settings.eval_batch or EVAL_BATCH
+    named["augment"] = settings.augment or "none"
+    if settings.validation_split is not None:
         # What is tested at the end depends on the weights that are kept until then.
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
-    if settings.elastic_batch == "hold":
-        del named["elastic_batch"]  # likewise
-    named["eval_batch"] = settings.eval_batch or EVAL_BATCH
-    if settings.augment in (None, "none"):
-        del named["augment"]
-    if settings.padding != "batch":
-        del named["padding"]  # likewise: samples, loss and gradient are the same as theirs
-    if settings.exchange == "backend":
-        del named["exchange"]  # likewise
-    # Flags of one strategy are no part of the others; and so those keep their names, too.
-    for name in OF_ONE_STRATEGY:
-        if is_off(named.get(name)):
-            named.pop(name, None)
     passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
     return {"script": settings.script, **named, "trainer": passed}
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from harness.core.identity import run_id
 from harness.core.records import FAILURES, FINISHED, find_runs
 from harness.core.schema.document import APART, OUTPUTS, json_schema, readme
 from harness.core.schema.fields import Field, fields_of
 from harness.core.schema.rows import OUTCOMES
 from harness.core.schema.validation import RECORDS, fields, validate
+from harness.core.settings import Settings, flag_fields
 from harness.launch.places import Local, Options, launched
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
@@ -103,6 +105,20 @@ def test_every_record_of_new_runs_is_valid(root_of_runs: Path) -> None:
         validate(kind, record, str(file))
         seen.add(kind)
     assert seen >= {"settings", "environment", "epochs", "ranks", "start", "end", "summary"}
+
+
+def test_every_published_record_is_valid_and_has_the_name_of_its_settings(root: Path) -> None:
+    published = root / "outputs" / "published"
+    for kind, record, file in records(published):
+        validate(kind, record, str(file))
+    runs = find_runs(published)
+    for run in runs:
+        recorded = json.loads(run.settings.read_text())
+        passed = sorted(recorded["trainer"].items())
+        values = {name: recorded[name] for name in flag_fields() if name in recorded}
+        settings = Settings(script=recorded["script"], **values, trainer=tuple(passed))
+        assert run_id(settings) == run.path.name
+    assert len(runs) > 400
 
 
 def test_every_declared_field_is_written_by_something(root: Path, root_of_runs: Path) -> None:

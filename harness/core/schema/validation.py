@@ -138,10 +138,15 @@ def _check_of(kind: Kind, complete: bool) -> Check:
     if base is object:
         return lambda value: True
     if base in (int, float):
-        allowed = (int, float) if base is float else (int,)
-        return lambda value: (type(value) in allowed and low <= value <= high) or (
-            value is None and null
-        )  # fmt: skip
+        whole = base is int
+
+        def check(value: Any) -> bool:
+            kind = type(value)
+            if kind is not float:
+                return low <= value <= high if kind is int else value is None and null
+            return low <= value <= high and (not whole or value.is_integer())  # 8.0 as in JSON
+
+        return check
     if base is dict:
         return _check_of_dict(kind, complete, null)
     if base is list:

@@ -200,15 +200,12 @@ class Run:
 
 
 def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that can change a result, without those that repeat a measurement.
-
-    A setting that a record does not hold had its default.
-    """
-    fields = {n: f for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"}
+    """The settings that can change a result, without those that repeat a measurement."""
+    fields = [n for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"]
     passed = settings.get("trainer") or {}
     return {
         "script": settings.get("script"),
-        **{n: settings.get(n, f.default) for n, f in fields.items() if n not in REPETITIONS},
+        **{n: settings.get(n) for n in fields if n not in REPETITIONS},
         **{name: value for name, value in passed.items() if name not in SHOWN_ONLY},
     }
 
