@@ -149,10 +149,10 @@ def added_up(asked: argparse.Namespace) -> Found:
     import torch
     import torch.distributed as dist
 
-    from harness.train.strategy.direct import Direct
+    from harness.train.strategy.direct_allreduce import DirectAllreduce
 
     dist.init_process_group("gloo")
-    direct = Direct(dist.new_group())
+    direct = DirectAllreduce(dist.new_group())
     found: Found = {}
     for slot, size in enumerate(SIZES):
         row = torch.zeros(size // 4)

@@ -13,15 +13,18 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from harness.core.settings import Settings, UserError
+from harness.core.topology import World
 
 FORMAT = 1  # raised when the prepared files change
 
@@ -119,3 +122,21 @@ def cut_tail(settings: Settings, count: int, world: int) -> int:
 def chunks(count: int) -> Iterator[slice]:
     for start in range(0, count, CHUNK):
         yield slice(start, min(start + CHUNK, count))
+
+
+@contextmanager
+def in_turn(world: World) -> Iterator[None]:
+    """Rank 0 goes first, then one rank of each other node, then the rest.
+
+    What rank 0 downloads or prepares, the others read from the cache; a node that shares no disk
+    with rank 0 prepares its own copy once.
+    """
+    turn = 0 if world.rank == 0 else 1 if world.local_rank == 0 else 2
+    many = dist.is_initialized() and world.size > 1
+    for _ in range(turn if many else 0):
+        dist.barrier()
+    try:
+        yield
+    finally:
+        for _ in range(2 - turn if many else 0):
+            dist.barrier()

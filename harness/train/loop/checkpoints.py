@@ -20,7 +20,7 @@ from harness.train.loop.elastic_schedule import ByPeers
 from harness.train.loop.epoch import Sums
 from harness.train.run.checkpoint_copies import give_to_leader, on_own_disk
 from harness.train.run.recorder import Recorder
-from harness.train.strategy import parallel
+from harness.train.strategy import sharding
 from harness.train.strategy.base import Exchange
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
@@ -43,7 +43,7 @@ class Checkpoints(ByPeers):
         so_far = self.recorder.partial_epoch()
         if edge and so_far:
             return  # a run resumed from here would never write this epoch's row: save after it
-        parallel.average_buffers(self.model)
+        sharding.average_buffers(self.model)
         folder = self._checkpoint(self.state.global_step)
         # A rank that does not see it, on a disk of its own, would forget which one is the best.
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Checkpoints(ByPeers):
         return everyone
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        weights = parallel.whole_weights(self.model) if self.settings.strategy == "fsdp" else None
+        weights = sharding.whole_weights(self.model) if self.settings.strategy == "fsdp" else None
         if self.args.should_save:
             self._save(output_dir, state_dict=weights)
 
@@ -104,7 +104,7 @@ class Checkpoints(ByPeers):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         file = Path(resume_from_checkpoint) / WEIGHTS
         if self.settings.strategy == "fsdp":
-            parallel.load_weights(self.model, safetensors.torch.load_file(file))
+            sharding.load_weights(self.model, safetensors.torch.load_file(file))
         else:
             # Strict: a weight that is not found would stay as it was first drawn.
             safetensors.torch.load_model(self.model, file, strict=True)
@@ -112,14 +112,14 @@ class Checkpoints(ByPeers):
     def _load_best_model(self) -> None:
         if self.test_dataset is None:  # otherwise test() does it
             file = self._checkpoint(self.state.best_global_step) / WEIGHTS
-            parallel.load_from_leader(self.model, file, self.settings)
+            sharding.load_from_leader(self.model, file, self.settings)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if is_apart(self.settings):
             return  # each has its own: exchange.save()
         if self.settings.strategy != "fsdp":
             return super()._save_optimizer_and_scheduler(output_dir)
-        state = parallel.whole_optimizer(self.model, _bare(self.optimizer))
+        state = sharding.whole_optimizer(self.model, _bare(self.optimizer))
         if self.args.should_save:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
@@ -131,7 +131,7 @@ class Checkpoints(ByPeers):
             return super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, weights_only=True)
-            parallel.load_optimizer(self.model, _bare(self.optimizer), state)
+            sharding.load_optimizer(self.model, _bare(self.optimizer), state)
             schedule = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
             self.lr_scheduler.load_state_dict(schedule)
 

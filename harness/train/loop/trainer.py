@@ -35,8 +35,7 @@ from harness.train.measure.link import link_of_run
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.failures import Diverged, last_call
 from harness.train.run.recorder import Observations, Recorder
-from harness.train.strategy import parallel
-from harness.train.strategy.choice import exchange_of
+from harness.train.strategy import exchange_of, sharding, verify
 from harness.train.strategy.hivemind.exchange import EndlessOrder
 
 
@@ -79,7 +78,7 @@ class ExactTrainer(Lean):
             self.model, self.data_collator, self.settings, self.args
         )
         if self.settings.strategy == "fsdp":
-            parallel.shard(self.model, self.settings, self.args.device)
+            sharding.shard(self.model, self.settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
             # is neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
             self.is_distributed_loading_by_transformers = True
@@ -175,14 +174,14 @@ class ExactTrainer(Lean):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
-        checked |= parallel.observe_decay(self.optimizer) | self.laid_out
+        checked |= verify.observe_decay(self.optimizer) | self.laid_out
         self.exchange.states = {
             "optimizer": self.optimizer,
             "schedule": self.lr_scheduler,
             "scaler": self.accelerator.scaler,
         }
         self.exchange.attach(model, self.optimizer)
-        checked |= parallel.observe_hook(model, self.settings)
+        checked |= verify.observe_hook(model, self.settings)
         self.exposure.watch(model)
         self.comm_probe.of(model)
         if self.context.checkpoint is not None:
@@ -190,7 +189,7 @@ class ExactTrainer(Lean):
         self.settle(model)
         self.compiled = Compiled(model, self.model) if self.args.torch_compile else None
         if self.compiled is None:
-            parallel.observe_dtype(self.model, self.settings, self.observations.checked)
+            verify.observe_dtype(self.model, self.settings, self.observations.checked)
         self.observations.link = link_of_run(self.model, self.context.world, self.args.device)
         return model, loader
 
@@ -269,10 +268,10 @@ class ExactTrainer(Lean):
     # ---- evaluation ----
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        parallel.average_buffers(self.model)
+        sharding.average_buffers(self.model)
         if self.compiled is not None and "dtype" not in self.observations.checked:
             # A hook would break the graph in two, and without it all would be compiled again.
-            parallel.observe_dtype(self.model, self.settings, self.observations.checked)
+            verify.observe_dtype(self.model, self.settings, self.observations.checked)
         with untouched_random_state(), self.exchange.shared():
             return super().evaluate(*args, **kwargs)
 
@@ -284,8 +283,8 @@ class ExactTrainer(Lean):
         if self.args.load_best_model_at_end:
             update = self.state.best_global_step
             file = self._checkpoint(update) / WEIGHTS
-            parallel.load_from_leader(self.model, file, self.settings)
-        parallel.average_buffers(self.model)
+            sharding.load_from_leader(self.model, file, self.settings)
+        sharding.average_buffers(self.model)
         loader = self.get_test_dataloader(self.test_dataset)
         # Not evaluate(): this belongs to no epoch, and those who record epochs are not told.
         found = self.evaluation_loop(loader, "Test", metric_key_prefix="test").metrics

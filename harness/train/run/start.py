@@ -36,7 +36,7 @@ from harness.train.measure.telemetry import open_watch
 from harness.train.run.checkpoint_copies import follow_leader
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle, broadcast_from_rank0
-from harness.train.strategy import parallel
+from harness.train.strategy import verify
 
 
 def quiet(bars: bool) -> None:
@@ -184,10 +184,10 @@ def start(settings: Settings) -> Lifecycle | None:
     peers = None
     quiet(bars=world.rank == 0 and sys.stderr.isatty())
     try:
-        parallel.pin_one_device(settings, world.local_rank)
+        verify.pin_one_device(settings, world.local_rank)
         gpus = torch.cuda.device_count()
         settings = place(settings, world, gpus)
-        parallel.refuse_impossible(settings, cuda=gpus > 0)
+        verify.refuse_impossible(settings, cuda=gpus > 0)
         folder = RunFolder(
             Path(settings.output_dir) / settings.script / str(settings.setup) / run_id(settings)
         )

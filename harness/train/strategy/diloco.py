@@ -1,10 +1,10 @@
-"""DiLoCo: what each unit has changed since the last exchange is averaged, and an outer step with
-Nesterov momentum is made with it.
+"""DiLoCo: the changes of all replicas since the last exchange are averaged, and an outer optimizer
+with Nesterov momentum makes a step with the mean.
 
 --fragments: the weights are exchanged in parts, one after the other, evenly over sync_every
 updates. --overlap T: an exchange begins after an update and takes effect T updates later; what a
-unit has learned in the meantime is kept. An exchange of which the schedule knows nothing, at the
-last update, averages the weights: an outer step there would be momentum without work.
+replica has learned in between is kept. The exchange at the last update, if the schedule has none
+there, averages the weights: an outer step would be momentum without work.
 """
 
 from __future__ import annotations
@@ -15,95 +15,96 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.train.strategy.local_sgd import Apart, Sending
+from harness.train.strategy.local_sgd import PendingMean, ReplicaExchange
 
 
 @dataclass
-class Pending:
-    """A piece on its way."""
-
-    piece: int
+class FragmentInFlight:
+    fragment: int
     update: int  # after which it was sent
-    sent: torch.Tensor  # this unit's weights then
-    sending: Sending  # what they had changed
+    sent_weights: torch.Tensor  # this replica's weights then
+    change: PendingMean
 
 
-class Diloco(Apart):
+class Diloco(ReplicaExchange):
     """Outer steps on the averaged changes."""
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         settings = self.context.settings
-        self.pieces, self.overlap = int(settings.fragments or 1), int(settings.overlap or 0)
+        self.fragments, self.overlap = int(settings.fragments or 1), int(settings.overlap or 0)
         super().attach(model, optimizer)
-        self.pending: list[Pending] = []
-        # The weights of the last exchange are the outer parameters: they share memory.
-        self.outer = [nn.Parameter(self.anchor[piece]) for piece in self.weights.pieces]
+        self.in_flight: list[FragmentInFlight] = []
+        # The anchor is the outer optimizer's weights: they share memory.
+        self.outer = [nn.Parameter(self.anchor[f]) for f in self.weights.fragments]
         momentum = float(settings.outer_momentum or 0)
-        self.optimizer = torch.optim.SGD(
+        self.outer_optimizer = torch.optim.SGD(
             self.outer, lr=float(settings.outer_lr or 0), momentum=momentum, nesterov=momentum > 0
         )
-        self.observed |= {"fragments": self.pieces, "overlap": self.overlap}
-
-    def _due(self) -> int | None:
-        """The piece whose turn it is after this update."""
-        turn, between = divmod(self.update, self.every // self.pieces)
-        return None if between else (turn - 1) % self.pieces
+        self.observed |= {"fragments": self.fragments, "overlap": self.overlap}
 
     def _exchange(self, last: bool) -> None:
-        while self.pending and (last or self.pending[0].update + self.overlap <= self.update):
-            self._apply(self.pending.pop(0))
-        due = self._due()
+        while self.in_flight and (last or self.in_flight[0].update + self.overlap <= self.update):
+            self._outer_step(self.in_flight.pop(0))
+        due = self._due_fragment()
         if due is not None:
-            sent = self._leave(due, wait=last or not self.overlap)
-            if last or not self.overlap:
-                self._apply(sent)
+            at_once = last or not self.overlap
+            sent = self._send_change(due, wait=at_once)
+            if at_once:
+                self._outer_step(sent)
             else:
-                self.pending.append(sent)
+                self.in_flight.append(sent)
         if last:
-            for number, piece in enumerate(self.weights.pieces):
+            for number, fragment in enumerate(self.weights.fragments):
                 if number != due:
-                    self._average(piece)
+                    self._average_weights(fragment)
 
-    def _leave(self, number: int, wait: bool) -> Pending:
-        piece = self.weights.pieces[number]
-        sent = self.weights.row(piece)
-        return Pending(number, self.update, sent, self._send(self.anchor[piece] - sent, wait))
+    def _due_fragment(self) -> int | None:
+        """The number of the fragment that is exchanged after this update."""
+        turn, rest = divmod(self.update, self.every // self.fragments)
+        return None if rest else (turn - 1) % self.fragments
 
-    def _apply(self, pending: Pending) -> None:
-        """The outer step, and on with its result."""
-        piece, outer = self.weights.pieces[pending.piece], self.outer[pending.piece]
-        outer.grad = self._arrive(pending.sending)
-        self.optimizer.step()
+    def _send_change(self, number: int, wait: bool) -> FragmentInFlight:
+        fragment = self.weights.fragments[number]
+        own = self.weights.row(fragment)
+        change = self._begin_mean(self.anchor[fragment] - own, wait)
+        return FragmentInFlight(number, self.update, own, change)
+
+    def _outer_step(self, sent: FragmentInFlight) -> None:
+        """Training goes on with its result."""
+        fragment, outer = self.weights.fragments[sent.fragment], self.outer[sent.fragment]
+        outer.grad = self._finish_mean(sent.change)
+        self.outer_optimizer.step()
         outer.grad = None
         new = outer.detach()
-        if pending.update < self.update:
-            # Steps made since then count, once: they are not in what was sent.
-            new = self.weights.row(piece) + (new - pending.sent)
-        self.weights.put(new, piece)
+        if sent.update < self.update:
+            # The updates since then are not in what was sent: they are added once.
+            new = self.weights.row(fragment) + (new - sent.sent_weights)
+        self.weights.put(new, fragment)
 
     def _kept_bytes(self) -> int:
-        momentum = self.anchor.nbytes if self.context.settings.outer_momentum else 0
-        step = self.every // self.pieces
-        on_their_way = -(-self.overlap // step) or 1
-        a_piece = 4 * max(piece.stop - piece.start for piece in self.weights.pieces)
-        return self.anchor.nbytes + momentum + 2 * on_their_way * a_piece
+        momentum = int(self.anchor.nbytes) if self.context.settings.outer_momentum else 0
+        step = self.every // self.fragments
+        in_flight = -(-self.overlap // step) or 1
+        largest = 4 * max(f.stop - f.start for f in self.weights.fragments)
+        return int(self.anchor.nbytes) + momentum + 2 * in_flight * largest
 
     def _own_state(self) -> dict[str, Any]:
         pending = []
-        for each in self.pending:
-            each.sending.arrived()
-            rows = {"sent": each.sent.cpu(), "mean": each.sending.row.cpu()}
-            pending.append({"piece": each.piece, "update": each.update, **rows})
-        return {**super()._own_state(), "outer": self.optimizer.state_dict(), "pending": pending}
+        for sent in self.in_flight:
+            sent.change.wait()
+            rows = {"sent": sent.sent_weights.cpu(), "mean": sent.change.row.cpu()}
+            pending.append({"piece": sent.fragment, "update": sent.update, **rows})
+        outer = self.outer_optimizer.state_dict()
+        return {**super()._own_state(), "outer": outer, "pending": pending}
 
     def _restore(self, saved: dict[str, Any]) -> None:
         super()._restore(saved)
-        self.optimizer.load_state_dict(saved["outer"])
+        self.outer_optimizer.load_state_dict(saved["outer"])
         device = self.anchor.device
-        self.pending = [
-            Pending(
-                each["piece"], each["update"], each["sent"].to(device),
-                Sending(each["mean"].to(device)),
+        self.in_flight = [
+            FragmentInFlight(
+                row["piece"], row["update"], row["sent"].to(device),
+                PendingMean(row["mean"].to(device)),
             )
-            for each in saved["pending"]
+            for row in saved["pending"]
         ]  # fmt: skip

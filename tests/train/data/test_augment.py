@@ -75,11 +75,11 @@ ARGV = ["--tiny", "--train_size", "64", "--test_size", "20", "--augment", "crop_
 
 def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
     """What the model is given in two epochs: (epoch, sample) -> pixels; and in evaluation."""
+    from harness.train.data.cache import in_turn
     from harness.train.data.models import build
     from harness.train.loop.trainer import ExactTrainer
     from harness.train.measure.metrics import BatchMetrics
     from harness.train.run.start import start
-    from harness.train.strategy.parallel import in_turn
 
     argv = [*ARGV, "--b", str(batch), "--grad_acc", str(acc), "--epochs", "2", "--save", "none"]
     run = start(parse("vit", [*argv, "--eval_batch", "7", "--o", folder]))

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageClassification
 from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.train.data.images import load_images
-from harness.train.strategy import parallel
+from harness.train.strategy import sharding
 from tests.support.ranks import ran, ranks, run_script, script
 from tests.support.sweeps import untimed_rows
 from tests.support.toys import CPU, FEATURES, Net, weights
@@ -182,10 +182,10 @@ def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
         file.parent.mkdir(parents=True)
         safetensors.torch.save_model(saved, str(file))
     if strategy == "fsdp":
-        parallel.shard(net, run.context.settings, torch.device("cpu"))
-    parallel.load_from_leader(net, file, run.context.settings)
+        sharding.shard(net, run.context.settings, torch.device("cpu"))
+    sharding.load_from_leader(net, file, run.context.settings)
     if strategy == "fsdp":
-        found = parallel.whole_weights(net)  # put together from all ranks, on rank 0
+        found = sharding.whole_weights(net)  # put together from all ranks, on rank 0
         parts = [found[name].flatten() for name, _ in net.named_parameters() if rank == 0]
         values = torch.cat(parts).double().numpy() if parts else np.empty(0)
         return values, net.norm.running_mean.tolist()

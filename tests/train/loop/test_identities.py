@@ -175,14 +175,14 @@ def refusal(folder: str) -> str:
     from harness.core.command_line import parse
     from harness.train.data import models
     from harness.train.run.start import start
-    from harness.train.strategy import parallel
+    from harness.train.strategy import verify
 
     run = start(parse("vit", ["--tiny", "--o", folder]))
     assert run is not None
     model = models.build(run.context.settings, ["a", "b"])
     other = replace(run.context.settings, strategy="fsdp")
     try:
-        parallel.observe(model, other, run.context.world)
+        verify.observe(model, other, run.context.world)
     except RuntimeError as error:
         return str(error)
     return ""
@@ -197,12 +197,12 @@ def test_another_strategy_than_asked_for_is_not_recorded(tmp_path: Path) -> None
 def fed(folder: str, tail: str) -> tuple[dict[str, Any], list[list[int]]]:
     """The data's facts and the sample numbers of two epochs, as this rank is fed them."""
     from harness.core.command_line import parse
+    from harness.train.data.cache import in_turn
     from harness.train.data.images import load_images
     from harness.train.data.models import build
     from harness.train.loop.trainer import ExactTrainer
     from harness.train.measure.metrics import BatchMetrics
     from harness.train.run.start import start
-    from harness.train.strategy.parallel import in_turn
 
     argv = ["--tiny", "--tail", tail, "--train_size", "100", "--b", "16", "--o", folder]
     run = start(parse("vit", argv))

@@ -13,7 +13,7 @@ from harness.core.records import RunFolder, append_row, find_runs, read_json, re
 from harness.core.topology import World
 from harness.train.measure.clock import StepClock
 from harness.train.measure.traffic import Traffic, interfaces_sent, over_ranks, traffic_of
-from harness.train.strategy.choice import exchange_of
+from harness.train.strategy import exchange_of
 from tests.support.sweeps import sweep, sweep_file
 
 COUNTERS = """Inter-|   Receive                          |  Transmit

@@ -13,9 +13,9 @@ from harness.core.command_line import parse
 from harness.core.settings import UserError
 from harness.core.strategies import STRATEGIES
 from harness.core.topology import World
-from harness.train.strategy.choice import exchange_of
+from harness.train.strategy import exchange_of
 from harness.train.strategy.diloco import Diloco
-from harness.train.strategy.local_sgd import LocalSgd, Weights, checksum
+from harness.train.strategy.local_sgd import FlatWeights, LocalSgd, checksum
 from tests.core.test_settings import launched
 
 DILOCO, LOCAL = "--strategy diloco", "--strategy local_sgd"
@@ -119,13 +119,13 @@ def test_what_it_costs_is_in_the_record() -> None:
 
 def test_weights_are_read_and_written_piece_by_piece() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1, bias=False))
-    weights = Weights(model.parameters(), 3)
+    weights = FlatWeights(model.parameters(), 3)
     row = weights.row()
     assert row.tolist() == torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-    assert [weights.row(piece).numel() for piece in weights.pieces] == [6, 7, 7]
+    assert [weights.row(fragment).numel() for fragment in weights.fragments] == [6, 7, 7]
     changed = torch.arange(20.0)
     for number in (2, 0, 1):
-        weights.put(changed[weights.pieces[number]], weights.pieces[number])
+        weights.put(changed[weights.fragments[number]], weights.fragments[number])
     assert weights.row().tolist() == changed.tolist()
     assert row.tolist() != changed.tolist()  # a copy
     assert checksum(row) == checksum(row.clone()) != checksum(changed)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.core.records import read_json
 from harness.core.topology import World
 from harness.train.run.failures import Diverged
-from harness.train.strategy.parallel import observe_hook
+from harness.train.strategy.verify import observe_hook
 from tests.support.ranks import ranks
 from tests.support.toys import Net, Points, apart, ours, weights
 
@@ -61,7 +61,7 @@ class Arm:
     def __init__(
         self, compress: str, shapes: list[tuple[int, ...]] = SHAPES, small: bool = False, **run: Any
     ) -> None:
-        from harness.train.strategy.choice import exchange_of
+        from harness.train.strategy import exchange_of
 
         self.run = run_of(compress, **run)
         self.model = Given(shapes)

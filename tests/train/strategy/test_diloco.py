@@ -116,8 +116,8 @@ def counted(folder: str, asked: list[list[str]]) -> list[int]:
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    from harness.train.strategy import parallel
-    from harness.train.strategy.compress import Gradients
+    from harness.train.strategy import verify
+    from harness.train.strategy.compress import DdpExchange
 
     handed = [0]
 
@@ -129,8 +129,8 @@ def counted(folder: str, asked: list[list[str]]) -> list[int]:
         model.register_comm_hook(None, hook)
 
     # It would refuse to record a hook that nobody has asked for.
-    parallel.observe_hook = lambda *_: {}  # type: ignore[assignment]
-    Gradients.attach = attach  # type: ignore[method-assign]
+    verify.observe_hook = lambda *_: {}  # type: ignore[assignment]
+    DdpExchange.attach = attach  # type: ignore[method-assign]
     arms(folder, asked[:1])
     found = [handed[0]]
     whole = dist.all_reduce

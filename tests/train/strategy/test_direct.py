@@ -18,8 +18,8 @@ from transformers import TrainerCallback
 from harness.core.command_line import parse
 from harness.core.records import read_json
 from harness.core.settings import Settings, UserError
-from harness.train.strategy.direct import Direct
-from harness.train.strategy.parallel import refuse_impossible
+from harness.train.strategy.direct_allreduce import DirectAllreduce
+from harness.train.strategy.verify import refuse_impossible
 from tests.core.test_settings import launched
 from tests.support import toys
 from tests.support.ranks import ranks, script
@@ -59,7 +59,7 @@ def means() -> int:
         (torch.float32, None), (torch.float64, None), (torch.bfloat16, None),
         (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
     ):  # fmt: skip
-        direct = Direct(dist.new_group(), sent_as)
+        direct = DirectAllreduce(dist.new_group(), sent_as)
         for time_ in range(3):
             given = [rows_of(size, 10 * time_ + n, dtype) for n, size in enumerate(SIZES)]
             mine = [rows[rank].clone() for rows in given]
@@ -304,4 +304,4 @@ def test_it_needs_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_impossible(asked, cuda=False)
     monkeypatch.setattr(dist, "get_backend", lambda group: "mpi")
     with pytest.raises(UserError, match="this run has mpi"):
-        Direct(None)
+        DirectAllreduce(None)

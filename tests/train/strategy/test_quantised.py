@@ -41,8 +41,8 @@ def means(size: int, code: str, spoilt: float) -> tuple[np.ndarray, int, dict[st
 
         called[name] = getattr(dist, name)
         setattr(dist, name, counted)
-    compress.mean(row, compress.CODES[code])
-    sent = compress.coded_bytes(size, dist.get_world_size(), compress.CODES[code])
+    compress.quantised_mean(row, compress.CODECS[code])
+    sent = compress.coded_bytes(size, dist.get_world_size(), compress.CODECS[code])
     dist.destroy_process_group()
     return row.numpy(), sent, handed
 

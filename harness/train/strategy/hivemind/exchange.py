@@ -7,6 +7,7 @@ that all peers have made together: an epoch ends when they make its last update.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from harness.train.data.order import EpochOrder
 from harness.train.measure.resources import CpuTime, peak_memory_gib, reserved_memory_gib
 from harness.train.measure.telemetry import told
 from harness.train.measure.traffic import carried, interfaces_sent
-from harness.train.strategy import parallel
+from harness.train.strategy import verify
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.hivemind.network import forking
 from harness.train.strategy.hivemind.optimizer import PeerOptimizer, Progress, peer_optimizer
@@ -103,7 +104,7 @@ class PeersExchange(Exchange):
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         """The model of a peer is a plain one; what is shared is shared by the optimizer."""
-        plain = parallel.observe(model, parallel.as_single(self.settings), World())
+        plain = verify.observe(model, replace(self.settings, strategy="single"), World())
         return plain | {"strategy": "hivemind"}
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:

@@ -1,0 +1,154 @@
+"""The proof that what runs is what was asked for.
+
+accelerate silently replaces FSDP by DDP on a CPU, and the Trainer makes a plain run on several GPUs
+a DataParallel one. So what a device cannot do is refused before the start, and the observe
+functions look at the model that training really uses: a record never names a strategy, an exchange
+or a number format that did not run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from harness.core.settings import Settings, UserError
+from harness.core.strategies import is_apart, why_a_gpu
+from harness.core.topology import World
+
+
+def pin_one_device(settings: Settings, local_rank: int = 0) -> None:
+    """Hide all devices but one where a process trains on one: the Trainer would use DataParallel.
+
+    Call it before CUDA is initialised. Of the visible devices, processes of one machine that share
+    no process group each take their own.
+    """
+    # Counting asks the driver and leaves CUDA uninitialised.
+    if settings.strategy in ("single", "hivemind") and (count := torch.cuda.device_count()) > 1:
+        all_devices = ",".join(map(str, range(count)))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_devices).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
+
+
+def refuse_impossible(settings: Settings, cuda: bool) -> None:
+    """Refuse what this device cannot do, with the reason; nothing is silently replaced."""
+    if not cuda and (reason := why_a_gpu(settings)):
+        raise UserError(reason)
+    if settings.exchange == "direct" and cuda and not dict(settings.trainer).get("use_cpu"):
+        raise UserError(
+            "--exchange direct is for gloo, which CPUs use: leave it out on GPUs (NCCL), "
+            "or add --use_cpu"
+        )
+    if settings.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
+        raise UserError("--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer")
+    if settings.precision == "bf16" and cuda and not torch.cuda.is_bf16_supported():
+        raise UserError("--precision bf16 is not supported by this GPU; use fp16 or fp32")
+
+
+def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any]:
+    """What the model that training uses really is; raises where it is not what was asked for."""
+    model = getattr(model, "_orig_mod", model)  # inside torch.compile
+    parameters = list(model.parameters())
+    sharded = [p for p in parameters if isinstance(p, DTensor)]
+    if isinstance(model, DistributedDataParallel):
+        # The exchanges of such a strategy are counted, and the count is verified at the end.
+        ran = str(settings.strategy) if is_apart(settings) else "ddp"
+    elif isinstance(model, DataParallel):
+        ran = "dp"
+    elif sharded:
+        ran = "fsdp"
+    else:
+        ran = "single"
+    local_bytes = sum(_local(p).numel() * p.element_size() for p in parameters)
+    total_bytes = sum(p.numel() * p.element_size() for p in parameters)
+    observed = {
+        "strategy": ran,
+        "world": dist.get_world_size() if dist.is_initialized() else 1,
+        "backend": dist.get_backend() if dist.is_initialized() else None,
+        "device": str(_local(parameters[0]).device),
+        "parameter_bytes": total_bytes,
+        "parameter_bytes_per_rank": local_bytes,
+        "sharded_parameters": len(sharded),
+        "parameters": len(parameters),
+    }
+    if isinstance(model, DataParallel):
+        observed["devices"] = len(model.device_ids)
+    differs = ran != settings.strategy or observed["world"] != world.size
+    if ran == "fsdp" and world.size > 1:
+        # Small tensors are padded: a little more than an equal share is right.
+        most = total_bytes / world.size * 1.1 + 65536
+        differs |= len(sharded) != len(parameters) or local_bytes > most
+    if differs:
+        raise RuntimeError(
+            f"asked for --strategy {settings.strategy} on {world.size} process(es), but what would "
+            f"run is {observed}: refusing to record one as the other"
+        )
+    return observed
+
+
+# The name under which DDP logs the hook of each compression.
+HOOKS = {"bf16": "bf16_hook", "fp16": "fp16_compress_hook", "powersgd": "PowerSGD.hook"}
+DIRECT_HOOK = "DirectGradients.hook"
+
+
+def expected_hook(settings: Settings) -> str | None:
+    kind, _, rank = settings.compress.partition(":")
+    if settings.exchange == "direct":
+        return DIRECT_HOOK + {"bf16": " in bfloat16", "fp16": " in float16"}.get(kind, "")
+    return f"{HOOKS[kind]} of rank {rank or 1}" if kind == "powersgd" else HOOKS.get(kind)
+
+
+def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
+    """The hook that DDP calls instead of its own exchange; raises if it was not asked for."""
+    ddp: Any = getattr(model, "_orig_mod", model)
+    if not isinstance(ddp, DistributedDataParallel):
+        return {"gradient_hook": None}
+    hook = ddp._get_ddp_logging_data().get("comm_hook") or None
+    for _, state in ddp._comm_hooks:
+        if rank := getattr(state, "matrix_approximation_rank", None):
+            hook = f"{hook} of rank {rank}"
+        if dtype := getattr(state, "sent_as", None):
+            hook = f"{hook} in {str(dtype).removeprefix('torch.')}"
+    if settings.strategy == "ddp" and hook != expected_hook(settings):
+        asked = f"--compress {settings.compress}"
+        if settings.exchange != "backend":
+            asked += f" --exchange {settings.exchange}"
+        raise RuntimeError(
+            f"asked for {asked}, but DDP exchanges gradients by {hook}: "
+            "refusing to record one as the other"
+        )
+    return {"gradient_hook": hook}
+
+
+def observe_decay(optimizer: Any) -> dict[str, int]:
+    """How many tensors weight decay applies to, and how many of these are vectors (biases)."""
+    decayed = [p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]]
+    vectors = sum(p.ndim < 2 for p in decayed)
+    return {"decayed_tensors": len(decayed), "decayed_vectors": vectors}
+
+
+def observe_dtype(model: nn.Module, settings: Settings, observed: dict[str, Any]) -> None:
+    """Record the number format that the first layer computes in, at its first forward pass."""
+    layers = (nn.Linear, nn.Conv2d)
+    first = next(m for m in model.modules() if isinstance(m, layers))
+
+    def record(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        handle.remove()
+        dtype = observed["dtype"] = str(output.dtype).removeprefix("torch.")
+        expected = {"bf16": "bfloat16", "fp16": "float16"}.get(settings.precision, "float32")
+        if dtype != expected:
+            raise RuntimeError(
+                f"asked for --precision {settings.precision}, but the first layer "
+                f"computes in {dtype}: refusing to record one as the other"
+            )
+
+    handle = first.register_forward_hook(record)
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
