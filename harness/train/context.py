@@ -16,6 +16,7 @@ from harness.core.identity import identity
 from harness.core.records import RunFolder
 from harness.core.settings import Settings
 from harness.core.topology import World, asked_processes
+from harness.train.session import Session
 
 # In a checkpoint's folder, written last: a checkpoint without it is ignored.
 COMPLETE = "complete.json"
@@ -48,8 +49,8 @@ class Context:
     world: World
     args: TrainingArguments
     folder: RunFolder
+    session: Session  # how this process takes part in the run
     launch: Launch | None = None  # None unless torchrun may restart the run
-    peers: Any = None  # hivemind: this process's session
     watch: Any = None  # sampler of this node's devices, on the first process of the node
     began_s: float = field(default_factory=time.perf_counter)
     cpu_began: os.times_result = field(default_factory=os.times)
@@ -66,8 +67,8 @@ class Context:
 
     @property
     def recorded_world(self) -> World:
-        """The processes that the record describes; each hivemind peer is a world of its own."""
-        return self.world if self.peers is None else self.peers.shape
+        """The processes that the record describes; the Trainer may see fewer (context.world)."""
+        return self.session.recorded_world
 
     @property
     def data_parallel_size(self) -> int:

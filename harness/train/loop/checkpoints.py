@@ -16,7 +16,7 @@ from harness.core.records import write_json
 from harness.core.settings import Settings
 from harness.core.strategies import is_apart
 from harness.train.context import COMPLETE, Context
-from harness.train.loop.elastic_schedule import ByPeers
+from harness.train.loop.elastic_schedule import BySamples
 from harness.train.loop.epoch import Sums
 from harness.train.run.checkpoint_copies import give_to_leader, on_own_disk
 from harness.train.run.recorder import Recorder
@@ -26,7 +26,7 @@ from harness.train.strategy.base import Exchange
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 
 
-class Checkpoints(ByPeers):
+class Checkpoints(BySamples):
     """The part of ExactTrainer that saves and loads."""
 
     context: Context

@@ -8,7 +8,6 @@ samples that are done.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ from transformers import Trainer
 
 from harness.train.context import Context, Position
 from harness.train.data.order import EpochOrder
+from harness.train.strategy.base import Exchange
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,13 @@ class BySamples(Trainer):
     """The Trainer's counting, where updates change their size; self.plan is None otherwise."""
 
     plan: Plan | None = None
+    exchange: Exchange
     order: EpochOrder
     random_state: str | None = None  # a checkpoint whose random state is still to be loaded
 
     def set_initial_training_values(self, *args: Any) -> Any:
+        if (values := self.exchange.training_values()) is not None:
+            return values
         found = super().set_initial_training_values(*args)
         if self.plan is None:
             return found
@@ -86,6 +89,8 @@ class BySamples(Trainer):
 
     def _init_training_state(self, *args: Any) -> tuple[int, int]:
         found: tuple[int, int] = super()._init_training_state(*args)
+        if (position := self.exchange.resume_at(self.state.global_step)) is not None:
+            return position
         # The sampler leaves out what has had its turn: no batch is to be skipped.
         return found if self.plan is None else (self.plan.position.epoch, 0)
 
@@ -116,6 +121,8 @@ class BySamples(Trainer):
 
     def count_samples(self) -> None:
         """The Trainer counts the epoch's share by updates, as if all had the size of now."""
+        if self.exchange.count_step(self.state, self.control):
+            return
         plan, update = self.plan, self.state.global_step
         if plan is not None and update <= plan.position.update + plan.rest:
             self.state.epoch = plan.epoch_at(update)
@@ -131,89 +138,3 @@ class BySamples(Trainer):
                 plan.asked_update_at(update)
             )
         return scheduler
-
-
-ENDLESS = 10**12  # batches: a peer brings what it can
-
-
-class ByPeers(BySamples):
-    """The Trainer's counting in a run of peers; self.exchange.update is None elsewhere."""
-
-    context: Any
-    exchange: Any
-    order: Any
-    sums: Any
-    logged_at = logged_steps = steps = 0  # updates, batches of this peer
-    epoch_begun = 0
-
-    @property
-    def among_peers(self) -> bool:
-        return self.context.peers is not None
-
-    @property
-    def updates_an_epoch(self) -> int:
-        return len(self.train_dataset) // self.context.settings.target_batch
-
-    def is_world_process_zero(self) -> bool:
-        return bool(super().is_world_process_zero()) and (
-            not self.among_peers or self.context.is_rank0
-        )
-
-    def set_initial_training_values(self, *args: Any) -> Any:
-        if not self.among_peers:
-            return super().set_initial_training_values(*args)
-        asked, an_epoch = self.args.max_steps, self.updates_an_epoch
-        updates = asked if asked > 0 else an_epoch * int(self.args.num_train_epochs)
-        samples, batch = len(self.train_dataset), self.context.settings.target_batch
-        batches = ENDLESS * self.args.gradient_accumulation_steps
-        epochs = math.ceil(updates / an_epoch)
-        return epochs, ENDLESS, samples, updates * batch, batch, batches, updates
-
-    def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        found: tuple[int, int] = super()._init_training_state(*args)
-        if not self.among_peers:
-            return found
-        return self.state.global_step // self.updates_an_epoch, 0
-
-    def begin_epoch(self) -> None:
-        if self.among_peers:
-            self.epoch_begun = self.exchange.update // self.updates_an_epoch
-            self.exchange.clipped = lambda norm, bound: self.sums.add_norm(norm, bound)
-            self.exchange.begin_epoch(self.epoch_begun)
-            self.order.position = self.exchange.position
-
-    def norm_of_all(self) -> Any:
-        """Of the last average of all peers, which is clipped in the place of a peer's own part."""
-        return self.exchange.norm
-
-    def of_all_peers(self, totals: list[float]) -> list[float]:
-        """The sums of an epoch, over all peers where there are others."""
-        if not self.among_peers:
-            return totals
-        found: list[float] = self.exchange.end_epoch(self.state.epoch, totals)
-        return found
-
-    def count_samples(self) -> None:
-        if not self.among_peers:
-            return super().count_samples()
-        self.steps += 1
-        an_epoch, most = self.updates_an_epoch, self.state.max_steps
-        update = min(self.exchange.update, most)
-        while self.lr_scheduler.last_epoch < update:
-            self.lr_scheduler.step()
-        epoch = update // an_epoch
-        self.state.global_step, self.state.epoch = update, update / an_epoch
-        if epoch > self.epoch_begun:
-            # Who has fallen behind may be in the middle of the next one: its row is of this edge.
-            self.state.epoch = float(epoch)
-            self.control.should_epoch_stop = True
-        if self.context.peers.over:
-            self.control.should_training_stop = True
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.among_peers and "loss" in logs:
-            # The Trainer has divided the sum over this peer's batches by the updates of all.
-            made = self.state.global_step - self.logged_at
-            logs["loss"] *= made / max(self.steps - self.logged_steps, 1)
-            self.logged_at, self.logged_steps = self.state.global_step, self.steps
-        super().log(logs, start_time)

@@ -36,7 +36,6 @@ from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.failures import Diverged, last_call
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import exchange_of, sharding, verify
-from harness.train.strategy.hivemind.exchange import EndlessOrder
 
 
 class ExactTrainer(Lean):
@@ -99,11 +98,9 @@ class ExactTrainer(Lean):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         data: Any = self.train_dataset if train_dataset is None else train_dataset
-        if self.context.peers is not None:
-            self.order = EndlessOrder(len(data), self.settings.seed, self.context.peers.number)
-            return self.order
         whole = 1 if self.plan is None else self.plan.batch
-        self.order = EpochOrder(len(data), self.settings.seed, whole)
+        order = self.exchange.sampler(len(data))
+        self.order = order or EpochOrder(len(data), self.settings.seed, whole)
         return self.order
 
     def _one_sample(self) -> dict[str, Any]:
@@ -112,7 +109,7 @@ class ExactTrainer(Lean):
             return self.to_device(collate([self.train_dataset[0]]))
 
     def begin_epoch(self) -> None:
-        super().begin_epoch()
+        self.exchange.begin_epoch()
         if hasattr(self.to_device, "set_epoch"):
             self.to_device.set_epoch(self.order.epoch)
 
@@ -149,12 +146,19 @@ class ExactTrainer(Lean):
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        if self.context.peers is not None:
-            return self.norm_of_all()
+        if self.exchange.update_norm is not None:
+            return self.exchange.update_norm
         norm = super()._clip_grad_norm(model)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self.sums.add_norm(norm, self.args.max_grad_norm)
+        self._record_norm(norm)
         return norm
+
+    def _record_norm(self, norm: torch.Tensor) -> None:
+        self.sums.add_norm(norm, self.args.max_grad_norm)
+
+    def is_world_process_zero(self) -> bool:
+        # Without a process group every process is the Trainer's first: one of them records.
+        return bool(super().is_world_process_zero()) and self.context.is_rank0
 
     @contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
@@ -180,6 +184,7 @@ class ExactTrainer(Lean):
             "schedule": self.lr_scheduler,
             "scaler": self.accelerator.scaler,
         }
+        self.exchange.record_norm = self._record_norm
         self.exchange.attach(model, self.optimizer)
         checked |= verify.observe_hook(model, self.settings)
         self.exposure.watch(model)
@@ -238,7 +243,8 @@ class ExactTrainer(Lean):
             super()._load_rng_state(checkpoint)
 
     def log_epoch(self) -> None:
-        loss, samples, norm, clipped, updates, overflowed = self.of_all_peers(self.sums.total())
+        totals = self.exchange.end_epoch(self.state.epoch or 0.0, self.sums.total())
+        loss, samples, norm, clipped, updates, overflowed = totals
         self.sums = self._no_sums()
         # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
         if not math.isfinite(loss) or (overflowed and not self.args.fp16):
@@ -257,6 +263,8 @@ class ExactTrainer(Lean):
         self.log(entry)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs["loss"] = self.exchange.logged_loss(logs["loss"], self.state.global_step)
         super().log(logs, start_time)
         # A loss is that of all ranks; a norm that only this rank knows would end it alone.
         own = self.args.fp16 or is_apart(self.settings)

@@ -118,9 +118,7 @@ class Exposure(Measure):
 
     def _alone(self) -> bool:
         """Whether nothing is exchanged, between processes or devices."""
-        context = self.context
-        alone = context.world.size == 1 and context.peers is None
-        return alone and context.settings.strategy != "dp"
+        return self.context.session.alone and self.context.settings.strategy != "dp"
 
     def _parts(self, exposed: list[float], count: int) -> tuple[float, float] | None:
         """Seconds of so many updates that were exposed, and those of them in which others were

@@ -37,8 +37,7 @@ class CpuTime:
     @classmethod
     def of(cls, context: Context) -> Self:
         """Since this process opened the run."""
-        ranks = context.world.size if context.peers is None else 2
-        return cls(ranks, since=context.cpu_began)
+        return cls(1 if context.session.alone else 2, since=context.cpu_began)
 
     def restart(self, since: os.times_result | None = None) -> None:
         self.before = since or os.times()

@@ -36,8 +36,7 @@ class Lifecycle:
     def resume(self, data_facts: dict[str, Any]) -> Context:
         """The data are loaded: with the last whole checkpoint of the run, if there is one."""
         context = self.context = replace(self.context, data_facts=data_facts)
-        if context.peers is not None:
-            context.peers.check_data(data_facts.get("data_checksum"))
+        context.session.check_data(data_facts.get("data_checksum"))
         checkpoints = whole_checkpoints(context.folder.path) if context.is_rank0 else []
         checkpoint = broadcast_from_rank0(checkpoints[-1] if checkpoints else None)
         if checkpoint is None:
@@ -102,7 +101,7 @@ class Lifecycle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        context, peers = self.context, self.context.peers
+        context = self.context
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.
             self._ignore_signals()
@@ -111,23 +110,24 @@ class Lifecycle:
         try:
             if error is not None and not isinstance(error, (UserError, SystemExit)):
                 record_failure(context, self.recorder, error)
-            if error is not None and peers is not None:
-                peers.fail(outcome_of(error)[0], isinstance(error, KeyboardInterrupt))
+            if error is not None:
+                context.session.fail(outcome_of(error)[0], isinstance(error, KeyboardInterrupt))
         finally:
             self.unlock()
             for number, handler in self.previous_handlers.items():
                 signal.signal(number, handler)
         if isinstance(error, Stopped):
-            # Without waiting for peers that may be gone already.
+            # Without waiting for other processes that may be gone already.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(128 + error.signum)
         if isinstance(error, UserError):
             # A hivemind peer has a terminal of its own.
             refuse(context.settings.script, error, context.is_rank0 or not context.world.launched)
-        if peers is not None and kind is None:
-            peers.finish()
-        if kind is None and dist.is_initialized():
+        if kind is not None:
+            return
+        context.session.finish()
+        if dist.is_initialized():
             # All ranks end together: torchrun stops the others as soon as one has left.
             dist.barrier()
             dist.destroy_process_group()

@@ -15,11 +15,11 @@ import datasets
 import huggingface_hub
 import torch
 import torch.distributed as dist
-from transformers import HfArgumentParser, IntervalStrategy, TrainingArguments, set_seed
+from transformers import HfArgumentParser, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.trainer_utils import SaveStrategy, enable_full_determinism
+from transformers.trainer_utils import enable_full_determinism
 
 from harness.core import attempts
 from harness.core.attempts import larger_is_better
@@ -30,13 +30,14 @@ from harness.core.records import FINISHED, RunFolder
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES
-from harness.core.topology import World, for_world, world_of
+from harness.core.topology import world_of
 from harness.train.context import Context
 from harness.train.measure.telemetry import open_watch
 from harness.train.run.checkpoint_copies import follow_leader
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle, broadcast_from_rank0
-from harness.train.strategy import verify
+from harness.train.session import Session
+from harness.train.strategy import session_of, verify
 
 
 def quiet(bars: bool) -> None:
@@ -65,16 +66,12 @@ def leave(code: int) -> NoReturn:
 # Settings -> transformers' TrainingArguments.
 
 
-def arguments_of(settings: Settings, folder: Path, world: World, peers: Any) -> TrainingArguments:
-    """Of this process; a peer is alone as far as the Trainer knows."""
-    if settings.strategy in ("single", "dp") or peers is not None:
+def arguments_of(settings: Settings, folder: Path, session: Session) -> TrainingArguments:
+    """Of this process."""
+    if STRATEGIES[str(settings.strategy)].processes != "many":
         _forget_launcher()
-    if peers is None:
-        return training_arguments(for_world(settings, world.size), folder, world.size)
-    args = training_arguments(settings, folder, 1)
-    if not peers.records:
-        args.eval_strategy, args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
-        args.load_best_model_at_end, args.report_to = False, []
+    args = training_arguments(session.own_settings(settings), folder, session.world.size)
+    session.restrict(args)
     return args
 
 
@@ -181,7 +178,6 @@ def _has_cuda() -> bool:
 def start(settings: Settings) -> Lifecycle | None:
     """Open a run, or say where its record is when it has been finished before."""
     world = world_of(os.environ)
-    peers = None
     quiet(bars=world.rank == 0 and sys.stderr.isatty())
     try:
         verify.pin_one_device(settings, world.local_rank)
@@ -193,16 +189,13 @@ def start(settings: Settings) -> Lifecycle | None:
         )
         if world.rank == 0:
             _check_writable(Path(settings.output_dir))
-        if STRATEGIES[str(settings.strategy)].processes == "peers":
-            from harness.train.strategy.hivemind.session import Peers  # needs a package of its own
-
-            peers = Peers(settings, world, folder)
-            world = peers.world
-        args = arguments_of(settings, folder.path, world, peers)
+        session = session_of(settings, world, folder)
+        world = session.world
+        args = arguments_of(settings, folder.path, session)
         lock = _locked(folder, wait_s=30 if world.elastic else 5) if world.rank == 0 else None
     except UserError as error:
         refuse(settings.script, error, world.rank == 0 or not world.launched)
-    context = Context(settings, world, args, folder, launch_of(world), peers)
+    context = Context(settings, world, args, folder, session, launch_of(world))
     leader, launch = context.is_rank0, context.launch
     before = broadcast_from_rank0(folder.outcome() if leader else None)
     goes_on = leader and attempts.went_on(folder, launch.unix if launch else None)
@@ -214,14 +207,13 @@ def start(settings: Settings) -> Lifecycle | None:
     elif before == FINISHED:
         if leader:
             print(f"already finished: {folder.path} (--rerun measures again)")
-        if peers is not None:
-            peers.finished_before()
+        session.already_finished()
         if lock is not None:
             lock.release()
         if dist.is_initialized():
             dist.destroy_process_group()
         return None
-    if peers is not None and not peers.open():
+    if not session.open():
         return None
     watch = open_watch(settings.telemetry_hz, world, max(args.n_gpu, 1))
     follow_leader(folder, world)

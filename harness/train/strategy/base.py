@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from harness.train.context import Context
+from harness.train.data.order import EpochOrder
 from harness.train.measure.resources import of_all_ranks
 from harness.train.strategy import verify
 
@@ -30,6 +32,10 @@ class Exchange:
         # For the record: what was exchanged and how, and what is added to an epoch's row.
         self.observed: dict[str, Any] = {}
         self.epoch_fields: dict[str, Any] = {}
+        # Norm of the last update's gradient where the exchange clips it itself, as the average of
+        # all processes; each norm is then handed to record_norm.
+        self.update_norm: torch.Tensor | None = None
+        self.record_norm: Callable[[torch.Tensor], None] = lambda norm: None
         # What each replica has of its own and a checkpoint must hold: optimizer, schedule ...
         self.states: dict[str, Any] = {}
 
@@ -55,9 +61,42 @@ class Exchange:
     def end(self) -> None:
         """Training has ended; raises if not everything was exchanged that should have been."""
 
+    # ---- where the Trainer's steps are not the updates of the run ----
+
+    def sampler(self, samples: int) -> EpochOrder | None:
+        """The order of the samples; None: the run's own (seed, epoch)."""
+        return None
+
+    def training_values(self) -> tuple[Any, ...] | None:
+        """What the Trainer's set_initial_training_values() returns; None: its own values."""
+        return None
+
+    def resume_at(self, update: int) -> tuple[int, int] | None:
+        """(epochs completed, batches to skip) of a checkpoint; None: the Trainer's own count."""
+        return None
+
+    def count_step(self, state: Any, control: Any) -> bool:
+        """After a step of the Trainer: set its count to that of the run; False: it is right."""
+        return False
+
+    def logged_loss(self, loss: float, update: int) -> float:
+        """The mean loss since the last log entry, from the Trainer's."""
+        return loss
+
+    # ---- epochs ----
+
+    def begin_epoch(self) -> None:
+        """Before the first batch of an epoch is drawn."""
+
+    def end_epoch(self, epoch: float, totals: list[float]) -> list[float]:
+        """The sums of an epoch over everything that trained; the ranks' have been added up."""
+        return totals
+
     def gather(self, row: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
         """The rows of all ranks (a collective)."""
         return of_all_ranks(row, world_size)
+
+    # ---- the shared weights ----
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:

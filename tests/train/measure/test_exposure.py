@@ -198,17 +198,17 @@ def test_where_one_rank_does_not_know_none_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "world", "peers", "known"),
-    [("single", 1, None, True), ("ddp", 1, None, True), ("dp", 1, None, False),
-     ("fsdp", 2, None, False), ("diloco", 2, None, False), ("hivemind", 1, object(), False)],
+    ("strategy", "world", "alone", "known"),
+    [("single", 1, True, True), ("ddp", 1, True, True), ("dp", 1, True, False),
+     ("fsdp", 2, False, False), ("diloco", 2, False, False), ("hivemind", 1, False, False)],
 )  # fmt: skip
 def test_computing_is_known_where_nothing_is_exchanged(
-    strategy: str, world: int, peers: Any, known: bool
+    strategy: str, world: int, alone: bool, known: bool
 ) -> None:
     run: Any = SimpleNamespace(
         settings=SimpleNamespace(strategy=strategy),
         world=SimpleNamespace(size=world),
-        peers=peers,
+        session=SimpleNamespace(alone=alone),
         args=SimpleNamespace(device=torch.device("cpu")),
     )
     exposure = Exposure(run)

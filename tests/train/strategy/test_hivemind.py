@@ -12,7 +12,9 @@ import torch
 from transformers import TrainerCallback
 
 from harness.core.records import read_json, read_rows
-from tests.support.ranks import ranks
+from harness.core.rules import INSTALL
+from harness.core.settings import UserError
+from tests.support.ranks import ROOT, ranks
 from tests.support.toys import Net, Points, apart, flat, ours, rows, summary, weights
 
 pytest.importorskip("hivemind")
@@ -54,8 +56,7 @@ def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
     trainer, run = ours(folder, net, TRAIN, TEST, *flags, callbacks=[diary])
     with run:
         run.train(trainer)
-        peers = run.context.peers
-        optimizer = peers.optimizer if peers is not None else None
+        optimizer = getattr(run.context.session, "optimizer", None)
         counted = {
             name: getattr(optimizer, name, 0)
             for name in ("averaged_rounds", "failed_averages", "dropped_samples", "payload_bytes")
@@ -202,8 +203,9 @@ def test_8_bits_take_any_gradient(value: float | None, shape: tuple[int, ...]) -
     """hivemind's own makes nothing of one number, or of numbers that are all the same."""
     from hivemind.compression import CompressionInfo, serialization
 
-    from harness.train.strategy.hivemind.optimizer import Int8
+    from harness.train.strategy.hivemind.library import Int8, patch_hivemind
 
+    patch_hivemind()
     sent = torch.randn(shape) if value is None else torch.full(shape, value)
     packed = Int8().compress(sent, CompressionInfo.from_tensor(sent))
     # As the one who receives it unpacks it.
@@ -229,8 +231,17 @@ def test_batchnorm_statistics_are_averaged_with_the_weights(tmp_path: Path) -> N
 
 
 def test_weights_meet_at_the_end_of_every_epoch() -> None:
-    from harness.train.strategy.hivemind.optimizer import divisor
+    from harness.train.strategy.hivemind.optimizer import state_interval
 
     for updates in range(1, 200):
-        assert updates % divisor(updates) == 0 and divisor(updates) <= 16
-    assert (divisor(33), divisor(64), divisor(97)) == (11, 16, 1)
+        assert updates % state_interval(updates) == 0 and state_interval(updates) <= 16
+    assert [state_interval(updates) for updates in (33, 64, 97)] == [11, 16, 1]
+
+
+def test_another_version_of_the_library_is_refused() -> None:
+    """It is patched, and its private methods are overridden: as they are in the pinned version."""
+    from harness.train.strategy.hivemind.library import VERSION, patch_hivemind
+
+    assert f"hivemind=={VERSION} " in (ROOT / "requirements-hivemind.txt").read_text()
+    with pytest.raises(UserError, match=rf"hivemind {VERSION}, and 1.2.0 is installed: {INSTALL}"):
+        patch_hivemind("1.2.0")

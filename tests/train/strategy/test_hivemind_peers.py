@@ -91,20 +91,24 @@ def test_the_line_to_join_with_gives_back_the_settings() -> None:
 
 
 def test_what_differs_is_named() -> None:
-    from harness.train.strategy.hivemind import network
+    from harness.train.strategy.hivemind.network import (
+        check_checksum,
+        check_requirements,
+        requirements,
+    )
 
     here = parse("vit", [*TINY, "--lr", "0.001", "--warmup_steps", "3"], {})
-    run = network.of(parse("vit", [*TINY, "--lr", "0.003", "--model", "vit-tiny"], {}))
+    run = requirements(parse("vit", [*TINY, "--lr", "0.003", "--model", "vit-tiny"], {}))
     with pytest.raises(UserError) as refused:
-        network.compare(here, run | {"torch": "1.0"})
+        check_requirements(here, run | {"torch": "1.0"})
     assert "--lr is 0.001 here, 0.003 in the run" in str(refused.value)
     assert "--model is vit-nano here, vit-tiny in the run" in str(refused.value)
     assert "--warmup_steps is 3 here, not given in the run" in str(refused.value)
     assert "torch is 2" in str(refused.value) and "--seed" not in str(refused.value)
-    network.compare(here, network.of(here))
-    network.compare(here, None)
+    check_requirements(here, requirements(here))
+    check_requirements(here, None)
     with pytest.raises(UserError, match="checksum a here, b in the run"):
-        network.compare_data("a", "b")
+        check_checksum("a", "b")
 
 
 def without_hivemind(*argv: str) -> int:
@@ -137,18 +141,23 @@ def test_nobody_answers(tmp_path: Path) -> None:
 
 def other_settings(folder: str) -> int:
     """What peers are told that do not fit a run, or come too late, by a stand-in for the run."""
-    from harness.train.strategy.hivemind import network
-    from harness.train.strategy.hivemind.network import SETTINGS, Board, addresses, open_table
+    from harness.train.strategy.hivemind.network import (
+        SETTINGS,
+        DhtState,
+        addresses,
+        open_dht,
+        requirements,
+    )
 
-    board = Board(open_table("127.0.0.1", []))
-    board.say(SETTINGS, network.of(parse("vit", [*TINY, "--lr", "0.5"], {})))
-    at = addresses(board.table)[0]
+    state = DhtState(open_dht("127.0.0.1", []))
+    state.publish(SETTINGS, requirements(parse("vit", [*TINY, "--lr", "0.5"], {})))
+    at = addresses(state.dht)[0]
     Path(folder, "at").write_text(at)
     wait_for(lambda: Path(folder, "next").is_file())
-    board.end({"outcome": "finished"})
+    state.publish_outcome({"outcome": "finished"})
     Path(folder, "over").write_text("")
     wait_for(lambda: Path(folder, "done").is_file())
-    board.table.shutdown()
+    state.dht.shutdown()
     return 0
 
 
@@ -210,8 +219,8 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
         joined, _ = read_rows(record.rank(2))
     assert joined and joined[0]["epoch"] > 1
     assert "peer " in second.out and "peers.json" not in second.err
-    said = [line for line in (first.err + second.err).splitlines() if line]
-    assert len(said) == 1  # the warning, and nothing of the libraries
+    printed = [line for line in (first.err + second.err).splitlines() if line]
+    assert len(printed) == 1, printed  # the warning, and nothing of the libraries
 
 
 @pytest.mark.process

@@ -1,11 +1,12 @@
-"""The Trainer's counting where updates are those of all peers.
+"""Training among peers: gradients are averaged inside the optimizer's step.
 
-Its step is a batch of this peer. What it counts, plans and decides by is the number of updates
-that all peers have made together: an epoch ends when they make its last update.
+The Trainer's step is a batch of this peer. Its count, its schedule and its epochs are those of the
+updates that all peers have made together: an epoch ends when they make its last update.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +26,22 @@ from harness.train.measure.telemetry import told
 from harness.train.measure.traffic import carried, interfaces_sent
 from harness.train.strategy import verify
 from harness.train.strategy.base import Exchange
-from harness.train.strategy.hivemind.network import forking
-from harness.train.strategy.hivemind.optimizer import PeerOptimizer, Progress, peer_optimizer
+from harness.train.strategy.hivemind.library import forking
+from harness.train.strategy.hivemind.optimizer import PeerOptimizer, Progress
+from harness.train.strategy.hivemind.session import Peers
+
+ENDLESS = 10**12  # batches in the Trainer's epoch: a peer contributes what it can
+EPOCH_END_S = 10.0  # for all peers to publish what they have done in an epoch
+# In peers.json; what a peer publishes at the end of an epoch, and what of it goes into the record.
+COUNTS = ("samples", "fed", "loss", "payload", "network", "failed_averages")
+RESOURCES = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
 
 
 class EndlessOrder(EpochOrder):
-    """Permutations drawn from (seed, pass, peer), one after the other: each peer its own.
+    """Permutations drawn from (seed, pass, peer), one after the other.
 
-    The first peer's are those of a run in one process. Two peers do not begin with the same
-    samples, and each sees all samples equally often; over all peers that holds on average only.
+    The first peer's are those of a run in one process. Peers begin with different samples, and each
+    of them sees all samples equally often; over all peers that holds only on average.
     """
 
     def __init__(self, size: int, seed: int, peer: int) -> None:
@@ -49,20 +57,8 @@ class EndlessOrder(EpochOrder):
             number, begun = number + 1, 0
 
 
-# ----
-# What the trainer tells a run of peers, and what the records are told of them.
-
-TOLD_S = 10.0  # for all peers to tell what they have done in an epoch
-
-
-COUNTS = ("samples", "fed", "loss", "payload", "network", "failed_averages")
-
-
-TOLD = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
-
-
 class _Step:
-    """In the place of torch's optimizer inside accelerate's wrapper: a step is one of all peers."""
+    """Stands for torch's optimizer inside accelerate's wrapper: a step is one of all peers."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> None:
         self._optimizer, self._step = optimizer, step
@@ -75,59 +71,56 @@ class _Step:
 
 
 class PeersExchange(Exchange):
-    """Gradients are averaged inside the optimizer's step."""
-
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.settings, self.peers = context.settings, context.peers
-        self.other_peers: list[dict[str, Any]] = []  # their rows of the epoch that has ended
+        assert isinstance(context.session, Peers)
+        self.settings, self.peers = context.settings, context.session
         self.own_batch = int(self.settings.per_gpu_batch or 1) * self.settings.grad_acc
+        self.target_batch = int(self.settings.target_batch or 1)
+        self.updates_per_epoch = context.data_facts["train_samples"] // self.target_batch
         self.samples = 0  # of this peer, that went into updates
-        self.fed = 0
-        self.waiting = 0  # accumulated for the next one
-        self.before = 0  # fed by the attempt before, where its order goes on
+        self.fed = 0  # of this peer, with those that were dropped
+        self.pending = 0  # accumulated for the next update
         self.loss = 0.0  # sum over what was fed
+        self.steps = 0  # of the Trainer
+        self.logged = (0, 0)  # (updates, steps) at the last log entry
+        self.order_began_at = 0  # samples fed by earlier attempts
+        self.order: EndlessOrder | None = None
+        self.epoch = 0  # that has begun
         self.sent_before = 0  # by this node's interfaces, when training began
+        self.other_rows: list[dict[str, Any]] = []  # of the other peers, for the epoch that ended
         self.optimizer: Any = None
-        self.norm = torch.zeros(())
-        self.clipped: Callable[[torch.Tensor, float], None] = lambda norm, bound: None
 
     @property
     def update(self) -> int:
-        """That all peers have made together."""
+        """The last one that all peers have made together."""
         return int(self.optimizer.local_epoch)
 
-    @property
-    def position(self) -> int:
-        """In this peer's own order of the samples."""
-        return self.before + self.fed
-
     def observe(self, model: nn.Module) -> dict[str, Any]:
-        """The model of a peer is a plain one; what is shared is shared by the optimizer."""
+        """A peer's model is a plain one; the optimizer shares it."""
         plain = verify.observe(model, replace(self.settings, strategy="single"), World())
         return plain | {"strategy": "hivemind"}
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
-        context = self.context
+        context, bare = self.context, optimizer.optimizer
         self.payload_bytes, self.sent_before = 0, interfaces_sent() or 0
-        bare = optimizer.optimizer
-        an_epoch = context.data_facts["train_samples"] // int(self.settings.target_batch or 1)
-        self.peers.let_go = Progress.let_go
-        with self.peers.board.quiet, forking():
-            self.optimizer = peer_optimizer(
-                self.peers.board.table,
+        self.peers.release_threads = Progress.release_threads
+        with self.peers.state.quiet, forking():
+            self.optimizer = PeerOptimizer(
+                self.peers.state.dht,
                 run_id(self.settings).replace(".", "-"),
                 bare,
                 model,
                 own_batch=self.own_batch,
-                target_batch=int(self.settings.target_batch or 1),
-                updates_an_epoch=an_epoch,
+                target_batch=self.target_batch,
+                updates_per_epoch=self.updates_per_epoch,
                 compress=self.settings.compress,
                 local_updates=self.settings.local_updates,
                 count_peers=self.peers.count,
                 newest_update=self.peers.newest_update,
             )
         self.peers.optimizer = self.optimizer
+        self.update_norm = torch.zeros(())
         bound = context.args.max_grad_norm
         if bound > 0:
             parameters = [p for group in bare.param_groups for p in group["params"]]
@@ -139,130 +132,169 @@ class PeersExchange(Exchange):
             self.optimizer.load_state_from_peers()
 
     def _clip(self, parameters: list[torch.Tensor], bound: float) -> None:
-        """What is clipped is what the step is made with: the average, not one peer's part."""
-        self.norm = nn.utils.clip_grad_norm_(parameters, bound)
-        self.clipped(self.norm, bound)
+        """Clips what the step is made with: the average, not one peer's part."""
+        self.update_norm = nn.utils.clip_grad_norm_(parameters, bound)
+        self.record_norm(self.update_norm)
 
     def _step(self, wrapper: Any) -> None:
         optimizer: PeerOptimizer = self.optimizer
         before, dropped = optimizer.local_epoch, optimizer.dropped_samples
         optimizer.step()
         self.payload_bytes = optimizer.payload_bytes
-        # The Trainer is not to move the schedule with each batch of this peer.
-        wrapper._is_overflow = True
+        wrapper._is_overflow = True  # keeps the Trainer from stepping the schedule at each batch
         self.fed += self.own_batch
         if optimizer.dropped_samples != dropped:
-            self.waiting = 0  # neither these nor this batch
+            self.pending = 0  # this batch was dropped as well
         else:
-            self.waiting += self.own_batch
+            self.pending += self.own_batch
         if optimizer.local_epoch != before:
-            self.samples, self.waiting = self.samples + self.waiting, 0
-            self.peers.tell(update=self.update, samples=self.samples, fed=self.fed)
+            self.samples, self.pending = self.samples + self.pending, 0
+            self.peers.publish(update=self.update, samples=self.samples, fed=self.fed)
+
+    # ---- the Trainer's counting ----
+
+    def sampler(self, samples: int) -> EpochOrder:
+        self.order = EndlessOrder(samples, self.settings.seed, self.peers.number)
+        return self.order
+
+    def training_values(self) -> tuple[Any, ...]:
+        args, batch = self.context.args, self.target_batch
+        updates = args.max_steps
+        if updates <= 0:
+            updates = self.updates_per_epoch * int(args.num_train_epochs)
+        epochs = math.ceil(updates / self.updates_per_epoch)
+        batches = ENDLESS * args.gradient_accumulation_steps
+        samples = self.context.data_facts["train_samples"]
+        return epochs, ENDLESS, samples, updates * batch, batch, batches, updates
+
+    def resume_at(self, update: int) -> tuple[int, int]:
+        return update // self.updates_per_epoch, 0
+
+    def count_step(self, state: Any, control: Any) -> bool:
+        self.steps += 1
+        update, schedule = min(self.update, state.max_steps), self.states["schedule"]
+        while schedule.last_epoch < update:
+            schedule.step()
+        state.global_step, state.epoch = update, update / self.updates_per_epoch
+        if (epoch := update // self.updates_per_epoch) > self.epoch:
+            # A peer that has caught up may be inside the next epoch: its row is of this edge.
+            state.epoch = float(epoch)
+            control.should_epoch_stop = True
+        if self.peers.over:
+            control.should_training_stop = True
+        return True
+
+    def logged_loss(self, loss: float, update: int) -> float:
+        """The Trainer has divided the sum over this peer's batches by the updates of all."""
+        updates, steps = self.logged
+        self.logged = update, self.steps
+        return loss * (update - updates) / max(self.steps - steps, 1)
 
     # ---- epochs ----
 
-    def begin_epoch(self, epoch: int) -> None:
-        if not self.peers.told.get("ready"):
-            self.peers.tell(ready=True, update=self.update)
+    def begin_epoch(self) -> None:
+        assert self.order is not None
+        self.epoch = self.update // self.updates_per_epoch
+        if not self.peers.own.get("ready"):
+            self.peers.publish(ready=True, update=self.update)
             self.peers.wait_for_all()
-        self.peers.begin_epoch(epoch)
-        self.optimizer.rested()
+        self.peers.begin_epoch(self.epoch)
+        self.optimizer.resume_after_pause()
+        self.order.position = self.order_began_at + self.fed
 
     def end_epoch(self, epoch: float, totals: list[float]) -> list[float]:
-        """The sums of the epoch over all peers; what the record is to know of them."""
+        """The sums over all peers, on the one that records."""
+        epoch = round(epoch, 6)
         loss, _, *rest = totals
         self.loss += loss
         values = (
-            self.samples, self.fed, self.loss, self.payload_bytes or 0, self._network(),
+            self.samples, self.fed, self.loss, self.payload_bytes or 0, self._network_bytes(),
             self.optimizer.failed_averages,
         )  # fmt: skip
-        counts = dict(zip(COUNTS, values, strict=True))
-        edges = [*self.peers.told.get("edges", []), [round(epoch, 6), *values]][-3:]
         cuda = self.context.args.device.type == "cuda"
         reserved = reserved_memory_gib(cuda)
-        self.peers.tell(
-            edges=edges,
+        self.peers.publish(
+            edges=[*self.peers.own.get("edges", []), [epoch, *values]][-3:],
             peak_memory_gib=max(peak_memory_gib(cuda)),
             reserved_memory_gib=max(reserved) if reserved else None,
-            **counts,
+            **dict(zip(COUNTS, values, strict=True)),
             **CpuTime.of(self.context).own(),
             **told(self.context.watch, goes_on=True),  # until the row is made
         )
         if not self.peers.records:
             return totals
-        found = self._of_all(round(epoch, 6))
+        sums = self._sum_over_peers(epoch)
+        several_nodes = self.peers.recorded_world.nodes > 1
+        network = int(sums["network"]) if several_nodes else None
         self.epoch_fields = {
-            "samples": int(found["samples"]),
-            "fed_samples": int(found["fed"]),
-            "peers": found["peers"],
-            "failed_averages": int(found["failed_averages"]),
-            "payload_bytes": int(found["payload"]),
-            "network_sent_bytes": carried(int(found["payload"]), self._sent(found)),
+            "samples": int(sums["samples"]),
+            "fed_samples": int(sums["fed"]),
+            "peers": sums["peers"],
+            "failed_averages": int(sums["failed_averages"]),
+            "payload_bytes": int(sums["payload"]),
+            "network_sent_bytes": carried(int(sums["payload"]), network),
         }
-        return [found["loss"], found["fed"], *rest]
+        return [sums["loss"], sums["fed"], *rest]
 
-    def _network(self) -> int:
-        """What this node has sent; one of its peers counts it."""
-        world = self.peers.world
-        counts = self.peers.shape.nodes > 1 and world.local_rank == 0
+    def _network_bytes(self) -> int:
+        """Sent by this node; one of its peers counts it."""
+        peers = self.peers
+        counts = peers.recorded_world.nodes > 1 and peers.world.local_rank == 0
         return (interfaces_sent() or 0) - self.sent_before if counts else 0
 
-    def _sent(self, found: dict[str, Any]) -> int | None:
-        return int(found["network"]) if self.peers.shape.nodes > 1 else None
+    def _sum_over_peers(self, epoch: float) -> dict[str, Any]:
+        """What all peers have done since the last row; counted by peer, so that none is lost."""
+        state = self.peers.state
 
-    def _of_all(self, epoch: float) -> dict[str, Any]:
-        """What all peers have done since the last row; counted by peers, so that no one is lost."""
-        board = self.peers.board
+        def all_published() -> bool:
+            ready = [p for p in state.alive.values() if p.get("ready")]
+            return all(_counts_at(epoch, p) or p.get("ended") for p in ready)
 
-        def all_told() -> bool:
-            living = [p for p in board.living.values() if p.get("ready")]
-            return all(_edge(p, epoch) or p.get("ended") for p in living)
-
-        board.wait(all_told, TOLD_S)
+        state.wait(all_published, EPOCH_END_S)
         file = self.context.folder.path / "peers.json"
-        kept = read_json(file) or {}
-        found: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"peers": 0}
-        for name, peer in board.seen.items():
-            values = _edge(peer, epoch) or [peer.get(count, 0) for count in COUNTS]
-            before = kept.get(name, {})
+        recorded = read_json(file) or {}
+        sums: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"peers": 0}
+        for name, peer in state.known.items():
+            values = _counts_at(epoch, peer) or [peer.get(count, 0) for count in COUNTS]
+            before = recorded.get(name, {})
             gained = {c: v - before.get(c, 0) for c, v in zip(COUNTS, values, strict=True)}
             if gained["fed"] <= 0:
                 continue
-            found["peers"] += gained["samples"] > 0
+            sums["peers"] += gained["samples"] > 0
             for count, value in gained.items():
-                found[count] += value
-            kept[name] = {
+                sums[count] += value
+            recorded[name] = {
                 "rank": peer["number"],
                 "from_epoch": before.get("from_epoch", epoch),
                 "to_epoch": epoch,
                 **dict(zip(COUNTS, values, strict=True)),
             }
-        write_json(file, kept)
-        others = [p for n, p in board.seen.items() if n != board.id and "peak_memory_gib" in p]
-        self.other_peers = [
-            {"rank": p["number"], **{name: p[name] for name in TOLD if name in p}}
+        write_json(file, recorded)
+        others = [p for n, p in state.known.items() if n != state.id and "peak_memory_gib" in p]
+        self.other_rows = [
+            {"rank": p["number"], **{name: p[name] for name in RESOURCES if name in p}}
             for p in sorted(others, key=lambda p: p["number"])
         ]
-        return found
+        return sums
 
     def gather(self, row: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
-        """This peer's row and what the others published at the end of the epoch."""
-        return [row, *self.other_peers]
+        """This peer's row, and what the others published at the end of the epoch."""
+        return [row, *self.other_rows]
 
     # ---- checkpoints ----
 
     def save(self, folder: Path) -> None:
-        write_json(folder / "peer.json", {"position": self.position})
+        write_json(folder / "peer.json", {"position": self.order_began_at + self.fed})
 
     def load(self, folder: Path) -> None:
         """The order goes on where it was; counts are those of a new peer."""
-        kept = read_json(folder / "peer.json") or {}
-        self.before = int(kept.get("position", 0))
+        saved = read_json(folder / "peer.json") or {}
+        self.order_began_at = int(saved.get("position", 0))
 
 
-def _edge(peer: dict[str, Any], epoch: float) -> list[float] | None:
+def _counts_at(epoch: float, peer: dict[str, Any]) -> list[float] | None:
     """What a peer had done at the end of an epoch."""
-    for number, *values in peer.get("edges", []):
-        if number == epoch:
+    for end, *values in peer.get("edges", []):
+        if end == epoch:
             return list(values)
     return None

@@ -1,8 +1,8 @@
 """A process's part in a run of peers: who records, who has which number, when the run is over.
 
-One peer has number 0. It keeps the record and evaluates. Under a launcher that is rank 0; else it
-is the one that was started without addresses to join, or, started again, the one that finds its
-unfinished record on its disk.
+Peer 0 keeps the record and evaluates. Under a launcher that is rank 0; otherwise it is the peer
+that was started without addresses to join, or, started again, the one that finds its unfinished
+record on its disk.
 """
 
 from __future__ import annotations
@@ -17,51 +17,48 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from transformers import IntervalStrategy, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 from harness.core.locks import Lock
 from harness.core.records import RunFolder
 from harness.core.rules import addresses_to_join
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.topology import World, asked_processes
-from harness.train.strategy.hivemind import network
+from harness.train.session import Session
+from harness.train.strategy.hivemind.library import patch_hivemind
 from harness.train.strategy.hivemind.network import (
     DATA,
     OUTCOME,
     PEERS,
     RECORDER,
     SETTINGS,
-    Board,
+    DhtState,
     addresses,
+    check_checksum,
+    check_requirements,
     join_command,
-    open_table,
+    open_dht,
     own_address,
+    requirements,
 )
 
-START_S = 120.0  # for all that a launcher has started to be there
-
-
+START_S = 120.0  # for all processes that a launcher has started to arrive
 DATA_S = 600.0  # for the recorder to have read its data
-
-
 GONE_S = 30.0  # for a recorder that is gone to be started again
-
-
 GOODBYE_S = 15.0  # for all to see that the run is over
+ADDRESS, ALREADY_FINISHED = "harness/peers", "finished before"
 
 
-ADDRESS, FINISHED_BEFORE = "harness/peers", "finished before"
-
-
-class Peers:
-    """The session of one process; made before its record is opened."""
-
+class Peers(Session):
     def __init__(self, settings: Settings, world: World, folder: RunFolder) -> None:
+        patch_hivemind()
         self.settings, self.launched_world, self.folder = settings, world, folder
         self.number = world.rank
-        self.board: Board | None = None
-        self.told: dict[str, Any] = {}
+        self._state: DhtState | None = None
+        self.own: dict[str, Any] = {}  # what this peer publishes of itself
         self.optimizer: Any = None  # hivemind's, once training begins
-        self.let_go: Callable[[], None] = lambda: None  # of threads that would wait for ever
+        self.release_threads: Callable[[], None] = lambda: None  # that would wait for ever
         self.store: Any = None  # where a launcher's ranks meet
         join = addresses_to_join(settings, os.environ)
         if world.launched:
@@ -72,85 +69,82 @@ class Peers:
                 )
         elif join:
             self._connect(None, join)
-            network.compare(settings, self.said.get(SETTINGS))
+            check_requirements(settings, self.state.get(SETTINGS))
             if not self._recorder_is_gone():
-                self.number = self._free_number()
+                self.number = self._choose_number()
+        # The Trainer sees one process, and the record the peers that the set-up names.
+        self.world = World(rank=self.number, local_rank=world.local_rank, launched=world.launched)
+        nodes, per_node, _ = parse_setup(str(settings.setup))
+        self.recorded_world = World(nodes=nodes, per_node=per_node, rank=self.number)
+
+    @property
+    def alone(self) -> bool:
+        return False  # others may join
 
     @property
     def records(self) -> bool:
         return self.number == 0
 
     @property
-    def world(self) -> World:
-        """As the Trainer is to see it: one process, and no other."""
-        launched = self.launched_world
-        return World(rank=self.number, local_rank=launched.local_rank, launched=launched.launched)
-
-    @property
-    def shape(self) -> World:
-        """As records are to see it: the peers that the set-up names, and this one's number."""
-        nodes, per_node, _ = parse_setup(str(self.settings.setup))
-        return World(nodes=nodes, per_node=per_node, rank=self.number)
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """What the others have said of the run."""
-        board = self._board
-        return {key: board.get(key) for key in (SETTINGS, DATA)}
-
-    @property
-    def _board(self) -> Board:
-        assert self.board is not None
-        return self.board
+    def state(self) -> DhtState:
+        assert self._state is not None
+        return self._state
 
     # ---- the run begins ----
 
-    def finished_before(self) -> None:
-        """The record is whole: whoever waits to join is told so."""
+    def own_settings(self, settings: Settings) -> Settings:
+        return settings
+
+    def restrict(self, args: TrainingArguments) -> None:
+        if not self.records:
+            args.eval_strategy, args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
+            args.load_best_model_at_end, args.report_to = False, []
+
+    def already_finished(self) -> None:
+        """Tells those who wait to join."""
         if self.records and self.launched_world.launched:
-            self._meet().set(ADDRESS, FINISHED_BEFORE)
+            self._meet().set(ADDRESS, ALREADY_FINISHED)
         self.close()
 
     def open(self) -> bool:
         """Become reachable; False for a rank whose rank 0 has found the run finished."""
-        world = self.launched_world
-        if self.board is None:
+        launched = self.launched_world.launched
+        if self._state is None:
             host, join = None, []
-            if world.launched:
+            if launched:
                 store = self._meet()
                 host = own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
                 if not self.records:
-                    found = store.get(ADDRESS).decode()
-                    if found == FINISHED_BEFORE:
+                    answer = store.get(ADDRESS).decode()
+                    if answer == ALREADY_FINISHED:
                         return False
-                    join = json.loads(found)
+                    join = json.loads(answer)
             self._connect(host, join)
-            if world.launched and self.records:
-                self.store.set(ADDRESS, json.dumps(addresses(self._board.table)))
-        board = self._board
-        at = addresses(board.table)
-        self.tell(number=self.number, at=at, update=0, samples=0, fed=0, loss=0.0, edges=[])
-        board.say(SETTINGS, network.of(self.settings))
+            if launched and self.records:
+                self.store.set(ADDRESS, json.dumps(addresses(self.state.dht)))
+        at = addresses(self.state.dht)
+        self.publish(number=self.number, at=at, update=0, samples=0, fed=0, loss=0.0, edges=[])
+        self.state.publish(SETTINGS, requirements(self.settings))
         if self.records:
-            board.say(RECORDER, {"open": -1})
-        board.start()
-        if not world.launched or self.records:
-            self._say_how_to_join()
+            self.state.publish(RECORDER, {"open": -1})
+        self.state.start()
+        if not launched or self.records:
+            self._print_how_to_join(at)
         return True
 
     def _meet(self) -> Any:
-        """The store in which a launcher's processes find each other, and nothing else."""
+        """The launcher's store, which is used for nothing but the first peer's address."""
         if self.store is None:
             world = self.launched_world
-            found = dist.rendezvous(
+            rendezvous = dist.rendezvous(
                 "env://", world.rank, world.size, timeout=timedelta(seconds=START_S)
             )
-            self.store = next(iter(found))[0]
+            self.store = next(iter(rendezvous))[0]
         return self.store
 
     def _connect(self, host: str | None, join: list[str]) -> None:
-        self.board = Board(open_table(host, join))
-        if self.board.get(OUTCOME) is not None:
+        self._state = DhtState(open_dht(host, join))
+        if self._state.get(OUTCOME) is not None:
             raise UserError(f"--initial_peers {','.join(join)}: that run is over")
 
     def _recorder_is_gone(self) -> bool:
@@ -162,21 +156,23 @@ class Peers:
         lock.release()
         return free
 
-    def _free_number(self) -> int:
-        """One that no peer has or had; of two that chose the same, the later one chooses again."""
-        board = self._board
+    def _choose_number(self) -> int:
+        """One that no peer has or had; of two that chose the same, one chooses again."""
         while True:
-            told = (board.get(PEERS) or {}).items()
-            taken = [peer["number"] for id_, peer in told if id_ != board.id]
-            given = (board.get(RECORDER) or {}).get("given", 0)
-            number = max([given, *taken]) + 1
-            board.tell({"number": number, "update": 0, "samples": 0, "fed": 0, "loss": 0.0})
-            told = (board.get(PEERS) or {}).items()
-            if all(id_ <= board.id for id_, peer in told if peer["number"] == number):
+            others = [p for id_, p in self._all_peers() if id_ != self.state.id]
+            given = (self.state.get(RECORDER) or {}).get("given", 0)
+            number = int(max([given, *(p["number"] for p in others)])) + 1
+            self.state.publish_own(
+                {"number": number, "update": 0, "samples": 0, "fed": 0, "loss": 0.0}
+            )
+            same = [id_ for id_, p in self._all_peers() if p["number"] == number]
+            if all(id_ <= self.state.id for id_ in same):
                 return number
 
-    def _say_how_to_join(self) -> None:
-        at = addresses(self._board.table)
+    def _all_peers(self) -> Any:
+        return (self.state.get(PEERS) or {}).items()
+
+    def _print_how_to_join(self, at: list[str]) -> None:
         if not self.records:
             print(f"peer {self.number} of the run; it answers at {','.join(at)}", flush=True)
             return
@@ -190,87 +186,82 @@ class Peers:
 
     def check_data(self, checksum: str | None) -> None:
         """The same samples on all peers; the recorder's are those of the run."""
-        board = self._board
+        state = self.state
         if not self.records:
-            there = board.wait(
-                lambda: board.get(DATA) or board.outcome or not self._recorder_lives(), DATA_S, 0.5
+            there = state.wait(
+                lambda: state.get(DATA) or state.outcome or state.recorder is None, DATA_S, 0.5
             )
             if isinstance(there, dict) and "checksum" in there:
-                network.compare_data(checksum, there["checksum"])
-        board.say(DATA, {"checksum": checksum})
+                check_checksum(checksum, there["checksum"])
+        state.publish(DATA, {"checksum": checksum})
 
     # ---- the run goes on ----
 
-    def tell(self, **news: Any) -> None:
-        self.told |= news
-        self._board.tell(dict(self.told))
-
-    def _recorder_lives(self) -> bool:
-        return self._board.recorder is not None
+    def publish(self, **news: Any) -> None:
+        self.own |= news
+        self.state.publish_own(dict(self.own))
 
     def count(self) -> int:
         """Peers that train now, this one included."""
-        there = [p for p in self._board.living.values() if p.get("ready") and not p.get("ended")]
-        return max(len(there), 1)
+        training = [p for p in self.state.alive.values() if p.get("ready") and not p.get("ended")]
+        return max(len(training), 1)
 
     def newest_update(self) -> int:
-        return max((int(p["update"]) for p in self._board.living.values()), default=0)
+        return max((int(p["update"]) for p in self.state.alive.values()), default=0)
 
     def wait_for_all(self) -> None:
-        """What a launcher starts, starts together; others come when they come."""
+        """What a launcher starts begins together; others join when they come."""
         expected = self.launched_world.size
         if not self.launched_world.launched or expected == 1 or not self.records:
             return
-        board = self._board
 
-        def ready() -> bool:
-            return sum(bool(p.get("ready")) for p in board.living.values()) >= expected
+        def ready() -> int:
+            return sum(bool(p.get("ready")) for p in self.state.alive.values())
 
-        if not board.wait(ready, START_S):
-            here = sum(bool(p.get("ready")) for p in board.living.values())
+        if not self.state.wait(lambda: ready() >= expected, START_S):
             print(
-                f"harness: warning: {here} of {expected} peers are there after {START_S:g} s; "
+                f"harness: warning: {ready()} of {expected} peers are there after {START_S:g} s; "
                 "training begins without the others",
                 file=sys.stderr,
             )
 
     def begin_epoch(self, epoch: int) -> None:
         """All wait while one evaluates: what others trained meanwhile would be in no one's time."""
-        board = self._board
+        state = self.state
         if self.records:
-            given = max((p["number"] for p in board.seen.values()), default=0)
-            board.say(RECORDER, {"open": epoch, "given": given})
+            given = max((p["number"] for p in state.known.values()), default=0)
+            state.publish(RECORDER, {"open": epoch, "given": given})
             return
 
         def may_begin() -> bool:
-            told = board.recorder
-            return bool(board.outcome) or told is None or told["open"] >= epoch
+            recorder = state.recorder
+            return bool(state.outcome) or recorder is None or recorder["open"] >= epoch
 
-        while not board.wait(may_begin, GONE_S):
+        while not state.wait(may_begin, GONE_S):
             pass
-        board.look()  # who else begins
+        state.refresh()  # who else begins
 
     @property
     def over(self) -> bool:
-        """Whether the recorder has said so."""
-        return self.board is not None and self.board.outcome is not None
+        """Whether the recorder has ended the run."""
+        return self._state is not None and self._state.outcome is not None
 
     # ---- the run ends ----
 
     def finish(self) -> None:
-        """After the record is whole: tell all; of those who joined: until it is."""
-        board = self._board
-        self.tell(ended=True)
+        """The recorder tells all; the others wait until it has."""
+        state = self.state
+        self.publish(ended=True)
         if self.records:
-            board.end({"outcome": "finished"})
-            board.wait(lambda: all(p.get("ended") for p in board.living.values()), GOODBYE_S)
+            state.publish_outcome({"outcome": "finished"})
+            state.wait(lambda: all(p.get("ended") for p in state.alive.values()), GOODBYE_S)
             self.close()
             return
-        lived_s = GONE_S
-        while not board.outcome and lived_s > 0:
-            board.wait(lambda: board.outcome, 1.0, 0.2)
-            lived_s = GONE_S if self._recorder_lives() else lived_s - 1
-        outcome = board.outcome
+        left_s = GONE_S
+        while not state.outcome and left_s > 0:
+            state.wait(lambda: state.outcome, 1.0, 0.2)
+            left_s = GONE_S if state.recorder is not None else left_s - 1
+        outcome = state.outcome
         self.close()
         if outcome is None:
             print(
@@ -284,23 +275,23 @@ class Peers:
             raise SystemExit(1)
 
     def fail(self, outcome: str, interrupted: bool) -> None:
-        """Of this peer. Only what would happen again to the recorder ends the run for all."""
-        if self.records and not interrupted and self.board is not None:
-            self.board.end({"outcome": outcome})
-            self.board.closed.wait(1.0)
+        """Only what would happen to the recorder again ends the run for all."""
+        if self.records and not interrupted and self._state is not None:
+            self._state.publish_outcome({"outcome": outcome})
+            self._state.closed.wait(1.0)
         self.close()
 
     def close(self) -> None:
-        """In a thread of its own: hivemind may wait for a peer that is gone."""
-        leaving = threading.Thread(target=self._leave, daemon=True)
-        leaving.start()
-        leaving.join(GOODBYE_S)
+        """In a thread of its own, since hivemind may wait for a peer that is gone."""
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(GOODBYE_S)
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         with suppress(Exception):
             if self.optimizer is not None:
                 self.optimizer.shutdown()
-            self.let_go()
-            if self.board is not None:
-                self.board.close()
-                self.board.table.shutdown()
+            self.release_threads()
+            if self._state is not None:
+                self._state.close()
+                self._state.dht.shutdown()

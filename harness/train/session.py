@@ -1,0 +1,46 @@
+"""How a process takes part in a run: the contract, and ranks of one process group."""
+
+from __future__ import annotations
+
+from transformers import TrainingArguments
+
+from harness.core.settings import Settings
+from harness.core.topology import World, for_world
+
+
+class Session:
+    """Made before the run's folder is opened. This one: torchrun has started the processes, they
+    end together, and rank 0 records; or there is only one.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world  # the processes that the Trainer sees
+        self.recorded_world = world  # the processes that the record describes
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process trains with this one."""
+        return self.world.size == 1
+
+    def own_settings(self, settings: Settings) -> Settings:
+        """With the batch and accumulation of this process."""
+        return for_world(settings, self.world.size)
+
+    def restrict(self, args: TrainingArguments) -> None:
+        """Switch off what this process leaves to the one that records the run."""
+
+    def already_finished(self) -> None:
+        """The record is complete: nothing is trained."""
+
+    def open(self) -> bool:
+        """The run begins; False if this process is not needed."""
+        return True
+
+    def check_data(self, checksum: str | None) -> None:
+        """The data are loaded; raises if they are not those of the run."""
+
+    def finish(self) -> None:
+        """The record is complete."""
+
+    def fail(self, outcome: str, interrupted: bool) -> None:
+        """This process ends without completing the run."""
