@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from harness.core import tasks
 from harness.core.command_line import (
     BadValue,
     complain,
@@ -29,6 +30,7 @@ from harness.core.command_line import (
     whole,
 )
 from harness.core.settings import UserError
+from harness.core.tasks import TASKS
 
 FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 
@@ -177,7 +179,7 @@ def import_(parser: Parser) -> None:
         help="a text file with a list a line (f1=[0.90,0.91]) whose name holds the settings, such "
         "as bert/2_1_2e-05_16_P100far.txt, or the trainer_state.json of the Trainer",
     )
-    add("--script", type=one_of("bert", "vit"), metavar="NAME", help="bert or vit")
+    add("--script", type=one_of(*TASKS), metavar="NAME", help=tasks.names())
     add("--setup", metavar="N_M[_tag]")
     names = ("lr", "grad_acc", "epochs", "seed", "model", "dataset", "train_size", "test_size")
     for name in (*names, "precision", "strategy"):

@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.core.architectures import listing
 from harness.core.identity import number
 from harness.core.process import end_with_parent
 from harness.core.rules import REFUSED, place, resolve
 from harness.core.settings import Settings, UserError, as_mapping, flag_fields
 from harness.core.strategies import STRATEGIES
+from harness.core.tasks import TASKS, listing
 from harness.core.topology import world_of
 
 
@@ -85,9 +85,9 @@ def field_of(script: str, name: str) -> str | None:
         raise UserError(f"--{name} is not taken: {REFUSED[name]}")
     if name in trainer_flags():
         return None
-    other = {"bert": "vit", "vit": "bert"}[script]
-    if name in names_of(other):
-        raise UserError(f"--{name} is a flag of {other}.py, not of {script}.py")
+    for other in TASKS:
+        if name in names_of(other):
+            raise UserError(f"--{name} is a flag of {other}.py, not of {script}.py")
     known = [*names, *trainer_flags(), "help", "print_settings", "list_models"]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f": did you mean --{near[0]}?" if near else f": see python {script}.py --help"
@@ -224,7 +224,7 @@ def names_of(script: str) -> dict[str, str]:
     return {
         alias: name
         for name, f in flag_fields().items()
-        if f.metadata["script"] in ("", script)
+        if f.metadata["input"] in ("", TASKS[script].input)
         for alias in (name, *f.metadata["names"])
     }
 
@@ -236,13 +236,12 @@ def help_text(script: str) -> str:
         f"usage: python {script}.py [settings.yaml] [flags]",
         f"       torchrun --standalone --nproc_per_node=2 {script}.py [flags]",
         "",
-        f"Fine-tune {'a text' if script == 'bert' else 'an image'} classifier and record what it "
-        f"cost. Try: python {script}.py --tiny",
+        f"{TASKS[script].summary} Try: python {script}.py --tiny",
     ]
     group = ""
     for name, f in flag_fields().items():
         meta = f.metadata
-        if meta["script"] not in ("", script):
+        if meta["input"] not in ("", TASKS[script].input):
             continue
         if meta["group"] != group:
             group = meta["group"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from harness.core.settings import DEFAULTS, TINY, Settings, UserError, parse_setup, share_of
+from harness.core.settings import Settings, UserError, parse_setup, share_of
 from harness.core.strategies import (
     OF_ONE_STRATEGY,
     STRATEGIES,
@@ -15,6 +15,7 @@ from harness.core.strategies import (
     why_a_gpu,
     why_not_elastic,
 )
+from harness.core.tasks import TASKS
 from harness.core.topology import World, asked_processes
 
 # Flags of TrainingArguments that are not passed through: what to do instead, and why.
@@ -65,7 +66,8 @@ REFUSED = {
 
 def resolve(settings: Settings) -> Settings:
     """The same settings with the script's defaults, or the tiny ones, in place of None."""
-    defaults = TINY[settings.script] if settings.tiny else DEFAULTS[settings.script]
+    task = TASKS[settings.script]
+    defaults = task.tiny if settings.tiny else task.defaults
     missing = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
     return check(replace(settings, **missing))
 

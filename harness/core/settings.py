@@ -23,13 +23,16 @@ def flag(
     *,
     names: tuple[str, ...] = (),
     choices: tuple[str, ...] = (),
-    script: str = "",
+    input: str = "",
     identity: bool = True,
 ) -> Any:
-    """A field with what its flag needs: kind of value, group in --help, other names."""
+    """A field with what its flag needs: kind of value, group in --help, other names.
+
+    input: the kind of samples that it is about, where it is no flag of the other tasks.
+    """
     return field(default=default, metadata={
         "kind": kind, "group": group, "help": help, "names": names, "choices": choices,
-        "script": script, "identity": identity,
+        "input": input, "identity": identity,
     })  # fmt: skip
 
 
@@ -52,11 +55,11 @@ class Settings:
         "set every dropout rate of the model, 0 to below 1 (the model's own)",
     )  # fmt: skip
     max_length: int | None = flag(
-        None, "count", "Model", "longest text, in tokens; longer ones are cut (512)", script="bert"
+        None, "count", "Model", "longest text, in tokens; longer ones are cut (512)", input="text"
     )
     image_size: int | None = flag(
         None, "count", "Model",
-        "side of the square images, in pixels (the model's own)", script="vit",
+        "side of the square images, in pixels (the model's own)", input="image",
     )  # fmt: skip
     batchnorm: str = flag(
         "local", "text", "Model",
@@ -81,9 +84,9 @@ class Settings:
     )  # fmt: skip
     text_column: str | None = flag(
         None, "text", "Data",
-        "column of the text, or two for a pair: premise,hypothesis", script="bert",
+        "column of the text, or two for a pair: premise,hypothesis", input="text",
     )  # fmt: skip
-    image_column: str | None = flag(None, "text", "Data", "column of the image", script="vit")
+    image_column: str | None = flag(None, "text", "Data", "column of the image", input="image")
     label_column: str | None = flag(None, "text", "Data", "column of the class")
     train_size: int | str | None = flag(
         None, "size", "Data", "training samples drawn from the data, or all (8000)",
@@ -120,7 +123,7 @@ class Settings:
         None, "text", "Data",
         "training images in another version each epoch: mirrored or not, or also shifted by up to "
         "an eighth of the side; drawn from --seed, epoch and sample (none)",
-        choices=("none", "flip", "crop_flip"), script="vit",
+        choices=("none", "flip", "crop_flip"), input="image",
     )  # fmt: skip
     tiny: bool = flag(
         False, "bool", "Data",
@@ -154,7 +157,7 @@ class Settings:
         None, "text", "Training",
         "texts of a batch: auto computes as little padding as model and device allow, with the "
         "same loss and gradient up to rounding; batch pads all to the longest one (auto)",
-        choices=("auto", "batch"), script="bert",
+        choices=("auto", "batch"), input="text",
     )  # fmt: skip
     eval_batch: int | None = flag(
         None, "count", "Training",
@@ -318,34 +321,3 @@ def parse_setup(setup: str) -> tuple[int, int, str]:
             f"--setup {setup}: expected N_M or N_M_tag (N nodes of M processes), for example 1_4"
         )
     return int(match[1]), int(match[2]), match[3] or ""
-
-
-# ----
-# What a script takes where no flag says otherwise.
-
-# The data and sizes are those of the published experiments that the sweeps in experiments/ repeat;
-# --tiny replaces them by laptop sizes.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "bert": {
-        "model": "google-bert/bert-base-uncased", "dataset": "fancyzhx/ag_news",
-        "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
-        "max_length": 512, "padding": "auto",
-    },
-    "vit": {
-        "model": "google/vit-base-patch16-224-in21k", "dataset": "ethz/food101",
-        "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
-    },
-}  # fmt: skip
-
-
-TINY: dict[str, dict[str, Any]] = {
-    "bert": {
-        "model": "bert-nano", "dataset": "embedded:english", "train_size": "all",
-        "test_size": "all", "per_gpu_batch": 32, "epochs": 4, "lr": 3e-3, "max_length": 48,
-        "padding": "auto",
-    },
-    "vit": {
-        "model": "vit-nano", "dataset": "embedded:digits", "train_size": "all",
-        "test_size": "all", "per_gpu_batch": 32, "epochs": 12, "lr": 1.5e-3,
-    },
-}  # fmt: skip

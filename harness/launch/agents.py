@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.core.provenance import ROOT
+from harness.core.tasks import TASKS
 from harness.launch.plan import PORT, Elastic, Job, torchrun
 from harness.launch.ssh.hosts import SSH_FAILED
 
@@ -193,7 +194,7 @@ class WarmAgent(Agent):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             self.process = node.start(
-                [node.python, "-c", SERVE, str(node.parent or 0), "bert", "vit"],
+                [node.python, "-c", SERVE, str(node.parent or 0), *TASKS],
                 environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

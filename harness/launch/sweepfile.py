@@ -40,13 +40,13 @@ from harness.core.attempts import QUALITY
 from harness.core.command_line import field_of, texts_of, typed
 from harness.core.links import link_of
 from harness.core.settings import UserError
+from harness.core.tasks import TASKS, names
 
 HEADER = re.compile(r"^#\s*(Question|Command|Needs|Time|Runs):\s*(.*)$")
-SCRIPTS = ("bert", "vit")
 HOLDS = ("per_gpu_batch", "effective_batch")
 LR_RULES = ("none", "linear", "sqrt")
 KEYS = (
-    "script", "settings", "bert", "vit", "if_installed", "grid", "runs", "exclude", "seeds",
+    "script", "settings", "if_installed", "grid", "runs", "exclude", "seeds",
     "order", "baseline", "target", "hold", "lr_rule", "columns", "per_node",
 )  # fmt: skip
 # Settings that belong on the command line of the sweep.
@@ -163,8 +163,8 @@ def load(path: Path, tiny: bool = False, installed: Any = None) -> Sweep:
         raise source.wrong(("tiny",), "tiny: expected keys that replace those above")
     for keys, where in ((content, ()), (small or {}, ("tiny",))):
         for key in keys:
-            if key not in KEYS:
-                raise source.wrong((*where, key), _unknown(key, (*KEYS, "tiny")))
+            if key not in (*KEYS, *TASKS):
+                raise source.wrong((*where, key), _unknown(key, (*KEYS, *TASKS, "tiny")))
     if tiny:
         content |= small or {}
         at |= {key: ("tiny", key) for key in small or {}}
@@ -232,11 +232,13 @@ class _Reader:
     def _scripts(self) -> tuple[str, ...]:
         named = self.content.get("script")
         if named is None:
-            raise self._wrong("script", "script is missing: bert, vit or [bert, vit]")
+            raise self._wrong("script", f"script is missing: one or several of {names()}")
         scripts = tuple(named) if isinstance(named, list) else (named,)
         for script in scripts:
-            if script not in SCRIPTS:
-                raise self._wrong("script", _unknown(str(script), SCRIPTS).replace("key", "script"))
+            if script not in TASKS:
+                raise self._wrong(
+                    "script", _unknown(str(script), tuple(TASKS)).replace("key", "script")
+                )
         if not scripts or len(set(scripts)) < len(scripts):
             raise self._wrong("script", "name each script once")
         return scripts

@@ -8,7 +8,8 @@ import pytest
 
 from harness.core.command_line import command_line, parse
 from harness.core.rules import place
-from harness.core.settings import DEFAULTS, TINY, UserError
+from harness.core.settings import UserError
+from harness.core.tasks import TASKS
 from harness.core.topology import World
 from tests.core.test_settings import ALONE, launched, refusal
 
@@ -19,9 +20,9 @@ def test_defaults() -> None:
     assert (vit.model, vit.dataset) == ("google/vit-base-patch16-224-in21k", "ethz/food101")
     for script, settings in (("bert", bert), ("vit", vit)):
         assert (settings.strategy, settings.setup, settings.precision) == ("single", "1_1", "fp32")
-        assert all(getattr(settings, name) == v for name, v in DEFAULTS[script].items())
+        assert all(getattr(settings, name) == v for name, v in TASKS[script].defaults.items())
         tiny = parse(script, ["--tiny", "--epochs", "1"], ALONE)
-        assert all(getattr(tiny, k) == v for k, v in {**TINY[script], "epochs": 1}.items())
+        assert all(getattr(tiny, k) == v for k, v in {**TASKS[script].tiny, "epochs": 1}.items())
         assert str(tiny.dataset).startswith("embedded:")
     assert parse("bert", [], launched(1, 2)).strategy == "ddp"
     assert parse("bert", [], launched(3, 4)).setup == "3_4"
@@ -69,8 +70,8 @@ def test_published_commands(command: str, script: str) -> None:
     settings = parse(script, argv.split(), launched(nodes, per_node))
     said = dict(word.split("=") for word in argv.split(" --setup")[0].split())
     assert settings.per_gpu_batch == int(said["--per_gpu_batch"])
-    assert settings.lr == float(said.get("--lr", DEFAULTS[script]["lr"]))
-    assert settings.epochs == int(said.get("--epochs", DEFAULTS[script]["epochs"]))
+    assert settings.lr == float(said.get("--lr", TASKS[script].defaults["lr"]))
+    assert settings.epochs == int(said.get("--epochs", TASKS[script].defaults["epochs"]))
     assert settings.setup == argv.split()[-1] == f"{nodes}_{per_node}"
     assert settings.strategy == ("ddp" if nodes * per_node > 1 else "single")
 

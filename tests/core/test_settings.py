@@ -16,8 +16,9 @@ from transformers import TrainingArguments
 from harness.core.command_line import command_line, help_text, parse, to_argv, trainer_flags
 from harness.core.identity import SHOWN_ONLY, number, run_id
 from harness.core.rules import REFUSED
-from harness.core.settings import DEFAULTS, Settings, UserError, as_mapping, flag_fields
+from harness.core.settings import Settings, UserError, as_mapping, flag_fields
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
+from harness.core.tasks import TASKS
 
 
 def launched(nodes: int, per_node: int) -> dict[str, str]:
@@ -95,7 +96,7 @@ def refusal(argv: list[str], environ: dict[str, str] = ALONE, script: str = "ber
 def test_every_flag_survives_the_command_line(name: str) -> None:
     field, value = flag_fields()[name], another(name)
     assert value != field.default
-    script = field.metadata["script"] or "bert"
+    script = "vit" if field.metadata["input"] == "image" else "bert"
     owners = [s.name for s in STRATEGIES.values() if name in s.own]
     needs = {"strategy": "fsdp"} if name.startswith("fsdp") else {}
     needs |= {"strategy": owners[-1]} if owners else {}
@@ -240,7 +241,7 @@ def test_settings_file_and_command_line(tmp_path: Path) -> None:
     )
     settings = parse("bert", [str(file), "--learning-rate", "4e-5", "--weight_decay=0.2"], ALONE)
     assert (settings.lr, settings.grad_acc, settings.setup) == (4e-5, 2, "1_1")
-    assert (settings.train_size, settings.epochs) == ("all", DEFAULTS["bert"]["epochs"])
+    assert (settings.train_size, settings.epochs) == ("all", TASKS["bert"].defaults["epochs"])
     assert dict(settings.trainer) == {
         "warmup_steps": 10, "torch_compile": True, "lr_scheduler_kwargs": '{"num_cycles": 2}',
         "optim_target_modules": ("query", "value"), "weight_decay": 0.2,
@@ -327,14 +328,16 @@ def test_help(script: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> Non
     def flags(part: str) -> set[str]:
         return set(re.findall(r"^  --(\w+)", part, re.M))
 
-    mine = {n: f for n, f in flag_fields().items() if f.metadata["script"] in ("", script)}
+    mine = {
+        n: f for n, f in flag_fields().items() if f.metadata["input"] in ("", TASKS[script].input)
+    }
     assert flags(ours) == {*mine, "print_settings", "list_models", "help"}
     assert flags(passed) == set(PASSED.split()) and flags(refused) == set(REFUSED)
     entries = dict(re.findall(r"^  --(\w+)((?:.*\n {28})*.*)", ours, re.M))
     for name, f in mine.items():
         words = " ".join(entries[name].split())
         assert all(part in words for part in f.metadata["help"].split("-")), name
-        default = f.default if f.default is not None else DEFAULTS[script].get(name)
+        default = f.default if f.default is not None else TASKS[script].defaults.get(name)
         if f.metadata["kind"] != "bool" and default is not None and "/" not in str(default):
             assert f"({number(default)})" in words, name
     assert "a image" not in text

@@ -18,8 +18,8 @@ from benchmarks.recipes import clock, loop, ours, task
 from benchmarks.speed_cases import ARMS, CPU_CASES, GPU_CASES, QUICK_CASES, Case, arms_of, is_exact
 from benchmarks.speed_cases import task_of as fields_of
 from benchmarks.speed_start import ArmFailed, call
-from harness.core.architectures import ARCHITECTURES
 from harness.core.command_line import parse
+from harness.core.tasks import TASKS
 from harness.train.data import embedded
 from tests.support.ranks import Done, ran
 
@@ -50,7 +50,7 @@ def test_what_would_run_on_a_gpu(name: str, capsys: pytest.CaptureFixture[str]) 
     assert settings.precision == "bf16" and settings.dropout == 0
     assert settings.per_gpu_batch == case.batch and settings.train_size == "all"
     assert dict(settings.trainer)["torch_compile"] is True
-    assert case.model in ARCHITECTURES[made.script]
+    assert case.model in TASKS[made.script].architectures
     asked = ["--gpu", "--cases", name, "--rounds", "1", "--out", "x", "--dry_run"]
     assert speed.main(asked) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -24,6 +24,7 @@ from typing import Any
 from harness.core.attempts import QUALITY
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
+from harness.core.tasks import TASKS
 from harness.read.imports.records import ROW, Foreign, check_share, digest
 from harness.read.records.loading import is_number
 
@@ -76,7 +77,7 @@ def read_text(file: Path, content: bytes) -> Foreign:
 def settings_in(file: Path) -> dict[str, Any]:
     """What folder and name say; a name of another form says nothing."""
     script = file.absolute().parent.name
-    found: dict[str, Any] = {"script": script} if script in ("bert", "vit") else {}
+    found: dict[str, Any] = {"script": script} if script in TASKS else {}
     match = NAME.match(file.stem)
     if match is None:
         return found

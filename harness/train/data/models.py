@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import transformers
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import errors
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageClassification
-from transformers import AutoModelForSequenceClassification as AutoModelForText
+from transformers import AutoConfig
 
-from harness.core.architectures import ARCHITECTURES
 from harness.core.settings import Settings, UserError
+from harness.core.tasks import TASKS, task_with_model
 
-AUTO = {"bert": AutoModelForText, "vit": AutoModelForImageClassification}
 
-
-def named(settings: Settings) -> dict[str, Any] | None:
+def named(settings: Settings) -> Mapping[str, Any] | None:
     """The table's entry, or None for a model of the Hub or a folder."""
-    return ARCHITECTURES[settings.script].get(str(settings.model))
+    return TASKS[settings.script].architectures.get(str(settings.model))
 
 
 def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
@@ -58,7 +56,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
 def build(settings: Settings, labels: list[str]) -> nn.Module:
     """The model with a head for these classes; random weights where asked for."""
     config = configuration(settings, labels)
-    auto = AUTO[settings.script]
+    auto = getattr(transformers, TASKS[settings.script].auto_model)
     try:
         if named(settings) is not None or settings.from_scratch:
             model = auto.from_config(config, trust_remote_code=settings.trust_remote_code)
@@ -72,7 +70,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
                 )
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
-            kind = "text" if settings.script == "bert" else "image"
+            kind = TASKS[settings.script].input
             raise UserError(
                 f"--model {settings.model} ({config.model_type}) is no {kind} classifier"
             ) from None
@@ -84,18 +82,17 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
 
 def check_name(settings: Settings) -> None:
     """A misspelt architecture or folder would be looked up on the Hub, with a confusing answer."""
-    name = str(settings.model)
+    name, known = str(settings.model), TASKS[settings.script].architectures
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         raise UserError(f"--model {name} is a folder without config.json: no model was saved there")
     if name.startswith((".", "/", "~")) and not path.exists():
         raise UserError(f"--model {name}: there is no such folder")
-    other = {"bert": "vit", "vit": "bert"}[settings.script]
-    if name in ARCHITECTURES[other]:
-        raise UserError(f"--model {name} is for {other}.py, not for {settings.script}.py")
+    if (other := task_with_model(name)) is not None and name not in known:
+        raise UserError(f"--model {name} is for {other.script}.py, not for {settings.script}.py")
     if "/" in name or Path(name).exists():
         return
-    near = difflib.get_close_matches(name, ARCHITECTURES[settings.script], n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near:
         raise UserError(f"--model {name} is not in the table: did you mean {near[0]}?")
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.core.provenance import without_home
 from harness.core.settings import Settings, UserError, share_of
+from harness.core.tasks import TASKS
 from harness.train.data import embedded
 from harness.train.data.cache import cached
 from harness.train.data.models import explain
@@ -93,7 +94,7 @@ def load(settings: Settings) -> Source:
     if split.validation is not None:
         sets["validation"] = split.validation
     labels, of_sets = _classes(sets, label)
-    if settings.script == "bert":
+    if TASKS[settings.script].input == "text":
         for column in inputs:
             if any(text is None for data in sets.values() for text in data[column]):
                 raise UserError(f"column {column}: some samples have no text")
@@ -188,7 +189,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
 
 
 def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
-    if settings.script == "vit":
+    if TASKS[settings.script].input == "image":
         flag, kind, asked = "image_column", "images", settings.image_column
         found = [c for c, f in data.features.items() if isinstance(f, datasets.Image)]
         preferred: tuple[str, ...] = ("image", "img")
@@ -204,7 +205,7 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
                 raise UserError(
                     f"--{flag} {column}: not a column of {kind}; the columns are {columns}"
                 )
-        if len(wanted) > (2 if settings.script == "bert" else 1):
+        if len(wanted) > (2 if kind == "text" else 1):
             raise UserError(f"--{flag} {asked}: too many columns")
         return wanted
     if not found:

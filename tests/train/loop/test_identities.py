@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.core.architectures import ARCHITECTURES
+from harness.core.tasks import TASKS
 from tests.support.ranks import ranks, script
 
 pytestmark = pytest.mark.process
@@ -74,9 +74,9 @@ def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[f
 
     _, batch, acc = split
     found = {}
-    for name, entries in ARCHITECTURES.items():
-        for model_name, entry in entries.items():
-            ARCHITECTURES[name] = {**entries, model_name: shrunk(entry)}
+    for name, task in [*TASKS.items()]:
+        for model_name, entry in task.architectures.items():
+            TASKS[name] = replace(task, architectures={model_name: shrunk(entry)})
             argv = ["--tiny", "--model", model_name, "--b", str(batch), "--grad_acc", str(acc)]
             argv += ["--epochs", "1", "--dropout", "0", "--save", "none", "--o", folder]
             argv += ["--telemetry_hz", "0", "--comm_probe", "off"]
@@ -98,14 +98,14 @@ def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[f
             trainer.train()
             log = next(entry for entry in trainer.state.log_history if "epoch_train_loss" in entry)
             found[model_name] = (log["epoch_train_loss"], log["epoch_grad_norm"])
-            ARCHITECTURES[name] = entries
+            TASKS[name] = task
     return found
 
 
 def test_loss_and_gradient_do_not_depend_on_how_a_batch_is_split(tmp_path: Path) -> None:
     results = [ranks(split[0], loss_and_norm, str(tmp_path), split) for split in SPLITS]
     whole = results[0][0]
-    assert set(whole) == {name for entries in ARCHITECTURES.values() for name in entries}
+    assert set(whole) == {name for task in TASKS.values() for name in task.architectures}
     for split, of_ranks in zip(SPLITS, results, strict=True):
         for name, (loss, norm) in of_ranks[0].items():
             assert loss == pytest.approx(whole[name][0], rel=1e-5), (name, split)

@@ -14,8 +14,8 @@ from transformers import (
     RobertaConfig,
 )
 
-from harness.core.architectures import ARCHITECTURES
 from harness.core.command_line import parse
+from harness.core.tasks import TASKS
 from harness.train.data import models
 from harness.train.measure.flops import CLOSED, COUNTED, Uncountable, Work, counted, work_of
 
@@ -44,7 +44,7 @@ def never() -> Any:
     raise AssertionError("there is a closed form")
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES["bert"])
+@pytest.mark.parametrize("name", TASKS["bert"].architectures)
 @pytest.mark.parametrize("length", [7, 64])
 def test_texts_by_closed_form_are_what_is_counted(name: str, length: int) -> None:
     model, _ = built("bert", "--model", name)
@@ -53,7 +53,7 @@ def test_texts_by_closed_form_are_what_is_counted(name: str, length: int) -> Non
     assert work.of(length) == pytest.approx(count.of(length), rel=0.02)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES["vit"])
+@pytest.mark.parametrize("name", TASKS["vit"].architectures)
 def test_images_by_closed_form_are_what_is_counted(name: str) -> None:
     model, config = built("vit", "--model", name)
     # A ResNet takes images of any size, whatever its configuration says.

@@ -13,9 +13,9 @@ from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
 
-from harness.core.architectures import ARCHITECTURES
 from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json, read_rows
+from harness.core.tasks import TASKS
 from harness.read import load_runs
 from harness.train.data.cache import Indices
 from harness.train.data.text_batches import AMOUNT, Amount
@@ -62,7 +62,7 @@ def by_hand(lengths: np.ndarray, order: np.ndarray, batch: int) -> tuple[float, 
 
     From the sizes of bert-nano, as the design has it: 6 N T + 12 L d T^2, and the head.
     """
-    sizes, classes = ARCHITECTURES["bert"]["bert-nano"], 4
+    sizes, classes = TASKS["bert"].architectures["bert-nano"], 4
     wide, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
     matrices = layers * (4 * wide**2 + 2 * wide * sizes["intermediate_size"])
 

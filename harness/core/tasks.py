@@ -1,0 +1,153 @@
+"""What can be trained: a task has a script and one entry in TASKS.
+
+To add one, write its script beside bert.py, with a loader of its data, and enter it here: the
+command line, sweeps, imports and readers know it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of training: what its script takes where no flag says otherwise."""
+
+    script: str  # its file is script.py, its records lie below output_dir/script
+    input: str  # kind of samples, "text" or "image": which flags, columns and layouts it has
+    summary: str
+    auto_model: str  # the class of transformers that builds its models
+    defaults: Mapping[str, Any]
+    tiny: Mapping[str, Any]  # in their place with --tiny
+    architectures: Mapping[str, Mapping[str, Any]]  # models that need no download, by name
+
+
+# ----
+# Architectures start from random weights. The sizes are those of the published models of the same
+# name; nano is this project's own size for --tiny. Each entry: the model type of transformers and
+# the fields of its configuration that differ from that type's default.
+
+
+def _bert(hidden: int, layers: int, heads: int, **more: Any) -> Mapping[str, Any]:
+    return {
+        "model_type": "bert", "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, **{"intermediate_size": 4 * hidden, **more},
+    }  # fmt: skip
+
+
+def _vit(
+    hidden: int, layers: int, heads: int, patch: int, image: int = 224, **more: Any
+) -> Mapping[str, Any]:
+    return {
+        "model_type": "vit", "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "patch_size": patch, "image_size": image,
+        **{"intermediate_size": 4 * hidden, **more},
+    }  # fmt: skip
+
+
+def _resnet(layer: str, depths: list[int], hidden: list[int], **more: Any) -> Mapping[str, Any]:
+    return {
+        "model_type": "resnet", "layer_type": layer, "depths": depths, "hidden_sizes": hidden,
+        "embedding_size": 64, **{"image_size": 224, **more},
+    }  # fmt: skip
+
+
+RESNET_18 = ("basic", [2, 2, 2, 2], [64, 128, 256, 512])
+
+
+TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
+    # Wider initial weights than usual: a model this narrow learns faster from them.
+    "bert-nano": _bert(
+        64,
+        2,
+        2,
+        intermediate_size=128,
+        vocab_size=4096,
+        max_position_embeddings=64,
+        initializer_range=0.05,
+    ),
+    "bert-tiny": _bert(128, 2, 2),
+    "bert-mini": _bert(256, 4, 4),
+    "bert-small": _bert(512, 4, 8),
+    "bert-base": _bert(768, 12, 12),
+    "bert-large": _bert(1024, 24, 16),
+    "distilbert-base": {"model_type": "distilbert"},
+}
+
+
+IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "vit-nano": _vit(64, 3, 4, patch=2, image=8, intermediate_size=128, initializer_range=0.1),
+    "vit-tiny-patch16": _vit(192, 12, 3, patch=16),
+    "vit-tiny-patch32": _vit(192, 12, 3, patch=32),
+    "vit-small-patch16": _vit(384, 12, 6, patch=16),
+    "vit-small-patch32": _vit(384, 12, 6, patch=32),
+    "vit-base-patch16": _vit(768, 12, 12, patch=16),
+    "vit-base-patch32": _vit(768, 12, 12, patch=32),
+    "resnet-18": _resnet(*RESNET_18),
+    # 3x3 first convolution and no pooling, as is usual for 32-pixel images: fifteen times the
+    # work of resnet-18 at that size, and another experiment.
+    "resnet-18-cifar": _resnet(*RESNET_18, image_size=32, cifar_stem=True),
+    "resnet-34": _resnet("basic", [3, 4, 6, 3], [64, 128, 256, 512]),
+    "resnet-50": _resnet("bottleneck", [3, 4, 6, 3], [256, 512, 1024, 2048]),
+}
+
+
+# ----
+# The tasks. Data and sizes are those of the published experiments that the sweeps in experiments/
+# repeat; --tiny replaces them by laptop sizes.
+
+TASKS = {
+    "bert": Task(
+        script="bert",
+        input="text",
+        summary="Fine-tune a text classifier and record what it cost.",
+        auto_model="AutoModelForSequenceClassification",
+        defaults={
+            "model": "google-bert/bert-base-uncased", "dataset": "fancyzhx/ag_news",
+            "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
+            "max_length": 512, "padding": "auto",
+        },
+        tiny={
+            "model": "bert-nano", "dataset": "embedded:english", "train_size": "all",
+            "test_size": "all", "per_gpu_batch": 32, "epochs": 4, "lr": 3e-3, "max_length": 48,
+            "padding": "auto",
+        },
+        architectures=TEXT_MODELS,
+    ),
+    "vit": Task(
+        script="vit",
+        input="image",
+        summary="Fine-tune an image classifier and record what it cost.",
+        auto_model="AutoModelForImageClassification",
+        defaults={
+            "model": "google/vit-base-patch16-224-in21k", "dataset": "ethz/food101",
+            "train_size": 8000, "test_size": 2000, "per_gpu_batch": 16, "epochs": 3, "lr": 2e-5,
+        },
+        tiny={
+            "model": "vit-nano", "dataset": "embedded:digits", "train_size": "all",
+            "test_size": "all", "per_gpu_batch": 32, "epochs": 12, "lr": 1.5e-3,
+        },
+        architectures=IMAGE_MODELS,
+    ),
+}  # fmt: skip
+
+
+def names() -> str:
+    """The tasks in a message: bert, vit."""
+    return ", ".join(TASKS)
+
+
+def task_with_model(name: str) -> Task | None:
+    """The task whose table of architectures has this name."""
+    return next((task for task in TASKS.values() if name in task.architectures), None)
+
+
+def listing(script: str) -> str:
+    """The table as text for --list_models."""
+    lines = [f"Architectures for {script}.py that need no download (random weights):"]
+    for name, config in TASKS[script].architectures.items():
+        facts = ", ".join(f"{k} {v}" for k, v in config.items())
+        lines.append(f"  {name:<18} {facts}")
+    return "\n".join(lines)

@@ -1,0 +1,80 @@
+"""A third task is one script and one entry in TASKS: everything else follows from the entry."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main, parser_of
+from harness.core.command_line import help_text, parse, to_argv
+from harness.core.identity import run_id
+from harness.core.records import find_runs, read_json
+from harness.core.settings import UserError
+from harness.core.tasks import TASKS
+from harness.launch.plan import plan
+from harness.launch.sweepfile import load
+from harness.read.imports.formats import settings_in
+from tests.support.sweeps import sweep_file
+
+ENTRY = """
+from dataclasses import replace
+from harness.core.tasks import TASKS
+TASKS["reviews"] = replace(TASKS["bert"], script="reviews")
+"""
+
+
+@pytest.fixture
+def reviews(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "reviews", replace(TASKS["bert"], script="reviews"))
+
+
+@pytest.mark.usefixtures("reviews")
+def test_a_third_task_is_parsed_identified_and_planned(tmp_path: Path) -> None:
+    settings = parse("reviews", ["--tiny", "--max_length", "32"], {})
+    assert (settings.script, settings.model, settings.max_length) == ("reviews", "bert-nano", 32)
+    assert parse("reviews", to_argv(settings), {}) == settings
+    assert run_id(settings) != run_id(replace(settings, script="bert"))
+    assert "python reviews.py" in help_text("reviews")
+    with pytest.raises(UserError, match=r"--image_size is a flag of vit\.py, not of reviews\.py"):
+        parse("reviews", ["--image_size", "32"], {})
+    text = "script: [bert, reviews]\nreviews: {epochs: 2}\ngrid: {lr: [0.1, 0.2]}\n"
+    jobs = plan(load(sweep_file(tmp_path, text), tiny=True))
+    epochs = TASKS["bert"].tiny["epochs"]
+    found = [(job.settings.script, job.settings.lr, job.settings.epochs) for job in jobs]
+    assert sorted(found) == [
+        ("bert", 0.1, epochs), ("bert", 0.2, epochs), ("reviews", 0.1, 2), ("reviews", 0.2, 2),
+    ]  # fmt: skip
+    assert parser_of("import").read(["f", "--script", "reviews"]).script == "reviews"
+    assert settings_in(tmp_path / "reviews" / "1_1_2e-05_16_x.txt")["script"] == "reviews"
+
+
+def test_without_its_entry_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="script reviews"):
+        load(sweep_file(tmp_path, "script: reviews\n"))
+    with pytest.raises(UserError, match="expected one of bert, vit"):
+        parser_of("import").read(["f", "--script", "reviews"])
+
+
+@pytest.mark.process
+def test_its_script_trains_and_is_read(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, out = tmp_path / "reviews.py", tmp_path / "outputs"
+    text = (root / "bert.py").read_text().replace('command_line("bert")', 'command_line("reviews")')
+    script.write_text(ENTRY + text)
+    argv = ["--tiny", "--epochs", "1", "--train_size", "64", "--test_size", "32", "-o", str(out)]
+    done = subprocess.run(
+        [sys.executable, str(script), *argv],
+        env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    (run,) = find_runs(out)
+    assert run.path.relative_to(out).parts[0] == "reviews"
+    assert (read_json(run.settings) or {})["script"] == "reviews"
+    assert main(["table", str(out)]) == 0
+    assert "reviews" in capsys.readouterr().out
