@@ -41,7 +41,7 @@ def prepare(case: Case, folder: Path, real: Path | None) -> dict[str, Any]:
     if case.kind == TEXT:
         config.vocab_size = max(config.vocab_size, facts["vocabulary"])
     set_seed(0)
-    model = models.AUTO[SCRIPTS[case.kind]].from_config(config)
+    model = models.auto_class(SCRIPTS[case.kind]).from_config(config)
     if getattr(config, "cifar_stem", False):
         models._cifar_stem(model)
     model.save_pretrained(folder / "model")

@@ -18,6 +18,11 @@ from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_with_model
 
 
+def auto_class(script: str) -> Any:
+    """The class of transformers that builds the models of a task."""
+    return getattr(transformers, TASKS[script].auto_model)
+
+
 def named(settings: Settings) -> Mapping[str, Any] | None:
     """The table's entry, or None for a model of the Hub or a folder."""
     return TASKS[settings.script].architectures.get(str(settings.model))
@@ -56,7 +61,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
 def build(settings: Settings, labels: list[str]) -> nn.Module:
     """The model with a head for these classes; random weights where asked for."""
     config = configuration(settings, labels)
-    auto = getattr(transformers, TASKS[settings.script].auto_model)
+    auto = auto_class(settings.script)
     try:
         if named(settings) is not None or settings.from_scratch:
             model = auto.from_config(config, trust_remote_code=settings.trust_remote_code)
