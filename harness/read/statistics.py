@@ -1,6 +1,8 @@
-"""What several runs say together: mean and spread, and ratios of means with their uncertainty.
+"""Means, ratios and their 95 % intervals over runs that repeat one measurement.
 
-One run says nothing about spread: sd and interval are then None, never zero.
+There is one interval: Student's t over the repeats. Two groups with the same seeds are compared
+pair by pair, others by Welch's test; ratios are compared by their logarithms. A single value has
+no spread: standard deviation and interval are then None, never zero.
 """
 
 from __future__ import annotations
@@ -10,13 +12,10 @@ import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+Repeats = Mapping[Hashable, float]  # the values of a group by what repeats them, such as the seed
 
-RESAMPLES = 10_000
-
-
-# The same records give the same interval, on every machine and at every call.
-SEED = 0
+# Differences between logarithms below this are rounding errors.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -33,46 +32,55 @@ class Spread:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure made of two groups, with its 95 % interval where both have several runs."""
+    """A difference or ratio of two groups, with its 95 % interval where both have several runs."""
 
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    n: int = 0  # pairs, or the runs of the smaller group
+    paired: bool = False
 
     def scaled(self, factor: float, shift: float = 0.0) -> Estimate:
-        """The same in other units: factor * figure + shift, for a factor above zero."""
-
-        def turned(value: float | None) -> float | None:
-            return None if value is None else factor * value + shift
-
-        return Estimate(turned(self.value), turned(self.low), turned(self.high))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """mean(one) - mean(other), with its 95 % interval by Student's t where both have several."""
-
-    value: float
-    low: float | None
-    high: float | None
-    paired: bool
+        """The same in other units: factor * value + shift, for a factor above zero."""
+        ends = (self.value, self.low, self.high)
+        value, low, high = (None if end is None else factor * end + shift for end in ends)
+        return Estimate(value, low, high, self.n, self.paired)
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """None where the values do not tell: one on a side, or none that differs from another."""
+        """Whether the interval excludes zero; None without an interval, or without any spread."""
         if self.low is None or self.high is None or (self.low == self.high and self.value != 0):
             return None
         return self.low > 0 or self.high < 0
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """A miss is infinity: then the mean is infinite, the median may not be, a spread is not."""
+def is_rate(measure: str) -> bool:
+    """Amounts per second: their mean is the total amount by the total time."""
+    return "_per_s" in measure or measure.endswith("_mbit") or measure == "mfu"
+
+
+def spread(values: Sequence[float], rate: bool = False) -> Spread:
+    """A miss is infinity: then the mean is infinite, the median need not be, the spread unknown.
+
+    rate: the mean is the harmonic one, and its interval is that of the time per sample.
+    """
     n = len(values)
     if n == 0:
         return Spread(0, None, None, None, None, None)
     median = statistics.median(values)
     if any(math.isinf(value) for value in values):
         return Spread(n, math.inf, median, None, None, None)
+    if rate and min(values) > 0:
+        times = spread([1 / value for value in values])
+        assert times.mean is not None
+        # Equal values have a mean of exactly that value.
+        mean = values[0] if len({*values}) == 1 else 1 / times.mean
+        if times.low is None or times.high is None:
+            return Spread(1, mean, median, None, None, None)
+        sd = statistics.stdev(values)
+        high = 1 / times.low if times.low > 0 else math.inf
+        low, high = (mean, mean) if sd == 0 else (1 / times.high, high)
+        return Spread(n, mean, median, sd, low, high)
     # Exact sums: equal values have a spread of exactly nothing.
     mean = statistics.mean(values)
     if n == 1:
@@ -82,21 +90,45 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(n, mean, median, sd, mean - half, mean + half)
 
 
-def difference(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Difference:
-    """Paired where both go by the same keys, such as seeds; else Welch's, for unequal spreads.
+def difference(one: Repeats, other: Repeats) -> Estimate:
+    """mean(one) - mean(other), of finite values."""
+    if not one or not other:
+        return Estimate()
+    value = statistics.mean(one.values()) - statistics.mean(other.values())
+    return _with_interval(value, one, other)
 
-    Of finite values, at least one on each side.
-    """
+
+def ratio(upper: Repeats, lower: Repeats, rate: bool = False) -> Estimate:
+    """mean(upper) / mean(lower); the interval is that of the difference of the logarithms."""
+    means = [spread(list(values.values()), rate).mean for values in (upper, lower)]
+    if means[0] is None or not means[1]:
+        return Estimate()
+    value = means[0] / means[1]
+    if not all(0 < v < math.inf for values in (upper, lower) for v in values.values()):
+        return Estimate(value, n=min(len(upper), len(lower)))
+    logs = [{key: math.log(v) for key, v in values.items()} for values in (upper, lower)]
+    of_logs = _with_interval(math.log(value), *logs)
+    if of_logs.low is None or of_logs.high is None:
+        return Estimate(value, n=of_logs.n)
+    low, high = math.exp(of_logs.low), math.exp(of_logs.high)
+    if of_logs.high - of_logs.low < ROUNDING:
+        low = high = value
+    return Estimate(value, low, high, of_logs.n, of_logs.paired)
+
+
+def _with_interval(value: float, one: Repeats, other: Repeats) -> Estimate:
+    """The value with the interval of mean(one) - mean(other)."""
     ones, others = list(one.values()), list(other.values())
-    value = statistics.mean(ones) - statistics.mean(others)
-    if min(len(ones), len(others)) < 2:
-        return Difference(value, None, None, False)
+    n = min(len(ones), len(others))
+    if n < 2:
+        return Estimate(value, n=n)
     if set(one) == set(other):
-        found = spread([one[key] - other[key] for key in one])
-        return Difference(value, found.low, found.high, True)
+        pairs = spread([one[key] - other[key] for key in one])
+        return Estimate(value, pairs.low, pairs.high, n, paired=True)
     half = _welch_half(statistics.variance(ones) / len(ones), len(ones) - 1,
                        statistics.variance(others) / len(others), len(others) - 1)  # fmt: skip
-    return Difference(value, value - half, value + half, False)
+    middle = statistics.mean(ones) - statistics.mean(others)
+    return Estimate(value, middle - half, middle + half, n)
 
 
 def _welch_half(one: float, freedom: int, other: float, freedom_other: int) -> float:
@@ -113,49 +145,3 @@ def student_t(freedom: float) -> float:
     from scipy.special import stdtrit  # a fifth of a second: only where it is needed
 
     return float(stdtrit(freedom, 0.975))
-
-
-def ratio_of_means(upper: Mapping[Hashable, float], lower: Mapping[Hashable, float]) -> Estimate:
-    """mean(upper) / mean(lower); the values go by what repeats them, such as the seed."""
-    if not upper or not lower or math.fsum(lower.values()) == 0:
-        return Estimate()
-    tops, bottoms = _resampled(upper, lower)
-    value = float(np.mean(list(upper.values())) / np.mean(list(lower.values())))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _estimate(value, tops / bottoms)
-
-
-def difference_of_means(one: Mapping[Hashable, float], other: Mapping[Hashable, float]) -> Estimate:
-    """mean(one) - mean(other), as above."""
-    if not one or not other:
-        return Estimate()
-    ones, others = _resampled(one, other)
-    value = float(np.mean(list(one.values())) - np.mean(list(other.values())))
-    return _estimate(value, ones - others)
-
-
-def _resampled(
-    one: Mapping[Hashable, float], other: Mapping[Hashable, float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means of bootstrap samples of both; none where one of them has a single run.
-
-    Groups with the same seeds are drawn together: what a seed does to both cancels out.
-    """
-    if min(len(one), len(other)) < 2:
-        return np.empty(0), np.empty(0)
-    random = np.random.default_rng(SEED)
-    paired = set(one) == set(other)
-    keys = list(one)
-    ours = np.array([one[key] for key in keys])
-    theirs = np.array([other[key] for key in (keys if paired else other)])
-    drawn = random.integers(len(ours), size=(RESAMPLES, len(ours)))
-    if not paired:
-        theirs_drawn = random.integers(len(theirs), size=(RESAMPLES, len(theirs)))
-    return ours[drawn].mean(1), theirs[drawn if paired else theirs_drawn].mean(1)
-
-
-def _estimate(value: float, resampled: np.ndarray) -> Estimate:
-    if len(resampled) == 0 or not np.isfinite(resampled).all():
-        return Estimate(value)
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return Estimate(value, float(low), float(high))

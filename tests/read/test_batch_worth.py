@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from harness.cli import main
-from harness.read.compare.critical_batch import fit, reached
-from harness.read.records.sweeps import Target
+from harness.read.compare.critical_batch import fit, interpolated
+from harness.read.records.runs import Target, time_to_target
 from tests.read.test_compare import run
 from tests.read.test_read import lines
 
@@ -32,24 +32,28 @@ def planted(least: float, critical: float, batch: float) -> float:
 
 def test_the_target_lies_between_two_evaluations() -> None:
     # From 0.6 to 0.9 in the third epoch: two thirds of the way to 0.8.
-    found = reached(rows(0.5, 0.6, 0.9, 0.95), TARGET)
+    found = interpolated(rows(0.5, 0.6, 0.9, 0.95), TARGET)
     assert found is not None and not found.early
     assert found.samples == pytest.approx(200 + 100 * 2 / 3)
-    assert found.train_s == pytest.approx(4 + 2 * 2 / 3)
-    loss = reached(rows(1.0, 0.5, 0.25, metric="eval_loss"), Target("eval_loss", 0.4))
+    # What was measured is the end of that epoch.
+    measured = time_to_target(rows(0.5, 0.6, 0.9, 0.95), TARGET)
+    assert (measured["tta_train_s"], measured["tta_samples"]) == (6, 300)
+    loss = interpolated(rows(1.0, 0.5, 0.25, metric="eval_loss"), Target("eval_loss", 0.4))
     assert loss is not None and loss.samples == pytest.approx(200 + 100 * 0.4)
 
 
 def test_what_is_missed_early_or_unknown() -> None:
-    missed = reached(rows(0.5, 0.79), TARGET)
+    missed = interpolated(rows(0.5, 0.79), TARGET)
     assert missed is not None and math.isinf(missed.samples)
-    early = reached(rows(0.85, 0.9), TARGET)
+    early = interpolated(rows(0.85, 0.9), TARGET)
     assert early is not None and early.early and early.samples == 100
-    assert reached([], TARGET) is None
-    assert reached([{"accuracy": None, "samples": 100}], TARGET) is None
-    assert reached([{"accuracy": 0.9, "samples": None}], TARGET) is None
-    no_time = reached([{**row, "epoch_time_s": None} for row in rows(0.5, 0.9)], TARGET)
-    assert no_time is not None and no_time.train_s is None and no_time.samples == 175
+    assert interpolated([], TARGET) is None
+    assert interpolated([{"accuracy": None, "samples": 100}], TARGET) is None
+    assert interpolated([{"accuracy": 0.9, "samples": None}], TARGET) is None
+    without_time = [{**row, "epoch_time_s": None} for row in rows(0.5, 0.9)]
+    no_time = interpolated(without_time, TARGET)
+    assert no_time is not None and no_time.samples == 175
+    assert "tta_train_s" not in time_to_target(without_time, TARGET)
 
 
 # ---- the fit ----
@@ -149,12 +153,12 @@ AT = ("--target", "accuracy=0.8")
 def test_a_planted_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, sweep_of(tmp_path), *AT)
     assert "bert, bert-nano, to accuracy at least 0.8" in text
-    assert "32 0.003 3 1,800 ± 36 1,801 566 3.18 ± 0.06" in text
+    assert "32 0.003 3 2,000 ± 0 1,800 ± 36 1,801 566 3.54 ± 0.00" in text
     assert "Bcrit: 40 (95 % interval 3" in text and "extrapolated" not in text
     # (40 + 128) / (40 + 8)
     assert "from batch 8 to 128 the samples needed grow 3.50-fold" in text
-    # (1 + B / 40) / sqrt(B) is least at B = 40: of those measured at 32, 1800 / 566.
-    assert "least training time to the target: 3.18 s, at batch 32; batch 64 takes 3.25 s" in text
+    # To the end of an epoch of 400 samples: 2000 / 566 at batch 32, 2800 / 800 at 64.
+    assert "least training time to the target: 3.50 s, at batch 64; batch 128 takes 3.89 s" in text
     assert "Bcrit: the batch at which twice the least samples are needed" in text
 
 

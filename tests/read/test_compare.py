@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from harness.core.records import SCHEMA
 from harness.core.settings import UserError, as_mapping
 from harness.read.compare.compare import compare
 from harness.read.records.selection import command_for_seeds, read_group
-from harness.read.statistics import difference
 from tests.read.test_importing import TEXT, text_file
 from tests.read.test_read import TWO, lines
 
@@ -70,48 +68,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
     out = capsys.readouterr()
     assert out.out == "" and len(out.err.splitlines()) == 1
     return out.err
-
-
-# ---- intervals ----
-
-
-def test_a_paired_interval() -> None:
-    # Differences 1, 2, 3: mean 2, sd 1, t of 2 degrees 4.30265: 2 -+ 4.30265 / sqrt(3).
-    found = difference({1: 11.0, 2: 22.0, 3: 33.0}, {3: 30.0, 2: 20.0, 1: 10.0})
-    assert found.paired and found.value == 2
-    assert found.low == pytest.approx(2 - 2.484138, abs=1e-5)
-    assert found.high == pytest.approx(2 + 2.484138, abs=1e-5)
-    assert found.is_beyond_noise is False
-
-
-def test_a_welch_interval() -> None:
-    # Squared standard errors 6 / 3 = 2 and 2 / 2 = 1, degrees of freedom 3^2 / (2^2/2 + 1^2/1) = 3,
-    # t of 3 degrees 3.182446: 9 -+ 3.182446 sqrt(3).
-    root = math.sqrt(6)
-    found = difference({1: 10 - root, 2: 10.0, 3: 10 + root}, {1: 0.0, 2: 2.0})
-    assert not found.paired and found.value == pytest.approx(9)
-    assert found.low == pytest.approx(9 - 5.512158, abs=1e-5)
-    assert found.high == pytest.approx(9 + 5.512158, abs=1e-5)
-    assert found.is_beyond_noise is True
-
-
-def test_other_seeds_are_no_pairs_even_if_as_many() -> None:
-    # Equal sizes and spreads: degrees of freedom 4, t 2.776445; s.e. sqrt(2/3).
-    found = difference({4: 2.0, 5: 3.0, 6: 4.0}, {1: 1.0, 2: 2.0, 3: 3.0})
-    assert not found.paired and found.value == 1
-    assert found.low == pytest.approx(1 - 2.776445 * math.sqrt(2 / 3), abs=1e-5)
-
-
-def test_one_value_on_a_side_has_no_interval() -> None:
-    found = difference({1: 2.0}, {1: 1.0, 2: 1.5})
-    assert (found.value, found.low, found.high, found.is_beyond_noise) == (0.75, None, None, None)
-
-
-def test_values_without_spread_tell_nothing_of_noise() -> None:
-    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}).is_beyond_noise is None
-    assert difference({1: 2.0, 2: 2.0}, {3: 1.0, 4: 1.0}).is_beyond_noise is None
-    equal = difference({1: 2.0, 2: 3.0}, {1: 2.0, 2: 3.0})
-    assert (equal.value, equal.low, equal.high, equal.is_beyond_noise) == (0, 0, 0, False)
 
 
 # ---- what is said ----
@@ -170,14 +126,14 @@ def test_one_seed_says_nothing_of_noise_and_how_to_measure_it(
 def test_repeats_of_one_seed_tell_of_time_but_not_of_quality(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for n, name in enumerate("ab"):
-        for repeat, rate in ((1, 100.0), (2, 102.0)):
-            flags = ("--repeat", str(repeat))
-            run(tmp_path / name, 1, *flags, accuracy=0.8 + n / 10, rate=rate * (1 + n / 10))
+    for name, accuracy, rates in (("a", 0.8, (100.0, 102.0)), ("b", 0.9, (110.0, 113.22))):
+        for repeat, rate in enumerate(rates, start=1):
+            run(tmp_path / name, 1, "--repeat", str(repeat), accuracy=accuracy, rate=rate)
     text = said(capsys, tmp_path / "a", tmp_path / "b")
-    # 110, 112.2 and 100, 102: differences 10 and 10.2; sd 0.1414, t of 1 degree 12.706.
+    # Ratios 1.1 and 1.11: logarithms 0.09531 and 0.10436, sd 0.0064, t of 1 degree 12.706, so that
+    # the ratio is from 1.0432 to 1.1704, of a harmonic mean of 100.99; that of B is 111.59.
     assert (
-        "samples/s: B has 10.1 samples/s more than A (10.0 %), 95 % interval +8.8 to +11.4" in text
+        "samples/s: B has 10.6 samples/s more than A (10.5 %), 95 % interval +4.4 to +17.2" in text
     )
     assert "10.00 points more than A (12.5 %); with one value on a side its noise" in text
     assert "A has 1 seed: noise is unknown" in text

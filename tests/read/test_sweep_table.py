@@ -17,7 +17,6 @@ from harness.cli import main
 from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.records.runs import memory_of_devices
-from harness.read.statistics import difference_of_means, ratio_of_means, spread
 from tests.read.test_read import lines
 
 ENVIRONMENT = {
@@ -108,53 +107,6 @@ def row_of(said: str, *words: str) -> list[str]:
     """The words of the one line of the table that begins with these."""
     (line,) = (line for line in said.splitlines() if tuple(line.split()[: len(words)]) == words)
     return line.replace(" ± ", "±").split()
-
-
-# ---- spread ----
-
-
-def test_mean_sd_and_interval() -> None:
-    found = spread([0.8, 0.9, 1.0])
-    assert (found.n, found.mean, found.sd) == (3, pytest.approx(0.9), pytest.approx(0.1))
-    # Student's t with 2 degrees of freedom is 4.30265; 4.30265 * 0.1 / sqrt(3) = 0.248414.
-    assert found.low == pytest.approx(0.651586, abs=1e-6)
-    assert found.high == pytest.approx(1.148414, abs=1e-6)
-    two = spread([10.0, 14.0])  # sd 2.8284, t 12.7062: 12 -+ 12.7062 * 2
-    assert (two.mean, two.low, two.high) == (12, pytest.approx(-13.4124), pytest.approx(37.4124))
-    assert spread([3.2, 3.2, 3.2]).sd == 0
-
-
-def test_one_run_has_no_spread_and_none_has_no_mean() -> None:
-    one = spread([5.0])
-    assert (one.n, one.mean, one.median, one.sd, one.low, one.high) == (1, 5, 5, None, None, None)
-    assert (spread([]).n, spread([]).mean) == (0, None)
-
-
-def test_a_miss_is_infinite_and_the_median_need_not_be() -> None:
-    found = spread([4.0, math.inf, 6.0])
-    assert (found.n, found.mean, found.median) == (3, math.inf, 6)
-    assert (found.sd, found.low, found.high) == (None, None, None)
-    assert spread([4.0, math.inf]).median == math.inf
-
-
-def test_ratio_is_drawn_in_pairs_where_the_seeds_are_the_same() -> None:
-    paired = ratio_of_means({1: 110.0, 2: 220.0}, {1: 100.0, 2: 200.0})
-    # Every seed says 1.1, so that whatever is drawn says it too.
-    assert paired.value == paired.low == paired.high == pytest.approx(1.1)
-    # Other seeds: the lower mean is 50, 75 or 100, so the ratio lies between 1 and 2.
-    other = ratio_of_means({1: 100.0, 2: 100.0}, {3: 50.0, 4: 100.0})
-    assert (other.value, other.low, other.high) == (pytest.approx(4 / 3), 1, 2)
-    assert ratio_of_means({1: 3.0, 2: 4.0}, {1: 2.0, 2: 9.0}) == ratio_of_means(
-        {1: 3.0, 2: 4.0}, {1: 2.0, 2: 9.0}
-    )
-
-
-def test_a_single_run_gives_a_ratio_without_interval() -> None:
-    one = ratio_of_means({1: 3.0}, {1: 2.0, 2: 4.0})
-    assert (one.value, one.low, one.high) == (1, None, None)
-    assert ratio_of_means({}, {1: 2.0}).value is None
-    assert ratio_of_means({1: 2.0}, {1: 0.0}).value is None
-    assert difference_of_means({1: 0.5}, {}).value is None
 
 
 # ---- groups ----

@@ -20,7 +20,7 @@ from harness.read.compare.comparable import QUALITY, SPEED, TARGET, Verdict, jud
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import Run, parse_target
 from harness.read.records.selection import command_for_seeds, describe, differing, read_group
-from harness.read.statistics import Difference, difference, spread
+from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Row:
 
     measure: Measure
     values: tuple[tuple[float, ...], tuple[float, ...]]
-    difference: Difference | None
+    difference: Estimate | None
     mean: float  # of the first side, of which per cents are
 
     def percent(self, value: float | None) -> float | None:
@@ -101,13 +101,16 @@ def compare(one: Group, other: Group) -> Comparison:
 
 
 def _row(measure: Measure, one: dict[Hashable, float], other: dict[Hashable, float]) -> Row:
-    finite = all(math.isfinite(value) for values in (one, other) for value in values.values())
-    return Row(
-        measure,
-        (tuple(one.values()), tuple(other.values())),
-        difference(other, one) if finite else None,
-        statistics.mean(one.values()) if finite else math.inf,
-    )
+    values = tuple(one.values()), tuple(other.values())
+    rate = is_rate(measure.name)
+    mean = spread(values[0], rate).mean
+    assert mean is not None
+    if not all(map(math.isfinite, (*values[0], *values[1]))):
+        return Row(measure, values, None, math.inf)
+    if measure.kind == QUALITY or min(*values[0], *values[1]) <= 0:
+        return Row(measure, values, difference(other, one), mean)
+    # Times and rates differ by factors: the ratio, in units of A's mean.
+    return Row(measure, values, ratio(other, one, rate).scaled(mean, -mean), mean)
 
 
 def values_of(group: Group, measure: Measure) -> dict[Hashable, float]:
@@ -148,6 +151,7 @@ def sentence(row: Row, sides: tuple[Group, Group]) -> str:
             "no difference can be computed"
         )
     found = row.difference
+    assert found.value is not None
     if found.value == 0 and (found.low in (None, 0)):
         return f"{measure.title}: {other.name} is equal to {one.name}{_how(row)}"
     more = "more" if found.value > 0 else "less"
@@ -196,9 +200,10 @@ def interval(row: Row) -> str:
 # python -m harness compare A B: what B differs by from A, with interval, where it may be said.
 
 LEGEND = (
-    "difference: B less A; interval: 95 %, Student's t, of the differences of pairs where A and B "
-    "have the same seeds, else Welch's; per cent are of A's mean; each measure is judged by "
-    "itself: of twenty without any difference one looks like more than noise"
+    "difference: B less A; interval: 95 %, Student's t, of pairs where A and B have the same "
+    "seeds, else Welch's, for times and rates of the logarithm of their ratio; per cent are of A's "
+    "mean, which is harmonic for rates; each measure is judged by itself: of twenty without any "
+    "difference one looks like more than noise"
 )
 
 
@@ -285,7 +290,7 @@ def _table(found: Comparison) -> Table:
 
 def _cells(row: Row) -> list[str]:
     means = [_mean(row, values) for values in row.values]
-    if row.difference is None:
+    if row.difference is None or row.difference.value is None:
         return [row.measure.title, *means, "-", "-", "-", "-", "target missed"]
     low, high = row.percent(row.difference.low), row.percent(row.difference.high)
     percent = row.percent(row.difference.value)
@@ -301,7 +306,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _mean(row: Row, values: tuple[float, ...]) -> str:
-    found = spread(values)
+    found = spread(values, is_rate(row.measure.name))
     assert found.mean is not None
     if math.isinf(found.mean):
         return f"{sum(map(math.isfinite, values))} of {len(values)} reach it"

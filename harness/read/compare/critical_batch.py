@@ -27,7 +27,7 @@ from harness.core.settings import UserError
 from harness.read.records.loading import is_number
 from harness.read.records.runs import Run, Target, parse_target
 from harness.read.records.selection import read_selected
-from harness.read.statistics import difference, spread, student_t
+from harness.read.statistics import ratio, spread, student_t
 
 BATCHES = 3  # a line goes through any two points
 
@@ -37,12 +37,11 @@ TOLERANCE = 0.25
 
 
 @dataclass(frozen=True)
-class Reached:
-    """How far one run had come when it reached the target."""
+class Interpolated:
+    """Where between two evaluations one run passed the target."""
 
-    samples: float  # infinite: it did not
-    train_s: float | None
-    early: bool  # before its first evaluation: these are no more than a bound
+    samples: float  # infinite: it missed the target
+    early: bool  # before its first evaluation: the samples are an upper bound
 
 
 @dataclass(frozen=True)
@@ -62,24 +61,22 @@ class Fit:
         return self.least_samples * (1 + batch / self.critical)
 
 
-def reached(rows: Sequence[Mapping[str, object]], target: Target) -> Reached | None:
-    """Between the two evaluations around the target, in a straight line: an epoch is too coarse.
+def interpolated(rows: Sequence[Mapping[str, object]], target: Target) -> Interpolated | None:
+    """In a straight line between the two evaluations around the target.
 
-    None where the records do not tell how many samples or what quality.
+    For the fit, to which an epoch is too coarse a step; None where a record lacks what it takes.
     """
-    samples = train_s = 0.0
+    samples = 0.0
     before: float | None = None
     for n, row in enumerate(rows):
-        value, more, seconds = (row.get(k) for k in (target.metric, "samples", "epoch_time_s"))
+        value, more = row.get(target.metric), row.get("samples")
         if not is_number(value) or not is_number(more):
             return None
-        seconds = float(seconds) if is_number(seconds) else math.nan
         if target.reached(value):
             share = 1.0 if before is None else (target.value - before) / (value - before)
-            elapsed = train_s + share * seconds
-            return Reached(samples + share * more, None if math.isnan(elapsed) else elapsed, n == 0)
-        samples, train_s, before = samples + more, train_s + seconds, value
-    return Reached(math.inf, None, False) if rows else None
+            return Interpolated(samples + share * more, n == 0)
+        samples, before = samples + more, value
+    return Interpolated(math.inf, False) if rows else None
 
 
 def fit(values: Mapping[float, Sequence[float]]) -> Fit:
@@ -142,11 +139,17 @@ def _ratio(
 # python -m harness batches FOLDER: from which batch on a larger one is not sooner at a target.
 
 LEGEND = (
-    "samples to target: interpolated between the two evaluations around it, mean ± sd; Bcrit: "
-    "the batch at which twice the least samples are needed, of E = Emin (1 + B / Bcrit) fitted "
-    "by least squares over all runs (arXiv 1812.06162); a batch is only as good as its learning "
+    "samples to target, train s: to the end of the first epoch that reaches it, mean ± sd; "
+    "interpolated: between the two evaluations around the target; Bcrit: the batch at which twice "
+    "the least samples are needed, of E = Emin (1 + B / Bcrit) fitted by least squares over the "
+    "interpolated samples of all runs (arXiv 1812.06162); a batch is only as good as its learning "
     "rate, so Bcrit is that of these rates"
 )
+
+
+HEADINGS = (
+    "batch", "lr", "runs", "samples to target", "interpolated", "fitted", "samples/s", "train s",
+)  # fmt: skip
 
 
 # Settings that make a batch, or repeat a run.
@@ -155,42 +158,33 @@ OF_A_BATCH = ("per_gpu_batch", "grad_acc", "lr")
 
 @dataclass(frozen=True)
 class Batch:
-    """All runs of one effective batch."""
+    """The finished runs of one effective batch."""
 
     size: int
     lr: float | None
-    runs: tuple[tuple[Run, Reached | None], ...]
+    runs: tuple[Run, ...]
+    passed: tuple[Interpolated, ...]  # of the runs whose records tell
     failed: int
 
     @property
-    def known(self) -> list[Reached]:
-        return [found for _, found in self.runs if found is not None]
-
-    @property
     def usable(self) -> bool:
-        """Every run reached the target, and not before anybody looked."""
+        """Every run reached the target, and not before the first evaluation."""
         return (
-            bool(self.known)
+            bool(self.passed)
             and not self.failed
-            and all(math.isfinite(found.samples) and not found.early for found in self.known)
+            and all(math.isfinite(at.samples) and not at.early for at in self.passed)
         )
 
     @property
-    def samples(self) -> list[float]:
-        return [found.samples for found in self.known]
+    def interpolated_samples(self) -> list[float]:
+        return [at.samples for at in self.passed]
 
-    def seconds(self) -> dict[Any, float]:
-        """By seed and repeat."""
-        return {
-            run.repetition: found.train_s
-            for run, found in self.runs
-            if found is not None and found.train_s is not None
-        }
+    def measured(self, name: str) -> dict[Any, float]:
+        """Time or samples to the end of the first epoch that reached it, by seed and repeat."""
+        return {run.repetition: run.measures[name] for run in self.runs if name in run.measures}
 
     def rate(self) -> float | None:
-        rates = [r.measures.get("train_samples_per_s") for r, _ in self.runs]
-        known = [rate for rate in rates if rate is not None]
-        return statistics.mean(known) if known else None
+        return spread(list(self.measured("train_samples_per_s").values()), rate=True).mean
 
 
 @dataclass(frozen=True)
@@ -202,7 +196,7 @@ class Family:
     machines: int
 
     def fit(self) -> Fit:
-        return fit({float(b.size): b.samples for b in self.batches if b.usable})
+        return fit({float(b.size): b.interpolated_samples for b in self.batches if b.usable})
 
 
 def run(options: argparse.Namespace) -> int:
@@ -297,8 +291,9 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
     for size in sorted({_size(run) for run in records}):
         own = [run for run in records if _size(run) == size]
         done = [run for run in own if run.state == FINISHED]
-        runs = tuple((r, reached(r.epochs, target)) for r in done)
-        batches.append(Batch(size, own[0].identity["lr"], runs, len(own) - len(done)))
+        passed = (interpolated(run.epochs, target) for run in done)
+        known = tuple(at for at in passed if at is not None)
+        batches.append(Batch(size, own[0].identity["lr"], tuple(done), known, len(own) - len(done)))
     machines = {run.machine for run in records if run.state == FINISHED}
     return Family(name, tuple(batches), len(machines))
 
@@ -316,20 +311,22 @@ def _show(screen: Console, family: Family, target: Target) -> None:
 
 def _table(family: Family, found: Fit) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("batch", "lr", "runs", "samples to target", "fitted", "samples/s", "train s"):
+    for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     for batch in family.batches:
         fitted = found.samples(batch.size)
         rate = batch.rate() if family.machines == 1 else None
-        seconds = list(batch.seconds().values()) if family.machines == 1 and batch.usable else []
+        seconds = batch.measured("tta_train_s") if family.machines == 1 and batch.usable else {}
+        samples = batch.measured("tta_samples") if batch.usable else {}
         table.add_row(
             str(batch.size),
             "-" if batch.lr is None else number(batch.lr),
             str(len(batch.runs)),
-            _mean(batch.samples, "{:,.0f}") if batch.usable else "-",
+            _mean(list(samples.values()), "{:,.0f}"),
+            _mean(batch.interpolated_samples, "{:,.0f}") if batch.usable else "-",
             "-" if fitted is None else f"{fitted:,.0f}",
             "-" if rate is None else f"{rate:,.0f}",
-            _mean(seconds, "{:,.2f}"),
+            _mean(list(seconds.values()), "{:,.2f}"),
         )
     return table
 
@@ -346,8 +343,8 @@ def left_out(family: Family) -> Iterator[str]:
     for batch in family.batches:
         if batch.usable:
             continue
-        missed = sum(math.isinf(found.samples) for found in batch.known)
-        early = sum(found.early for found in batch.known)
+        missed = sum(math.isinf(at.samples) for at in batch.passed)
+        early = sum(at.early for at in batch.passed)
         why = [f"{missed} of {len(batch.runs)} runs miss the target"] if missed else []
         why += [f"{early} reach it before their first evaluation"] if early else []
         why += [f"{batch.failed} not finished"] if batch.failed else []
@@ -378,10 +375,10 @@ def fastest(family: Family) -> Iterator[str]:
     if family.machines != 1:
         yield "times are of several machines: none is compared"
         return
-    timed = [batch for batch in family.batches if batch.usable and batch.seconds()]
+    timed = [batch for batch in family.batches if batch.usable and batch.measured("tta_train_s")]
     if len(timed) < 2:
         return
-    times = {b.size: statistics.mean(b.seconds().values()) for b in timed}
+    times = {b.size: statistics.mean(b.measured("tta_train_s").values()) for b in timed}
     best = min(timed, key=lambda batch: times[batch.size])
     said = f"least training time to the target: {times[best.size]:,.2f} s, at batch {best.size}"
     larger = [batch for batch in timed if batch.size > best.size]
@@ -391,6 +388,7 @@ def fastest(family: Family) -> Iterator[str]:
         yield f"{said}, the largest of those compared: {why}"
         return
     after = larger[0]
-    beyond = difference(after.seconds(), best.seconds()).is_beyond_noise
+    larger_s, best_s = (batch.measured("tta_train_s") for batch in (after, best))
+    beyond = ratio(larger_s, best_s).scaled(1, -1).is_beyond_noise
     words = {True: "more than noise", False: "within noise", None: "noise unknown"}
     yield f"{said}; batch {after.size} takes {times[after.size]:,.2f} s ({words[beyond]})"

@@ -207,7 +207,7 @@ def together(accounts: Sequence[Account]) -> Account:
         devices=first.devices,
         samples=statistics.fmean(account.samples for account in accounts),
         updates=statistics.fmean(account.updates for account in accounts),
-        rate=spread([value for a in accounts if (value := a.rate.mean) is not None]),
+        rate=spread([value for a in accounts if (value := a.rate.mean) is not None], rate=True),
         step_s=statistics.fmean(account.step_s for account in accounts),
         parts={name: found.mean for name, found in spreads.items()},
         spreads={name: found.sd for name, found in spreads.items()},

@@ -14,7 +14,7 @@ from harness.read.records.groups import Group
 from harness.read.records.loading import is_number
 from harness.read.records.runs import PER_NODE, TO_TARGET, Run
 from harness.read.records.sweeps import SweepResults, read_sweep
-from harness.read.statistics import Estimate, difference_of_means, ratio_of_means, spread
+from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
 RATE, TIME = "train_samples_per_s", "train_time_s"
 WEAK, STRONG = "weak", "strong"
@@ -98,10 +98,8 @@ def compare(group: Group, base: Group | None) -> dict[str, Any]:
         # Against itself there is nothing to be uncertain of.
         rate, gain = (Estimate(0.0 if base.values(m) else None) for m in (RATE, "accuracy"))
     elif base is not None:
-        ratio = ratio_of_means(group.by_repetition(RATE), base.by_repetition(RATE))
-        rate = ratio.scaled(100, -100)
-        measures = (g.by_repetition("accuracy") for g in (group, base))
-        gain = difference_of_means(*measures).scaled(100)
+        rate = _ratio(group, base, RATE).scaled(100, -100)
+        gain = difference(*(g.by_repetition("accuracy") for g in (group, base))).scaled(100)
     kind, share = efficiency(group, base)
     updates = (group.mean("updates"), None if base is None else base.mean("updates"))
     return {
@@ -130,11 +128,20 @@ def _share(group: Group, base: Group | None, name: str) -> Estimate:
         return Estimate()
     if base is group:
         return Estimate(1.0)
-    return ratio_of_means(ours, theirs)
+    return ratio(ours, theirs)
+
+
+def _ratio(group: Group, base: Group, measure: str) -> Estimate:
+    return ratio(group.by_repetition(measure), base.by_repetition(measure), is_rate(measure))
 
 
 def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    return {
+        name: estimate.value,
+        f"{name}_low": estimate.low,
+        f"{name}_high": estimate.high,
+        f"{name}_n": estimate.n,
+    }
 
 
 def efficiency(group: Group, base: Group | None) -> tuple[str | None, Estimate]:
@@ -149,15 +156,13 @@ def efficiency(group: Group, base: Group | None) -> tuple[str | None, Estimate]:
         return None, Estimate()  # the same number of devices: something else than scaling
     more = devices / before
     if batch * before == batch_before * devices:
-        ratio = ratio_of_means(group.by_repetition(RATE), base.by_repetition(RATE))
-        return WEAK, ratio.scaled(1 / more)
+        return WEAK, _ratio(group, base, RATE).scaled(1 / more)
     same_work = all(
         group.mean(name) is not None and group.mean(name) == base.mean(name)
         for name in ("samples", "epochs_done")
     )
     if batch == batch_before and same_work:
-        ratio = ratio_of_means(base.by_repetition(TIME), group.by_repetition(TIME))
-        return STRONG, ratio.scaled(1 / more)
+        return STRONG, _ratio(base, group, TIME).scaled(1 / more)
     return None, Estimate()
 
 
@@ -198,7 +203,7 @@ def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]
 
 def _statistics(name: str, values: list[float | None]) -> dict[str, Any]:
     """The single values stand in the order of the seeds; one that is unknown keeps its place."""
-    found = spread([value for value in values if value is not None])
+    found = spread([value for value in values if value is not None], is_rate(name))
     median = {f"{name}_median": found.median} if name in TO_TARGET else {}
     return {
         name: found.mean,

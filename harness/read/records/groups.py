@@ -9,7 +9,7 @@ from typing import Any
 from harness.core.records import FINISHED
 from harness.read.labels import machine_kind
 from harness.read.records.runs import STATES, Run, Target
-from harness.read.statistics import spread
+from harness.read.statistics import is_rate, spread
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Group:
         return known.pop() if len(known) == 1 else None
 
     def mean(self, measure: str) -> float | None:
-        return spread(self.values(measure)).mean
+        return spread(self.values(measure), is_rate(measure)).mean
 
 
 def enumerate_equal(runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:

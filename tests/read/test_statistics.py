@@ -1,0 +1,182 @@
+"""Means and intervals: worked out by hand, and held against scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from harness.read.statistics import Estimate, difference, is_rate, ratio, spread, student_t
+
+# ---- one group ----
+
+
+def test_mean_sd_and_interval() -> None:
+    found = spread([0.8, 0.9, 1.0])
+    assert (found.n, found.mean, found.sd) == (3, pytest.approx(0.9), pytest.approx(0.1))
+    # Student's t with 2 degrees of freedom is 4.30265; 4.30265 * 0.1 / sqrt(3) = 0.248414.
+    assert found.low == pytest.approx(0.651586, abs=1e-6)
+    assert found.high == pytest.approx(1.148414, abs=1e-6)
+    two = spread([10.0, 14.0])  # sd 2.8284, t 12.7062: 12 -+ 12.7062 * 2
+    assert (two.mean, two.low, two.high) == (12, pytest.approx(-13.4124), pytest.approx(37.4124))
+    assert spread([3.2, 3.2, 3.2]).sd == 0
+
+
+def test_one_run_has_no_spread_and_none_has_no_mean() -> None:
+    one = spread([5.0])
+    assert (one.n, one.mean, one.median, one.sd, one.low, one.high) == (1, 5, 5, None, None, None)
+    assert (spread([]).n, spread([]).mean) == (0, None)
+
+
+def test_a_miss_is_infinite_and_the_median_need_not_be() -> None:
+    found = spread([4.0, math.inf, 6.0])
+    assert (found.n, found.mean, found.median) == (3, math.inf, 6)
+    assert (found.sd, found.low, found.high) == (None, None, None)
+    assert spread([4.0, math.inf]).median == math.inf
+
+
+def test_a_mean_of_rates_is_the_total_by_the_total() -> None:
+    # 100 samples at 10 a second and 100 at 30: 200 samples in 13.33 s.
+    assert spread([10.0, 30.0], rate=True).mean == pytest.approx(15)
+    equal = spread([32.1, 32.1, 32.1], rate=True)
+    assert (equal.mean, equal.sd, equal.low, equal.high) == (32.1, 0, 32.1, 32.1)
+    one = spread([10.0], rate=True)
+    assert (one.n, one.mean, one.sd, one.low) == (1, 10, None, None)
+    # So far apart that the time per sample may be nothing: the rate has no upper end.
+    assert spread([1.0, 100.0], rate=True).high == math.inf
+    assert spread([0.0, 2.0], rate=True).mean == 1  # no time passes no sample
+    names = ("train_samples_per_s", "tflops_per_s", "link_bandwidth_mbit", "accuracy", "wall_s")
+    assert [is_rate(name) for name in names] == [True, True, True, False, False]
+
+
+# ---- two groups ----
+
+
+def test_a_paired_interval() -> None:
+    # Differences 1, 2, 3: mean 2, sd 1, t of 2 degrees 4.30265: 2 -+ 4.30265 / sqrt(3).
+    found = difference({1: 11.0, 2: 22.0, 3: 33.0}, {3: 30.0, 2: 20.0, 1: 10.0})
+    assert found.paired and found.value == 2
+    assert found.low == pytest.approx(2 - 2.484138, abs=1e-5)
+    assert found.high == pytest.approx(2 + 2.484138, abs=1e-5)
+    assert found.is_beyond_noise is False
+
+
+def test_a_welch_interval() -> None:
+    # Squared standard errors 6 / 3 = 2 and 2 / 2 = 1, degrees of freedom 3^2 / (2^2/2 + 1^2/1) = 3,
+    # t of 3 degrees 3.182446: 9 -+ 3.182446 sqrt(3).
+    root = math.sqrt(6)
+    found = difference({1: 10 - root, 2: 10.0, 3: 10 + root}, {1: 0.0, 2: 2.0})
+    assert not found.paired and found.value == pytest.approx(9)
+    assert found.low == pytest.approx(9 - 5.512158, abs=1e-5)
+    assert found.high == pytest.approx(9 + 5.512158, abs=1e-5)
+    assert found.is_beyond_noise is True
+
+
+def test_other_seeds_are_no_pairs_even_if_as_many() -> None:
+    # Equal sizes and spreads: degrees of freedom 4, t 2.776445; s.e. sqrt(2/3).
+    found = difference({4: 2.0, 5: 3.0, 6: 4.0}, {1: 1.0, 2: 2.0, 3: 3.0})
+    assert not found.paired and found.value == 1
+    assert found.low == pytest.approx(1 - 2.776445 * math.sqrt(2 / 3), abs=1e-5)
+
+
+def test_one_value_on_a_side_has_no_interval() -> None:
+    found = difference({1: 2.0}, {1: 1.0, 2: 1.5})
+    assert (found.value, found.low, found.high, found.is_beyond_noise) == (0.75, None, None, None)
+
+
+def test_values_without_spread_tell_nothing_of_noise() -> None:
+    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}).is_beyond_noise is None
+    assert difference({1: 2.0, 2: 2.0}, {3: 1.0, 4: 1.0}).is_beyond_noise is None
+    equal = difference({1: 2.0, 2: 3.0}, {1: 2.0, 2: 3.0})
+    assert (equal.value, equal.low, equal.high, equal.is_beyond_noise) == (0, 0, 0, False)
+
+
+def test_a_ratio_is_compared_in_pairs_where_the_seeds_are_the_same() -> None:
+    paired = ratio({1: 110.0, 2: 220.0}, {1: 100.0, 2: 200.0})
+    # Every seed says 1.1.
+    assert paired.value == paired.low == paired.high == pytest.approx(1.1)
+    assert paired.paired and paired.n == 2
+    # Other seeds, by their logarithms: middle ln 2 / 2, squared standard error (ln 2)^2 / 4, one
+    # degree of freedom, t 12.7062.
+    other = ratio({1: 100.0, 2: 100.0}, {3: 50.0, 4: 100.0})
+    assert other.value == pytest.approx(4 / 3) and not other.paired and other.low is not None
+    assert math.log(other.low) == pytest.approx(math.log(2) / 2 * (1 - 12.7062), abs=1e-4)
+
+
+def test_a_single_run_gives_a_ratio_without_interval() -> None:
+    one = ratio({1: 3.0}, {1: 2.0, 2: 4.0})
+    assert (one.value, one.low, one.high, one.n) == (1, None, None, 1)
+    assert ratio({}, {1: 2.0}).value is None
+    assert ratio({1: 2.0}, {1: 0.0}).value is None
+    assert difference({1: 0.5}, {}).value is None
+
+
+def test_a_miss_leaves_a_ratio_without_interval() -> None:
+    missed = ratio({1: 3.0, 2: math.inf}, {1: 2.0, 2: 4.0})
+    assert (missed.value, missed.low, missed.high) == (math.inf, None, None)
+
+
+def test_other_units() -> None:
+    scaled = Estimate(1.5, 1.2, None, 3, True).scaled(100, -100)
+    assert (scaled.value, scaled.low, scaled.high) == (50, pytest.approx(20), None)
+    assert (scaled.n, scaled.paired) == (3, True)
+
+
+# ---- against scipy ----
+
+RANDOM = np.random.default_rng(3)
+SAMPLES = [
+    tuple(RANDOM.lognormal(3, 0.2, size=n) for n in sizes) for sizes in ((3, 3), (2, 5), (9, 4))
+]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 2.5, 7, 40])
+def test_student_t_is_that_of_scipy(freedom: float) -> None:
+    assert student_t(freedom) == pytest.approx(stats.t.ppf(0.975, freedom))
+
+
+@pytest.mark.parametrize(("one", "other"), SAMPLES)
+def test_intervals_are_those_of_scipy(one: np.ndarray, other: np.ndarray) -> None:
+    found = spread(list(one))
+    low, high = stats.t.interval(0.95, len(one) - 1, one.mean(), stats.sem(one))
+    assert (found.mean, found.low, found.high) == pytest.approx((one.mean(), low, high))
+    rate = spread(list(one), rate=True)
+    ends = stats.t.interval(0.95, len(one) - 1, (1 / one).mean(), stats.sem(1 / one))
+    assert rate.mean == pytest.approx(stats.hmean(one))
+    assert (1 / (rate.high or 0), 1 / (rate.low or 0)) == pytest.approx(ends)
+
+    apart = [dict(enumerate(one)), {f"other {n}": v for n, v in enumerate(other)}]
+    welch = stats.ttest_ind(one, other, equal_var=False).confidence_interval()
+    unpaired = difference(*apart)
+    assert (unpaired.low, unpaired.high) == pytest.approx((welch.low, welch.high))
+    logs = stats.ttest_ind(np.log(one), np.log(other), equal_var=False).confidence_interval()
+    of_ratio = ratio(*apart)
+    assert (of_ratio.low, of_ratio.high) == pytest.approx(tuple(np.exp(logs)))
+    assert of_ratio.value == pytest.approx(one.mean() / other.mean())
+    rates = ratio(apart[0], apart[1], rate=True)
+    assert rates.value == pytest.approx(stats.hmean(one) / stats.hmean(other))
+
+
+def test_pairs_are_those_of_scipy() -> None:
+    one, other = SAMPLES[0]
+    pairs = [dict(enumerate(one)), dict(enumerate(other))]
+    expected = stats.ttest_rel(one, other).confidence_interval()
+    found = difference(*pairs)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high)) and found.n == 3
+    logs = stats.ttest_rel(np.log(one), np.log(other)).confidence_interval()
+    of_ratio = ratio(*pairs)
+    assert (of_ratio.low, of_ratio.high) == pytest.approx(tuple(np.exp(logs)))
+
+
+def test_the_interval_of_three_seeds_covers_the_truth() -> None:
+    """95 of 100 times; a bootstrap of three values would do so 72 times."""
+    random, covered = np.random.default_rng(7), 0
+    for _ in range(1000):
+        seeds, noise = random.normal(0, 0.05, 3), random.normal(0, 0.02, (2, 3))
+        one, other = (dict(enumerate(seeds + row)) for row in noise)
+        found = difference(one, other)
+        assert found.low is not None and found.high is not None
+        covered += found.low <= 0 <= found.high
+    assert 930 <= covered <= 970
