@@ -186,7 +186,10 @@ def test_points_and_ratios_have_intervals_where_they_are_asked_for(
     # Of two seeds, one in four draws is the first twice, and one the second twice.
     expected = "-2.00 (-3.00 to -1.00) 0.035 (0.030 to 0.040)"
     assert " ".join(row_of(said, "diloco")[3:]) == expected
-    assert "in brackets: 95 % bootstrap interval" in said and "target vs base:" in said
+    assert (
+        "in brackets: 95 % interval over the seeds, Student's t" in said
+        and "target vs base:" in said
+    )
     said = table(plan.write(), capsys)  # the usual columns
     assert "-2.00" in row_of(said, "diloco") and "to -1.00" not in said
     assert "in brackets" not in said

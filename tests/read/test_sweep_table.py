@@ -554,7 +554,7 @@ sweep sizes (--tiny), a-cpux2, all: batch per GPU 4
 - setup 1_2, seed 2 (`bert/1_2_4_2`): `oom: no room | for 'x'`
 - 1 run: `skipped: needs 2 nodes`
 
-n: runs finished/planned; numbers are means over the finished ones; ±: sample standard deviation; batch: samples of one update over all processes; samples/s: training only, all processes, first steps left out; train s: without evaluation and saving; wall s: everything; acc. points: percentage points of accuracy
+n: runs finished/planned; numbers are means over the finished ones; ±: sample standard deviation; batch: samples of one update over all processes; samples/s: training only, all processes, first steps left out, harmonic mean; train s: without evaluation and saving; wall s: everything; acc. points: percentage points of accuracy
 
 base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of means; eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
 
@@ -577,7 +577,9 @@ def test_the_files_that_are_written(small: Path, capsys: pytest.CaptureFixture[s
     assert (one["tta_train_s"], one["tta_train_s_values"]) == ("inf", "20.0;inf")
     assert (two["accuracy"], two["accuracy_sd"], two["accuracy_low"]) == ("0.79", "", "")
     # 1515 against the harmonic mean of 1000 and 1020.
-    assert float(two["train_samples_per_s_gain_percent"]) == pytest.approx(100 * (1515 * (1 / 1000 + 1 / 1020) / 2 - 1))
+    assert float(two["train_samples_per_s_gain_percent"]) == pytest.approx(
+        100 * (1515 * (1 / 1000 + 1 / 1020) / 2 - 1)
+    )
     assert (skipped["outcome"], skipped["accuracy"], skipped["accuracy_n"]) == ("skipped", "", "0")
     runs = list(csv.DictReader((small / "runs.csv").read_text().splitlines()))
     assert [run["state"] for run in runs] == ["finished", "finished", "finished", "oom", "skipped"]

@@ -88,7 +88,7 @@ def scaling_efficiency(sweep: SweepResults) -> Drawn:
     kind = " and ".join(sorted(kinds - {None}))
     legend(figure, styles)
     drawn.notes += _shared_cores(sweep)
-    drawn.notes.append(f"{kind}; bars are 95 % bootstrap intervals over the seeds")
+    drawn.notes.append(f"{kind}; bars are 95 % intervals over the seeds")
     drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + listed(said, " ")
     return drawn
 

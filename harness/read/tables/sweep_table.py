@@ -124,7 +124,8 @@ def _node_line(row: Row, columns: list[Column], keys: int, node: int) -> list[st
 # Said only where the column is shown.
 DEFINITIONS = {
     "effective_batch": "batch: samples of one update over all processes",
-    "train_samples_per_s": "samples/s: training only, all processes, first steps left out",
+    "train_samples_per_s": "samples/s: training only, all processes, first steps left out, "
+    "harmonic mean",
     "train_time_s": "train s: without evaluation and saving",
     "wall_s": "wall s: everything",
     POINTS: "acc. points: percentage points of accuracy",
@@ -183,7 +184,7 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
     if any(
         row.get(f"{n}_low") is not None and not row["baseline"] for n in bracketed for row in rows
     ):
-        parts.append("in brackets: 95 % bootstrap interval over the seeds")
+        parts.append("in brackets: 95 % interval over the seeds, Student's t")
     kinds = {row["scaling_kind"] for row in rows} if EFFICIENCY in names else set()
     if kinds & {WEAK, STRONG}:
         forms = [SCALING[kind] for kind in (WEAK, STRONG) if kind in kinds]
