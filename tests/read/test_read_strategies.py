@@ -167,8 +167,8 @@ def test_a_miss_takes_for_ever(
     folder = plan.write(columns=["reached", "tta_train_s_ratio", "tta_train_s"])
     shown = row_of(table(folder, capsys), "diloco")
     reached = f"{sum(map(math.isfinite, far))}/2"
-    written = {0.1: "0.10 (0.08 to 0.12)", math.inf: "infinite", None: "-"}[ratio]
-    # 5 s of 40 and of 60: 1/8 and 1/12.
+    written = {0.1: "0.10 (0.01 to 1.34)", math.inf: "infinite", None: "-"}[ratio]
+    # 5 s of 40 and of 60: 1/8 and 1/12, logarithms -2.08 and -2.48, sd 0.287, t 12.706.
     assert shown[3 : 4 + len(written.split())] == [reached, *written.split()]
 
 
@@ -183,8 +183,9 @@ def test_points_and_ratios_have_intervals_where_they_are_asked_for(
         plan.measured(FAR, 2 + seed, seed, accuracy=0.9 - points / 100)
     asked = ["accuracy_gain_points", "tta_train_s_ratio"]
     said = table(plan.write(columns=asked), capsys)
-    # Of two seeds, one in four draws is the first twice, and one the second twice.
-    expected = "-2.00 (-3.00 to -1.00) 0.035 (0.030 to 0.040)"
+    # -1 and -3 points: sd 1.414, 12.706 * 1.414 / sqrt(2). Ratios 0.03 and 0.04: logarithms -3.507
+    # and -3.219, sd 0.203, -3.363 -+ 1.828.
+    expected = "-2.00 (-14.71 to +10.71) 0.035 (0.006 to 0.215)"
     assert " ".join(row_of(said, "diloco")[3:]) == expected
     assert (
         "in brackets: 95 % interval over the seeds, Student's t" in said
