@@ -231,10 +231,11 @@ def as_fields(family: Family) -> dict[str, Any]:
                 "batch": batch.size,
                 "lr": batch.lr,
                 "usable": batch.usable,
-                "samples": batch.samples,
+                "tta_samples": [*batch.measured("tta_samples").values()],
+                "interpolated_samples": batch.interpolated_samples,
                 "fitted_samples": found.samples(batch.size),
                 "train_samples_per_s": batch.rate(),
-                "tta_train_s": [*batch.seconds().values()],
+                "tta_train_s": [*batch.measured("tta_train_s").values()],
             }
             for batch in family.batches
         ],
