@@ -21,7 +21,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from harness.core import attempts
 from harness.core import attempts as summary
 from harness.core.records import SCHEMA, RunFolder, read_json, write_json
-from harness.core.topology import world_of
+from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import COMPLETE, Context
 from harness.train.measure import base, rows
 from harness.train.measure.clock import StepClock
@@ -75,7 +75,7 @@ class LogCallback(Recorder):
             self.began_s = time.perf_counter()
             self.cpu.restart()
         cuda, devices = args.device.type == "cuda", max(args.n_gpu, 1)  # of this process
-        self.batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self.batch = batch_of_trainer(args)
         if self.context is not None:
             self.batch = self.context.settings.target_batch or self.batch  # of all peers
         self.train_samples = rows.size_of(kwargs.get("train_dataloader"))

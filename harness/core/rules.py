@@ -16,7 +16,7 @@ from harness.core.strategies import (
     why_not_elastic,
 )
 from harness.core.tasks import TASKS
-from harness.core.topology import World, asked_processes
+from harness.core.topology import World, asked_processes, batch_of, effective_batch
 
 # Flags of TrainingArguments that are not passed through: what to do instead, and why.
 REFUSED = {
@@ -240,8 +240,8 @@ def _with_peers(settings: Settings, world: World) -> Settings:
     nodes, per_node, tag = parse_setup(str(settings.setup))
     if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
         raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
-    own = (settings.per_gpu_batch or 1) * settings.grad_acc
-    target = settings.target_batch or own * nodes * per_node
+    own = effective_batch(settings.per_gpu_batch or 1, settings.grad_acc, devices=1)
+    target = batch_of(settings, nodes * per_node)
     if target < own:
         raise UserError(
             f"--target_batch {target}: one peer alone brings {own} samples at a time "

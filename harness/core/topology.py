@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.core.settings import Settings, UserError, parse_setup
 
@@ -45,6 +46,25 @@ def world_of(environ: Mapping[str, str]) -> World:
 
 
 # ----
+# The effective batch: samples of one update over all devices.
+
+
+def effective_batch(per_gpu_batch: int, grad_acc: int, devices: int) -> int:
+    return per_gpu_batch * grad_acc * devices
+
+
+def batch_of(settings: Settings, devices: int) -> int:
+    """Of a run; hivemind peers fill one target together, however many they are."""
+    own = effective_batch(settings.per_gpu_batch or 1, settings.grad_acc, devices)
+    return settings.target_batch or own
+
+
+def batch_of_trainer(args: Any) -> int:
+    """As the Trainer's arguments have it: its train_batch_size is that of all GPUs of a process."""
+    return effective_batch(args.train_batch_size, args.gradient_accumulation_steps, args.world_size)
+
+
+# ----
 # Runs whose processes may come and go: torchrun --nnodes=1:4 --max_restarts=3.
 #
 # The set-up names what was asked for, and with it the effective batch, the training set and the
@@ -73,7 +93,7 @@ def asked_processes(settings: Settings) -> int:
 
 def asked_batch(settings: Settings) -> int:
     """The effective batch of the whole set-up."""
-    return int(settings.per_gpu_batch or 1) * settings.grad_acc * asked_processes(settings)
+    return batch_of(replace(settings, target_batch=None), asked_processes(settings))
 
 
 def split(effective_batch: int, per_gpu_batch: int, processes: int) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from harness.core.records import RunFolder
 from harness.core.rules import place, resolve
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import STRATEGIES
-from harness.core.topology import World
+from harness.core.topology import World, effective_batch
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 
 # Repetitions of one measurement: never an axis of the table.
@@ -183,7 +183,7 @@ def _scaled(sweep: Sweep, point: Point) -> Point:
     base = point | (sweep.baseline or {})
     given = dict(point)
     per_gpu, grad_acc, lr = _sizes(sweep, point)
-    base_batch = math.prod(_sizes(sweep, base)[:2]) * _devices(base)
+    base_batch = effective_batch(*_sizes(sweep, base)[:2], _devices(base))
     if sweep.hold == "effective_batch":
         per_gpu, rest = divmod(base_batch, grad_acc * _devices(point))
         if rest or not per_gpu:
@@ -192,7 +192,7 @@ def _scaled(sweep: Sweep, point: Point) -> Point:
                 f"{_devices(point)} devices x {grad_acc} passes: change the baseline's batch"
             )
         given["per_gpu_batch"] = per_gpu
-    factor = per_gpu * grad_acc * _devices(point) / base_batch
+    factor = effective_batch(per_gpu, grad_acc, _devices(point)) / base_batch
     if sweep.lr_rule != "none" and factor != 1:
         given["lr"] = lr * (factor if sweep.lr_rule == "linear" else math.sqrt(factor))
     return given

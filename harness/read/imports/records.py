@@ -26,6 +26,7 @@ from harness.core.records import (
     write_json,
 )
 from harness.core.settings import UserError, flag_fields, parse_setup
+from harness.core.topology import effective_batch
 
 # Of an epoch's row, in the order of those that are measured here.
 ROW = (
@@ -140,7 +141,7 @@ def environment(foreign: Foreign, source: str) -> dict[str, Any]:
         **dict.fromkeys(UNKNOWN_OF_MACHINE),
         "nodes": nodes,
         "processes_per_node": per_node,
-        "effective_batch": effective_batch(foreign.settings),
+        "effective_batch": batch_of_import(foreign.settings),
         "updates": foreign.updates,
         "link": None,
         "data": {
@@ -157,15 +158,15 @@ def machine_of(source: str) -> str:
     return f"imported:{source}"
 
 
-def effective_batch(settings: Mapping[str, Any]) -> int | None:
+def batch_of_import(settings: Mapping[str, Any]) -> int | None:
     nodes, per_node, _ = parse_setup(settings["setup"])
     batch, accumulated = settings.get("per_gpu_batch"), settings.get("grad_acc")
-    return batch * accumulated * nodes * per_node if batch and accumulated else None
+    return effective_batch(batch, accumulated, nodes * per_node) if batch and accumulated else None
 
 
 def full_row(foreign: Foreign, row: Mapping[str, Any]) -> dict[str, Any]:
     tested, rate = foreign.settings.get("test_size"), row.get("eval_samples_per_s")
-    known: dict[str, Any] = {"effective_batch": effective_batch(foreign.settings)}
+    known: dict[str, Any] = {"effective_batch": batch_of_import(foreign.settings)}
     if isinstance(tested, int):
         known |= {"eval_samples": tested, "eval_time_s": tested / rate if rate else None}
     return {**dict.fromkeys(ROW), **known, **row}

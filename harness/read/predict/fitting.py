@@ -12,6 +12,7 @@ from typing import Any
 from harness.core.links import Link
 from harness.core.records import FINISHED, read_json
 from harness.core.settings import UserError, parse_setup
+from harness.core.topology import effective_batch
 from harness.read.predict.exchange import BACKENDS, GLOO, NCCL, Reduction, Shape, Wire, wire_of
 from harness.read.predict.model import Model, fit_line, fit_sharing
 from harness.read.records.loading import is_number
@@ -61,7 +62,8 @@ def step_s(run: Run, given: Given) -> float | None:
     samples = given.train_size or (size if is_number(size) else None)
     if not run.imported or not epoch_s or not samples:
         return None
-    per_update = batch_of(run) * (run.identity.get("grad_acc") or 1) * shape_of(run).ranks
+    grad_acc = run.identity.get("grad_acc") or 1
+    per_update = effective_batch(batch_of(run), grad_acc, shape_of(run).ranks)
     return float(epoch_s) / -(-int(samples) // per_update)
 
 

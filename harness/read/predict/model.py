@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from harness.core.settings import UserError
+from harness.core.topology import effective_batch
 from harness.read.predict.exchange import (
     LANES,
     NOTHING,
@@ -177,7 +178,7 @@ def predict(model: Model, plan: Plan) -> Prediction:
     baseline_s = alone_s * slower + _textbook(model, plan)
     half_s = _half(model, plan, parts, found)
     low_s, high_s = (None, None) if half_s is None else (max(0.0, step_s - half_s), step_s + half_s)
-    samples = plan.batch * model.grad_acc * plan.shape.ranks
+    samples = effective_batch(plan.batch, model.grad_acc, plan.shape.ranks)
     return Prediction(plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, found)
 
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from harness.core.settings import Settings, UserError
-from harness.core.topology import World
+from harness.core.topology import World, batch_of
 
 FORMAT = 1  # raised when the prepared files change
 
@@ -103,8 +103,7 @@ def cached(what: dict[str, Any], build: Callable[[Path], None]) -> Path:
 
 def cut_tail(settings: Settings, count: int, world: int) -> int:
     """Training samples used: whole effective batches, so that each is fed once and weighs alike."""
-    per_gpu_batch = settings.per_gpu_batch or 1
-    batch = settings.target_batch or per_gpu_batch * settings.grad_acc * world
+    batch = batch_of(settings, world)
     if settings.target_batch is not None and count < batch:
         raise UserError(
             f"--target_batch {batch}: there are {count} training samples, not enough for one "
@@ -113,7 +112,7 @@ def cut_tail(settings: Settings, count: int, world: int) -> int:
     if count < batch:
         raise UserError(
             f"{count} training samples do not fill one effective batch of {batch} "
-            f"({per_gpu_batch} x {settings.grad_acc} x {world}): lower --per_gpu_batch or "
+            f"({settings.per_gpu_batch} x {settings.grad_acc} x {world}): lower --per_gpu_batch or "
             "--grad_acc, or raise --train_size"
         )
     return count - count % batch if settings.tail == "cut" else count

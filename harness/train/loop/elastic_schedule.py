@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from transformers import Trainer
 
+from harness.core.topology import batch_of_trainer, effective_batch
 from harness.train.context import Context, Position
 from harness.train.data.order import EpochOrder
 from harness.train.strategy.base import Exchange
@@ -32,9 +33,10 @@ class Plan:
     def of(cls, context: Context, train_samples: int) -> Self:
         """What is left to be done by as many processes as there are now."""
         settings, args = context.settings, context.args
-        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        per_process = (settings.per_gpu_batch or 1) * settings.grad_acc
-        asked = per_process * context.data_parallel_size
+        batch = batch_of_trainer(args)
+        asked = effective_batch(
+            settings.per_gpu_batch or 1, settings.grad_acc, context.data_parallel_size
+        )
         return cls(context.position, train_samples, settings.epochs or 1, batch, asked)
 
     @property

@@ -20,6 +20,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from harness.core.attempts import gpu_utilisation_percent
 from harness.core.identity import number
 from harness.core.records import RunFolder, plain, read_json
+from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.run.recorder import Recorder
 
@@ -56,7 +57,7 @@ class Console(TrainerCallback):
         seen = self.recorder.observations.observed
         acc, gpus = args.gradient_accumulation_steps, max(1, args.n_gpu)
         size = args.world_size
-        batch = args.train_batch_size * acc * size
+        batch = batch_of_trainer(args)
         schedule = args.lr_scheduler_type.value
         held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
         say = self.screen.print

@@ -18,7 +18,7 @@ from torch import nn
 
 from harness.core.identity import run_id
 from harness.core.records import read_json, write_json
-from harness.core.topology import World
+from harness.core.topology import World, effective_batch
 from harness.train.context import Context
 from harness.train.data.order import EpochOrder
 from harness.train.measure.resources import CpuTime, peak_memory_gib, reserved_memory_gib
@@ -75,7 +75,9 @@ class PeersExchange(Exchange):
         super().__init__(context)
         assert isinstance(context.session, Peers)
         self.settings, self.peers = context.settings, context.session
-        self.own_batch = int(self.settings.per_gpu_batch or 1) * self.settings.grad_acc
+        self.own_batch = effective_batch(
+            self.settings.per_gpu_batch or 1, self.settings.grad_acc, devices=1
+        )
         self.target_batch = int(self.settings.target_batch or 1)
         self.updates_per_epoch = context.data_facts["train_samples"] // self.target_batch
         self.samples = 0  # of this peer, that went into updates
