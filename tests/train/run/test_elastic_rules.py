@@ -96,10 +96,14 @@ def test_the_set_up_is_what_was_asked_for() -> None:
         parse("vit", ["--tiny", "--setup", "4_1"], launched(2, 1, restarts=0))
 
 
-def test_earlier_runs_keep_their_names() -> None:
+def test_what_an_elastic_run_holds_is_part_of_its_name() -> None:
     asked = settings("--setup", "2_1")
-    assert "elastic_batch" not in identity(asked)
-    assert identity(replace(asked, elastic_batch="scale"))["elastic_batch"] == "scale"
+    scaled = replace(asked, elastic_batch="scale")
+    assert (identity(asked)["elastic_batch"], identity(scaled)["elastic_batch"]) == (
+        "hold",
+        "scale",
+    )
+    assert run_id(asked) != run_id(scaled)
     assert run_id(settings("--setup", "2_1", "--ddp_timeout", "9")) == run_id(asked)
 
 
