@@ -43,12 +43,7 @@ class Options:
 
 def place_facts(launcher: str) -> dict[str, Any]:
     """The keys that every record has of its place; the place sets those that apply to it."""
-    return {
-        "launcher": launcher,
-        "emulator": None,
-        "link": None,
-        "processes_per_core": None,
-    }
+    return {"launcher": launcher, "emulator": None, "link": None, "processes_per_core": None}
 
 
 def launched(
@@ -200,7 +195,4 @@ class Local(Machines):
 
     def facts(self, job: Job) -> dict[str, Any]:
         share = round(job.nodes * job.processes / len(self.machine.cores), 3)
-        return {
-            **super().facts(job),
-            "processes_per_core": None if self.machine.gpus else share,
-        }
+        return {**super().facts(job), "processes_per_core": None if self.machine.gpus else share}

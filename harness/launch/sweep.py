@@ -9,13 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.core.command_line import field_of, natural, one_of, typed, whole
+from harness.core.command_line import BadValue, field_of, natural, one_of, typed, whole
 from harness.core.identity import number
 from harness.core.links import link_of
 from harness.core.provenance import command_line, without_home
@@ -31,70 +32,33 @@ from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
 from harness.launch.screen import Screen
 from harness.launch.slurm import flags
-from harness.launch.slurm.flags import slurm_of
 from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh import hosts
-from harness.launch.ssh.hosts import remote_of
 from harness.launch.ssh.place import Ssh
-from harness.launch.sweepfile import NOT_IN_A_FILE, Sweep, load
+from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
 TIME = re.compile(r"^([0-9.]+)(s|m|h)?$")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-
-
-@dataclass
-class Arguments:
-    file: str
-    tiny: bool = False
-    dry_run: bool = False
-    select: list[dict[str, str]] = field(default_factory=list)
-    exclude: list[dict[str, str]] = field(default_factory=list)
-    limit: slice = field(default_factory=lambda: slice(None))
-    settings: dict[str, list[str]] = field(default_factory=dict)
-    repeat: int = 1
-    options: Options = field(default_factory=Options)
-
-
-def arguments_of(options: argparse.Namespace) -> Arguments:
-    """What the flags mean together; UserError if they do not fit."""
-    given = vars(options)
-    return Arguments(
-        file=options.file,
-        tiny=options.tiny,
-        dry_run=options.dry_run,
-        select=[_conditions("--select", text) for text in options.select],
-        exclude=[_conditions("--exclude", text) for text in options.exclude],
-        limit=_limit(options.limit),
-        settings=_settings(options.set),
-        repeat=options.repeat,
-        options=Options(
-            output_dir=options.output_dir,
-            launcher=options.launcher,
-            oversubscribe=options.oversubscribe,
-            elastic=_elastic(options.max_restarts, options.min_nodes),
-            timeout_s=_seconds(options.timeout),
-            rerun=options.rerun,
-            fail_fast=options.fail_fast,
-            pack=options.pack,
-            cold=options.cold,
-            isolation=options.isolation or "warn",
-            slurm=slurm_of(given),
-            remote=remote_of(given),
-        ),
-    )
+PLACES: dict[str, Callable[[Options], Place]] = {
+    "local": Local,
+    "netns": Netns,
+    "ssh": Ssh,
+    "slurm": Cluster,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run what a sweep file asks for and was not run; go on where it stopped."
+    parser.description = "Run every run of a sweep file that has no outcome yet."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (
-        "Ctrl-C once: the current run is recorded and the sweep stops; twice: at once. The\n"
-        "same command goes on from there. Exit code: 0, 1 if a run failed, 2 for a mistake."
+        "Ctrl-C once: the current run is recorded and the sweep stops; twice: at once. The same\n"
+        "command continues from there. Exit code: 0, 1 if a run failed, 2 for a mistake."
     )
-    add = parser.add_argument
+    add, switch = parser.add_argument, partial(parser.add_argument, action="store_true")
+    repeated = partial(parser.add_argument, action="append", default=[])
     add("file", metavar="FILE", help="for example experiments/batch_size.yaml")
-    add("--tiny", action="store_true", help="laptop size: embedded data, no network")
-    add("--dry_run", action="store_true", help="print the commands, one a line, and stop")
+    switch("--tiny", help="laptop size: embedded data, no network")
+    switch("--dry_run", help="print the commands, one per line, and stop")
     add(
         *("--out", "-o", "--o", "--output_dir"),
         dest="output_dir",
@@ -110,41 +74,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="local: this machine; netns: emulated nodes on it, with the links that the file asks "
         "for; ssh: machines over ssh; slurm: a cluster (local)",
     )
-    add(
+    switch(
         "--oversubscribe",
-        action="store_true",
-        help="more processes than cores, for nodes without GPUs that share one machine: they slow "
-        "one another down, and the record says so",
+        help="more processes than cores, for nodes without GPUs that share one machine: they "
+        "slow one another down, and the record says so",
     )
     add(
         "--max_restarts",
         type=natural,
         default=0,
         metavar="N",
-        help="how often lost processes are started again, from the last checkpoint (0)",
+        help="how often lost processes are restarted from the last checkpoint (0)",
     )
-    add("--min_nodes", type=whole, metavar="N", help="how many nodes are enough to go on (all)")
-    add(
+    add("--min_nodes", type=whole, metavar="N", help="how many nodes are enough to continue (all)")
+    repeated(
         "--select",
-        action="append",
-        default=[],
+        type=_conditions,
         metavar="KEY=VALUE,...",
         help="only these runs, for example setup=1_2,seed=4*; given again: or these",
     )
-    add("--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="not these runs")
+    repeated("--exclude", type=_conditions, metavar="KEY=VALUE,...", help="not these runs")
     add(
         "--limit",
-        default=":",
+        type=_limit,
+        default=slice(None),
         metavar="A:B",
-        help="of those, the A-th up to before the B-th, from 0",
+        help="of those, from the A-th up to before the B-th, counted from 0",
     )
-    add(
+    repeated(
         "--set",
-        action="append",
-        default=[],
+        type=_assignment,
         metavar="KEY=VALUE",
-        help="a setting for all runs, instead of what the file says; again with another value: "
-        "an axis",
+        help="a setting of all runs, instead of the file's; again with another value: an axis",
     )
     add("--repeat", type=whole, default=1, metavar="N", help="measure everything N times (1)")
     add(
@@ -153,151 +114,166 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHICH",
         help="failed: runs that failed, from where they failed; all: the old records kept aside",
     )
-    add("--timeout", metavar="TIME", help="a run that takes longer is ended: 90, 30m, 2h")
-    add("--fail_fast", action="store_true", help="stop at the first failure")
+    add(
+        "--timeout",
+        type=_seconds,
+        metavar="TIME",
+        dest="timeout_s",
+        help="a run that takes longer is ended: 90, 30m, 2h",
+    )
+    switch("--fail_fast", help="stop at the first failure")
     add(
         "--isolation",
         type=one_of("warn", "error", "off"),
         metavar="HOW",
         help="warn, error or off: when others use the GPUs or the cores before a run (warn)",
     )
-    add(
-        "--pack",
-        action="store_true",
-        help="small runs side by side on disjoint devices; this disturbs what is measured",
+    switch(
+        "--pack", help="small runs side by side on disjoint devices; this disturbs what is measured"
     )
-    add("--cold", action="store_true", help="torchrun anew for each run: seconds slower each")
+    switch("--cold", help="torchrun anew for each run: seconds slower each")
     hosts.add_flags(parser)
-    flags.add_flags(parser)
+    flags.add_flags(parser)  # fmt: skip
 
 
-def _elastic(max_restarts: int, min_nodes: int | None) -> Elastic | None:
-    if min_nodes is not None and not max_restarts:
-        raise UserError(f"--min_nodes {min_nodes}: needs --max_restarts, for example 3")
-    return Elastic(max_restarts, min_nodes) if max_restarts else None
+def options_of(given: argparse.Namespace) -> Options:
+    """How the sweep is run; UserError if flags do not go together."""
+    if given.min_nodes is not None and not given.max_restarts:
+        raise UserError(f"--min_nodes {given.min_nodes}: needs --max_restarts, for example 3")
+    return Options(
+        output_dir=given.output_dir,
+        launcher=given.launcher,
+        oversubscribe=given.oversubscribe,
+        elastic=Elastic(given.max_restarts, given.min_nodes) if given.max_restarts else None,
+        timeout_s=given.timeout_s,
+        rerun=given.rerun,
+        fail_fast=given.fail_fast,
+        pack=given.pack,
+        cold=given.cold,
+        isolation=given.isolation or "warn",
+        slurm=flags.slurm_of(vars(given)),
+        remote=hosts.remote_of(vars(given)),
+    )
 
 
-def _conditions(flag: str, text: str) -> dict[str, str]:
+def _conditions(text: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",")]
     if any(not name or not equals for name, equals, _ in pairs):
-        raise UserError(f"{flag} {text}: expected KEY=VALUE,..., for example setup=1_2")
+        raise BadValue(f"{text}: expected KEY=VALUE,..., for example setup=1_2")
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _limit(text: str) -> slice:
     if not re.match(r"^-?\d*:-?\d*$", text):
-        raise UserError(f"--limit {text}: expected A:B, for example 0:10, 10: or :-1")
+        raise BadValue(f"{text}: expected A:B, for example 0:10, 10: or :-1")
     first, last = (int(part) if part else None for part in text.split(":"))
     return slice(first, last)
 
 
-def _settings(pairs: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise UserError(f"--set {pair}: expected KEY=VALUE, for example --set epochs=1")
-        found.setdefault(name.strip().replace("-", "_"), []).append(value.strip())
-    return found
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise BadValue(f"{text}: expected KEY=VALUE, for example --set epochs=1")
+    return name.strip().replace("-", "_"), value.strip()
 
 
-def _seconds(text: Any) -> float | None:
-    if text is None:
-        return None
+def _seconds(text: str) -> float:
     match = TIME.match(text)
     try:
         seconds = float(match[1]) * SECONDS[match[2]] if match else 0.0
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise UserError(f"--timeout {text}: expected a time such as 90, 30m or 2h")
+        raise BadValue(f"{text}: expected a time such as 90, 30m or 2h")
     return seconds
 
 
-PLACES: dict[str, Callable[[Options], Place]] = {
-    "local": Local,
-    "netns": Netns,
-    "ssh": Ssh,
-    "slurm": Cluster,
-}
-
-
-def run(options: argparse.Namespace) -> int:
-    asked = arguments_of(options)
-    sweep = overridden(load(Path(asked.file), asked.tiny), asked.settings)
-    states = [State(job) for job in plan(sweep, asked.options.output_dir, asked.repeat)]
-    chosen = choose(states, asked)
-    place = PLACES[asked.options.launcher](asked.options)
+def run(given: argparse.Namespace) -> int:
+    options = options_of(given)
+    sweep = overridden(load(Path(given.file), given.tiny), given.set)
+    states = [State(job) for job in plan(sweep, options.output_dir, given.repeat)]
+    chosen = choose(states, given.select, given.exclude, given.limit)
+    place = PLACES[options.launcher](options)
     try:
-        if not asked.dry_run:
+        if not given.dry_run:
             place.open([state.job for state in chosen])
         for state in states:
             reason = place.why_not(state.job)
-            if reason is None and place.options.elastic is not None:
+            if reason is None and options.elastic is not None:
                 reason = why_not_elastic(state.job.settings)
             if reason is not None:
                 state.state, state.reason = SKIPPED, reason
-        folder = Path(asked.options.output_dir) / "sweeps" / sweep.name
-        if asked.dry_run:
+        folder = Path(options.output_dir) / "sweeps" / sweep.name
+        if given.dry_run:
             print("\n".join(place.dry_run(chosen, folder)))
             return 0
-        return _run(sweep, states, chosen, place, folder, asked, options.words)
+        _describe(sweep, states, folder, given.words)
+        return _work(sweep, chosen, place, folder)
     finally:
         place.close()
 
 
-def overridden(sweep: Sweep, given: dict[str, list[str]]) -> Sweep:
+def overridden(sweep: Sweep, assignments: Sequence[tuple[str, str]]) -> Sweep:
     """--set: one value holds for all runs, several make an axis, whatever the file says."""
-    for name, texts in given.items():
-        if name in NOT_IN_A_FILE:
-            raise UserError(f"--set {name}: use {NOT_IN_A_FILE[name]}")
-        values: list[Any] = []
-        key = name
-        for text in texts:
-            for script in sweep.scripts:
-                field = None if name == "link" else field_of(script, name)
-                key = field or name
-                value = link_of(text) if name == "link" else typed(name, field, [text])
-            values.append(value)
-        grid = {k: v for k, v in sweep.grid.items() if k != key}
-        settings = {s: {k: v for k, v in p.items() if k != key} for s, p in sweep.settings.items()}
-        baseline = dict(sweep.baseline or {})
-        if len(values) > 1:
-            grid[key] = values
-        else:
-            settings = {script: {**point, key: values[0]} for script, point in settings.items()}
-            baseline.pop(key, None)
-        sweep = replace(
-            sweep,
-            grid=grid,
-            settings=settings,
-            runs=[{k: v for k, v in run.items() if k != key} for run in sweep.runs],
-            exclude=[point for point in sweep.exclude if key not in point],
-            baseline=baseline or None,
-            order=tuple(n for n in sweep.order if n != key or key in grid),
-        )
+    by_name: dict[str, list[str]] = {}
+    for name, text in assignments:
+        by_name.setdefault(name, []).append(text)
+    for name, texts in by_name.items():
+        sweep = _with_values(sweep, name, texts)
     return sweep
 
 
-def choose(states: list[State], asked: Arguments) -> list[State]:
+def _with_values(sweep: Sweep, name: str, texts: list[str]) -> Sweep:
+    if name in NOT_IN_A_FILE:
+        raise UserError(f"--set {name}: use {NOT_IN_A_FILE[name]}")
+    key, values = name, []
+    for text in texts:
+        value: Any = link_of(text) if name == "link" else None
+        for script in sweep.scripts if name != "link" else ():
+            field = field_of(script, name)
+            key, value = field or name, typed(name, field, [text])
+        values.append(value)
+
+    def others(point: Point) -> Point:
+        return {k: v for k, v in point.items() if k != key}
+
+    grid, single = others(sweep.grid), len(values) == 1
+    settings = {script: others(point) for script, point in sweep.settings.items()}
+    baseline = sweep.baseline or {}
+    if single:
+        settings = {script: {**point, key: values[0]} for script, point in settings.items()}
+        baseline = others(baseline)
+    else:
+        grid[key] = values
+    return replace(
+        sweep,
+        grid=grid,
+        settings=settings,
+        runs=[others(run) for run in sweep.runs],
+        exclude=[point for point in sweep.exclude if key not in point],
+        baseline=baseline or None,
+        order=tuple(n for n in sweep.order if n != key or not single),
+    )
+
+
+def choose(
+    states: list[State],
+    select: Sequence[dict[str, str]],
+    exclude: Sequence[dict[str, str]],
+    limit: slice,
+) -> list[State]:
     """The runs that --select, --exclude and --limit leave, in order."""
-    for flag, conditions in (("--select", asked.select), ("--exclude", asked.exclude)):
-        for name in (name for condition in conditions for name in condition):
-            known = sorted({key for state in states for key in state.job.label})
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-                raise UserError(f"{flag} {name}: no run varies it; {hint}")
-    kept = [
-        state
-        for state in states
-        if (not asked.select or any(_matches(state.job, c) for c in asked.select))
-        and not any(_matches(state.job, c) for c in asked.exclude)
-    ]
-    kept = kept[asked.limit]
-    if not kept:
+    known = sorted({key for state in states for key in state.job.label})
+    for flag, conditions in (("--select", select), ("--exclude", exclude)):
+        for name in (name for condition in conditions for name in condition if name not in known):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UserError(f"{flag} {name}: no run varies it; {hint}")
+    chosen = [s for s in states if not select or any(_matches(s.job, c) for c in select)]
+    chosen = [s for s in chosen if not any(_matches(s.job, c) for c in exclude)][limit]
+    if not chosen:
         raise UserError("no run is left: see --dry_run without --select, --exclude and --limit")
-    return kept
+    return chosen
 
 
 def _matches(job: Job, condition: dict[str, str]) -> bool:
@@ -307,27 +283,19 @@ def _matches(job: Job, condition: dict[str, str]) -> bool:
     )
 
 
-def _run(
-    sweep: Sweep,
-    states: list[State],
-    chosen: list[State],
-    place: Place,
-    folder: Path,
-    asked: Arguments,
-    argv: list[str],
-) -> int:
-    try:
-        describe(sweep, states, folder, argv)
-    except OSError as error:
-        where = asked.options.output_dir
-        raise UserError(f"--output_dir {where}: cannot be written: {error.strerror}") from None
+def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
+    """Measure what is missing, and show the table; the exit code."""
     if sweep.columns:
         _check_columns(folder, sweep.file)
     screen = Screen(sweep.header.get("question", sweep.name), chosen, place.in_turn)
     with screen:
         for line in skipped(chosen):
             screen.print(line)
-        worker = _worker(place, chosen, folder, screen)
+        worker: Worker
+        if isinstance(place, Machines):
+            worker = Runner(chosen, place.options, folder, screen, place, this_machine())
+        else:
+            worker = Queue(chosen, place.options, folder, screen)
         with _signals(worker) as signals:
             worker.work()
             screen.close()
@@ -358,12 +326,6 @@ def skipped(states: list[State]) -> list[str]:
     ]
 
 
-def _worker(place: Place, states: list[State], folder: Path, screen: Screen) -> Worker:
-    if isinstance(place, Machines):
-        return Runner(states, place.options, folder, screen, place, this_machine())
-    return Queue(states, place.options, folder, screen)
-
-
 @contextmanager
 def _signals(worker: Worker) -> Iterator[list[int]]:
     """SIGINT and SIGTERM are counted here and obeyed by the worker's loop."""
@@ -381,7 +343,7 @@ def _signals(worker: Worker) -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -> None:
+def _describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -> None:
     """sweep.json: what readers need to know of the plan; a different earlier one is kept aside."""
     path = folder / "sweep.json"
     content = {
@@ -407,14 +369,18 @@ def describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -
             for state in states
         ],
     }
-    before = read_json(path)
-    planned = [run.get("path") for run in (before or {}).get("runs", [])]
-    if before is not None and planned != [state.job.path for state in states]:
-        count = 1
-        while (aside := folder / f"sweep.earlier-{count}.json").exists():
-            count += 1
-        path.rename(aside)
-    write_json(path, content)
+    try:
+        before = read_json(path)
+        planned = [run.get("path") for run in (before or {}).get("runs", [])]
+        if before is not None and planned != [state.job.path for state in states]:
+            count = 1
+            while (aside := folder / f"sweep.earlier-{count}.json").exists():
+                count += 1
+            path.rename(aside)
+        write_json(path, content)
+    except OSError as error:
+        where = folder.parent.parent
+        raise UserError(f"--output_dir {where}: cannot be written: {error.strerror}") from None
 
 
 def _table(folder: Path, *flags: str, **how: Any) -> subprocess.CompletedProcess[str]:

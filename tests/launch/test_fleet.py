@@ -86,9 +86,7 @@ Begin = Callable[..., tuple[Launcher, list[Puppet]]]
 
 
 @pytest.fixture
-def begin(
-    start: Callable[..., Launcher],
-) -> Begin:
+def begin(start: Callable[..., Launcher]) -> Begin:
     """A run that goes on, on three nodes."""
 
     def run(elastic: Elastic | None = None) -> tuple[Launcher, list[Puppet]]:

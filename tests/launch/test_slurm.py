@@ -25,8 +25,7 @@ from harness.launch.slurm.queue import Queue, Watched
 from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
 from harness.launch.sweepfile import load
 from tests.support.sweeps import harness_sweep as main
-from tests.support.sweeps import start, sweep_file, wait_for
-from tests.support.sweeps import sweep_arguments as parse
+from tests.support.sweeps import start, sweep_file, sweep_options, wait_for
 
 SITE = Site(
     name="mine.ab12", folder="/home/me/my project/outputs/sweeps/mine", cwd="/home/me/my project",
@@ -169,7 +168,7 @@ def test_runs_that_want_the_same_make_one_array(tmp_path: Path) -> None:
 
 def test_what_no_cluster_can_host(tmp_path: Path) -> None:
     (far,) = jobs_of(tmp_path, "script: vit\nsettings: {setup: 2_1, link: 20ms}")
-    assert why_not(far, Slurm()) == "link 20ms: a cluster has no link that could be slowed down"
+    assert why_not(far, Slurm()) == "link 20ms: the links of a cluster cannot be slowed down"
     (half,) = jobs_of(tmp_path, "script: vit\nsettings: {precision: fp16}")
     assert why_not(half, Slurm()) is None
     assert "needs a GPU" in str(why_not(half, Slurm(gres="none")))
@@ -196,17 +195,17 @@ S = ["--launcher", "slurm"]
         (["--partition", "p"], "--partition needs --launcher slurm"),
         (["--detach"], "--detach needs --launcher slurm"),
         (["--requeue", "2", "--launcher", "local"], "--requeue needs --launcher slurm"),
-        ([*S, "--pack"], "--pack means nothing with --launcher slurm: jobs run side by side"),
-        ([*S, "--cold"], "--cold means nothing with --launcher slurm"),
-        ([*S, "--isolation", "warn"], "--isolation means nothing with --launcher slurm"),
+        ([*S, "--pack"], "--pack has no meaning with --launcher slurm: jobs run side by side"),
+        ([*S, "--cold"], "--cold has no meaning with --launcher slurm"),
+        ([*S, "--isolation", "warn"], "--isolation has no meaning with --launcher slurm"),
         ([*S, "--gres", "gpu:4"], "--gres gpu:4: expected a name such as gpu or gpu:a100"),
-        ([*S, "--cpus_per_gpu", "0"], "--cpus_per_gpu 0: expected a whole number from 1"),
+        ([*S, "--cpus_per_gpu", "0"], "--cpus_per_gpu 0: must be at least 1"),
         ([*S, "--requeue", "-1"], "--requeue"),
-        ([*S, "--requeue", "often"], "--requeue often: expected a whole number from 0"),
+        ([*S, "--requeue", "often"], "--requeue often: expected a whole number"),
         ([*S, "--timeout", "1:30:00"], "--timeout 1:30:00: expected a time such as 90, 30m or 2h"),
         ([*S, "--setup_script", "no.sh"], "--setup_script no.sh: there is no such file"),
         ([*S, "--sbatch", "time=3"], "--sbatch time=3: use --timeout"),
-        ([*S, "--sbatch", "array=0-9"], "--sbatch array=0-9: the sweep decides that"),
+        ([*S, "--sbatch", "array=0-9"], "--sbatch array=0-9: the sweep sets it"),
         ([*S, "--sbatch", "mem="], "--sbatch mem=: expected an option of sbatch"),
         ([*S, "--sbatch", "p gpu"], "--sbatch p gpu: expected an option of sbatch"),
         ([*S, "--sbatch", "mem=2G\nrm -rf /"], "expected an option of sbatch"),
@@ -214,17 +213,18 @@ S = ["--launcher", "slurm"]
 )
 def test_flags_that_make_no_sense(flags: list[str], said: str) -> None:
     with pytest.raises(UserError) as error:
-        parse(["file.yaml", *flags])
+        sweep_options(["file.yaml", *flags])
     assert said in str(error.value)
 
 
 def test_flags_that_do(tmp_path: Path) -> None:
     setup = tmp_path / "setup.sh"
     setup.touch()
-    asked = parse(["f", *S, "--gres", "none", "--cpus-per-gpu", "2", "--setup-script", str(setup)])
-    assert asked.options.slurm == Slurm(gres="none", cpus_per_gpu=2, setup_script=str(setup))
-    assert (Slurm().cores, Slurm(gres="none").cores, asked.options.slurm.cores) == (4, 1, 2)
-    assert parse(["f"]).options.isolation == "warn"
+    words = [*S, "--gres", "none", "--cpus-per-gpu", "2", "--setup-script", str(setup)]
+    asked = sweep_options(["f", *words])
+    assert asked.slurm == Slurm(gres="none", cpus_per_gpu=2, setup_script=str(setup))
+    assert (Slurm().cores, Slurm(gres="none").cores, asked.slurm.cores) == (4, 1, 2)
+    assert sweep_options(["f"]).isolation == "warn"
 
 
 # ---- how jobs end ----

@@ -29,8 +29,7 @@ from harness.launch.ssh.hosts import Host, Remote
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweep import PLACES
 from harness.launch.sweepfile import load
-from tests.support.sweeps import sweep, sweep_file
-from tests.support.sweeps import sweep_arguments as parse
+from tests.support.sweeps import sweep, sweep_file, sweep_options
 
 A, B = Host("a"), Host("b", "me", 2222)
 FACTS = Facts(
@@ -42,7 +41,7 @@ HERE = {"commit": "c" * 40, "source": "s"}
 
 
 def remote(*flags: str) -> Remote:
-    return parse(["mine.yaml", "--launcher", "ssh", *flags]).options.remote
+    return sweep_options(["mine.yaml", "--launcher", "ssh", *flags]).remote
 
 
 def jobs(folder: Path, text: str) -> list[Job]:
@@ -96,7 +95,7 @@ def test_a_hosts_file_that_is_none(tmp_path: Path) -> None:
 
 def test_flags_of_ssh_need_ssh() -> None:
     with pytest.raises(UserError, match="--interface needs --launcher ssh"):
-        parse(["mine.yaml", "--interface", "eth0"])
+        sweep_options(["mine.yaml", "--interface", "eth0"])
     assert PLACES["ssh"] is Ssh and not Ssh.here
 
 

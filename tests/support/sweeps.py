@@ -15,7 +15,8 @@ import psutil
 
 from harness import cli
 from harness.core.records import RunFolder, find_runs, read_rows
-from harness.launch.sweep import Arguments, arguments_of
+from harness.launch.places import Options
+from harness.launch.sweep import options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds and what follows from them, and what the network adds; everything else must not depend on
@@ -132,6 +133,6 @@ def harness_sweep(argv: list[str]) -> int:
     return cli.main(["sweep", *argv])
 
 
-def sweep_arguments(argv: list[str]) -> Arguments:
-    """What the flags of a sweep mean; UserError if they are wrong."""
-    return arguments_of(cli.parser_of("sweep").read(argv))
+def sweep_options(argv: list[str]) -> Options:
+    """How these flags have a sweep run; UserError if they are wrong."""
+    return options_of(cli.parser_of("sweep").read(argv))

@@ -40,7 +40,7 @@ class Site:
 def why_not(job: Job, slurm: Slurm) -> str | None:
     """Why a cluster cannot host a run; None if it can, as far as can be told from here."""
     if job.link != Link():
-        return f"link {job.link}: a cluster has no link that could be slowed down"
+        return f"link {job.link}: the links of a cluster cannot be slowed down"
     if slurm.gres == "none" and (reason := why_a_gpu(job.settings)):
         return reason.removeprefix("--")
     return None

@@ -79,23 +79,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("with --launcher ssh")
     add = group.add_argument
     add("--hosts", metavar="A,B,...", help="[user@]host[:port], as ssh knows them")
-    add("--hosts_file", metavar="FILE", help="the same, one a line; # begins a comment")
-    add("--checkout", metavar="DIR", help="of this project on the hosts (where it lies here)")
+    add("--hosts_file", metavar="FILE", help="the same, one per line; # begins a comment")
+    add("--checkout", metavar="DIR", help="of this project on the hosts (where it is here)")
     add(
-        "--remote_python", metavar="FILE", help="on the hosts, from the checkout (.venv/bin/python)"
+        "--remote_python",
+        metavar="FILE",
+        help="on the hosts, relative to the checkout (.venv/bin/python)",
     )
     add(
         "--master_addr",
         metavar="ADDRESS",
-        help="at which the other hosts reach the first (that at which ssh reaches it)",
+        help="of the first host as the others reach it (as ssh reaches it)",
     )
-    add("--interface", metavar="NAME", help="for what training exchanges (that of ssh)")
-    add("--ssh", metavar="COMMAND", help='ssh with options of yours: "ssh -F my_config" (ssh)')
+    add("--interface", metavar="NAME", help="for the traffic of training (the one ssh uses)")
+    add("--ssh", metavar="COMMAND",
+        help='ssh with your options: "ssh -F my_config" (ssh)')  # fmt: skip
 
 
-FLAGS = (
-    "hosts", "hosts_file", "checkout", "remote_python", "master_addr", "interface", "ssh",
-)  # fmt: skip
+FLAGS = ("hosts", "hosts_file", "checkout", "remote_python", "master_addr", "interface", "ssh")
 
 
 def remote_of(given: Mapping[str, Any]) -> Remote:
