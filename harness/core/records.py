@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.core.schema.rows import FINISHED, OUTCOMES
+from harness.core.schema.rows import FINISHED as FINISHED
+from harness.core.schema.rows import OUTCOMES
 
 # Raised whenever a definition in harness/core/schema changes: unequal versions are not compared.
 SCHEMA = 1
