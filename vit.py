@@ -17,8 +17,9 @@ from torch import nn
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data import models
-from harness.train.data.cache import Data, in_turn
+from harness.train.data.cache import in_turn
 from harness.train.data.images import load_images
+from harness.train.data.samples import Data
 from harness.train.loop.progress import Console
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.metrics import BatchMetrics

@@ -11,7 +11,7 @@ import torch
 from transformers import get_linear_schedule_with_warmup
 
 from benchmarks.baton import Marks
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 
 
 class Loop:

@@ -47,7 +47,7 @@ from benchmarks.overhead_table import table
 from harness.core.command_line import parse
 from harness.train.data import models
 from harness.train.data.images import load_images
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 from harness.train.data.texts import load_texts
 from harness.train.loop.progress import Console
 from harness.train.loop.trainer import ExactTrainer

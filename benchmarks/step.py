@@ -39,9 +39,8 @@ from transformers import TrainerCallback
 
 from harness.core.command_line import parse
 from harness.train.data import models
-from harness.train.data.cache import Data
 from harness.train.data.images import load_images
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import Data, EpochOrder
 from harness.train.data.texts import load_texts
 from harness.train.loop.progress import Console
 from harness.train.loop.trainer import ExactTrainer

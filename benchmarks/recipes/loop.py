@@ -22,7 +22,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, get_linear_schedule_
 
 from benchmarks.recipes.clock import EpochClock
 from benchmarks.recipes.task import TEXT, Task, cuda, labels_of, main, quality, quality_row, world
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 
 EVAL_BATCH = 64
 LONGEST = 500

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 from benchmarks.recipes.clock import EpochClock
 from benchmarks.recipes.task import Task, cuda, quality, quality_row
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 
 
 class InOrder(Trainer):

@@ -30,7 +30,7 @@ from transformers import (
 
 from harness.core.command_line import parse
 from harness.core.records import read_json, read_rows
-from harness.train.data.cache import cut_tail
+from harness.train.data.samples import cut_tail
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.lifecycle import Lifecycle

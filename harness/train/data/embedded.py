@@ -37,47 +37,31 @@ SOURCES: dict[str, str] = {
     "torch": "nn/**/*.py optim/*.py distributions/*.py distributed/*.py distributed/fsdp/*.py "
     "utils/data/**/*.py autograd/*.py ao/nn/**/*.py ao/quantization/*.py",
 }
-
-
 TRAIN_PER_CLASS, TEST_PER_CLASS, DIGITS_TEST_PER_CLASS = 704, 128, 36
-
-
 MIN_WORDS, MAX_WORDS = 20, 80
-
-
 # A text is dropped when more than this share of its runs of four words occur in the texts
-# taken before it. Boilerplate, inherited and copied docstrings go this way, so that the test
+# taken before it. This removes boilerplate, inherited and copied docstrings, so that the test
 # split holds no text that was seen in training.
 MAX_SHARED = 0.25
-
-
-# Every word that contains one of these names (PyTorch, torch.nn, scipy_namespace) is taken out
-# of every text, whatever its label, and so are the usual short names. Other words of a library
+# Every word that contains one of these names (PyTorch, torch.nn, scipy_namespace) is removed from
+# every text, whatever its label, and so are the usual short names. Other words of a library
 # (DataFrame, tensor, axes) stay: they are what the texts are about.
 LIBRARY_NAMES = re.compile(
     r"(?i)\b\w*(?:torch|pandas|scipy|matplotlib|numpy|sklearn|pylab|pyplot)\w*"
     r"|\b(?:scikit(?:-learn)?|np|pd|sp|plt|mpl\w*)\b"
 )
-
-
 # From one of these sections on, a docstring lists names, code and links.
 END_OF_PROSE = re.compile(r"(?im)^ *(?:see also|references|examples?|attributes|methods)\W*$")
-
-
 # Underlines, headings and lines such as ``x, y : array_like`` tell a library by its style.
 NO_PROSE = re.compile(
     r"(?im)^ *(?:[-=~^]{3,}|(?:parameter|arg|argument|return|raise|yield|note|warning)s?:*"
     r"|\*{0,2}\w+(?:, \*{0,2}\w+)* ?: .*) *$"
 )
-
-
-# ``axis (int):`` goes, a path such as ``~.axes.Axes.plot`` becomes words, symbols are dropped.
+# ``axis (int):`` is dropped, ``~.axes.Axes.plot`` becomes words, and symbols are dropped.
 MARKUP = re.compile(
     r"(?m)^\s*\w+ ?\([^)]*\) ?:|:[\w:]+:(?=`)"
     r"|(?<=\w\w)\.(?=[A-Za-z])|(?<![\w)])\.+|_+|[^\w\s.,;:!?()%='-]+"
 )
-
-
 PLAIN_WORD = re.compile(r"[(\"']?[A-Za-z][a-z'-]*[.,;:!?)\"']*$")
 
 

@@ -1,7 +1,9 @@
-"""Resized images: decoded and resized once into one array of bytes, normalised in batches.
+"""Images: decoded and resized once into one array of bytes, augmented and normalised in batches.
 
-The array is mapped into memory: ranks and runs on a machine share it. Where a GPU has room for it,
-it lies there, and batches are gathered there.
+The array is mapped into memory, so that the ranks and runs on a machine share it. If a GPU has room
+for it, it lies there, and batches are gathered there. Training images may be flipped and shifted
+anew in each epoch, on the device. How a sample looks follows from (seed, epoch, number of the
+sample) and from nothing else: not from the batch, the rank or the attempt that feeds it.
 """
 
 from __future__ import annotations
@@ -21,10 +23,18 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from harness.core.settings import Settings, UserError
 from harness.train.data import models, sources
-from harness.train.data.cache import Data, cached, chunks, cut_tail, indices
+from harness.train.data.cache import cached
 from harness.train.data.models import explain
+from harness.train.data.samples import Data, as_data, chunks
 
-SHARE_OF_FREE = 0.25  # of the device's memory, for images
+SHARE_OF_FREE = 0.25  # of the device's free memory, at most, for images
+# An image is shifted by at most this part of its side: 4 of 32 pixels, as is usual for CIFAR.
+MAX_SHIFT = 8
+# The two multipliers of splitmix64 (Steele, Lea and Flood 2014), which spread bits.
+FIRST, SECOND = (np.array([n], np.uint64).view(np.int64).item() for n in (
+    0xBF58476D1CE4E5B9, 0x94D049BB133111EB,
+))  # fmt: skip
+SHIFT_BITS = (1 << 30) - 1
 
 
 def load_images(settings: Settings, world: int) -> Data:
@@ -33,73 +43,56 @@ def load_images(settings: Settings, world: int) -> Data:
     column = source.inputs[0]
     resizer = _resizer(settings)
 
-    def build(folder: Path) -> None:
-        total = sum(source.sizes)
+    def prepare(folder: Path) -> None:
         pixels: Any = None
         done = 0
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for data in source.sets:
-                # Decoded here, by all cores and with the file's name at hand.
-                raw = data.cast_column(column, Image(decode=False))
-                for part in chunks(len(data)):
-                    resized = list(pool.map(resizer, raw[part][column]))
-                    if pixels is None:
-                        shape = (total, *resized[0].shape)
-                        pixels = np.lib.format.open_memmap(
-                            folder / "pixels.npy", "w+", np.uint8, shape
-                        )
-                    pixels[done : done + len(resized)] = np.stack(resized)
-                    done += len(resized)
+            # Decoded here, on all cores and with the name of the file at hand.
+            encoded = (data.cast_column(column, Image(decode=False)) for data in source.sets)
+            for rows in (rows for data in encoded for rows in chunks(data)):
+                resized = list(pool.map(resizer, rows[column]))
+                if pixels is None:
+                    pixels = np.lib.format.open_memmap(
+                        folder / "pixels.npy",
+                        "w+",
+                        np.uint8,
+                        (sum(source.sizes), *resized[0].shape),
+                    )
+                pixels[done : done + len(resized)] = np.stack(resized)
+                done += len(resized)
         pixels.flush()
 
-    folder = cached(
-        {
-            "images": source.facts["data_checksum"],
-            "samples": source.sizes,
-            "processor": resizer.recipe,
-        },
-        build,
-    )
-    used = cut_tail(settings, len(source.train), world)
+    key = {
+        "images": source.facts["data_checksum"],
+        "samples": source.sizes,
+        "processor": resizer.recipe,
+    }
+    folder = cached(key, prepare)
     kind = settings.augment or "none"
     augment = Augment(kind, settings.seed) if kind != "none" else None
     collate = ImageBatches(folder, source.all_labels, len(source.train) if augment else 0)
     on_device = collate.bare = fits(collate.pixels.nbytes, _free_bytes())
     facts = {
-        **source.facts,
-        "train_samples": used,
-        "left_out_samples": len(source.train) - used,
-    }
-    facts |= {
         "image_shape": list(collate.pixels.shape[1:]),
         "resized_by": type(resizer.processor).__name__,
         "pixels_on": "device" if on_device else "host",
     }
-    return Data(
-        *indices(source.sizes, used),
-        collate,
-        Pixels(
-            Normalise(resizer.mean, resizer.deviation),
-            collate.pixels if on_device else None,
-            augment,
-        ),
-        source.labels,
-        resizer.processor,
-        facts,
-    )
+    normalise = Normalise(resizer.mean, resizer.deviation)
+    to_device = Pixels(normalise, collate.pixels if on_device else None, augment)
+    return as_data(settings, source, world, collate, to_device, resizer.processor, facts)
 
 
 class ImageBatches:
-    """Sample numbers -> one batch of bytes; they become numbers on the device.
+    """The collator: sample numbers -> one batch of bytes, which become floats on the device.
 
-    Samples below `numbered` go with their numbers; `bare` batches have their numbers in the place
-    of their bytes.
+    Samples below `numbered` carry their numbers along; `bare` batches have numbers only, and no
+    bytes.
     """
 
     bare = False
 
     def __init__(self, folder: Path, labels: np.ndarray, numbered: int = 0) -> None:
-        # Nobody writes into it; torch warns of arrays that cannot be written.
+        # Mode c, though nothing is written: torch warns about arrays that are read-only.
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="c")
         self.labels, self.numbered = labels, numbered
 
@@ -110,13 +103,13 @@ class ImageBatches:
             batch["places"] = torch.from_numpy(samples)
         else:
             batch["pixel_values"] = torch.from_numpy(self.pixels[samples])
-        if samples[0] < self.numbered:  # a training sample: so are the others
+        if samples[0] < self.numbered:  # a training sample, and so are the others
             batch["samples"] = torch.from_numpy(samples)
         return batch
 
 
 class Pixels:
-    """A batch of bytes, or of their places -> what a model takes, on the batch's own device."""
+    """A batch of bytes, or of sample numbers -> the input of a model, on the batch's device."""
 
     def __init__(
         self, normalise: Normalise, resident: np.ndarray | None, augment: Augment | None
@@ -153,17 +146,15 @@ class Normalise:
         pixels = inputs.get("pixel_values")
         if pixels is not None and pixels.dtype == torch.uint8:
             if self.scale.device != pixels.device:
-                self.scale, self.shift = (
-                    self.scale.to(pixels.device),
-                    self.shift.to(pixels.device),
-                )
-            wide = pixels.float()  # its memory is used again: fresh pages cost more than the sums
+                self.scale = self.scale.to(pixels.device)
+                self.shift = self.shift.to(pixels.device)
+            wide = pixels.float()  # its memory is reused: fresh pages cost more than the arithmetic
             inputs["pixel_values"] = torch.addcmul(self.shift, wide, self.scale, out=wide)
         return inputs
 
 
 def fits(size: int, free: int) -> bool:
-    """Whether the images may lie on the device: the model, its optimizer and a step come after."""
+    """Whether the images may lie on the device and leave room for model, optimizer and steps."""
     return size <= free * SHARE_OF_FREE
 
 
@@ -179,16 +170,17 @@ class Resizer:
     mean: Any
     deviation: Any
     recipe: dict[str, Any]  # everything that the pixels depend on
-    resize: Callable[[Any], Any]  # a picture -> channels first, 0 to 255
+    resize: Callable[[Any], Any]  # a PIL image -> channels first, 0 to 255
 
     def __call__(self, stored: dict[str, Any] | None) -> np.ndarray:
-        """One image, as the data hold it, as bytes."""
+        """The bytes of one image, from its form in the data set."""
         try:
             image = Image().decode_example(stored).convert("RGB")
         except (OSError, ValueError, TypeError, AttributeError) as error:
             name = Path(stored["path"]).name if stored and stored.get("path") else "without a name"
             raise UserError(f"image {name} cannot be read: {error}") from None
-        return np.clip(np.rint(self.resize(image)), 0, 255).astype(np.uint8)
+        resized: np.ndarray = np.clip(np.rint(self.resize(image)), 0, 255).astype(np.uint8)
+        return resized
 
 
 def _resizer(settings: Settings) -> Resizer:
@@ -204,7 +196,7 @@ def _resizer(settings: Settings) -> Resizer:
             return _timm(processor)
     else:
         side = settings.image_size or models.configuration(settings).image_size
-        # Half and half, as the published ViT does: no statistics of another data set.
+        # 0.5 for both, as in the published ViT, rather than the statistics of another data set.
         processor = ViTImageProcessorPil(
             size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
         )
@@ -220,7 +212,7 @@ def _resizer(settings: Settings) -> Resizer:
 
 
 def _timm(processor: Any) -> Resizer:
-    """timm's own transforms for evaluation, without the normalising."""
+    """timm's own transform for evaluation, without its normalisation."""
     import timm
 
     config = processor.data_config
@@ -228,27 +220,8 @@ def _timm(processor: Any) -> Resizer:
     return Resizer(processor, config["mean"], config["std"], config, lambda i: transform(i).numpy())
 
 
-# ----
-# Training images in other versions each epoch: flipped and shifted, batch by batch on the device.
-#
-# What a sample looks like follows from (seed, epoch, number of the sample) and from nothing else:
-# not from the batch, the rank or the attempt in which it has its turn.
-
-# A shift is at most this part of the side: 4 of 32 pixels, as is usual for CIFAR.
-SHARE = 8
-
-
-# Bits are spread by the two multiplications of splitmix64 (Steele, Lea and Flood 2014).
-FIRST, SECOND = (np.array([n], np.uint64).view(np.int64).item() for n in (
-    0xBF58476D1CE4E5B9, 0x94D049BB133111EB,
-))  # fmt: skip
-
-
-DRAWN_BITS = (1 << 30) - 1
-
-
 class Augment:
-    """crop_flip: padded with black, cut out at a random place, mirrored or not; flip: mirrored."""
+    """crop_flip: shifted over a black border and mirrored or not; flip: mirrored or not."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.crop, self.seed = kind == "crop_flip", seed
@@ -260,14 +233,15 @@ class Augment:
         self.key = drawn.view(np.int64).item()
 
     def __call__(self, pixels: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-        """Bytes (sample, channel, row, column) -> the same, of the samples with these numbers."""
+        """Augment bytes (sample, channel, row, column) of the samples with these numbers."""
         height, width = pixels.shape[2:]
-        drawn = _spread(_spread(samples) + self.key)
+        drawn = _hash(_hash(samples) + self.key)
+        mirrored = (drawn & 1).bool()[:, None]
         rows, down = _window(height, drawn >> 32 if self.crop else None, pixels)
         columns, right = _window(width, drawn >> 1 if self.crop else None, pixels)
-        columns = torch.where((drawn & 1).bool()[:, None], columns.flip(1), columns)
-        right = torch.where((drawn & 1).bool()[:, None], right.flip(1), right)
-        # Whole rows first, which lie together in memory.
+        columns = torch.where(mirrored, columns.flip(1), columns)
+        right = torch.where(mirrored, right.flip(1), right)
+        # Whole rows first, which are contiguous in memory.
         images = torch.arange(len(pixels), device=pixels.device)[:, None]
         moved = pixels.transpose(1, 2)[images, rows].transpose(1, 2)
         moved = moved.gather(3, columns[:, None, None, :].expand_as(moved))
@@ -279,22 +253,22 @@ class Augment:
 def _window(
     side: int, drawn: torch.Tensor | None, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each sample the places along a side that it shows, and which of them are in the image."""
+    """For each sample the places along a side that are shown, and which are inside the image."""
     places = torch.arange(side, device=like.device).expand(len(like), side)
     if drawn is not None:
-        margin = side // SHARE
-        places = places + ((drawn & DRAWN_BITS) % (2 * margin + 1) - margin)[:, None]
+        margin = side // MAX_SHIFT
+        places = places + ((drawn & SHIFT_BITS) % (2 * margin + 1) - margin)[:, None]
     inside = (places >= 0) & (places < side)
     return places.clamp(0, side - 1), inside
 
 
-def _spread(numbers: torch.Tensor) -> torch.Tensor:
-    """Whole numbers that differ in any bit -> 64 bits that look drawn; the same on every device."""
+def _hash(numbers: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser: whole numbers -> pseudo-random 64 bits, the same on every device."""
     for shift, factor in ((30, FIRST), (27, SECOND)):
-        numbers = (numbers ^ _shifted(numbers, shift)) * factor
-    return numbers ^ _shifted(numbers, 31)
+        numbers = (numbers ^ _shift_right(numbers, shift)) * factor
+    return numbers ^ _shift_right(numbers, 31)
 
 
-def _shifted(numbers: torch.Tensor, by: int) -> torch.Tensor:
-    """To the right, with zeros from the left: torch's own shift repeats the sign."""
+def _shift_right(numbers: torch.Tensor, by: int) -> torch.Tensor:
+    """A logical shift, which fills with zeros: torch's own repeats the sign."""
     return (numbers >> by) & ((1 << (64 - by)) - 1)

@@ -17,6 +17,42 @@ from transformers import AutoConfig
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_with_model
 
+# What can go wrong between here and the Hub, each in one line with the fix.
+GATED = "--{kind} {name} is gated: ask for access on its page and set HF_TOKEN"
+NO_NETWORK = (
+    "--{kind} {name}: no network, and not in the cache: use --tiny, a local folder, or, with a "
+    "filled cache, HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
+)
+MISSING = (
+    "--{kind} {name} is neither a local folder nor on the Hub (if it is private, set HF_TOKEN): "
+    "check the name"
+)
+UNREADABLE = "--{kind} {name} cannot be read: {text}"
+# The exceptions of whichever HTTP library the installed Hub client uses.
+HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+BY_CAUSE: tuple[tuple[Any, str], ...] = (
+    (errors.GatedRepoError, GATED),
+    (errors.RepositoryNotFoundError, MISSING),
+    ((HTTP_ERROR, ConnectionError, errors.OfflineModeIsEnabled), NO_NETWORK),
+)
+BY_TEXT = (
+    (("couldn't connect", "offline", "connection"), NO_NETWORK),
+    (
+        ("trust_remote_code", "remote code"),
+        "--{kind} {name} brings code of its own: read it, then add --trust_remote_code",
+    ),
+    (("is not a local folder", "not a valid model identifier"), MISSING),
+    (("corresponds to no data",), "--{kind} {name} is empty: {text}"),
+    (
+        ("scripts are no longer supported",),
+        "--{kind} {name} is a loading script; convert it to parquet or csv first",
+    ),
+    (
+        ("config name is missing", "builderconfig"),
+        "--{kind} {name}: {text}; name one with --dataset_config",
+    ),
+)
+
 
 def auto_class(script: str) -> Any:
     """The class of transformers that builds the models of a task."""
@@ -24,7 +60,7 @@ def auto_class(script: str) -> Any:
 
 
 def named(settings: Settings) -> Mapping[str, Any] | None:
-    """The table's entry, or None for a model of the Hub or a folder."""
+    """The entry in the table of architectures, or None for a model of the Hub or a folder."""
     return TASKS[settings.script].architectures.get(str(settings.model))
 
 
@@ -59,7 +95,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
 
 
 def build(settings: Settings, labels: list[str]) -> nn.Module:
-    """The model with a head for these classes; random weights where asked for."""
+    """The model with a head for these classes; with random weights if asked for."""
     config = configuration(settings, labels)
     auto = auto_class(settings.script)
     try:
@@ -86,7 +122,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
 
 
 def check_name(settings: Settings) -> None:
-    """A misspelt architecture or folder would be looked up on the Hub, with a confusing answer."""
+    """Refuse a misspelt architecture or folder, before the Hub answers with something confusing."""
     name, known = str(settings.model), TASKS[settings.script].architectures
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
@@ -111,91 +147,54 @@ def _set_dropout(config: Any, rate: float) -> None:
 
 
 def _cifar_stem(model: Any) -> None:
-    """A first layer that keeps a 32-pixel image's size, in place of one that takes it to 8."""
+    """A first layer that keeps 32-pixel images at their size; the stock one shrinks them to 8."""
     embedder = model.resnet.embedder
     width = embedder.embedder.convolution.out_channels
     embedder.embedder.convolution = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
     embedder.pooler = nn.Identity()
 
 
-# ----
-# What can go wrong between here and the Hub, each as one line with the fix.
-
-OFFLINE_FIX = (
-    "use --tiny, a local folder, or, with a filled cache, HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
-)
-
-
-# Of whichever HTTP library the installed Hub client stands on.
-HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
-
-
-NETWORK = (HTTP_ERROR, ConnectionError, errors.OfflineModeIsEnabled)
-
-
 @contextmanager
 def explain(kind: str, name: str) -> Iterator[None]:
-    """Turn the many exceptions of a load into UserError; what is no user's mistake passes."""
+    """Turn the many exceptions of a load into UserError; what is no mistake of the user passes."""
     try:
         yield
     except UserError:
         raise
     except DatasetNotFoundError as error:
-        raise UserError(_missing(kind, name, str(error))) from None
+        raise UserError(_message(MISSING, kind, name, str(error))) from None
     except ImportError as error:
         missing = getattr(error, "name", None) or " ".join(str(error).split())[:200]
         raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
     except DatasetGenerationError as error:
-        text = " ".join(str(_causes(error)[-1]).split())[:300]
-        raise UserError(f"--{kind} {name} cannot be read: {text}") from None
+        raise UserError(_message(UNREADABLE, kind, name, str(_causes(error)[-1]))) from None
     except (OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR) as error:
-        raise _sorted_out(kind, name, error) from error
+        template = _template(name, _causes(error), str(error).lower())
+        raise UserError(_message(template, kind, name, str(error))) from error
 
 
-def _sorted_out(kind: str, name: str, error: Exception) -> Exception:
-    """The libraries say most things with OSError and ValueError: tell them apart by their text."""
-    text = " ".join(str(error).split())
-    lower = text.lower()
-    causes = _causes(error)
-    if any(isinstance(c, errors.GatedRepoError) for c in causes):
-        return UserError(f"--{kind} {name} is gated: ask for access on its page and set HF_TOKEN")
-    if any(isinstance(c, errors.RepositoryNotFoundError) for c in causes):
-        return UserError(_missing(kind, name, text))
-    if any(isinstance(c, NETWORK) for c in causes):
-        return UserError(_no_network(kind, name))
-    if "couldn't connect" in lower or "offline" in lower or "connection" in lower:
-        return UserError(_no_network(kind, name))
-    if "trust_remote_code" in lower or "remote code" in lower:
-        return UserError(
-            f"--{kind} {name} brings code of its own: read it, then add --trust_remote_code"
-        )
-    if "is not a local folder" in lower or "not a valid model identifier" in lower:
-        return UserError(_missing(kind, name, text))
-    if "corresponds to no data" in lower:
-        return UserError(f"--{kind} {name} is empty: {text[:300]}")
-    if "scripts are no longer supported" in lower:
-        return UserError(f"--{kind} {name} is a loading script; convert it to parquet or csv first")
-    if "config name is missing" in lower or "builderconfig" in lower:
-        return UserError(f"--{kind} {name}: {text[:300]}; name one with --dataset_config")
-    if Path(name).exists():
-        return UserError(f"--{kind} {name} cannot be read: {text[:300]}")
-    return UserError(f"--{kind} {name} cannot be loaded: {text[:300]}")
+def _template(name: str, causes: list[BaseException], text: str) -> str:
+    """The libraries raise OSError and ValueError for most things: the text tells them apart."""
+    for kinds, template in BY_CAUSE:
+        if any(isinstance(cause, kinds) for cause in causes):
+            return template
+    text = " ".join(text.split())
+    for phrases, template in BY_TEXT:
+        if any(phrase in text for phrase in phrases):
+            return template
+    return UNREADABLE if Path(name).exists() else "--{kind} {name} cannot be loaded: {text}"
+
+
+def _message(template: str, kind: str, name: str, text: str) -> str:
+    text = " ".join(text.split())
+    if template == MISSING and ("offline" in text.lower() or "couldn't reach" in text.lower()):
+        template = NO_NETWORK
+    return template.format(kind=kind, name=name, text=text[:300])
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
-    found = []
-    while error is not None and error not in found:
-        found.append(error)
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
         error = error.__cause__ or error.__context__
-    return found
-
-
-def _no_network(kind: str, name: str) -> str:
-    return f"--{kind} {name}: no network, and not in the cache: {OFFLINE_FIX}"
-
-
-def _missing(kind: str, name: str, text: str) -> str:
-    if "offline" in text.lower() or "couldn't reach" in text.lower():
-        return _no_network(kind, name)
-    where = "neither a local folder nor on the Hub"
-    return f"--{kind} {name} is {where} (if it is private, set HF_TOKEN): check the name"
+    return causes

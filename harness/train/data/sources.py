@@ -1,4 +1,8 @@
-"""From a name to sets of samples with a known input column and classes."""
+"""From the name of a data set to sets of samples with known inputs and classes.
+
+Subsets and splits are drawn by data_seed alone: the same on every rank, for every training seed
+and for every set-up that is compared.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,11 @@ from harness.train.data import embedded
 from harness.train.data.cache import cached
 from harness.train.data.models import explain
 
-EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
-
-
-EMBEDDED_FROM = {
-    "embedded:english": tuple(embedded.SOURCES),
-    "embedded:digits": ("scikit-learn",),
+# Name -> what makes the data set, and the packages whose files it is made from.
+EMBEDDED = {
+    "embedded:english": (embedded.english, tuple(embedded.SOURCES)),
+    "embedded:digits": (embedded.digits, ("scikit-learn",)),
 }
-
-
 FILES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -34,35 +34,57 @@ FILES = {
     ".jsonl": "json",
     ".parquet": "parquet",
 }
-
-
 LABEL_NAMES = ("label", "labels", "class", "category", "target")
-
-
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
-
-
+TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
+HELD_OUT = 0.2  # share of the training split to test on if there is no test split
 CHECKED_SAMPLES = 2000  # of each set whose content goes into the checksum
+
+
+@dataclass
+class Split:
+    """The sets, no sample in two of them, and where they come from."""
+
+    train: datasets.Dataset
+    test: datasets.Dataset
+    test_from: str
+    validation: datasets.Dataset | None = None  # without it, each epoch is evaluated on test
+    validation_from: str | None = None
+
+    def sets(self) -> dict[str, datasets.Dataset]:
+        """In the order in which their samples are numbered."""
+        sets = {"training": self.train, "test": self.test}
+        return sets if self.validation is None else {**sets, "validation": self.validation}
+
+    def facts(self) -> dict[str, Any]:
+        facts = {"test_from": self.test_from, "test_samples": len(self.test)}
+        if self.validation is not None:
+            facts["validation_from"] = self.validation_from
+            facts["validation_samples"] = len(self.validation)
+        return facts
 
 
 @dataclass
 class Source:
     """The drawn samples, before tokenising or resizing."""
 
-    train: datasets.Dataset
-    test: datasets.Dataset
-    validation: datasets.Dataset | None
+    split: Split
     inputs: list[str]  # the text column (or two), or the image column
-    train_labels: np.ndarray
-    test_labels: np.ndarray
-    validation_labels: np.ndarray
     labels: list[str]
+    classes: list[np.ndarray]  # of the samples of each set
     facts: dict[str, Any]
 
     @property
+    def train(self) -> datasets.Dataset:
+        return self.split.train
+
+    @property
+    def test(self) -> datasets.Dataset:
+        return self.split.test
+
+    @property
     def sets(self) -> list[datasets.Dataset]:
-        """All of them, in the order in which their samples are numbered."""
-        return [self.train, self.test, *([] if self.validation is None else [self.validation])]
+        return list(self.split.sets().values())
 
     @property
     def sizes(self) -> list[int]:
@@ -70,7 +92,7 @@ class Source:
 
     @property
     def all_labels(self) -> np.ndarray:
-        return np.concatenate([self.train_labels, self.test_labels, self.validation_labels])
+        return np.concatenate(self.classes)
 
 
 def load(settings: Settings) -> Source:
@@ -86,39 +108,24 @@ def load(settings: Settings) -> Source:
                 "name another dataset or configuration"
             )
         splits = datasets.DatasetDict({"train": splits[first]})
-    whole = splits["train"]
-    label = _label_column(settings, whole)
-    inputs = _input_columns(settings, whole, label)
+    label = _label_column(settings, splits["train"])
+    inputs = _input_columns(settings, splits["train"], label)
     split = choose(settings, splits, label)
-    sets = {"training": split.train, "test": split.test}
-    if split.validation is not None:
-        sets["validation"] = split.validation
-    labels, of_sets = _classes(sets, label)
+    sets = split.sets()
+    labels, classes = _classes(sets, label)
     if TASKS[settings.script].input == "text":
         for column in inputs:
             if any(text is None for data in sets.values() for text in data[column]):
                 raise UserError(f"column {column}: some samples have no text")
-    none = np.empty(0, dtype=np.int64)
-    return Source(
-        split.train, split.test, split.validation, inputs,
-        of_sets["training"], of_sets["test"], of_sets.get("validation", none), labels,
-        {
-            "dataset": without_home(name),
-            "input_columns": inputs,
-            "label_column": label,
-            "classes": len(labels),
-            **_facts(split),
-            "data_checksum": checksum([(data, of_sets[n]) for n, data in sets.items()], inputs),
-        },
-    )  # fmt: skip
-
-
-def _facts(split: Split) -> dict[str, Any]:
-    facts = {"test_from": split.test_from, "test_samples": len(split.test)}
-    if split.validation is not None:
-        facts["validation_from"] = split.validation_from
-        facts["validation_samples"] = len(split.validation)
-    return facts
+    facts = {
+        "dataset": without_home(name),
+        "input_columns": inputs,
+        "label_column": label,
+        "classes": len(labels),
+        **split.facts(),
+        "data_checksum": checksum(list(zip(sets.values(), classes, strict=True)), inputs),
+    }
+    return Source(split, inputs, labels, classes, facts)
 
 
 def _read(settings: Settings) -> datasets.DatasetDict:
@@ -149,19 +156,17 @@ def _read(settings: Settings) -> datasets.DatasetDict:
         return datasets.DatasetDict({"train": datasets.load_from_disk(str(path))})
     if name.startswith((".", "/", "~")) and not path.exists():
         raise UserError(f"--dataset {name}: there is no such folder or file")
-    return datasets.load_dataset(
-        str(path) if path.is_dir() else name,
-        settings.dataset_config,
-    )
+    return datasets.load_dataset(str(path) if path.is_dir() else name, settings.dataset_config)
 
 
 def _embedded(name: str) -> datasets.DatasetDict:
-    """Made once for the versions of the packages whose files it comes from."""
-    made_of = {package: metadata.version(package) for package in EMBEDDED_FROM[name]}
-    folder = cached(
-        {"embedded": name, "made_of": made_of},
-        lambda draft: EMBEDDED[name]().save_to_disk(draft / "data"),
-    )
+    """Made once for the versions of the packages whose files it is made from."""
+    make, packages = EMBEDDED[name]
+    key = {
+        "embedded": name,
+        "made_of": {package: metadata.version(package) for package in packages},
+    }
+    folder = cached(key, lambda draft: make().save_to_disk(draft / "data"))
     return datasets.DatasetDict.load_from_disk(folder / "data")
 
 
@@ -174,59 +179,58 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
             )
         return settings.label_column
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
-    found = classes or [c for c in LABEL_NAMES if c in columns]
-    if not found:
+    candidates = classes or [c for c in LABEL_NAMES if c in columns]
+    if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}: "
             "name one with --label_column"
         )
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise UserError(
-            f"--dataset {settings.dataset} has several columns of classes ({', '.join(found)}): "
-            "name one with --label_column"
+            f"--dataset {settings.dataset} has several columns of classes "
+            f"({', '.join(candidates)}): name one with --label_column"
         )
-    return found[0]
+    return str(candidates[0])
 
 
 def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
     if TASKS[settings.script].input == "image":
         flag, kind, asked = "image_column", "images", settings.image_column
-        found = [c for c, f in data.features.items() if isinstance(f, datasets.Image)]
+        candidates = [c for c, f in data.features.items() if isinstance(f, datasets.Image)]
         preferred: tuple[str, ...] = ("image", "img")
     else:
         flag, kind, asked = "text_column", "text", settings.text_column
-        found = [c for c, f in data.features.items() if _is_text(f) and c != label]
+        candidates = [c for c, f in data.features.items() if _is_text(f) and c != label]
         preferred = TEXT_NAMES
     columns = ", ".join(data.column_names)
     if asked is not None:
         wanted = asked.split(",")
         for column in wanted:
-            if column not in found:
+            if column not in candidates:
                 raise UserError(
                     f"--{flag} {column}: not a column of {kind}; the columns are {columns}"
                 )
         if len(wanted) > (2 if kind == "text" else 1):
             raise UserError(f"--{flag} {asked}: too many columns")
         return wanted
-    if not found:
+    if not candidates:
         raise UserError(f"--dataset {settings.dataset} has no column of {kind} among {columns}")
-    if len(found) > 1:
-        found = [c for c in preferred if c in found][:1]
-        if not found:
-            raise UserError(
-                f"--dataset {settings.dataset} has several columns of {kind} ({columns}): "
-                f"name one with --{flag}"
-            )
-    return found
+    if len(candidates) == 1:
+        return candidates
+    usual = [c for c in preferred if c in candidates][:1]
+    if not usual:
+        raise UserError(
+            f"--dataset {settings.dataset} has several columns of {kind} ({columns}): "
+            f"name one with --{flag}"
+        )
+    return usual
 
 
 def _is_text(feature: Any) -> bool:
     return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string")
 
 
-def _classes(
-    sets: dict[str, datasets.Dataset], label: str
-) -> tuple[list[str], dict[str, np.ndarray]]:
+def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], list[np.ndarray]]:
     """(names, classes of each set) from ClassLabel, text, whole numbers or bools."""
     feature = sets["training"].features[label]
     columns = {which: data.with_format(None)[label][:] for which, data in sets.items()}
@@ -251,14 +255,11 @@ def _classes(
         raise UserError(f"column {label}: some samples have no class (value {sorted(outside)[0]})")
     if len(set(columns["training"])) < 2:
         raise UserError(f"column {label}: all training samples are of one class")
-    return names, {
-        which: np.array([position[v] for v in values], dtype=np.int64)
-        for which, values in columns.items()
-    }
+    return names, [np.array([position[v] for v in c], dtype=np.int64) for c in columns.values()]
 
 
 def checksum(sets: list[tuple[datasets.Dataset, np.ndarray]], inputs: list[str]) -> str:
-    """SHA-256 over the classes of all samples and the content of evenly spaced ones, in order."""
+    """SHA-256 of the classes of all samples and the content of evenly spaced ones, in order."""
     digest = hashlib.sha256()
     for data, labels in sets:
         digest.update(labels.tobytes())
@@ -280,31 +281,8 @@ def _bytes(value: Any) -> bytes:
     return str(value).encode("utf-8")
 
 
-# ----
-# Which samples are trained on, validated on and tested on.
-#
-# Subsets and splits are drawn by data_seed alone: the same on every rank, for every training seed
-# and for every set-up that is compared.
-
-TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
-
-
-HELD_OUT = 0.2  # share of the training split to test on where the data have no test split
-
-
-@dataclass
-class Split:
-    """The sets, no sample in two of them, and where they come from."""
-
-    train: datasets.Dataset
-    test: datasets.Dataset
-    test_from: str
-    validation: datasets.Dataset | None = None  # without it, each epoch is evaluated on test
-    validation_from: str | None = None
-
-
 def choose(settings: Settings, splits: datasets.DatasetDict, label: str) -> Split:
-    """The test set first, then of what is left the validation set and the training set."""
+    """The test set first, then the validation set and the training set from the rest."""
     rest, test, test_from = _test_set(settings, splits, label)
     asked = settings.validation_split
     validation = validation_from = None
@@ -316,7 +294,7 @@ def choose(settings: Settings, splits: datasets.DatasetDict, label: str) -> Spli
         if asked is not None:
             validation = _named("validation_split", asked, splits, label)
             validation_from = f"split {asked}"
-            _check_apart(asked, validation, validation_from == test_from)
+            _check_validation(asked, validation, validation_from == test_from)
     test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
     return Split(train, test, test_from, validation, validation_from)
 
@@ -324,13 +302,13 @@ def choose(settings: Settings, splits: datasets.DatasetDict, label: str) -> Spli
 def _test_set(
     settings: Settings, splits: datasets.DatasetDict, label: str
 ) -> tuple[datasets.Dataset, datasets.Dataset, str]:
-    """(what is left for training, test set, where the test set comes from)."""
+    """(the rest, for training; the test set; where the test set comes from)."""
     train, asked = splits["train"], settings.test_split
     if asked is not None and share_of(asked) is None:
         return train, _named("test_split", asked, splits, label), f"split {asked}"
     if asked is None:
         for name in TEST_SPLITS:
-            # The test split of a benchmark may come without its answers, as -1 or null.
+            # The test split of a benchmark may come without its labels, as -1 or null.
             if name in splits and len(splits[name]) and _has_labels(splits[name], label):
                 return train, splits[name], f"split {name}"
     share = HELD_OUT if asked is None else float(asked)
@@ -352,8 +330,8 @@ def _hold_out(
 ) -> tuple[datasets.Dataset, datasets.Dataset]:
     """(training set, validation set): the second is this share of both together.
 
-    A training set of a given size is the one of a run without validation set: it is drawn from
-    the front of an order, and what is held out from its end.
+    A training set of a given size is the same as without a validation set: it is drawn from the
+    front of an order, and the validation set from its end.
     """
     size, count = settings.train_size, len(data)
     together = count if size == "all" else round(int(size or 0) / (1 - share))
@@ -374,7 +352,7 @@ def _hold_out(
     return _draw(data, size, "train_size", settings.data_seed), validation
 
 
-def _check_apart(name: str, validation: datasets.Dataset, is_test: bool) -> None:
+def _check_validation(name: str, validation: datasets.Dataset, is_test: bool) -> None:
     if is_test:
         raise UserError(
             f"--validation_split {name}: that is the test set; name another with --test_split, "
@@ -385,7 +363,7 @@ def _check_apart(name: str, validation: datasets.Dataset, is_test: bool) -> None
 
 
 def _named(flag: str, name: str, splits: datasets.DatasetDict, label: str) -> datasets.Dataset:
-    """A split that was asked for: it is there and has classes, or the answer says what there is."""
+    """The split of this name, if it exists and has classes."""
     if name not in splits or name == "train":
         raise UserError(
             f"--{flag} {name}: the splits are {', '.join(splits)}; "
@@ -404,7 +382,7 @@ def _has_labels(data: datasets.Dataset, label: str) -> bool:
 
 
 def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.Dataset:
-    """A subset in an order that the seed alone decides."""
+    """A subset, drawn by the seed alone."""
     if len(data) == 0:
         raise UserError(f"the split for --{flag} is empty")
     if size == "all":

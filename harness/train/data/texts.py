@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 
 from harness.core.settings import Settings, UserError
 from harness.train.data import embedded, models, sources
-from harness.train.data.cache import Data, cached, chunks, cut_tail, indices
+from harness.train.data.cache import cached
 from harness.train.data.models import explain
+from harness.train.data.samples import Data, as_data, chunks
 from harness.train.data.text_batches import TextBatches, for_model
 
 
@@ -21,60 +22,37 @@ def load_texts(settings: Settings, world: int) -> Data:
     """The samples of a run whose forward passes take `world` batches of per_gpu_batch."""
     source = sources.load(settings)
     tokenizer = _tokenizer(settings, source)
-    length = min(settings.max_length or 512, _longest(settings, tokenizer))
+    length = min(settings.max_length or 512, _max_length(settings, tokenizer))
 
-    def build(folder: Path) -> None:
-        flat: list[np.ndarray] = []
-        kinds: list[np.ndarray] = []
-        offsets = [0]
-        for data in source.sets:
-            for part in chunks(len(data)):
-                columns = [data[part][column] for column in source.inputs]
-                encoded = tokenizer(
-                    *columns,
-                    truncation=True,
-                    max_length=length,
-                    return_token_type_ids=True,
-                )
-                for ids, types in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True):
-                    flat.append(np.asarray(ids, dtype=np.int32))
-                    kinds.append(np.asarray(types, dtype=np.int8))
-                    offsets.append(offsets[-1] + len(ids))
-        np.save(folder / "tokens.npy", np.concatenate(flat))
-        np.save(folder / "types.npy", np.concatenate(kinds))
-        np.save(folder / "offsets.npy", np.asarray(offsets))
+    def tokenise(folder: Path) -> None:
+        tokens: list[np.ndarray] = []
+        types: list[np.ndarray] = []
+        for rows in (rows for data in source.sets for rows in chunks(data)):
+            columns = [rows[column] for column in source.inputs]
+            encoded = tokenizer(
+                *columns, truncation=True, max_length=length, return_token_type_ids=True
+            )
+            tokens += [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
+            types += [np.asarray(ids, dtype=np.int8) for ids in encoded["token_type_ids"]]
+        np.save(folder / "tokens.npy", np.concatenate(tokens))
+        np.save(folder / "types.npy", np.concatenate(types))
+        np.save(folder / "offsets.npy", np.cumsum([0, *map(len, tokens)]))
 
-    folder = cached(
-        {
-            "texts": source.facts["data_checksum"],
-            "samples": source.sizes,
-            "tokenizer": _fingerprint_of(tokenizer),
-            "max_length": length,
-        },
-        build,
-    )
-    used = cut_tail(settings, len(source.train), world)
-    collate = TextBatches(folder, source.all_labels, tokenizer, pair=len(source.inputs) == 2)
-    facts = {
-        **source.facts,
-        "train_samples": used,
-        "left_out_samples": len(source.train) - used,
+    key = {
+        "texts": source.facts["data_checksum"],
+        "samples": source.sizes,
+        "tokenizer": _fingerprint(tokenizer),
+        "max_length": length,
     }
-    facts |= {"max_length": length, "mean_tokens": round(collate.mean_tokens(), 2)}
-    return Data(
-        *indices(source.sizes, used),
-        collate,
-        for_model,
-        source.labels,
-        tokenizer,
-        facts,
-    )
+    folder = cached(key, tokenise)
+    collate = TextBatches(folder, source.all_labels, tokenizer, pair=len(source.inputs) == 2)
+    facts = {"max_length": length, "mean_tokens": round(collate.mean_tokens(), 2)}
+    return as_data(settings, source, world, collate, for_model, tokenizer, facts)
 
 
 def _tokenizer(settings: Settings, source: sources.Source) -> Any:
-    """The model's own, or one trained on the spot for an architecture that brings none."""
-    entry = models.named(settings)
-    if entry is None:
+    """The model's own, or one trained here for an architecture that brings none."""
+    if models.named(settings) is None:
         models.check_name(settings)
         with explain("model", str(settings.model)):
             tokenizer = AutoTokenizer.from_pretrained(
@@ -97,12 +75,12 @@ def _train_tokenizer(source: sources.Source, folder: Path, size: int) -> None:
     embedded.train_tokenizer(texts, folder / "tokenizer", size)
 
 
-def _longest(settings: Settings, tokenizer: Any) -> int:
+def _max_length(settings: Settings, tokenizer: Any) -> int:
     positions = getattr(models.configuration(settings), "max_position_embeddings", None)
-    longest = [n for n in (positions, tokenizer.model_max_length) if n is not None and n < 10**9]
-    return min(longest, default=10**9)
+    limits = [n for n in (positions, tokenizer.model_max_length) if n is not None and n < 10**9]
+    return min(limits, default=10**9)
 
 
-def _fingerprint_of(tokenizer: Any) -> str:
+def _fingerprint(tokenizer: Any) -> str:
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256((type(tokenizer).__name__ + vocabulary).encode()).hexdigest()

@@ -15,7 +15,7 @@ from transformers import Trainer
 
 from harness.core.topology import batch_of_trainer, effective_batch
 from harness.train.context import Context, Position
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 from harness.train.strategy.base import Exchange
 
 

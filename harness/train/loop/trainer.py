@@ -23,7 +23,7 @@ from transformers import (
 from harness.core.strategies import is_apart
 from harness.train.context import Context
 from harness.train.data import text_layout
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 from harness.train.loop.checkpoints import WEIGHTS
 from harness.train.loop.elastic_schedule import Plan
 from harness.train.loop.epoch import EpochEdges, Sums, draw_from, untouched_random_state

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from harness.train.context import Context
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 from harness.train.measure.resources import of_all_ranks
 from harness.train.strategy import verify
 

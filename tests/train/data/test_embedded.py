@@ -21,7 +21,7 @@ FORBIDDEN = re.compile(
 CHILD = """
 import sys
 from pathlib import Path
-from harness.train import embedded
+from harness.train.data import embedded
 texts = embedded.english()
 print(embedded.checksum(texts), embedded.checksum(embedded.digits()))
 embedded.train_tokenizer(texts["train"]["text"], Path(sys.argv[1]), 2048)

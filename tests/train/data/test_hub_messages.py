@@ -82,7 +82,7 @@ def test_a_mistake_of_ours_passes() -> None:
 CLIENT = """
 import json, sys
 from harness.core.settings import Settings
-from harness.train import images, models, sources
+from harness.train.data import images, models, sources
 
 def message(function, **fields):
     try:

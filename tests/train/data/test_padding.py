@@ -140,7 +140,7 @@ class Noted(TextBatches):
 def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, dict[str, Any]]:
     """A few updates with each layout: what they lead to on this rank."""
     from harness.core.command_line import parse
-    from harness.train.data.cache import Indices
+    from harness.train.data.samples import Indices
     from harness.train.loop.trainer import ExactTrainer
     from harness.train.measure.metrics import BatchMetrics
     from harness.train.run.start import start

@@ -62,8 +62,8 @@ def texts(data: Dataset) -> list[str]:
 def check_pairs(source: Source) -> None:
     """Each text keeps the class that it was written with."""
     for data, labels in (
-        (source.train, source.train_labels),
-        (source.test, source.test_labels),
+        (source.train, source.classes[0]),
+        (source.test, source.classes[1]),
     ):
         assert labels.dtype == np.int64 and len(labels) == len(data)
         for text, label in zip(texts(data), labels, strict=True):
@@ -128,7 +128,7 @@ def test_folder_of_images(tmp_path: Path) -> None:
     source = load(settings(tmp_path, script="vit"))
     assert (source.inputs, source.labels) == (["image"], ["bad", "good"])
     assert (len(source.train), len(source.test)) == (12, 4)
-    for image, label in zip(source.train["image"], source.train_labels, strict=True):
+    for image, label in zip(source.train["image"], source.classes[0], strict=True):
         assert (image.getpixel((0, 0))[0] == 0) == (source.labels[label] == "good")
 
 
@@ -151,7 +151,7 @@ def test_labels_of_all_kinds(kind: str, tmp_path: Path) -> None:
     DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path)
     source = load(settings(tmp_path))
     assert source.labels == names
-    assert source.train_labels.tolist() == [len(names) - 1, 0] * 10 == source.test_labels.tolist()
+    assert source.classes[0].tolist() == [len(names) - 1, 0] * 10 == source.classes[1].tolist()
 
 
 def test_columns_are_found_or_named(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def numbers(data: Dataset | None) -> set[int]:
 
 
 def sets(source: Source) -> tuple[set[int], set[int], set[int]]:
-    return numbers(source.train), numbers(source.validation), numbers(source.test)
+    return numbers(source.train), numbers(source.split.validation), numbers(source.test)
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_holding_out_moves_no_training_and_no_test_sample(folder: Path) -> None:
     one = settings(folder, train_size=80, test_size=20)
     plain, held = load(one), load(replace(one, validation_split="0.2"))
     assert texts(held.train) == texts(plain.train) and texts(held.test) == texts(plain.test)
-    assert plain.validation is None and "validation_samples" not in plain.facts
-    assert len(plain.validation_labels) == 0
+    assert plain.split.validation is None and "validation_samples" not in plain.facts
+    assert len(plain.classes) == 2
     assert held.facts["data_checksum"] != plain.facts["data_checksum"]
     larger = sets(load(replace(one, train_size=150, validation_split="0.2")))
-    assert numbers(held.train) < larger[0] and numbers(held.validation) < larger[1]
+    assert numbers(held.train) < larger[0] and numbers(held.split.validation) < larger[1]
 
 
 def test_the_split_is_drawn_by_data_seed_alone(folder: Path) -> None:
@@ -75,8 +75,8 @@ def test_the_split_is_drawn_by_data_seed_alone(folder: Path) -> None:
     assert sets(again) == sets(first)
     assert again.facts["data_checksum"] == first.facts["data_checksum"]
     assert sets(load(replace(one, data_seed=1)))[1] != sets(first)[1]
-    assert first.validation is not None
-    drawn = sorted(numbers(first.validation))
+    assert first.split.validation is not None
+    drawn = sorted(numbers(first.split.validation))
     assert drawn != list(range(drawn[0], drawn[0] + 10))  # not cut off at an end
 
 
@@ -104,7 +104,7 @@ def test_a_class_that_only_the_validation_set_has_is_a_class(tmp_path: Path) -> 
     DatasetDict({n: Dataset.from_list(r) for n, r in splits.items()}).save_to_disk(tmp_path)
     source = load(settings(tmp_path, validation_split="validation"))
     assert source.labels == ["bad", "good", "odd"]
-    assert source.validation_labels.tolist()[-1] == 2
+    assert source.classes[2].tolist()[-1] == 2
     assert source.facts["classes"] == 3
 
 

@@ -67,7 +67,7 @@ def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[f
     """Loss and gradient norm of one update for every architecture of the table."""
     from harness.core.command_line import parse
     from harness.train.data import models
-    from harness.train.data.cache import Indices
+    from harness.train.data.samples import Indices
     from harness.train.loop.trainer import ExactTrainer
     from harness.train.measure.metrics import BatchMetrics
     from harness.train.run.start import start

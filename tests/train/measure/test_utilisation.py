@@ -17,7 +17,7 @@ from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.tasks import TASKS
 from harness.read import load_runs
-from harness.train.data.cache import Indices
+from harness.train.data.samples import Indices
 from harness.train.data.text_batches import AMOUNT, Amount
 from harness.train.data.texts import load_texts
 from harness.train.loop.progress import utilisation

@@ -21,7 +21,7 @@ from harness.core.identity import identity, run_id
 from harness.core.records import RunFolder, read_rows
 from harness.core.settings import Settings, UserError
 from harness.train.context import Launch, Position
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 from harness.train.loop.elastic_schedule import Plan
 from harness.train.run import elastic as restarts
 from harness.train.run import failures

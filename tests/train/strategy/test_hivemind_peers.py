@@ -17,7 +17,7 @@ from harness.core.records import read_json, read_rows
 from harness.core.rules import INSTALL, addresses_to_join, place
 from harness.core.settings import UserError
 from harness.core.topology import World
-from harness.train.data.cache import cut_tail
+from harness.train.data.samples import cut_tail
 from tests.support import peers
 from tests.support.ranks import ran, run_script
 from tests.support.sweeps import command, gone, wait_for

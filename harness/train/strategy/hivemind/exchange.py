@@ -20,7 +20,7 @@ from harness.core.identity import run_id
 from harness.core.records import read_json, write_json
 from harness.core.topology import World, effective_batch
 from harness.train.context import Context
-from harness.train.data.order import EpochOrder
+from harness.train.data.samples import EpochOrder
 from harness.train.measure.resources import CpuTime, peak_memory_gib, reserved_memory_gib
 from harness.train.measure.telemetry import told
 from harness.train.measure.traffic import carried, interfaces_sent

@@ -1,0 +1,119 @@
+"""Samples as the Trainer sees them: numbers, their order in an epoch, and what makes batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from harness.core.settings import Settings, UserError
+from harness.core.topology import batch_of
+from harness.train.data.sources import Source
+
+CHUNK = 256  # samples prepared at a time
+
+
+@dataclass
+class Data:
+    """What a script hands to the Trainer."""
+
+    train: Dataset
+    test: Dataset
+    validation: Dataset | None  # if given, each epoch is evaluated on it instead of the test set
+    collate: Callable[[Any], dict[str, torch.Tensor]]
+    to_device: Callable[[dict[str, Any]], dict[str, Any]]
+    labels: list[str]
+    processing: Any  # tokenizer or image processor, saved beside the weights
+    facts: dict[str, Any]
+
+
+class Indices(Dataset):
+    """A set whose samples are numbers: the collator gathers a whole batch of them at once."""
+
+    def __init__(self, count: int, first: int = 0) -> None:
+        self.count, self.first = count, first
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return self.first + index
+
+    def __getitems__(self, indices: list[int]) -> np.ndarray:
+        return self.first + np.asarray(indices)
+
+
+class EpochOrder(Sampler[int]):
+    """A permutation drawn from (seed, epoch).
+
+    The stock sampler uses seed + epoch, so that epoch 1 of seed 7 is epoch 0 of seed 8 and runs
+    with neighbouring seeds are not independent.
+    """
+
+    def __init__(self, size: int, seed: int, whole: int = 1) -> None:
+        self.size, self.seed, self.epoch = size, seed, 0
+        self.whole = whole  # what is left over of so many samples is left out
+        self.trained: dict[int, int] = {}  # epoch -> its first samples that have had their turn
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size - self.size % self.whole
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size)
+        left = order[self.trained.get(self.epoch, 0) :]
+        yield from left[: len(left) - len(left) % self.whole].tolist()
+
+
+def as_data(
+    settings: Settings,
+    source: Source,
+    world: int,
+    collate: Callable[[Any], dict[str, torch.Tensor]],
+    to_device: Callable[[dict[str, Any]], dict[str, Any]],
+    processing: Any,
+    facts: dict[str, Any],
+) -> Data:
+    """The sets of a source, whose samples are numbered consecutively over all of them."""
+    train, test, *validation = source.sizes
+    used = cut_tail(settings, train, world)
+    counts = {"train_samples": used, "left_out_samples": train - used}
+    return Data(
+        Indices(used),
+        Indices(test, first=train),
+        Indices(validation[0], first=train + test) if validation else None,
+        collate,
+        to_device,
+        source.labels,
+        processing,
+        {**source.facts, **counts, **facts},
+    )
+
+
+def cut_tail(settings: Settings, count: int, world: int) -> int:
+    """Training samples used: whole effective batches, so that all are fed once and weigh alike."""
+    batch = batch_of(settings, world)
+    if settings.target_batch is not None and count < batch:
+        raise UserError(
+            f"--target_batch {batch}: there are {count} training samples, not enough for one "
+            "update; lower it, or raise --train_size"
+        )
+    if count < batch:
+        raise UserError(
+            f"{count} training samples do not fill one effective batch of {batch} "
+            f"({settings.per_gpu_batch} x {settings.grad_acc} x {world}): lower --per_gpu_batch or "
+            "--grad_acc, or raise --train_size"
+        )
+    return count - count % batch if settings.tail == "cut" else count
+
+
+def chunks(data: Any) -> Iterator[Any]:
+    """The rows of a set, CHUNK at a time, as a column each."""
+    for start in range(0, len(data), CHUNK):
+        yield data[start : start + CHUNK]
