@@ -11,46 +11,46 @@ import pytest
 
 from harness.cli import main
 from harness.read.explain import causes
-from harness.read.explain import causes as causes_text
-from harness.read.explain.account import (
+from harness.read.explain.causes import RunContext, bound, lost, of_run, of_scaling, share_lost
+from harness.read.explain.explain import Explanation, explain
+from harness.read.explain.time_breakdown import (
+    COMMUNICATION,
     COMPUTE,
     DATA,
     EVALUATION,
-    EXCHANGE,
     FIRST,
     PARTS,
     SAVING,
     STRAGGLERS,
-    UNTOLD,
-    Account,
-    Slowest,
-    account_of,
-    together,
+    UNSEPARATED,
+    SlowestRank,
+    TimeBreakdown,
+    mean_breakdown,
+    time_breakdown,
 )
-from harness.read.explain.causes import bound, lost, of_run, of_scaling, share_lost
-from harness.read.explain.explain import Explanation, explain
-from harness.read.explain.facts import Facts
 from harness.read.records.selection import read_group
 from harness.read.statistics import spread
 from tests.read.test_compare import run as record
 from tests.read.test_importing import TEXT, text_file
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
-FACTS = Facts(
+CONTEXT = RunContext(
     strategy="ddp", nodes=1, processes=2, micro_batch=8, baseline_micro_batch=8, eval_batch=64,
     threads=1, baseline_threads=1, on_cpu=True, emulated=False, cpu_percent=None,
     others_cores=None, throttled=None, payload_bytes=None, rtt_ms=None, bandwidth_mbit=None,
-    link_asked=None, compress="none", padding_setting=None,
+    requested_link=None, compress="none", padding_setting=None,
 )  # fmt: skip
 
 
-def account(
+def breakdown(
     devices: int = 2, batch: int = 8, parts: dict[str, float | None] | None = None, **more: Any
-) -> Account:
+) -> TimeBreakdown:
     """In powers of two, whose sums and shares are exact."""
     whole: dict[str, float | None] = {**dict.fromkeys(PARTS, 0.0), **(parts or {})}
-    step_s = sum(whole[name] or 0.0 for name in (COMPUTE, DATA, EXCHANGE, STRAGGLERS, UNTOLD))
-    found = Account(
+    step_s = sum(
+        whole[name] or 0.0 for name in (COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED)
+    )
+    found = TimeBreakdown(
         runs=1, devices=devices, samples=float(devices * batch), updates=16.0,
         rate=spread([devices * batch / step_s]), step_s=step_s, parts=whole,
         spreads=dict.fromkeys(PARTS), padding=None, evaluation_s=None, slowest=None,
@@ -58,60 +58,64 @@ def account(
     return replace(found, **more)
 
 
-ONE = account(1, parts={COMPUTE: 0.25, DATA: 0.125, EVALUATION: 0.125})
+ONE = breakdown(1, parts={COMPUTE: 0.25, DATA: 0.125, EVALUATION: 0.125})
 
 
 def test_what_is_lost_is_more_than_a_share_of_the_baseline() -> None:
-    run = account(parts={COMPUTE: 0.5, DATA: 0.125, EXCHANGE: 0.25, EVALUATION: 0.125})
+    run = breakdown(parts={COMPUTE: 0.5, DATA: 0.125, COMMUNICATION: 0.25, EVALUATION: 0.125})
     found = lost(run, ONE)
-    assert {n: s for n, s in found.items() if s} == {COMPUTE: 0.25, EXCHANGE: 0.25}
+    assert {n: s for n, s in found.items() if s} == {COMPUTE: 0.25, COMMUNICATION: 0.25}
     assert share_lost(run, ONE) == 0.5
     # Half the batch should take half as long.
-    small = account(batch=4, parts={COMPUTE: 0.25, DATA: 0.0625, EVALUATION: 0.0625})
+    small = breakdown(batch=4, parts={COMPUTE: 0.25, DATA: 0.0625, EVALUATION: 0.0625})
     assert {n: s for n, s in lost(small, ONE).items() if s} == {COMPUTE: 0.125}
-    (cause,) = of_scaling(small, ONE, replace(FACTS, micro_batch=4))
+    (cause,) = of_scaling(small, ONE, replace(CONTEXT, micro_batch=4))
     assert cause.key == causes.BATCH and cause.lost_s == 0.125
-    assert "takes 62.5 ms a sample, where" in cause.words and "takes 31.2 ms" in cause.words
+    assert "takes 62.5 ms per sample with" in cause.text and "and 31.2 ms in" in cause.text
 
 
 def test_what_is_not_told_apart_is_held_against_all_that_it_may_be() -> None:
-    unknown = dict.fromkeys((COMPUTE, EXCHANGE, STRAGGLERS))
-    run = account(parts={**unknown, UNTOLD: 0.75, DATA: 0.125, EVALUATION: 0.125})
-    assert {n: s for n, s in lost(run, ONE).items() if s} == {UNTOLD: 0.5}
-    (cause,) = of_scaling(run, ONE, replace(FACTS, strategy="diloco"))
-    assert cause.key == UNTOLD and "diloco" in cause.words
+    unknown = dict.fromkeys((COMPUTE, COMMUNICATION, STRAGGLERS))
+    run = breakdown(parts={**unknown, UNSEPARATED: 0.75, DATA: 0.125, EVALUATION: 0.125})
+    assert {n: s for n, s in lost(run, ONE).items() if s} == {UNSEPARATED: 0.5}
+    (cause,) = of_scaling(run, ONE, replace(CONTEXT, strategy="diloco"))
+    assert cause.key == UNSEPARATED and "diloco" in cause.text
     # The same the other way round: a baseline on as many devices that does not tell.
-    told = account(parts={COMPUTE: 0.75, EXCHANGE: 0.5, DATA: 0.125, EVALUATION: 0.125})
-    assert {n: s for n, s in lost(told, run).items() if s} == {UNTOLD: 0.5}
-    said = causes_text.unknown(run)
+    told = breakdown(parts={COMPUTE: 0.75, COMMUNICATION: 0.5, DATA: 0.125, EVALUATION: 0.125})
+    assert {n: s for n, s in lost(told, run).items() if s} == {UNSEPARATED: 0.5}
+    said = causes.not_known(run)
     assert said is not None and "computing, exchanging, waiting for slower ranks" in said
-    assert causes_text.unknown(ONE) is None
+    assert causes.not_known(ONE) is None
 
 
 def test_bounds_are_the_rest_of_the_step_or_of_the_run() -> None:
-    run = account(parts={COMPUTE: 0.5, DATA: 0.25, EXCHANGE: 0.25, EVALUATION: 1.0, SAVING: 0.5})
-    by_key = {cause.key: cause for cause in of_run(run, FACTS)}
+    run = breakdown(
+        parts={COMPUTE: 0.5, DATA: 0.25, COMMUNICATION: 0.25, EVALUATION: 1.0, SAVING: 0.5}
+    )
+    by_key = {cause.key: cause for cause in of_run(run, CONTEXT)}
     assert bound(run, by_key[DATA]) == (16 / 0.75, 1 / 0.75 - 1)
     assert bound(run, by_key[causes.OUTSIDE]) == (16 * 1.0, -0.6)
-    assert [cause.key for cause in of_run(run, FACTS)] == [causes.OUTSIDE, DATA, EXCHANGE]
+    assert [cause.key for cause in of_run(run, CONTEXT)] == [causes.OUTSIDE, DATA, COMMUNICATION]
 
 
 def test_a_small_batch_by_what_others_and_evaluation_take() -> None:
-    run = account(parts={COMPUTE: 1.0, EXCHANGE: 0.5})
-    large = account(1, 32, {COMPUTE: 1.0})
-    found = next(c for c in of_run(run, FACTS, [(32, large)]) if c.key == causes.BATCH)
-    assert found.lost_s == 1 - 8 / 32 and "a batch of 32" in found.words
+    run = breakdown(parts={COMPUTE: 1.0, COMMUNICATION: 0.5})
+    large = breakdown(1, 32, {COMPUTE: 1.0})
+    found = next(c for c in of_run(run, CONTEXT, [(32, large)]) if c.key == causes.BATCH)
+    assert found.lost_s == 1 - 8 / 32 and "a batch of 32" in found.text
     # Fewer updates exchange less often: a larger batch is spared both.
     assert bound(run, found)[0] == 16 / (1.5 - 0.75 - 0.5)
     # A smaller batch of others, and evaluation that is not much faster, say nothing.
-    assert causes.BATCH not in keys(of_run(run, FACTS, [(4, account(1, 4, {COMPUTE: 0.1}))]))
+    assert causes.BATCH not in keys(of_run(run, CONTEXT, [(4, breakdown(1, 4, {COMPUTE: 0.1}))]))
     rough = replace(run, evaluation_s=1 / 8 / 3 / 1.5)
-    assert causes.BATCH not in keys(of_run(rough, FACTS))
+    assert causes.BATCH not in keys(of_run(rough, CONTEXT))
     fast = replace(run, evaluation_s=1 / 8 / 3 / 4)
-    found = next(c for c in of_run(fast, FACTS) if c.key == causes.BATCH)
-    assert found.lost_s == pytest.approx(0.75) and "an estimate" in found.words
-    assert causes.BATCH not in keys(of_run(fast, replace(FACTS, eval_batch=31)))
-    assert causes.BATCH not in keys(of_run(account(parts={COMPUTE: None, UNTOLD: 1.0}), FACTS))
+    found = next(c for c in of_run(fast, CONTEXT) if c.key == causes.BATCH)
+    assert found.lost_s == pytest.approx(0.75) and "an estimate" in found.text
+    assert causes.BATCH not in keys(of_run(fast, replace(CONTEXT, eval_batch=31)))
+    assert causes.BATCH not in keys(
+        of_run(breakdown(parts={COMPUTE: None, UNSEPARATED: 1.0}), CONTEXT)
+    )
 
 
 def keys(found: list[causes.Cause]) -> list[str]:
@@ -119,72 +123,72 @@ def keys(found: list[causes.Cause]) -> list[str]:
 
 
 def test_padding_is_a_part_of_computing() -> None:
-    run = account(parts={COMPUTE: 0.5}, padding=0.25)
-    (cause,) = of_run(run, replace(FACTS, padding_setting="batch"))
+    run = breakdown(parts={COMPUTE: 0.5}, padding=0.25)
+    (cause,) = of_run(run, replace(CONTEXT, padding_setting="batch"))
     assert (cause.key, cause.lost_s) == (causes.PADDING, 0.125)
-    assert "25 % of computing" in cause.words and cause.change == "--padding auto"
+    assert "25 % of computing" in cause.text and cause.remedy == "--padding auto"
 
 
 def test_why_computing_is_slower() -> None:
-    run = account(parts={COMPUTE: 0.5, DATA: 0.125, EVALUATION: 0.125})
+    run = breakdown(parts={COMPUTE: 0.5, DATA: 0.125, EVALUATION: 0.125})
 
     def said(**more: Any) -> str:
-        (cause,) = of_scaling(run, ONE, replace(FACTS, **more))
+        (cause,) = of_scaling(run, ONE, replace(CONTEXT, **more))
         assert (cause.key, cause.lost_s) == (causes.CORES, 0.25)
-        return f"{cause.words}; {cause.change}"
+        return f"{cause.text}; {cause.remedy}"
 
     assert "2 processes share cores" in said() and "a machine for each" in said()
     busy = said(cpu_percent=100.0, others_cores=0.75)
-    assert "about 0.75 cores for other programs" in busy and "ending other programs" in busy
+    assert "Other programs used about 0.75 cores" in busy and "stopping other programs" in busy
     assert "OMP_NUM_THREADS" in said(baseline_threads=2)
-    assert "does not say why" in said(nodes=2)
+    assert "does not show the reason" in said(nodes=2)
     assert "share cores" in said(nodes=2, emulated=True)
-    assert "slowed down in 50 %" in said(on_cpu=False, throttled=0.5)
+    assert "throttled in 50 %" in said(on_cpu=False, throttled=0.5)
 
 
 def test_what_limits_an_exchange() -> None:
-    run = account(parts={COMPUTE: 0.5, EXCHANGE: 0.5})
+    run = breakdown(parts={COMPUTE: 0.5, COMMUNICATION: 0.5})
 
     def said(**more: Any) -> str:
-        words, change = causes_text.exchange(run, replace(FACTS, **more))
+        words, change = causes.communication(run, replace(CONTEXT, **more))
         return f"{words}; {change}"
 
     # 25 MB over 1000 Mbit/s are 0.2 s, less than half of it; over 500 they are more.
-    link = {"nodes": 2, "payload_bytes": 25e6, "rtt_ms": 40.0, "link_asked": "20ms"}
-    assert "the delay is the limit" in said(**link, bandwidth_mbit=1000.0)
+    link = {"nodes": 2, "payload_bytes": 25e6, "rtt_ms": 40.0, "requested_link": "20ms"}
+    assert "The delay is the limit" in said(**link, bandwidth_mbit=1000.0)
     assert "--exchange direct" in said(**link, bandwidth_mbit=1000.0)
-    assert "the rate is the limit" in said(**link, bandwidth_mbit=500.0)
+    assert "The rate is the limit" in said(**link, bandwidth_mbit=500.0)
     assert "--compress" in said(**link, bandwidth_mbit=500.0)
     assert "--compress" not in said(**link, bandwidth_mbit=500.0, compress="bf16")
     assert "limit" not in said(**link)
-    assert "25 MB an update" in said(**link) and "asked for: 20ms" in said(**link)
+    assert "25 MB per update" in said(**link) and "requested: 20ms" in said(**link)
 
 
 def test_ranks_that_take_turns_have_no_slow_one_among_them() -> None:
-    run = account(parts={COMPUTE: 0.5, STRAGGLERS: 0.5}, slowest=Slowest(1, 0.125, 0.0))
-    assert "take turns" in causes_text.stragglers(run, FACTS)[0]
-    slow = replace(run, slowest=Slowest(1, 0.5, 0.5))
-    words, change = causes_text.stragglers(slow, replace(FACTS, nodes=2))
+    run = breakdown(parts={COMPUTE: 0.5, STRAGGLERS: 0.5}, slowest=SlowestRank(1, 0.125, 0.0))
+    assert "take turns" in causes.stragglers(run, CONTEXT)[0]
+    slow = replace(run, slowest=SlowestRank(1, 0.5, 0.5))
+    words, change = causes.stragglers(slow, replace(CONTEXT, nodes=2))
     assert "rank 1 is slower" in words and "waiting for its data" in words and "node 1" in change
 
 
 def test_several_runs_are_one_with_a_spread() -> None:
-    one, two = (account(parts={COMPUTE: s, DATA: 0.5}) for s in (0.5, 1.5))
-    both = together([one, two])
+    one, two = (breakdown(parts={COMPUTE: s, DATA: 0.5}) for s in (0.5, 1.5))
+    both = mean_breakdown([one, two])
     assert both.parts[COMPUTE] == 1.0 and both.spreads[COMPUTE] == pytest.approx(2**-0.5)
     assert both.step_s == 1.5 and both.rate.n == 2
     unknown = replace(two, parts={**two.parts, COMPUTE: None})
-    assert together([one, unknown]).parts[COMPUTE] is None
-    slow = [replace(one, slowest=Slowest(rank, 0.5, 0.25)) for rank in (1, 1, 0)]
-    assert together(slow).slowest == Slowest(1, 0.5, 0.25)
-    assert together(slow[1:]).slowest is None
+    assert mean_breakdown([one, unknown]).parts[COMPUTE] is None
+    slow = [replace(one, slowest=SlowestRank(rank, 0.5, 0.25)) for rank in (1, 1, 0)]
+    assert mean_breakdown(slow).slowest == SlowestRank(1, 0.5, 0.25)
+    assert mean_breakdown(slow[1:]).slowest is None
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(1234, "1,234 s"), (0.0125, "12.5 ms"), (2e-5, "20 µs"), (0, "0 s")]
 )
 def test_seconds_are_written_in_a_unit_that_fits(value: float, text: str) -> None:
-    assert causes_text.seconds(value) == text
+    assert causes.seconds(value) == text
 
 
 # ---- records ----
@@ -205,12 +209,12 @@ def written(folder: Path, *flags: str, row: dict[str, Any] | None = None, **more
 
 def test_where_ranks_do_not_tell_the_probe_and_the_data_do(tmp_path: Path) -> None:
     path = written(tmp_path, "--strategy", "fsdp", comm_share=0.25)
-    found = account_of(read_group("x", str(path), None).runs[0])
+    found = time_breakdown(read_group("x", str(path), None).runs[0])
     assert found.step_s == 2.0 and found.samples == 16
     told = {name: value for name, value in found.parts.items() if value}
-    # A quarter of a step is waiting for data and a quarter exchanging; the first steps took 2 s.
+    # A quarter of a step is waiting for data and a quarter communicating; the first steps took 2 s.
     assert told == {
-        DATA: 0.5, EXCHANGE: 0.5, UNTOLD: 1.0, FIRST: 0.4, EVALUATION: 0.4, SAVING: 0.2,
+        DATA: 0.5, COMMUNICATION: 0.5, UNSEPARATED: 1.0, FIRST: 0.4, EVALUATION: 0.4, SAVING: 0.2,
         "start and rest": 1.0,
     }  # fmt: skip
     assert found.evaluation_s == 2 * 2 / 16
@@ -230,10 +234,10 @@ def test_what_is_hidden_may_be_the_main_cause() -> None:
 
 def test_nodes_are_held_against_as_many_processes_on_one() -> None:
     found = published("vit/2_1_20ms")
-    assert found.main == UNTOLD
+    assert found.main == UNSEPARATED
     assert "277 ± 3.34 samples/s (mean and standard deviation of 3 runs)" in found.sentences[0]
     assert "2 processes on one node with batch 16" in found.sentences[1]
-    assert "the link takes 40." in found.sentences[3]
+    assert "a round trip of 40." in found.sentences[3]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
@@ -267,7 +271,7 @@ def test_an_imported_run_tells_nothing_of_steps(
     out = tmp_path / "records"
     assert main(["import", str(text_file(tmp_path, TEXT)), "--output_dir", str(out)]) == 0
     capsys.readouterr()
-    assert "is imported: its source tells nothing" in refused(capsys, out)
+    assert "is imported: its source does not record single steps" in refused(capsys, out)
 
 
 def test_help_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +280,7 @@ def test_help_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = written(tmp_path)
     assert main(["explain", str(path), str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "Under 10 % is lost against it." in shown
+    assert "Less than 10 % is lost against the baseline." in shown
     assert "Not known from this record: computing, exchanging" in shown
     assert "baseline's share, ms" in shown and "unknown" in shown
 
@@ -289,5 +293,5 @@ def test_what_else_there_is_to_say(tmp_path: Path) -> None:
     text = " ".join(explain(run, read_group("BASELINE", str(base), None)).sentences)
     assert "They also differ in dropout." in text
     assert "took 45 s of 60 s" in text
-    assert "1 run(s) were broken off and went on: 3 s lost." in text
+    assert "1 run(s) were interrupted and resumed: 3 s lost." in text
     assert "1 run(s) did not finish and are not counted." in text

@@ -23,7 +23,7 @@ from harness.read.drawing import (
     numbers_of,
     save,
 )
-from harness.read.explain.account import PARTS
+from harness.read.explain.time_breakdown import PARTS
 from harness.read.figures.catalogue import FIGURES, draw_all, propagation_delay, show
 from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch
 from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency, throughput

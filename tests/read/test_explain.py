@@ -15,11 +15,21 @@ from transformers import default_data_collator
 
 from harness.core.records import read_json
 from harness.read.explain import causes
-from harness.read.explain.account import COMPUTE, DATA, EXCHANGE, PARTS, STRAGGLERS, UNTOLD
-from harness.read.explain.causes import bound, lost, of_run
-from harness.read.explain.explain import Explanation, explain, read_account
-from harness.read.explain.explain import explained as of_report
-from harness.read.explain.facts import facts_of
+from harness.read.explain.causes import bound, lost, of_run, run_context
+from harness.read.explain.explain import (
+    Explanation,
+    explain,
+    explain_sweep,
+    group_breakdown,
+)
+from harness.read.explain.time_breakdown import (
+    COMMUNICATION,
+    COMPUTE,
+    DATA,
+    PARTS,
+    STRAGGLERS,
+    UNSEPARATED,
+)
 from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_results
 from harness.train.strategy import compress
@@ -105,7 +115,7 @@ def explained(folder: Path, base: Path | None = None) -> Explanation:
 
 
 CASES = {
-    "loader": DATA, "rank": causes.SLOW_RANK, "exchange": EXCHANGE,
+    "loader": DATA, "rank": causes.SLOW_RANK, "exchange": COMMUNICATION,
     "evaluation": causes.OUTSIDE, "batch": causes.BATCH,
 }  # fmt: skip
 
@@ -115,7 +125,7 @@ CASES = {
 def test_what_is_planted_is_the_main_cause(name: str, planted: Path) -> None:
     found = explained(planted / name / "bert" / "1_2")
     assert found.main == CASES[name]
-    assert "No run of one process" in found.sentences[1]
+    assert "No comparable run on one process" in found.sentences[1]
     assert found.sentences[2].startswith("Main cause: ")
     if name == "rank":
         assert "rank 1 is slower" in found.sentences[2] and "for computing" in found.sentences[2]
@@ -134,7 +144,7 @@ def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
     base = planted / "batch_of_all" / "bert" / "1_1"
     found = explained(planted / "batch" / "bert" / "1_2", base)
     assert found.main == causes.BATCH
-    run, one = (read_account(read_group("x", str(p), None)) for p in (planted / "batch", base))
+    run, one = (group_breakdown(read_group("x", str(p), None)) for p in (planted / "batch", base))
     # As long for half as many samples: half of a step is lost, of ten seconds a batch.
     assert lost(run, one)[COMPUTE] == pytest.approx(PLANTED_S / 2, rel=0.25)
 
@@ -143,9 +153,9 @@ def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
 def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted: Path) -> None:
     """Of one that cannot be explained the reason."""
     healthy, slow = planted / "healthy", planted / "rank"
-    (said,) = of_report(read_results(healthy))
+    (said,) = explain_sweep(read_results(healthy))
     assert all(s in said for s in explained(healthy / "bert" / "1_2").sentences)
-    (said,) = of_report(read_results(slow))
+    (said,) = explain_sweep(read_results(slow))
     assert all(s in said for s in explained(slow / "bert" / "1_2").sentences)
     assert "Main cause: rank 1 is slower" in said
 
@@ -153,16 +163,16 @@ def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted
 @pytest.mark.process
 def test_a_report_explains_each_set_up_once(planted: Path) -> None:
     """And each strategy: one run has --compress. Those of one process are not explained here."""
-    found = of_report(read_results(planted))
+    found = explain_sweep(read_results(planted))
     assert len(found) == 2 and all("on 2 processes" in said for said in found)
-    (alone,) = of_report(read_results(planted / "batch_of_all"))
+    (alone,) = explain_sweep(read_results(planted / "batch_of_all"))
     assert "on 1 process" in alone
 
 
 def test_a_report_says_why_a_group_is_not_explained(tmp_path: Path) -> None:
     plan = Plan(tmp_path)
     plan.run(setup="1_2")
-    (said,) = of_report(read_results(plan.write()))
+    (said,) = explain_sweep(read_results(plan.write()))
     assert "has no timed steps" in said
 
 
@@ -179,11 +189,11 @@ def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:
 @pytest.mark.process
 def test_what_one_bound_promises_is_what_the_healthy_run_does(planted: Path) -> None:
     """Without what was planted a run is as fast as the one that it was planted in."""
-    healthy = read_account(read_group("x", str(planted / "healthy" / "bert" / "1_2"), None))
+    healthy = group_breakdown(read_group("x", str(planted / "healthy" / "bert" / "1_2"), None))
     for name in ("loader", "rank", "exchange"):
         side = read_group("x", str(planted / name), None)
-        account = read_account(side)
-        (cause, *_) = of_run(account, facts_of(side, None))
+        account = group_breakdown(side)
+        (cause, *_) = of_run(account, run_context(side, None))
         assert bound(account, cause)[0] == pytest.approx(healthy.rate.mean, rel=0.2), name
         assert bound(account, cause)[1] > 0.5
 
@@ -191,14 +201,14 @@ def test_what_one_bound_promises_is_what_the_healthy_run_does(planted: Path) -> 
 @pytest.mark.process
 def test_all_of_an_update_is_one_part_or_another(planted: Path) -> None:
     for folder in planted.glob("*/bert/*/bert-*"):
-        account = read_account(read_group("x", str(folder), None))
+        account = group_breakdown(read_group("x", str(folder), None))
         summary = read_json(folder / "summary.json")
         assert summary is not None and set(account.parts) == set(PARTS)
         whole_s = account.updates * sum(value or 0.0 for value in account.parts.values())
         # Where the first steps were no slower than the others, these stand for them.
         assert whole_s == pytest.approx(summary["wall_s"], rel=0.02)
-        of_step = [account.parts[n] for n in (COMPUTE, DATA, EXCHANGE, STRAGGLERS)]
-        assert None not in of_step and account.parts[UNTOLD] == 0
+        of_step = [account.parts[n] for n in (COMPUTE, DATA, COMMUNICATION, STRAGGLERS)]
+        assert None not in of_step and account.parts[UNSEPARATED] == 0
         assert sum(of_step) == pytest.approx(account.step_s, rel=0.05)  # type: ignore[arg-type]
 
 
@@ -213,5 +223,5 @@ def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = explained(tmp_path / "vit" / "2_1")
-    assert found.main == EXCHANGE
-    assert "ms there and back" in found.sentences[2] and "the delay is" in found.sentences[2]
+    assert found.main == COMMUNICATION
+    assert "a round trip of" in found.sentences[2] and "The delay is" in found.sentences[2]

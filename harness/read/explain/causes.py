@@ -1,38 +1,259 @@
-"""The words for each cause: what it is, with its numbers, and what would change it."""
+"""What makes a run slower than it could be: each cause with its cost, its text and a remedy.
+
+Two questions. Scaling: what does each part of an update cost beyond its share of what the same
+samples take on the baseline? The run alone: what would be saved if a part took no time?
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from harness.read.explain.account import (
+from harness.core.identity import EVAL_BATCH
+from harness.read.compare.comparable import micro_batch
+from harness.read.explain.time_breakdown import (
+    COMMUNICATION,
     COMPUTE,
     DATA,
     EVALUATION,
-    EXCHANGE,
     FIRST,
-    OF_STEP,
+    IN_STEP,
     PARTS,
     SAVING,
     STRAGGLERS,
-    UNTOLD,
-    Account,
+    UNSEPARATED,
+    Parts,
+    TimeBreakdown,
 )
-from harness.read.explain.facts import Facts
+from harness.read.records.groups import Group
+from harness.read.records.loading import BANDWIDTH, RTT, is_number, link_numbers
+from harness.read.records.runs import Run
 
-Words = tuple[str, str]
+SLOW_RANK, BATCH, CORES, PADDING = "slow rank", "batch", "cores", "padding"
+OUTSIDE = "evaluation and saving"
+
+LARGE = 0.10  # share of the run from which on a cause stands out
+PASSES = 3  # forward and backward cost three times the forward pass that evaluation makes alone
+# An estimate from evaluation is rough: computing must be this many times as slow, and
+# evaluation's batches this many times as large.
+ROUGH, LARGER = 2, 4
+OTHERS_CORES = 0.25  # cores per process used by other programs, from which on they are mentioned
+
+LARGER_BATCH = "a larger --per_gpu_batch, which also communicates less often (a different training)"
 
 
-# Cores that other programs took, for each process, from which on they are named.
-OTHERS = 0.25
+@dataclass(frozen=True)
+class RunContext:
+    """What a record says about the conditions that bear on its speed."""
+
+    strategy: str
+    nodes: int
+    processes: int
+    micro_batch: int  # samples of one pass on one device
+    baseline_micro_batch: int
+    eval_batch: float  # samples of one pass of evaluation
+    threads: int | None
+    baseline_threads: int | None
+    on_cpu: bool
+    emulated: bool  # its nodes share one machine
+    cpu_percent: float | None  # of the cores of all nodes
+    others_cores: float | None  # cores used by other programs; known on one node
+    throttled: float | None  # share of the readings, of the most throttled device
+    payload_bytes: float | None  # per update and process
+    rtt_ms: float | None
+    bandwidth_mbit: float | None
+    requested_link: str | None
+    compress: str | None
+    padding_setting: str | None
 
 
-LARGER_BATCH = "a larger --per_gpu_batch, which also exchanges more rarely (another training)"
+def run_context(group: Group, baseline: Group | None) -> RunContext:
+    run = group.finished[0]
+    environment, settings = run.environment, group.identity
+    nodes, processes = run.nodes or 1, run.processes or 1
+    link = link_numbers(environment)
+    payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
+    samples = (environment.get("data") or {}).get("test_samples") or 0
+    batch = settings.get("eval_batch") or EVAL_BATCH
+    readings = [((row.get("node") or {}).get("cpu_percent") or {}).get("mean")
+                for row in run.epochs]  # fmt: skip
+    busy = [value for value in readings if is_number(value)]
+    cpu_percent = sum(busy) / len(busy) if busy else None
+    other = None if baseline is None else baseline.finished[0].environment
+    return RunContext(
+        strategy=str(settings["strategy"]),
+        nodes=nodes,
+        processes=processes,
+        micro_batch=micro_batch(group),
+        baseline_micro_batch=0 if baseline is None else micro_batch(baseline),
+        eval_batch=min(batch, samples / processes),
+        threads=environment.get("threads"),
+        baseline_threads=None if other is None else other.get("threads"),
+        on_cpu=(environment.get("observed") or {}).get("device") == "cpu",
+        emulated=(environment.get("launch") or {}).get("launcher") == "netns",
+        cpu_percent=cpu_percent,
+        others_cores=_others_cores(run, cpu_percent),
+        throttled=_throttled(run.epochs),
+        payload_bytes=payload / updates / processes if payload and updates else None,
+        rtt_ms=link.get(RTT),
+        bandwidth_mbit=link.get(BANDWIDTH),
+        requested_link=settings["link"],
+        compress=settings.get("compress"),
+        padding_setting=settings.get("padding"),
+    )
+
+
+def _others_cores(run: Run, cpu_percent: float | None) -> float | None:
+    """Approximately: cores busy during epochs, less the run's own CPU time per second of it all."""
+    own = [run.measures.get(name) for name in ("user_s", "system_s", "wall_s")]
+    cores = run.environment.get("cpu_cores")
+    if run.nodes != 1 or cpu_percent is None or not cores or None in own:
+        return None
+    user_s, system_s, wall_s = (value or 0.0 for value in own)
+    return max(cpu_percent / 100 * float(cores) - (user_s + system_s) / wall_s, 0.0)
+
+
+def _throttled(rows: Iterable[dict[str, Any]]) -> float | None:
+    """The largest share of readings, over all reasons and epochs."""
+    reasons = (((row.get("gpu") or {}).get("throttled")) or {} for row in rows)
+    shares = [share for each in reasons for share in each.values() if is_number(share)]
+    return max(shares, default=None)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Seconds per update that something costs, and its share of the run without its startup."""
+
+    key: str
+    lost_s: float
+    share: float
+    in_step: bool  # else outside the timed steps
+    text: str
+    remedy: str
+
+
+def ideal(run: TimeBreakdown, base: TimeBreakdown) -> Parts:
+    """Seconds per update if the baseline's cost per sample were spread evenly over all devices."""
+    more = run.per_device / base.per_device
+    return {name: None if (s := base.parts[name]) is None else s * more for name in PARTS}
+
+
+def lost(run: TimeBreakdown, base: TimeBreakdown) -> dict[str, float]:
+    """Part -> seconds per update above the ideal. A part unknown on either side is missing."""
+    actual, should = dict(run.parts), ideal(run, base)
+    # What one side does not separate is compared with everything that it may contain.
+    unknown = [n for n in IN_STEP if actual[n] is None or should[n] is None or n == UNSEPARATED]
+    actual[UNSEPARATED], should[UNSEPARATED] = (
+        math.fsum(side[name] or 0.0 for name in unknown) for side in (actual, should)
+    )
+    pairs = {name: (actual[name], should[name]) for name in PARTS}
+    return {n: a - b for n, (a, b) in pairs.items() if a is not None and b is not None}
+
+
+def share_lost(run: TimeBreakdown, base: TimeBreakdown) -> float:
+    """Of the run without its startup, all causes together."""
+    return 1 - base.running_s * (run.per_device / base.per_device) / run.running_s
+
+
+def of_scaling(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> list[Cause]:
+    """What the run loses against its baseline, the largest first."""
+    more = lost(run, base)
+    outside_s = more[EVALUATION] + more.get(SAVING, 0.0) if EVALUATION in more else None
+    smaller = context.micro_batch < context.baseline_micro_batch
+    computing = _smaller_batch(run, base, context) if smaller else _slower(run, base, context)
+    return _sorted(run, [
+        (DATA, more.get(DATA), _data(run)),
+        (COMMUNICATION, more.get(COMMUNICATION), communication(run, context)),
+        (SLOW_RANK, more.get(STRAGGLERS), stragglers(run, context)),
+        (UNSEPARATED, more.get(UNSEPARATED), _unseparated(run, more.get(UNSEPARATED), context)),
+        (FIRST, more.get(FIRST), _first(run)),
+        (BATCH if smaller else CORES, more.get(COMPUTE), computing),
+        (OUTSIDE, outside_s, _outside(run)),
+    ])  # fmt: skip
+
+
+def of_run(
+    run: TimeBreakdown, context: RunContext, others: Sequence[tuple[int, TimeBreakdown]] = ()
+) -> list[Cause]:
+    """What the run alone shows, the largest first. Others: (batch, breakdown) of one process."""
+    parts, computing_s = run.parts, run.parts[COMPUTE]
+    evaluation_s, saving_s = parts[EVALUATION], parts[SAVING]
+    outside_s = None if evaluation_s is None else evaluation_s + (saving_s or 0.0)
+    causes: list[tuple[str, float | None, tuple[str, str]]] = [
+        (DATA, parts[DATA], _data(run)),
+        (COMMUNICATION, parts[COMMUNICATION], communication(run, context)),
+        (SLOW_RANK, parts[STRAGGLERS], stragglers(run, context)),
+        (FIRST, parts[FIRST], _first(run)),
+        (OUTSIDE, outside_s, _outside(run)),
+    ]
+    if computing_s is not None:
+        if batch := _larger_batch(run, computing_s, context, others):
+            causes.append((BATCH, computing_s - batch[0] * run.per_device, batch[1]))
+        if run.padding is not None:
+            causes.append((PADDING, run.padding * computing_s, _padding(run.padding, context)))
+    return _sorted(run, causes)
+
+
+def _sorted(
+    run: TimeBreakdown, causes: Iterable[tuple[str, float | None, tuple[str, str]]]
+) -> list[Cause]:
+    known = [
+        Cause(key, lost_s, lost_s / run.running_s, key not in (FIRST, OUTSIDE), *words)
+        for key, lost_s, words in causes
+        if lost_s is not None and lost_s > 0
+    ]
+    return sorted(known, key=lambda cause: -cause.lost_s)
+
+
+def _larger_batch(
+    run: TimeBreakdown, computing_s: float, context: RunContext,
+    others: Sequence[tuple[int, TimeBreakdown]],
+) -> tuple[float, tuple[str, str]] | None:  # fmt: skip
+    """The cost of a sample in larger batches, measured or estimated, and its text."""
+    measured = [
+        (other_s / other.per_device, batch)
+        for batch, other in others
+        if batch > context.micro_batch and (other_s := other.parts[COMPUTE]) is not None
+    ]
+    small = f"the batch is small: computing takes {_per_sample(run)} per sample"
+    if measured:
+        cost_s, batch = min(measured)
+        return cost_s, (
+            f"{small}; one process with a batch of {batch} takes {seconds(cost_s)}",
+            LARGER_BATCH,
+        )
+    if run.evaluation_s is None or context.eval_batch < LARGER * context.micro_batch:
+        return None
+    cost_s = PASSES * run.evaluation_s
+    if computing_s < ROUGH * cost_s * run.per_device:
+        return None
+    return cost_s, (
+        f"{small}; evaluation in batches of {number(context.eval_batch)} suggests "
+        f"{seconds(cost_s)} (three times its own time: an estimate)",
+        LARGER_BATCH,
+    )
+
+
+def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
+    """Without this cause: samples/s at most, or outside the steps the run's seconds at least;
+    and the relative change.
+    """
+    if not cause.in_step:
+        return (run.running_s - cause.lost_s) * run.updates, -cause.share
+    spared_s = cause.lost_s
+    if cause.key == BATCH:  # larger batches are fewer, and so are their exchanges
+        spared_s += math.fsum(run.parts[name] or 0.0 for name in (COMMUNICATION, STRAGGLERS))
+    left_s = run.step_s - spared_s
+    return run.samples / left_s, run.step_s / left_s - 1
+
+
+# ---- numbers in texts
 
 
 def seconds(value: float) -> str:
-    """With three digits, in the unit that a reader would choose."""
+    """With three digits, in a unit that fits."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if value >= factor:
             return f"{number(value / factor)} {unit}"
@@ -47,338 +268,162 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else "under 1 %"
 
 
-def _of_step(run: Account, value: float | None) -> str:
+def _of_step(run: TimeBreakdown, value: float | None) -> str:
     value = value or 0.0
     return f"{seconds(value)} of a step of {seconds(run.step_s)} ({percent(value / run.step_s)})"
 
 
-def data(run: Account) -> Words:
+def _per_sample(run: TimeBreakdown) -> str:
+    return seconds((run.parts[COMPUTE] or 0.0) / run.per_device)
+
+
+# ---- (text, remedy) of each cause
+
+
+def _data(run: TimeBreakdown) -> tuple[str, str]:
     return (
         f"waiting for data takes {_of_step(run, run.parts[DATA])}",
-        "processes that load data beside the training (--num_workers), or less work for each "
-        "batch where it is put together",
+        "more loader processes (--num_workers), or less work per batch in the collator",
     )
 
 
-def exchange(run: Account, facts: Facts) -> Words:
-    took_s = run.parts[EXCHANGE]
-    words = f"exchanging, with nothing computed meanwhile, takes {_of_step(run, took_s)}"
-    limit = _limit(facts, took_s or 0.0)
-    words += _over(facts)
+def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
+    took_s = run.parts[COMMUNICATION]
+    text = f"communication that overlaps no computing takes {_of_step(run, took_s)}{_link(context)}"
+    limit = _limit(context, took_s or 0.0)
     if limit is not None:
-        words += f"; the {limit} is the limit"
-    rarely = "exchanging more rarely: a larger batch or --grad_acc (another training)"
-    if facts.strategy == "ddp":
-        rarely += ", --strategy diloco or local_sgd"
+        text += f". The {limit} is the limit"
+    less_often = "communicating less often: a larger batch or --grad_acc (a different training)"
+    if context.strategy == "ddp":
+        less_often += ", --strategy diloco or local_sgd"
     if limit == "delay":
-        return words, f"{rarely}, or --exchange direct; --compress does little against a delay"
-    if facts.strategy == "ddp" and facts.compress in (None, "none"):
-        return words, f"{rarely}, or smaller gradients: --compress"
-    return words, rarely
+        return text, f"{less_often}, or --exchange direct; --compress hardly helps against a delay"
+    if context.strategy == "ddp" and context.compress in (None, "none"):
+        return text, f"{less_often}, or smaller gradients: --compress"
+    return text, less_often
 
 
-def _over(facts: Facts) -> str:
-    """What is sent, and over which link."""
-    said = ""
-    if facts.payload_bytes:
-        said += f"; each process hands over {facts.payload_bytes / 1e6:.3g} MB an update"
-    if facts.rtt_ms is not None:
-        said += f"; the link takes {number(facts.rtt_ms)} ms there and back"
-        if facts.bandwidth_mbit is not None:
-            said += f" and carries {number(facts.bandwidth_mbit)} Mbit/s"
-        said += f" (asked for: {facts.link_asked})" if facts.link_asked else ""
-    return said
+def _link(context: RunContext) -> str:
+    """Sentences on what is sent, and over which link."""
+    text = ""
+    if context.payload_bytes:
+        text += f". Each process contributes {context.payload_bytes / 1e6:.3g} MB per update"
+    if context.rtt_ms is not None:
+        text += f". The link has a round trip of {number(context.rtt_ms)} ms"
+        if context.bandwidth_mbit is not None:
+            text += f" and carries {number(context.bandwidth_mbit)} Mbit/s"
+        text += f" (requested: {context.requested_link})" if context.requested_link else ""
+    return text
 
 
-def _limit(facts: Facts, took_s: float) -> str | None:
-    """Rate or delay, whichever makes up more than half of what the exchange takes."""
-    if not facts.payload_bytes or not facts.bandwidth_mbit or took_s <= 0:
+def _limit(context: RunContext, took_s: float) -> str | None:
+    """Rate or delay, whichever makes up more than half of the communication."""
+    if not context.payload_bytes or not context.bandwidth_mbit or took_s <= 0:
         return None
     # A ring sends each byte 2 (n - 1) / n times.
-    sent = facts.payload_bytes * 2 * (facts.processes - 1) / facts.processes
-    return "rate" if sent * 8 / (facts.bandwidth_mbit * 1e6) > took_s / 2 else "delay"
+    sent = context.payload_bytes * 2 * (context.processes - 1) / context.processes
+    return "rate" if sent * 8 / (context.bandwidth_mbit * 1e6) > took_s / 2 else "delay"
 
 
-def stragglers(run: Account, facts: Facts) -> Words:
+def stragglers(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     waited_s, slow = run.parts[STRAGGLERS], run.slowest
-    took = _of_step(run, waited_s)
+    waiting = _of_step(run, waited_s)
     if slow is None or slow.more_s < (waited_s or 0.0) / 2:
         return (
-            f"waiting for slower ranks takes {took}, but none of them is slow for good: they "
+            f"waiting for slower ranks takes {waiting}, but no rank is always the slow one: they "
             "take turns",
-            "batches of equal work, and cores or devices that nobody else uses",
+            "batches of equal work, and cores or devices that nothing else uses",
         )
     what = "waiting for its data" if slow.of_data_s > slow.more_s / 2 else "computing"
-    words = (
-        f"rank {slow.rank} is slower than others: over the run it takes {seconds(slow.more_s)} an "
-        f"update longer for {what}, and waiting for it takes {took}"
-    )
-    if facts.throttled:
-        words += f"; a device was slowed down in {percent(facts.throttled)} of the readings"
-    where = f" on node {slow.rank // max(facts.processes // facts.nodes, 1)}" * (facts.nodes > 1)
+    node = f" on node {slow.rank // max(context.processes // context.nodes, 1)}"
+    beside = f"rank {slow.rank}{node if context.nodes > 1 else ''}"
     return (
-        words,
-        f"finding out what else runs beside rank {slow.rank}{where}, or what more it has to do",
+        f"rank {slow.rank} is slower: it takes {seconds(slow.more_s)} longer per update for "
+        f"{what}. Waiting for it takes {waiting}{_throttling(context)}",
+        f"finding out what else runs beside {beside}, or what extra work it has",
     )
 
 
-def untold(run: Account, lost_s: float | None, facts: Facts) -> Words:
+def _throttling(context: RunContext) -> str:
+    if not context.throttled:
+        return ""
+    return f". A device was throttled in {percent(context.throttled)} of the readings"
+
+
+def _unseparated(run: TimeBreakdown, lost_s: float | None, context: RunContext) -> tuple[str, str]:
     return (
-        f"exchanging, waiting for others and slower computing, which this record of "
-        f"{facts.strategy} does not tell apart, take {_of_step(run, lost_s)} more than in the "
-        f"baseline{_over(facts)}",
-        "fewer exchanges or a faster link, as far as they are the reason",
+        f"communicating, waiting for other ranks and slower computing take {_of_step(run, lost_s)} "
+        f"more than in the baseline. This record of {context.strategy} does not separate them"
+        f"{_link(context)}",
+        "communicating less often or a faster link, as far as communication is the reason",
     )
 
 
-def smaller_batch(run: Account, base: Account, facts: Facts) -> Words:
+def _smaller_batch(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     return (
-        f"the batch is small: with {facts.micro_batch} samples a process, computing takes "
-        f"{_a_sample(run)} a sample, where the baseline with {facts.baseline_micro_batch} takes "
-        f"{_a_sample(base)}",
+        f"the batch is small: computing takes {_per_sample(run)} per sample with "
+        f"{context.micro_batch} samples a process, and {_per_sample(base)} in the baseline with "
+        f"{context.baseline_micro_batch}",
         LARGER_BATCH,
     )
 
 
-def batch_measured(run: Account, cost_s: float, batch: int) -> Words:
-    return (
-        f"the batch is small: computing takes {_a_sample(run)} a sample, where one process with "
-        f"a batch of {batch} takes {seconds(cost_s)}",
-        LARGER_BATCH,
-    )
-
-
-def batch_estimated(run: Account, cost_s: float, facts: Facts) -> Words:
-    return (
-        f"the batch is small: computing takes {_a_sample(run)} a sample, where evaluation, in "
-        f"batches of {number(facts.eval_batch)}, leads to expect {seconds(cost_s)} (three times "
-        "its own; an estimate)",
-        LARGER_BATCH,
-    )
-
-
-def _a_sample(account: Account) -> str:
-    return seconds((account.parts[COMPUTE] or 0.0) / account.per_device)
-
-
-def slower_computing(run: Account, base: Account, facts: Facts) -> Words:
+def _slower(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     before_s = (base.parts[COMPUTE] or 0.0) * run.per_device / base.per_device
-    words = (
-        f"computing takes {seconds(run.parts[COMPUTE] or 0.0)} a step, where the baseline would "
+    text = (
+        f"computing takes {seconds(run.parts[COMPUTE] or 0.0)} per step, where the baseline would "
         f"take {seconds(before_s)} for as many samples"
     )
-    if facts.threads != facts.baseline_threads and facts.threads and facts.baseline_threads:
-        words += (
-            f"; it computes with {facts.threads} thread(s) a process, the baseline with "
-            f"{facts.baseline_threads}"
-        )
-        return words, "the same OMP_NUM_THREADS for both, for a fair comparison"
-    if facts.on_cpu and (facts.nodes == 1 or facts.emulated):
-        words += f": {facts.processes} processes share cores, caches and memory of one machine"
-        if facts.cpu_percent is not None:
-            words += f", whose cores were busy {number(facts.cpu_percent)} % of the time"
-        if (facts.others_cores or 0.0) >= OTHERS * facts.processes:
-            words += f", about {number(facts.others_cores or 0.0)} cores for other programs"
-            return words, "ending other programs on this machine while the run is measured"
-        return words, "a machine for each process, or fewer processes on this one"
-    if facts.throttled:
-        words += f"; a device was slowed down in {percent(facts.throttled)} of the readings"
-        return words, "cooling or power for the devices"
-    return words, "what else runs on these nodes; the record does not say why they are slower"
+    threads, before = context.threads, context.baseline_threads
+    if threads and before and threads != before:
+        text += f". It computes with {threads} thread(s) a process, the baseline with {before}"
+        return text, "the same OMP_NUM_THREADS for both, for a fair comparison"
+    if context.on_cpu and (context.nodes == 1 or context.emulated):
+        text += f". {context.processes} processes share cores, caches and memory of one machine"
+        if context.cpu_percent is not None:
+            text += f", whose cores were busy {number(context.cpu_percent)} % of the time"
+        if (context.others_cores or 0.0) >= OTHERS_CORES * context.processes:
+            text += f". Other programs used about {number(context.others_cores or 0.0)} cores"
+            return text, "stopping other programs on this machine while the run is measured"
+        return text, "a machine for each process, or fewer processes on this one"
+    if context.throttled:
+        return text + _throttling(context), "better cooling or power supply for the devices"
+    return text, "checking what else runs on these nodes; the record does not show the reason"
 
 
-def first(run: Account) -> Words:
+def _first(run: TimeBreakdown) -> tuple[str, str]:
     took_s = (run.parts[FIRST] or 0.0) * run.updates
     return (
-        f"first steps and the edges of epochs take {seconds(took_s)} beyond what as many steps "
-        f"take later ({percent(took_s / (run.at_work_s * run.updates))} of the run)",
-        "a longer run: they come once a process and epoch",
+        f"first steps and epoch boundaries take {seconds(took_s)} more than as many later steps "
+        f"({percent(took_s / (run.running_s * run.updates))} of the run)",
+        "a longer run: this cost occurs once per process and epoch",
     )
 
 
-def outside_words(run: Account) -> Words:
+def _outside(run: TimeBreakdown) -> tuple[str, str]:
     eval_s = (run.parts[EVALUATION] or 0.0) * run.updates
     save_s = (run.parts[SAVING] or 0.0) * run.updates
-    train_s = run.at_work_s * run.updates - eval_s - save_s
-    if save_s > eval_s:
-        change = "--save none, or a faster disk for --output_dir"
-    else:
-        change = "a smaller --test_size, or a larger --eval_batch"
+    train_s = run.running_s * run.updates - eval_s - save_s
     return (
         f"evaluation takes {seconds(eval_s)} and saving {seconds(save_s)} beside "
         f"{seconds(train_s)} of training",
-        change,
+        "--save none, or a faster disk for --output_dir"
+        if save_s > eval_s
+        else "a smaller --test_size, or a larger --eval_batch",
     )
 
 
-def padding(run: Account, facts: Facts) -> Words:
-    share = run.padding or 0.0
+def _padding(share: float, context: RunContext) -> tuple[str, str]:
     return (
-        f"{percent(share)} of computing is for padding",
-        "--padding auto" if facts.padding_setting == "batch" else "texts of more equal lengths",
+        f"{percent(share)} of computing is spent on padding",
+        "--padding auto" if context.padding_setting == "batch" else "texts of more equal lengths",
     )
 
 
-def unknown(run: Account) -> str | None:
-    """The parts of a step that the record does not tell."""
-    names = [name for name in (COMPUTE, EXCHANGE, STRAGGLERS) if run.parts[name] is None]
-    if not run.parts[UNTOLD] or not names:
+def not_known(run: TimeBreakdown) -> str | None:
+    """The parts of a step that the record does not separate."""
+    names = [name for name in (COMPUTE, COMMUNICATION, STRAGGLERS) if run.parts[name] is None]
+    if not run.parts[UNSEPARATED] or not names:
         return None
-    left = _of_step(run, run.parts[UNTOLD])
+    left = _of_step(run, run.parts[UNSEPARATED])
     return f"Not known from this record: {', '.join(names)}, together {left}."
-
-
-# ----
-# What makes a run slower than it could be: each cause with its seconds and what it leaves at most.
-#
-# Two questions. Of scaling: what does a part of an update cost beyond its share of what the same
-# samples take on the baseline? Of the run alone: what would be saved if a part took nothing?
-
-SLOW_RANK, BATCH, CORES, PADDING = "slow rank", "batch", "cores", "padding"
-
-
-OUTSIDE = "evaluation and saving"
-
-
-# Below it, as a share of the time of the run, a cause does not stand out.
-LARGE = 0.10
-
-
-# The backward pass takes twice the operations of the forward pass, which evaluation makes alone.
-PASSES = 3
-
-
-# An estimate by evaluation's speed is rough: it counts from twice that on, and where evaluation's
-# batches are so many times as large.
-ROUGH, LARGER = 2, 4
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Seconds an update that something costs, and its share of the run without its start."""
-
-    key: str
-    lost_s: float
-    share: float
-    of_step: bool  # else beside the timed steps
-    words: str
-    change: str
-
-
-def ideal(run: Account, base: Account) -> dict[str, float | None]:
-    """Seconds an update if the baseline's cost of a sample were spread over all devices evenly."""
-    more = run.per_device / base.per_device
-    return {name: None if (s := base.parts[name]) is None else s * more for name in PARTS}
-
-
-def lost(run: Account, base: Account) -> dict[str, float]:
-    """Part -> seconds an update more than that; less where it is below 0. What is unknown of
-    either side is missing.
-    """
-    does, should = dict(run.parts), ideal(run, base)
-    # What one side does not tell apart is held against all of the other's that belongs to it.
-    unknown = [n for n in OF_STEP if does[n] is None or should[n] is None or n == UNTOLD]
-    does[UNTOLD], should[UNTOLD] = (
-        math.fsum(side[name] or 0.0 for name in unknown) for side in (does, should)
-    )
-    pairs = {name: (does[name], should[name]) for name in PARTS}
-    return {n: a - b for n, (a, b) in pairs.items() if a is not None and b is not None}
-
-
-def share_lost(run: Account, base: Account) -> float:
-    """Of the run without its start, all causes together."""
-    return 1 - base.at_work_s * (run.per_device / base.per_device) / run.at_work_s
-
-
-def of_scaling(run: Account, base: Account, facts: Facts) -> list[Cause]:
-    """What the run loses against its baseline, the largest first."""
-    more = lost(run, base)
-    found = [
-        _step_cause(run, DATA, more.get(DATA), *data(run)),
-        _step_cause(run, EXCHANGE, more.get(EXCHANGE), *exchange(run, facts)),
-        _step_cause(run, SLOW_RANK, more.get(STRAGGLERS), *stragglers(run, facts)),
-        _step_cause(run, UNTOLD, more.get(UNTOLD), *untold(run, more.get(UNTOLD), facts)),
-        _beside(run, FIRST, more.get(FIRST), *first(run)),
-    ]
-    smaller = facts.micro_batch < facts.baseline_micro_batch
-    words = smaller_batch if smaller else slower_computing
-    found.append(
-        _step_cause(run, BATCH if smaller else CORES, more.get(COMPUTE), *words(run, base, facts))
-    )
-    if EVALUATION in more:
-        outside = more[EVALUATION] + more.get(SAVING, 0.0)
-        found.append(_beside(run, OUTSIDE, outside, *outside_words(run)))
-    return _sorted(found)
-
-
-def of_run(run: Account, facts: Facts, others: Sequence[tuple[int, Account]] = ()) -> list[Cause]:
-    """What the run alone shows, the largest first. Others: (batch, account) of one process."""
-    parts, computing = run.parts, run.parts[COMPUTE]
-    evaluating_s, saving_s = parts[EVALUATION], parts[SAVING]
-    found = [
-        _step_cause(run, DATA, parts[DATA], *data(run)),
-        _step_cause(run, EXCHANGE, parts[EXCHANGE], *exchange(run, facts)),
-        _step_cause(run, SLOW_RANK, parts[STRAGGLERS], *stragglers(run, facts)),
-        _beside(run, FIRST, parts[FIRST], *first(run)),
-        _batch(run, facts, others),
-    ]
-    if evaluating_s is not None:
-        outside = evaluating_s + (saving_s or 0.0)
-        found.append(_beside(run, OUTSIDE, outside, *outside_words(run)))
-    if run.padding is not None and computing is not None:
-        words = padding(run, facts)
-        found.append(_step_cause(run, PADDING, run.padding * computing, *words))
-    return _sorted(found)
-
-
-def _batch(run: Account, facts: Facts, others: Sequence[tuple[int, Account]]) -> Cause | None:
-    """What computing would be spared at the cost that a sample has in larger batches."""
-    computing = run.parts[COMPUTE]
-    if computing is None:
-        return None
-    measured = list(_costs(facts, others))
-    if measured:
-        cost_s, batch = min(measured)
-        words = batch_measured(run, cost_s, batch)
-    elif run.evaluation_s is not None and facts.eval_batch >= LARGER * facts.micro_batch:
-        cost_s = PASSES * run.evaluation_s
-        if computing < ROUGH * cost_s * run.per_device:
-            return None
-        words = batch_estimated(run, cost_s, facts)
-    else:
-        return None
-    return _step_cause(run, BATCH, computing - cost_s * run.per_device, *words)
-
-
-def _costs(facts: Facts, others: Sequence[tuple[int, Account]]) -> Iterator[tuple[float, int]]:
-    for batch, account in others:
-        computing = account.parts[COMPUTE]
-        if batch > facts.micro_batch and computing is not None:
-            yield computing / account.per_device, batch
-
-
-def _step_cause(run: Account, key: str, lost_s: float | None, words: str, change: str) -> Cause:
-    lost_s = lost_s or 0.0
-    return Cause(key, lost_s, lost_s / run.at_work_s, True, words, change)
-
-
-def _beside(run: Account, key: str, lost_s: float | None, words: str, change: str) -> Cause:
-    lost_s = lost_s or 0.0
-    return Cause(key, lost_s, lost_s / run.at_work_s, False, words, change)
-
-
-def _sorted(found: Sequence[Cause | None]) -> list[Cause]:
-    return sorted((c for c in found if c is not None and c.lost_s > 0), key=lambda c: -c.lost_s)
-
-
-def bound(run: Account, cause: Cause) -> tuple[float, float]:
-    """Without this cause: samples/s at most, or beside the steps the run's seconds at least;
-    and by how much that is more or less, as a share.
-    """
-    if cause.of_step:
-        spared_s = cause.lost_s
-        if cause.key == BATCH:  # of larger ones there are fewer, and so are exchanges
-            spared_s += math.fsum(run.parts[name] or 0.0 for name in (EXCHANGE, STRAGGLERS))
-        left_s = run.step_s - spared_s
-        return run.samples / left_s, run.step_s / left_s - 1
-    return (run.at_work_s - cause.lost_s) * run.updates, -cause.share

@@ -1,11 +1,11 @@
-"""python -m harness explain RUN [BASELINE]: why N processes were not N times as fast."""
+"""python -m harness explain RUN [BASELINE]: where the time went, and why N processes are not N
+times as fast."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -22,51 +22,49 @@ from harness.read.compare.comparable import (
     singles,
     why_not,
 )
-from harness.read.explain import causes
-from harness.read.explain.account import (
-    EXCHANGE,
-    PARTS,
-    REST,
-    STRAGGLERS,
-    UNTOLD,
-    Account,
-    account_of,
-    together,
-)
 from harness.read.explain.causes import (
     LARGE,
     Cause,
     bound,
     ideal,
+    not_known,
     number,
     of_run,
     of_scaling,
     percent,
+    run_context,
     seconds,
     share_lost,
 )
-from harness.read.explain.facts import facts_of
+from harness.read.explain.time_breakdown import (
+    COMMUNICATION,
+    PARTS,
+    REST,
+    STRAGGLERS,
+    UNSEPARATED,
+    TimeBreakdown,
+    mean_breakdown,
+    time_breakdown,
+)
 from harness.read.labels import strategy_text
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run
 from harness.read.records.selection import differing, read_group
 from harness.read.records.sweeps import SweepResults
 
-# Of what stands out beside the main cause, so many are told.
-OTHERS = 2
-
-
-# A start that takes more of a run than this is worth a word.
-LONG_START = 0.25
+MOST_CAUSES = 2  # beside the main cause
+LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
+MOST_GROUPS = 6  # of a sweep, in a report
+PER_DEVICE = "train_samples_per_s_per_gpu"
 
 
 @dataclass(frozen=True)
 class Explanation:
     """A few sentences, the key of the main cause (None: nothing stands out), and the parts."""
 
-    title: str
     sentences: tuple[str, ...]
     main: str | None
+    # name, seconds per update, their standard deviation, the baseline's share
     parts: tuple[tuple[str, float | None, float | None, float | None], ...]
 
 
@@ -85,71 +83,79 @@ def run(options: argparse.Namespace) -> int:
 def explain(
     run: Group, baseline: Group | None = None, near: Sequence[Run] | None = None
 ) -> Explanation:
-    """Of runs that differ in their seed alone; without a baseline one is looked for, among those
-    near or else beside the run.
+    """Of runs that differ only in their seed. Without a baseline one is searched for among the
+    runs near, or else beside the run.
     """
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
         raise UserError(f"{run.selector} and {baseline.selector} are not comparable: {reason}")
-    account, given = read_account(run), baseline is not None
+    breakdown, given = group_breakdown(run), baseline
     beside = runs_beside(run, near)
-    if baseline is None and account.devices > 1:
+    if baseline is None and breakdown.devices > 1:
         baseline = nearest(run, beside)
-    base = None if baseline is None else read_account(baseline)
-    facts = facts_of(run, baseline)
-    named = [baseline] if baseline is not None and given else []
-    single = singles([*beside, *named])
-    others = [(micro_batch(group), read_account(group)) for group in single]
-    scaling = [] if base is None else of_scaling(account, base, facts)
-    alone = of_run(account, facts, others)
-    is_lost = base is not None and share_lost(account, base) >= LARGE
-    main = _main(scaling if is_lost else alone)
-    hidden_s = 0.0 if is_lost else account.parts[UNTOLD] or 0.0
+    base = None if baseline is None else group_breakdown(baseline)
+    context = run_context(run, baseline)
+    single = singles([*beside, *([given] if given else [])])
+    others = [(micro_batch(group), group_breakdown(group)) for group in single]
+    alone = of_run(breakdown, context, others)
+    scaling, does_lose = [], False
+    if base is not None and (does_lose := share_lost(breakdown, base) >= LARGE):
+        scaling = of_scaling(breakdown, base, context)
+    candidates = scaling if does_lose else alone
+    main = next((cause for cause in candidates if cause.share >= LARGE), None)
+    hidden_s = 0.0 if does_lose else breakdown.parts[UNSEPARATED] or 0.0
     if main is not None and main.lost_s < hidden_s:
         main = None  # what is not known may be larger
-    told = _also(main, scaling if is_lost else [], alone)
-    sentences = [
-        _headline(run, account),
-        *(
-            _against(run, account, baseline, base, given)
-            if baseline and base
-            else _no_baseline(account)
-        ),
-        *_of_main(account, main, None if base is None else is_lost, hidden_s),
-        *(_of_other(account, cause) for cause in told),
-        *([said] if (said := causes.unknown(account)) else []),
-        *_notes(run, account),
-    ]
-    return Explanation(
-        title=f"{run.selector}: where the time went",
-        sentences=tuple(sentences),
-        main=None if main is None else main.key,
-        parts=_parts(account, base),
+    sentences = [_headline(run, breakdown)]
+    if baseline is not None and base is not None:
+        sentences += _against(run, breakdown, baseline, base, found=given is None)
+    elif breakdown.devices > 1:
+        sentences.append(
+            "No comparable run on one process was found beside it, so it is unknown whether "
+            "computing is slower than on one process."
+        )
+    if base is not None and not does_lose:
+        sentences.append(f"Less than {percent(LARGE)} is lost against the baseline.")
+    if main is not None:
+        scales = breakdown.devices == 1 or (base is not None and not does_lose)
+        kind = "Largest remaining cost" if scales else "Main cause"
+        sentences.append(f"{kind}: {_cause_text(breakdown, main)}")
+    elif hidden_s >= LARGE * breakdown.running_s:
+        sentences.append(
+            "The main cause is not known: the record does not separate the parts of its steps."
+        )
+    else:
+        sentences.append(f"Nothing stands out: no cause takes {percent(LARGE)} of the run.")
+    also = _others(main, [*scaling, *alone])
+    sentences += [f"Also: {_cause_text(breakdown, cause)}" for cause in also]
+    sentences += filter(None, [not_known(breakdown), *_notes(run, breakdown)])
+    should = dict.fromkeys(PARTS) if base is None else ideal(breakdown, base)
+    parts = tuple(
+        (name, value, breakdown.spreads[name], should[name])
+        for name, value in breakdown.parts.items()
+        if value != 0.0 or name not in (COMMUNICATION, STRAGGLERS, UNSEPARATED)
     )
+    return Explanation(tuple(sentences), None if main is None else main.key, parts)
 
 
-def read_account(group: Group) -> Account:
+def group_breakdown(group: Group) -> TimeBreakdown:
     """The means over its finished runs."""
     if not group.finished:
-        states = ", ".join(f"{r.state}" for r in group.runs)
-        why = next((f" ({r.reason})" for r in group.runs if r.reason), "")
+        states = ", ".join(run.state for run in group.runs)
+        why = next((f" ({run.reason})" for run in group.runs if run.reason), "")
         raise UserError(f"{group.selector} has no finished run to explain: {states}{why}")
-    return together([account_of(run) for run in group.finished])
+    return mean_breakdown([time_breakdown(run) for run in group.finished])
 
 
-def _main(causes: Sequence[Cause]) -> Cause | None:
-    return next((cause for cause in causes if cause.share >= LARGE), None)
+def _others(main: Cause | None, causes: Sequence[Cause]) -> list[Cause]:
+    """Causes that also stand out, each once: a loss in scaling comes before a large cost."""
+    by_key: dict[str, Cause] = {}
+    for cause in causes:
+        if cause.share >= LARGE and (main is None or cause.key != main.key):
+            by_key.setdefault(cause.key, cause)
+    return [*by_key.values()][:MOST_CAUSES]
 
 
-def _also(main: Cause | None, scaling: Sequence[Cause], alone: Sequence[Cause]) -> list[Cause]:
-    """Others that stand out, each once: what is lost in scaling comes before what is large."""
-    found = {} if main is None else {main.key: main}
-    for cause in (*scaling, *alone):
-        if cause.share >= LARGE:
-            found.setdefault(cause.key, cause)
-    return [cause for cause in found.values() if cause is not main][:OTHERS]
-
-
-def _headline(group: Group, account: Account) -> str:
+def _headline(group: Group, breakdown: TimeBreakdown) -> str:
     settings, run = group.identity, group.finished[0]
     processes, nodes = run.processes or 1, run.nodes or 1
     where = f"{processes} process{'es' * (processes > 1)} on {nodes} node{'s' * (nodes > 1)}"
@@ -158,126 +164,80 @@ def _headline(group: Group, account: Account) -> str:
         batch += f" x {settings['grad_acc']}"
     return (
         f"{settings['model']} with {settings['strategy']} on {where}, {batch} each: "
-        f"{_rate(account)}, {seconds(account.step_s)} a step."
+        f"{_rate(breakdown)}, {seconds(breakdown.step_s)} a step."
     )
 
 
-def _rate(account: Account) -> str:
-    assert account.rate.mean is not None
-    if account.rate.sd is None:
-        return f"{number(account.rate.mean)} samples/s"
-    spread = f"{number(account.rate.mean)} ± {number(account.rate.sd)} samples/s"
-    return f"{spread} (mean and standard deviation of {account.rate.n} runs)"
+def _rate(breakdown: TimeBreakdown) -> str:
+    rate = breakdown.rate
+    assert rate.mean is not None
+    if rate.sd is None:
+        return f"{number(rate.mean)} samples/s"
+    return (
+        f"{number(rate.mean)} ± {number(rate.sd)} samples/s "
+        f"(mean and standard deviation of {rate.n} runs)"
+    )
 
 
 def _against(
-    group: Group, account: Account, baseline: Group, base: Account, given: bool
+    group: Group, breakdown: TimeBreakdown, baseline: Group, base: TimeBreakdown, found: bool
 ) -> list[str]:
-    assert account.rate.mean is not None and base.rate.mean is not None
-    times, devices = account.rate.mean / base.rate.mean, account.devices / base.devices
-    found = "" if given else ", found beside it"
+    assert breakdown.rate.mean is not None and base.rate.mean is not None
+    times, devices = breakdown.rate.mean / base.rate.mean, breakdown.devices / base.devices
     one = "one process" if base.devices == 1 else f"{base.devices} processes"
-    on_one = baseline.finished[0].nodes == 1
-    if base.devices > 1 and on_one and (group.finished[0].nodes or 1) > 1:
+    if base.devices > 1 and baseline.finished[0].nodes == 1 < (group.finished[0].nodes or 1):
         one += " on one node"
-    said = (
-        f"The baseline is {one} with batch {micro_batch(baseline)} ({baseline.selector}{found}): "
-        f"{_rate(base)}."
-    )
-    unlike = [n for n, _, _ in differing(group, baseline) if n not in MAY_DIFFER]
-    than = f"Its training is {times:.2f} times as fast as that"
-    if devices != 1:
-        share = percent(times / devices)
-        than += f", on {devices:g} times as many devices: an efficiency of {share}"
-    besides = [f"They also differ in {', '.join(unlike)}."] if unlike else []
-    return [said, f"{than}.", *besides]
-
-
-def _no_baseline(account: Account) -> list[str]:
-    if account.devices == 1:
-        return []
-    return [
-        "No run of one process beside it is like it in all else, so this is from the run alone; "
-        "whether computing is slower than on one process is not known."
+    source = f"{baseline.selector}{', found beside it' if found else ''}"
+    speed = f"{number(times)}x faster" if times >= 1 else f"{number(1 / times)}x slower"
+    scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
+    sentences = [
+        f"The baseline is {one} with batch {micro_batch(baseline)} ({source}): {_rate(base)}.",
+        f"Training is {speed}{scaling if devices != 1 else ''}.",
     ]
+    unlike = [name for name, _, _ in differing(group, baseline) if name not in MAY_DIFFER]
+    if unlike:
+        sentences.append(f"They also differ in {', '.join(unlike)}.")
+    return sentences
 
 
-def _of_main(
-    account: Account, main: Cause | None, is_lost: bool | None, hidden_s: float
-) -> list[str]:
-    """Lost: against a baseline; None without one."""
-    said = [f"Under {percent(LARGE)} is lost against it."] if is_lost is False else []
-    if main is None and hidden_s >= LARGE * account.at_work_s:
-        return [*said, "The main cause is not known: the record does not tell its steps apart."]
-    if main is None:
-        return [*said, f"Nothing stands out: no cause takes {percent(LARGE)} of the run."]
-    scales = is_lost is False or account.devices == 1
-    kind = "What would still make it faster" if scales else "Main cause"
-    return [*said, f"{kind}: {main.words}. {_bound(account, main)} {_change(main)}"]
-
-
-def _of_other(account: Account, cause: Cause) -> str:
-    return f"Also: {cause.words}. {_bound(account, cause)} {_change(cause)}"
-
-
-def _bound(account: Account, cause: Cause) -> str:
-    value, more = bound(account, cause)
-    if cause.of_step:
+def _cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
+    value, more = bound(breakdown, cause)
+    if cause.in_step:
         gain = f"{100 * more:+.0f} %" if more < 1 else f"{1 + more:.1f} times as many"
-        return f"Without it: at most {number(value)} samples/s ({gain})."
-    return (
-        f"Without it the run takes at least {seconds(value)} after its start ({100 * more:+.0f} %)."
-    )
+        without = f"at most {number(value)} samples/s ({gain})"
+    else:
+        without = f"at least {seconds(value)} after startup ({100 * more:+.0f} %)"
+    return f"{cause.text}. Without it: {without}. Remedy: {cause.remedy}."
 
 
-def _change(cause: Cause) -> str:
-    return f"What would change it: {cause.change}."
-
-
-def _notes(group: Group, account: Account) -> list[str]:
-    notes = []
-    start_s, wall_s = account.parts[REST], sum(v or 0 for v in account.parts.values())
-    if start_s is not None and start_s > LONG_START * wall_s:
-        notes.append(
-            f"Starting and what else is in no epoch took {seconds(start_s * account.updates)} of "
-            f"{seconds(wall_s * account.updates)}, which a longer run does not have more of."
+def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
+    startup_s = breakdown.parts[REST]
+    wall_s = sum(value or 0 for value in breakdown.parts.values())
+    if startup_s is not None and startup_s > LONG_STARTUP * wall_s:
+        startup, wall = (seconds(value * breakdown.updates) for value in (startup_s, wall_s))
+        yield (
+            f"Startup and time outside epochs took {startup} of {wall}: a fixed cost, independent "
+            "of run length."
         )
-    restarted = [r for r in group.finished if (r.measures.get("attempts") or 1) > 1]
-    if restarted:
-        lost_s = sum(r.measures.get("lost_s", 0.0) for r in restarted)
-        notes.append(
-            f"{len(restarted)} run(s) were broken off and went on: {seconds(lost_s)} lost."
-        )
-    left_out = len(group.runs) - len(group.finished)
-    if left_out:
-        notes.append(f"{left_out} run(s) did not finish and are not counted.")
-    return notes
+    resumed = [run for run in group.finished if (run.measures.get("attempts") or 1) > 1]
+    if resumed:
+        lost_s = sum(run.measures.get("lost_s", 0.0) for run in resumed)
+        yield f"{len(resumed)} run(s) were interrupted and resumed: {seconds(lost_s)} lost."
+    if left_out := len(group.runs) - len(group.finished):
+        yield f"{left_out} run(s) did not finish and are not counted."
 
 
-def _parts(
-    account: Account, base: Account | None
-) -> tuple[tuple[str, float | None, float | None, float | None], ...]:
-    should: dict[str, Any] = dict.fromkeys(PARTS) if base is None else ideal(account, base)
-    return tuple(
-        (name, account.parts[name], account.spreads[name], should[name])
-        for name in PARTS
-        if account.parts[name]
-        or name not in (EXCHANGE, STRAGGLERS, UNTOLD)
-        or account.parts[name] is None
-    )
-
-
-def show(found: Explanation) -> None:
+def show(explanation: Explanation) -> None:
     screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    for sentence in found.sentences:
+    for sentence in explanation.sentences:
         screen.print(sentence)
-    whole_s = sum(value for _, value, _, _ in found.parts if value is not None)
-    against = any(should is not None for _, _, _, should in found.parts)
+    whole_s = sum(value for _, value, _, _ in explanation.parts if value is not None)
+    against = any(should is not None for _, _, _, should in explanation.parts)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("an update", no_wrap=True)
+    table.add_column("per update", no_wrap=True)
     for heading in ("ms", "of the run", *(["baseline's share, ms"] if against else [])):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, value, sd, should in found.parts:
+    for name, value, sd, should in explanation.parts:
         cells = [_ms(value, sd), "-" if value is None else percent(value / whole_s)]
         table.add_row(name, *cells, *([_ms(should, None)] if against else []))
     Console(highlight=False, width=100).print(table)
@@ -289,26 +249,27 @@ def _ms(value: float | None, sd: float | None) -> str:
     return f"{1e3 * value:,.2f}" + (f" ± {1e3 * sd:,.2f}" if sd is not None else "")
 
 
-# ----
-# Why the runs of a sweep were as fast as they were: what explain says of some of its groups.
-
-MOST = 6
-
-
-PER_DEVICE = "train_samples_per_s_per_gpu"
-
-
-def explained(sweep: SweepResults) -> list[str]:
-    """A text for each group chosen; where explain refuses, its reason."""
+def explain_sweep(sweep: SweepResults) -> list[str]:
+    """A text for each chosen group; where it cannot be explained, the reason."""
     chosen = list(_chosen(sweep))
     folders = (run.folder for run in sweep.runs if run.folder)
     near = on_one_node(folders) if chosen else []
-    return [f"{sweep.name_of(group)}. {_text(sweep, group, near)}" for group in chosen[:MOST]]
+    texts = []
+    for group in chosen[:MOST_GROUPS]:
+        name = sweep.name_of(group)
+        runs = tuple(run for run in group.runs if run.folder)
+        try:
+            found = explain(Group(runs, name="RUN", selector=name), near=near)
+            text = " ".join(found.sentences)
+        except UserError as error:
+            text = str(error)
+        texts.append(f"{name}. {text}")
+    return texts
 
 
 def _chosen(sweep: SweepResults) -> Iterator[Group]:
-    """Of each script, set-up and strategy that which makes the least of its devices; those of
-    one process only where there are no others.
+    """Per script, set-up and strategy the group that uses its devices least; those of one process
+    only where there are no others.
     """
     finished = [g for g in sweep.groups if g.finished and g.mean(PER_DEVICE) is not None]
     several = [g for g in finished if (g.fact("devices") or 1) > 1]
@@ -318,12 +279,3 @@ def _chosen(sweep: SweepResults) -> Iterator[Group]:
         kinds.setdefault((script, group.topology, strategy), []).append(group)
     for groups in kinds.values():
         yield min(groups, key=lambda group: group.mean(PER_DEVICE) or 0.0)
-
-
-def _text(sweep: SweepResults, group: Group, near: list[Run]) -> str:
-    runs = tuple(run for run in group.runs if run.folder)
-    group = Group(runs, name="RUN", selector=sweep.name_of(group))
-    try:
-        return " ".join(explain(group, near=near).sentences)
-    except UserError as error:
-        return str(error)

@@ -24,19 +24,19 @@ from harness.read.drawing import (
     listed,
     panels,
 )
-from harness.read.explain.account import (
+from harness.read.explain.time_breakdown import (
+    COMMUNICATION,
     COMPUTE,
     DATA,
     EVALUATION,
-    EXCHANGE,
     FIRST,
     PARTS,
     REST,
     SAVING,
     STRAGGLERS,
-    UNTOLD,
-    account_of,
-    together,
+    UNSEPARATED,
+    mean_breakdown,
+    time_breakdown,
 )
 from harness.read.figures.epochs import failed_runs, run_words
 from harness.read.figures.target import MOST_ROWS, cut
@@ -48,8 +48,8 @@ from harness.read.records.sweeps import SweepResults
 
 # Greys are what is not told apart; hatches help where colours do not.
 LOOKS = {
-    COMPUTE: ("#009E73", ""), DATA: ("#E69F00", ".."), EXCHANGE: ("#D55E00", "//"),
-    STRAGGLERS: ("#CC79A7", ""), UNTOLD: ("#9FB8C8", ""), FIRST: ("#F0E442", ""),
+    COMPUTE: ("#009E73", ""), DATA: ("#E69F00", ".."), COMMUNICATION: ("#D55E00", "//"),
+    STRAGGLERS: ("#CC79A7", ""), UNSEPARATED: ("#9FB8C8", ""), FIRST: ("#F0E442", ""),
     EVALUATION: ("#0072B2", "\\\\"), SAVING: ("#56B4E9", ""), REST: ("#C8C8C8", ""),
 }  # fmt: skip
 
@@ -97,13 +97,13 @@ def _parts(sweep: SweepResults, group: Group, untold: dict[str, list[str]]) -> d
     accounts = []
     for run in group.finished:
         try:
-            accounts.append(account_of(run))
+            accounts.append(time_breakdown(run))
         except UserError as error:
             reason = str(error).removeprefix(f"{run.directory.path} ")
             untold.setdefault(reason, []).append(sweep.short_name_of(group))
     if not accounts:
         return {}
-    whole = together(accounts)
+    whole = mean_breakdown(accounts)
     return {n: whole.updates * value for n, value in whole.parts.items() if value is not None}
 
 

@@ -10,7 +10,7 @@ from harness.core.command_line import print_json
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.drawing import for_page, save
-from harness.read.explain.explain import explained
+from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import draw_all
 from harness.read.labels import label_text
 from harness.read.records.baseline import group_rows, run_row
@@ -58,7 +58,7 @@ def _section(sweep: SweepResults, taken: set[str]) -> Section:
         nodes=by_node(sweep),
         figures=figures,
         not_drawn=not_drawn,
-        explained=explained(sweep),
+        explained=explain_sweep(sweep),
         failures=_failures(sweep),
         fairness=fairness(sweep),
         problems=sweep.problems,

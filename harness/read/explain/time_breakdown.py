@@ -1,0 +1,239 @@
+"""How the time of a run divides into parts that add up to all of it, in seconds per update.
+
+The parts of a step are those of one rank, the median one (the lower of two): its computing, its
+waiting for data, its communicating and its waiting for slower ranks make up the step.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.records import RunFolder, read_rows
+from harness.core.settings import UserError
+from harness.read.records.loading import is_number
+from harness.read.records.runs import Run
+from harness.read.statistics import Spread, spread
+
+COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED = (
+    "computing", "waiting for data", "exchanging", "waiting for slower ranks", "not told apart"
+)  # fmt: skip
+FIRST, EVALUATION, SAVING, REST = "first steps", "evaluation", "saving", "start and rest"
+
+# In display order: the parts of a step, then the time outside timed steps.
+IN_STEP = (COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED)
+OUTSIDE_STEPS = (FIRST, EVALUATION, SAVING, REST)
+PARTS = (*IN_STEP, *OUTSIDE_STEPS)
+
+Parts = dict[str, float | None]  # seconds per update; None: unknown
+
+
+@dataclass(frozen=True)
+class SlowestRank:
+    """The rank that the median one waits for, and how much longer its own part takes."""
+
+    rank: int
+    more_s: float  # per update, computing and waiting for data
+    of_data_s: float  # of that, waiting for data
+
+
+@dataclass(frozen=True)
+class TimeBreakdown:
+    """Of one run, or the means over several that differ only in their seed."""
+
+    runs: int
+    devices: int
+    samples: float  # per update, over all devices
+    updates: float
+    rate: Spread  # samples/s of the timed steps
+    step_s: float
+    parts: Parts
+    spreads: Parts  # standard deviations over the runs
+    padding: float | None  # share of computing spent on padding
+    evaluation_s: float | None  # per sample on one device
+    slowest: SlowestRank | None
+
+    @property
+    def per_device(self) -> float:
+        """Samples per update and device."""
+        return self.samples / self.devices
+
+    @property
+    def running_s(self) -> float:
+        """Seconds per update without the startup, which is independent of run length."""
+        return math.fsum(v for n, v in self.parts.items() if v is not None and n != REST)
+
+
+def time_breakdown(run: Run) -> TimeBreakdown:
+    """From the rows of one finished run."""
+    path, rows, measures = run.directory.path, run.epochs, run.measures
+    steps, timed_s, samples = (
+        total(rows, name) for name in ("timed_steps", "timed_s", "timed_samples")
+    )
+    updates = measures.get("updates")
+    if run.imported:
+        raise UserError(f"{path} is imported: its source does not record single steps")
+    if not (steps and timed_s and samples and updates and run.devices):
+        raise UserError(f"{path} has no timed steps: measure a longer run, or more epochs")
+    step_s = timed_s / steps
+    in_step, slowest = _in_step(run, step_s, steps)
+    eval_samples, eval_s = total(rows, "eval_samples"), total(rows, "eval_time_s")
+    parts = in_step | _outside_steps(run, step_s, updates)
+    return TimeBreakdown(
+        runs=1,
+        devices=run.devices,
+        samples=samples / steps,
+        updates=updates,
+        rate=spread([samples / timed_s]),
+        step_s=step_s,
+        parts=parts,
+        spreads=dict.fromkeys(parts),
+        padding=_padding(rows),
+        evaluation_s=run.devices * eval_s / eval_samples if eval_samples and eval_s else None,
+        slowest=slowest,
+    )
+
+
+def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank | None]:
+    """From what the ranks recorded; without it, waiting for data and the communication probe."""
+    ranks = _recorded_by_ranks(run.directory, len(run.epochs))
+    alone = len(ranks) == 1 and "compute_s" in ranks[0]
+    if alone or (ranks and all("comm_wait_s" in rank for rank in ranks)):
+        parts, slowest = _from_ranks(ranks, step_s, steps)
+        return dict.fromkeys(IN_STEP, 0.0) | parts, None if alone else slowest
+    data_s, share = _data_wait(run.epochs, step_s), run.measures.get("comm_share")
+    communication_s = None if share is None else max(share, 0.0) * step_s
+    left_s = max(step_s - (data_s or 0.0) - (communication_s or 0.0), 0.0)
+    parts = dict.fromkeys(IN_STEP) | {DATA: data_s}
+    if run.devices == 1 and run.identity["strategy"] != "hivemind":
+        # There is nothing else.
+        return parts | {
+            COMPUTE: left_s,
+            COMMUNICATION: 0.0,
+            STRAGGLERS: 0.0,
+            UNSEPARATED: 0.0,
+        }, None
+    return parts | {COMMUNICATION: communication_s, UNSEPARATED: left_s}, None
+
+
+def _from_ranks(
+    ranks: Sequence[Mapping[str, float]], step_s: float, steps: float
+) -> tuple[Parts, SlowestRank]:
+    computing = [rank["compute_s"] / steps for rank in ranks]
+    exposed = [rank.get("comm_exposed_s", 0.0) / steps for rank in ranks]
+    waited = [rank.get("comm_wait_s", 0.0) / steps for rank in ranks]
+    # The rest of each rank's steps, which are as long as those of the first.
+    data = [max(step_s - c - e, 0.0) for c, e in zip(computing, exposed, strict=True)]
+    own = [c + d for c, d in zip(computing, data, strict=True)]
+    median, last = own.index(statistics.median_low(own)), own.index(max(own))
+    parts: Parts = {COMPUTE: computing[median], DATA: data[median]}
+    if len(ranks) > 1:
+        parts |= {COMMUNICATION: exposed[median] - waited[median], STRAGGLERS: waited[median]}
+    return parts, SlowestRank(last, own[last] - own[median], data[last] - data[median])
+
+
+def _recorded_by_ranks(folder: RunFolder, epochs: int) -> list[dict[str, float]]:
+    """Per rank the sums over all epochs; a value that is missing in one epoch is left out."""
+    files = (folder.path / "ranks").glob("rank_*.jsonl")
+    ranks = []
+    for file in sorted(files, key=lambda f: int(f.stem.removeprefix("rank_"))):
+        rows, _ = read_rows(file)
+        names = ("compute_s", "comm_exposed_s", "comm_wait_s")
+        sums = {name: total(rows, name) for name in names if len(rows) == epochs}
+        ranks.append({name: value for name, value in sums.items() if value is not None})
+    return ranks
+
+
+def _data_wait(rows: Sequence[Mapping[str, Any]], step_s: float) -> float | None:
+    """Seconds per step, from rank 0's share of whole epochs."""
+    whole_s = total(rows, "epoch_time_s")
+    if not whole_s or total(rows, "data_wait_share") is None:
+        return None
+    return step_s * math.fsum(r["data_wait_share"] * r["epoch_time_s"] for r in rows) / whole_s
+
+
+def _outside_steps(run: Run, step_s: float, updates: float) -> Parts:
+    """Saving is that of the last attempt."""
+    train_s, wall_s = total(run.epochs, "epoch_time_s"), run.measures.get("wall_s")
+    parts: Parts = {
+        FIRST: None if train_s is None else max(train_s - step_s * updates, 0.0),
+        EVALUATION: run.measures.get("eval_time_s"),
+        SAVING: run.measures.get("save_time_s"),
+    }
+    known = math.fsum(value for value in parts.values() if value is not None)
+    parts[REST] = None if wall_s is None else max(wall_s - step_s * updates - known, 0.0)
+    return {name: None if value is None else value / updates for name, value in parts.items()}
+
+
+def _padding(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """By operations where these are known, else by tokens; None for images."""
+    if total(rows, "padding_share") is None:
+        return None
+    pairs = [(r.get("tflops_per_s"), r.get("tflops_per_s_without_padding")) for r in rows]
+    weights = [row["timed_s"] for row in rows]
+    if all(is_number(whole) and is_number(own) for whole, own in pairs):
+        whole_tflop = math.fsum(s * whole for s, (whole, _) in zip(weights, pairs, strict=True))
+        own_tflop = math.fsum(s * own for s, (_, own) in zip(weights, pairs, strict=True))
+        return 1 - own_tflop / whole_tflop if whole_tflop else None
+    shares = (s * row["padding_share"] for s, row in zip(weights, rows, strict=True))
+    return math.fsum(shares) / math.fsum(weights)
+
+
+def total(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Over all epochs; unknown where one is."""
+    values = [row.get(name) for row in rows]
+    return math.fsum(v for v in values if is_number(v)) if all(map(is_number, values)) else None
+
+
+def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:
+    """A part that one run does not separate is separated in none, so that means add up as well."""
+    parts = [dict(each.parts) for each in breakdowns]
+    for names, rest in ((IN_STEP, UNSEPARATED), (OUTSIDE_STEPS, REST)):
+        unknown = [n for n in names if n != rest and any(each[n] is None for each in parts)]
+        for each in parts:
+            left = each[rest]
+            if left is not None:
+                each[rest] = left + math.fsum(each[name] or 0.0 for name in unknown)
+            each.update(dict.fromkeys(unknown))
+    spreads = {name: _spread_if_known([each[name] for each in parts]) for name in PARTS}
+    return TimeBreakdown(
+        runs=len(breakdowns),
+        devices=breakdowns[0].devices,
+        samples=statistics.fmean(each.samples for each in breakdowns),
+        updates=statistics.fmean(each.updates for each in breakdowns),
+        rate=spread(
+            [value for each in breakdowns if (value := each.rate.mean) is not None], rate=True
+        ),
+        step_s=statistics.fmean(each.step_s for each in breakdowns),
+        parts={name: values.mean for name, values in spreads.items()},
+        spreads={name: values.sd for name, values in spreads.items()},
+        padding=_spread_if_known([each.padding for each in breakdowns]).mean,
+        evaluation_s=_spread_if_known([each.evaluation_s for each in breakdowns]).mean,
+        slowest=_usually_slowest([each.slowest for each in breakdowns]),
+    )
+
+
+def _spread_if_known(values: Sequence[float | None]) -> Spread:
+    """Of all values, or of none where one is unknown."""
+    known = [value for value in values if value is not None]
+    return spread(known if len(known) == len(values) else [])
+
+
+def _usually_slowest(candidates: Sequence[SlowestRank | None]) -> SlowestRank | None:
+    """A rank that is the slowest in most of the runs; one that is so once is noise."""
+    known = [slowest for slowest in candidates if slowest is not None]
+    if not known:
+        return None
+    rank, count = Counter(slowest.rank for slowest in known).most_common(1)[0]
+    if count <= len(candidates) / 2:
+        return None
+    same = [slowest for slowest in known if slowest.rank == rank]
+    return SlowestRank(
+        rank,
+        statistics.fmean(slowest.more_s for slowest in same),
+        statistics.fmean(slowest.of_data_s for slowest in same),
+    )
