@@ -230,7 +230,7 @@ def test_flags_that_do(tmp_path: Path) -> None:
 # ---- how jobs end ----
 
 PREEMPTED = "the job had to make room for another (PREEMPTED)"
-NO_WORD = "job 7 ended without a word: cancelled, or lost with its node"
+NO_WORD = "job 7 ended without a trace: cancelled, or lost with its node"
 TORCHRUN = """interrupted: an earlier start
 Failures:
 [1]:
@@ -437,7 +437,7 @@ def test_a_record_that_is_not_on_shared_storage(
     then.work()
     (state,) = then.states
     assert state.state == "failed" and state.took_s == 7
-    assert str(state.reason).startswith("job 12 ended well, but its record is not in ")
+    assert str(state.reason).startswith("job 12 succeeded, but its record is not in ")
     assert "storage that all nodes share" in str(state.reason)
 
 
@@ -469,7 +469,7 @@ def test_a_job_that_squeue_has_forgotten(tmp_path: Path, cluster: StandIn) -> No
     cluster.does("sacct", "echo accounting storage is disabled >&2; exit 1")
     last = queue_of(tmp_path)
     last.work()
-    assert "job 12 ended without a word" in last.screen  # type: ignore[operator]
+    assert "job 12 ended without a trace" in last.screen  # type: ignore[operator]
     row = json.loads(last.states[0].job.folder.attempts.read_text().splitlines()[0])
     assert row["wall_s"] == 0.0 and row["attempt"] is None
     # Measured again once, not each time that it is looked after.

@@ -23,8 +23,8 @@ from harness.launch.outcome import settle
 from harness.launch.places import Options
 from harness.launch.plan import Job, plan
 from harness.launch.ssh import place as ssh_module
-from harness.launch.ssh.agreement import Facts, address_of, facts, facts_of, problems, warnings
-from harness.launch.ssh.fetch import Sent, merged, put, received, send
+from harness.launch.ssh.agreement import HostFacts, address_of, facts, facts_of, problems, warnings
+from harness.launch.ssh.fetch import Fetched, merged, put, received, send
 from harness.launch.ssh.hosts import Host, Remote
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweep import PLACES
@@ -32,7 +32,7 @@ from harness.launch.sweepfile import load
 from tests.support.sweeps import sweep, sweep_file, sweep_options
 
 A, B = Host("a"), Host("b", "me", 2222)
-FACTS = Facts(
+FACTS = HostFacts(
     commit="c" * 40, source="s", python="3.11.7", versions={"torch": "2.13.0"}, cores=4, gpus=(),
     interfaces={"lo": ("127.0.0.1",), "eth0": ("10.0.0.1", "fd00::1")}, address="10.0.0.1",
     unix=100.0, disturbed=None,
@@ -48,7 +48,7 @@ def jobs(folder: Path, text: str) -> list[Job]:
     return plan(load(sweep_file(folder, f"script: vit\n{text}"), tiny=True), "out")
 
 
-def place(found: dict[Host, Facts] | None = None, **more: Any) -> Ssh:
+def place(found: dict[Host, HostFacts] | None = None, **more: Any) -> Ssh:
     there = Remote((A, B), "~/my harness", ".venv/bin/python", **more)
     return Ssh(Options(launcher="ssh", remote=there), found)
 
@@ -124,13 +124,13 @@ def test_a_dry_run_asks_no_host(tmp_path: Path) -> None:
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["/no/such/ssh"] * 3
-    assert lines[3] == "# skipped: needs 3 nodes: 2 host(s) are named"
+    assert lines[3] == "# skipped: needs 3 nodes: --hosts names 2"
 
 
 def test_what_hosts_cannot_do(tmp_path: Path) -> None:
     gpus = replace(FACTS, gpus=("0", "1"))
 
-    def reason(text: str, found: Facts, **options: Any) -> str | None:
+    def reason(text: str, found: HostFacts, **options: Any) -> str | None:
         there = place({A: FACTS if not found.gpus else gpus, B: found})
         there.options = replace(there.options, **options)
         return there.why_not(jobs(tmp_path, text)[0])
@@ -140,10 +140,8 @@ def test_what_hosts_cannot_do(tmp_path: Path) -> None:
     assert reason("settings: {setup: 2_4}", two) == "needs 4 devices a node: b:2222 has 2 cores"
     assert reason("settings: {setup: 2_4}", two, oversubscribe=True) is None
     assert reason("settings: {setup: 2_4}", gpus) == "needs 4 devices a node: a has 2 GPU(s)"
-    assert "a cannot do it: precision fp16 needs a GPU" in str(
-        reason("settings: {precision: fp16}", FACTS)
-    )
-    assert "real hosts have the link" in str(
+    assert "a: precision fp16 needs a GPU" in str(reason("settings: {precision: fp16}", FACTS))
+    assert "the links of real hosts" in str(
         reason("settings: {setup: 2_1}\ngrid: {link: [1ms]}", FACTS)
     )
     # Fewest threads of all hosts; the first GPUs of each.
@@ -155,7 +153,7 @@ def test_what_hosts_cannot_do(tmp_path: Path) -> None:
 
 
 def test_what_hosts_must_agree_on() -> None:
-    def told(b: Facts, **more: Any) -> list[str]:
+    def told(b: HostFacts, **more: Any) -> list[str]:
         return problems({"a": FACTS, "b": b}, Remote((A, B), "~/h", "", **more), HERE)
 
     assert told(FACTS) == []
@@ -163,29 +161,30 @@ def test_what_hosts_must_agree_on() -> None:
         f"b: ~/h is at commit {'d' * 12}, here it is {'c' * 12}: check out the same"
     ]
     assert (
-        "b: the code in ~/h is not that of here" in told(replace(FACTS, commit=None, source="t"))[0]
+        "b: the code in ~/h differs from that here"
+        in told(replace(FACTS, commit=None, source="t"))[0]
     )
     assert told(replace(FACTS, commit=None)) == []  # a copy, and the same
     assert told(replace(FACTS, versions={"torch": "2.12.0"})) == [
         "torch is 2.13.0 on a, 2.12.0 on b: install the same"
     ]
     assert told(replace(FACTS, python="3.12.1"))[0].startswith("Python is 3.11.7 on a, 3.12.1 on b")
-    assert told(replace(FACTS, gpus=("0",))) == ["a: no GPU, where other hosts have some"]
+    assert told(replace(FACTS, gpus=("0",))) == ["a: no GPU, while other hosts have GPUs"]
     other = replace(FACTS, interfaces={"lo": ("127.0.0.1",), "ib0": ()})
     assert told(other, interface="eth0") == [
         "b: --interface eth0: no such interface with an address, there are lo"
     ]
     local = replace(FACTS, address="127.0.0.1")
     both = problems({"a": local, "b": local}, Remote((A, B)), HERE)
-    assert len(both) == 1 and "name one with --master_addr or --interface" in both[0]
+    assert len(both) == 1 and "choose one with --master_addr or --interface" in both[0]
     assert problems({"a": local}, Remote((A,)), HERE) == []
 
 
 def test_what_is_worth_a_warning() -> None:
     clocks = {"a": 0.1, "b": -7.0}
     assert warnings({"a": FACTS, "b": replace(FACTS, source="t")}, clocks, HERE) == [
-        "b: its files differ from those of here beyond the commit",
-        "b: its clock is 7 s behind: which rank failed first may be told wrong",
+        "b: its files differ from those here, at the same commit",
+        "b: its clock is 7 s behind: the rank that is reported as the first to fail may be wrong",
     ]
 
 
@@ -270,8 +269,8 @@ def row(event: str, unix: float) -> bytes:
     return json.dumps({"event": event, "unix": unix}).encode() + b"\n"
 
 
-def sent(unix: float = 50.0, **files: bytes) -> dict[str, Sent]:
-    return {name.replace("__", "/") + ".json": Sent(c, unix) for name, c in files.items()}
+def sent(unix: float = 50.0, **files: bytes) -> dict[str, Fetched]:
+    return {name.replace("__", "/") + ".json": Fetched(c, unix) for name, c in files.items()}
 
 
 def test_a_record_goes_through_the_pipe_without_checkpoints(tmp_path: Path) -> None:
@@ -311,8 +310,8 @@ def test_of_each_node_what_its_ranks_wrote() -> None:
     }  # fmt: skip
 
 
-def attempt(*rows: bytes) -> dict[str, Sent]:
-    return {"attempts.jsonl": Sent(b"".join(rows), 50.0)}
+def attempt(*rows: bytes) -> dict[str, Fetched]:
+    return {"attempts.jsonl": Fetched(b"".join(rows), 50.0)}
 
 
 def test_a_record_comes_and_a_newer_one_stays(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_rank_on_the_other_host_is_the_reason(
         done = sweep(file, OUT, "--tiny", *two.flags, **here)
     finally:
         script.write_text(before)
-    assert "warning: b: its files differ from those of here beyond the commit" in done.stderr
+    assert "warning: b: its files differ from those here, at the same commit" in done.stderr
     summary = read_json(only_run(tmp_path / "out").summary) or {}
     assert summary["outcome"] == "failed", done.stdout
     assert summary["reason"] == "RuntimeError: planted (rank 1)"

@@ -38,32 +38,33 @@ def fails_first(error: Exception) -> Callable[..., Any]:
     return launch
 
 
-def test_a_port_that_was_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_was_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = DistNetworkError("The server socket has failed to listen")
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(taken))
-    told = warm.run(REQUEST)
-    assert told["code"] == 1
-    assert told["error"] == "DistNetworkError: The server socket has failed to listen"
+    result = warm.run(REQUEST)
+    assert result["code"] == 1
+    assert result["error"] == "DistNetworkError: The server socket has failed to listen"
 
 
 def test_a_first_node_that_cannot_be_reached() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-        told = warm.out_of_reach(address, within_s=0.1)
-        assert told is not None and "cannot be reached from here (Connection refused)" in told
+        result = warm.unreachable(address, within_s=0.1)
+        assert result is not None
+        assert "cannot be reached from here (Connection refused)" in result
         probe.listen()
-        assert warm.out_of_reach(address, within_s=0.1) is None
+        assert warm.unreachable(address, within_s=0.1) is None
 
 
-def test_a_killed_fork_server_is_told_as_a_killed_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_fork_server_is_reported_as_a_killed_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (EOFError("unexpected EOF"), ConnectionRefusedError(111, "refused")):
         monkeypatch.setattr(launcher, "elastic_launch", fails_first(error))
-        told = warm.run(REQUEST)
-        assert told["code"] == 1 and told["failures"][0]["exit_code"] == 255
+        result = warm.run(REQUEST)
+        assert result["code"] == 1 and result["failures"][0]["exit_code"] == 255
 
 
-def test_any_other_error_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_error_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(KeyError("what")))
     assert warm.run(REQUEST)["error"] == "KeyError: 'what'"
 
@@ -83,7 +84,7 @@ def test_a_server_that_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(warm.multiprocessing, "get_context", lambda _: Context())
     monkeypatch.setattr(warm.time, "sleep", lambda _: None)
     with pytest.raises(RuntimeError, match="ended 5 times while it was loading"):
-        warm._in_fresh_process(warm.look, [])
+        warm._in_fresh_process(warm.inspect, [])
 
 
 class FakeDriver:

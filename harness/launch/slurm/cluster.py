@@ -1,4 +1,7 @@
-"""Talking with SLURM: sbatch, squeue, sacct and scancel, each asked for as little as will do."""
+"""Jobs of a SLURM cluster: submitting and asking, the file that remembers them, how they ended.
+
+sbatch, squeue, sacct and scancel are each asked for as little as possible.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,26 @@ from harness.core.settings import UserError
 from harness.launch.launcher import Exit
 
 PATIENCE_S = 60.0
+# States of a job that has ended, and the outcome that the run itself could not record.
+ENDED: dict[str, tuple[str, str] | None] = {
+    "COMPLETED": None,
+    "FAILED": None,
+    "TIMEOUT": ("timeout", "the job reached its time limit"),
+    "DEADLINE": ("timeout", "the job reached its deadline"),
+    "OUT_OF_MEMORY": ("oom", "the job took more memory than it was given"),
+    "CANCELLED": ("interrupted", "the job was cancelled"),
+    "PREEMPTED": ("interrupted", "the job had to make room for another (PREEMPTED)"),
+    "NODE_FAIL": ("interrupted", "a node of the job failed (NODE_FAIL)"),
+    "BOOT_FAIL": ("interrupted", "a node of the job did not start (BOOT_FAIL)"),
+}
+# How torchrun prints a rank that failed.
+FAILURE = re.compile(
+    r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
+)
 
 
 class Unreachable(Exception):
-    """The cluster does not answer now; it may later."""
+    """The cluster does not answer now; it may do so later."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +56,13 @@ class Queued:
 
 def check_here() -> None:
     if shutil.which("sbatch") is None:
-        raise UserError("--launcher slurm: there is no sbatch here: call it on a node of a cluster")
+        raise UserError("--launcher slurm: there is no sbatch here: run it on a node of a cluster")
 
 
 def submit(script: Path, lock: int) -> str:
-    """The number of the job; UserError with what sbatch says where it refuses.
+    """The number of the job; UserError with the message of sbatch where it refuses.
 
-    sbatch goes on when its runner is stopped or killed: meanwhile it holds the lock, so that the
+    sbatch survives a runner that is stopped or killed. Meanwhile it holds the lock, so that the
     next runner sees the job rather than submit another.
     """
     done = subprocess.run(
@@ -56,14 +75,16 @@ def submit(script: Path, lock: int) -> str:
     )
     if done.returncode:
         lines = [line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines() if line]
-        said = "; ".join(lines) or f"exit code {done.returncode}"
-        hint = ", where a core is a device: --gres none" if "(gres)" in said else ""
-        raise UserError(f"sbatch refuses: {said}{hint}; the script is {script}")
+        reason = "; ".join(lines) or f"exit code {done.returncode}"
+        hint = (
+            ": without GPUs use --gres none, a core is then a device" if "(gres)" in reason else ""
+        )
+        raise UserError(f"sbatch refuses: {reason}{hint}; the script is {script}")
     return done.stdout.strip().partition(";")[0]
 
 
 def queued(names: Iterable[str]) -> list[Queued]:
-    """Jobs of these names that wait, run, or have ended a short while ago."""
+    """Jobs of these names that wait, run, or have ended recently."""
     text = _ask(
         "squeue", "--noheader", "--array", "--states=all", f"--name={','.join(sorted(names))}",
         "--format=%i|%T|%r|%j",
@@ -72,14 +93,13 @@ def queued(names: Iterable[str]) -> list[Queued]:
 
 
 def accounted(id: str) -> str | None:
-    """The state in which a job ended that squeue has forgotten; None where no accounts are kept."""
+    """The final state of a job that squeue has forgotten; None where there is no accounting."""
     try:
         text = _ask("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={id}",
                     "--format=State")  # fmt: skip
     except Unreachable:
         return None
-    words = text.split()  # CANCELLED by 1000
-    return words[0] if words else None
+    return text.split()[0] if text.strip() else None  # of "CANCELLED by 1000" the first word
 
 
 def cancel(ids: Iterable[str]) -> None:
@@ -105,13 +125,9 @@ def _ask(*command: str) -> str:
     return done.stdout
 
 
-# ----
-# What a sweep has given to a cluster: a file that survives whoever wrote it.
-
-
 @dataclass(frozen=True)
 class Note:
-    """What the script of a job has written, by its own clock."""
+    """What the script of a job wrote, by its own clock."""
 
     job: str
     began: float
@@ -121,7 +137,7 @@ class Note:
 
     @property
     def is_final(self) -> bool:
-        """Whether it says how the job ended; who sent TERM, only the cluster knows."""
+        """Whether it shows how the job ended; only the cluster knows who sent TERM."""
         return self.ended is not None and self.signal != "TERM"
 
 
@@ -134,7 +150,7 @@ class Entry:
     index: int  # in its array
     of: int  # runs of the array; 1: none
     unix: float
-    job: str | None = None  # number; None: whoever submitted it was killed before it was told
+    job: str | None = None  # number; None: the runner was killed before it knew
 
     @property
     def id(self) -> str | None:
@@ -142,7 +158,7 @@ class Entry:
 
 
 class Submitted:
-    """jobs.jsonl in the folder of a sweep, and jobs/ with the scripts and what they leave."""
+    """What a sweep has submitted: jobs.jsonl in its folder, scripts and their notes in jobs/."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "jobs"
@@ -153,14 +169,14 @@ class Submitted:
 
     def note(self, entry: Entry) -> Note | None:
         """None before the job has begun."""
-        found = read_json(self.folder / f"{entry.name}_{entry.index}.json")
-        return Note(**found) if found is not None else None
+        content = read_json(self.folder / f"{entry.name}_{entry.index}.json")
+        return Note(**content) if content is not None else None
 
     def log(self, entry: Entry) -> Path:
         return self.folder.parent / "logs" / f"{entry.name}_{entry.index}.txt"
 
     def intend(self, name: str, paths: list[str]) -> None:
-        """Before sbatch is asked: a job that nobody remembers would be submitted twice."""
+        """Before sbatch is called: a job that is not remembered would be submitted twice."""
         self._add("submitting", name, runs=paths)
 
     def confirm(self, name: str, job: str) -> None:
@@ -175,20 +191,20 @@ class Submitted:
     def open(self) -> dict[str, Entry]:
         """The runs that were submitted and not settled, by their path."""
         rows, _ = read_rows(self.file)
-        found: dict[tuple[str, str], Entry] = {}
+        entries: dict[tuple[str, str], Entry] = {}
         for row in rows:
             name = row["name"]
-            mine = [key for key in found if key[0] == name]
+            of_job = [key for key in entries if key[0] == name]
             if row["event"] == "submitting":
                 for index, path in enumerate(row["runs"]):
-                    found[name, path] = Entry(path, name, index, len(row["runs"]), row["unix"])
+                    entries[name, path] = Entry(path, name, index, len(row["runs"]), row["unix"])
             elif row["event"] == "submitted":
-                found |= {key: replace(found[key], job=row["job"]) for key in mine}
+                entries |= {key: replace(entries[key], job=row["job"]) for key in of_job}
             elif row["event"] == "withdrawn":
-                found = {key: entry for key, entry in found.items() if key[0] != name}
+                entries = {key: entry for key, entry in entries.items() if key not in of_job}
             else:
-                found.pop((name, row["path"]), None)
-        return {path: entry for (_, path), entry in found.items()}
+                entries.pop((name, row["path"]), None)
+        return {path: entry for (_, path), entry in entries.items()}
 
     def settled(self, entry: Entry) -> bool:
         """Whether another runner has settled it meanwhile."""
@@ -199,79 +215,58 @@ class Submitted:
         append_row(self.file, {"event": event, "name": name, **facts, "unix": time.time()})
 
 
-# ----
-# How a job of a cluster ended: by the word of the cluster, and by what its script has left.
-
-# States of a job that has ended, and what they say that the run itself could not.
-ENDED: dict[str, tuple[str, str] | None] = {
-    "COMPLETED": None,
-    "FAILED": None,
-    "TIMEOUT": ("timeout", "the job reached its time limit"),
-    "DEADLINE": ("timeout", "the job reached its deadline"),
-    "OUT_OF_MEMORY": ("oom", "the job took more memory than it was given"),
-    "CANCELLED": ("interrupted", "the job was cancelled"),
-    "PREEMPTED": ("interrupted", "the job had to make room for another (PREEMPTED)"),
-    "NODE_FAIL": ("interrupted", "a node of the job failed (NODE_FAIL)"),
-    "BOOT_FAIL": ("interrupted", "a node of the job did not start (BOOT_FAIL)"),
-}
-# How torchrun prints a rank that failed.
-FAILURE = re.compile(
-    r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
-)
-
-
-def code_of(word: str | None, note: Note | None) -> int:
-    """The exit code of a job that has ended; word: its state, None where it is forgotten."""
-    if word not in ("COMPLETED", None):
-        return (note.code if note is not None else None) or 1  # srun may say 0 of a lost node
+def code_of(job_state: str | None, note: Note | None) -> int:
+    """The exit code of a job that has ended; job_state: None where the cluster has forgotten it."""
+    if job_state not in ("COMPLETED", None):
+        return (note.code if note is not None else None) or 1  # srun may return 0 for a lost node
     if note is not None and note.code is not None:
         return note.code
-    return 0 if word == "COMPLETED" else 1
+    return 0 if job_state == "COMPLETED" else 1
 
 
-def exit_of(job: str, word: str | None, note: Note | None, log: Path, folder: Path) -> Exit:
-    """In the words of the other launchers; folder: of the run's record."""
-    code = code_of(word, note)
+def exit_of(job: str, job_state: str | None, note: Note | None, log: Path, folder: Path) -> Exit:
+    """As other launchers report it; folder: of the run's record."""
+    code = code_of(job_state, note)
     return Exit(
         code,
         failures=_failures(note, log),
         error=_error(job, note, code, folder),
-        verdict=_from_outside(job, word, note),
+        verdict=_from_outside(job, job_state, note),
         wall_s=_wall_s(note, log),
     )
 
 
-def _from_outside(job: str, word: str | None, note: Note | None) -> tuple[str, str] | None:
-    """(outcome, reason) of a job that was ended by the cluster or by a person; None of others."""
-    if word is not None and ENDED.get(word) is not None:
-        return ENDED[word]
+def _from_outside(job: str, job_state: str | None, note: Note | None) -> tuple[str, str] | None:
+    """(outcome, reason) of a job that the cluster or a person ended; None of others."""
+    if job_state is not None and ENDED.get(job_state) is not None:
+        return ENDED[job_state]
     if note is not None and note.ended is not None:
         signals = {"USR1": ENDED["TIMEOUT"], "TERM": ENDED["CANCELLED"]}
         return signals.get(note.signal) if note.code else None
-    if word is None:
-        return "interrupted", f"{job} ended without a word: cancelled, or lost with its node"
+    if job_state is None:
+        return "interrupted", f"{job} ended without a trace: cancelled, or lost with its node"
     return None
 
 
 def _failures(note: Note | None, log: Path) -> list[dict[str, Any]]:
-    """The ranks that failed since the job has begun: its log may tell of earlier starts."""
+    """The ranks that failed since the job began: its log may show earlier starts."""
     try:
         text = log.read_text("utf-8", errors="replace")
     except OSError:
         return []
-    found = []
+    failures = []
     for stamp, rank, code in FAILURE.findall(text):
         unix = time.mktime(time.strptime(stamp, "%Y-%m-%d_%H:%M:%S"))
         if note is not None and unix >= note.began:
-            found.append({"rank": int(rank), "exit_code": int(code), "unix": unix})
-    return found
+            failures.append({"rank": int(rank), "exit_code": int(code), "unix": unix})
+    return failures
 
 
 def _error(job: str, note: Note | None, code: int, folder: Path) -> str | None:
-    """What a run cannot say of itself."""
+    """What the run itself cannot report."""
     if code == 0:
         return (
-            f"{job} ended well, but its record is not in {folder}: put --output_dir on storage "
+            f"{job} succeeded, but its record is not in {folder}: put --output_dir on storage "
             "that all nodes share"
         )
     if note is None:
@@ -280,7 +275,7 @@ def _error(job: str, note: Note | None, code: int, folder: Path) -> str | None:
 
 
 def _wall_s(note: Note | None, log: Path) -> float:
-    """From begin to end as the job told; to its last output where it could not tell its end."""
+    """From begin to end by the job's note, or to its last output where the note has no end."""
     if note is None:
         return 0.0
     try:

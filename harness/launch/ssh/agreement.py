@@ -1,6 +1,6 @@
-"""What a host is asked over ssh, in its checkout: python -m harness.launch.ssh.agreement
+"""Whether hosts can measure one run together: what each has and runs, compared.
 
-What it has and runs, as a line of JSON; no torch is loaded for it.
+python -m harness.launch.ssh.agreement     on a host, in its checkout: its facts as JSON
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from typing import Any
 
 import psutil
 
-from harness.core.provenance import commit, source, versions
+from harness.core import provenance
 from harness.launch.machine import Machine, disturbance, others, this_machine
 from harness.launch.ssh.hosts import Remote
 
+CLOCKS_S = 2.0  # difference of two clocks that is worth a warning
+
 
 @dataclass(frozen=True)
-class Facts:
-    """Of one host."""
+class HostFacts:
+    """What a host reports about itself; torch is not loaded for it."""
 
     commit: str | None
     source: str
@@ -34,9 +36,9 @@ class Facts:
     cores: int
     gpus: tuple[str, ...]
     interfaces: dict[str, tuple[str, ...]]  # their addresses, by name
-    address: str | None  # at which ssh has reached it
+    address: str | None  # at which ssh reached it
     unix: float  # its clock
-    disturbed: str | None  # what others do there
+    disturbed: str | None  # by what other users do there
 
     @property
     def machine(self) -> Machine:
@@ -44,20 +46,20 @@ class Facts:
 
     @property
     def interface(self) -> str | None:
-        """That of the address."""
-        return next((n for n, found in self.interfaces.items() if self.address in found), None)
+        """The one that has the address."""
+        return next((n for n, known in self.interfaces.items() if self.address in known), None)
 
 
-def facts() -> Facts:
+def facts() -> HostFacts:
     machine = this_machine()
     families = (socket.AF_INET, socket.AF_INET6)
-    # client's address, its port, ours, our port
+    # address and port of the client, then ours
     connection = os.environ.get("SSH_CONNECTION", "").split()
-    return Facts(
-        commit=commit()["commit"],
-        source=source(),
+    return HostFacts(
+        commit=provenance.commit()["commit"],
+        source=provenance.source(),
         python=platform.python_version(),
-        versions=versions(),
+        versions=provenance.versions(),
         cores=len(machine.cores),
         gpus=machine.gpus,
         interfaces={
@@ -70,26 +72,15 @@ def facts() -> Facts:
     )
 
 
-def facts_of(line: dict[str, Any]) -> Facts:
-    interfaces = {name: tuple(found) for name, found in line["interfaces"].items()}
-    return Facts(**{**line, "gpus": tuple(line["gpus"]), "interfaces": interfaces})
+def facts_of(line: dict[str, Any]) -> HostFacts:
+    interfaces = {name: tuple(addresses) for name, addresses in line["interfaces"].items()}
+    return HostFacts(**{**line, "gpus": tuple(line["gpus"]), "interfaces": interfaces})
 
 
-if __name__ == "__main__":
-    json.dump(asdict(facts()), sys.stdout)
-    print()
-
-
-# ----
-# Whether hosts can measure one run together: what they say of themselves, compared.
-
-CLOCKS_S = 2.0  # apart, before it is worth a word
-
-
-def problems(found: Mapping[str, Facts], remote: Remote, here: Mapping[str, Any]) -> list[str]:
-    """Why they cannot, a line each; here: commit and source of this machine."""
+def problems(hosts: Mapping[str, HostFacts], remote: Remote, here: Mapping[str, Any]) -> list[str]:
+    """Why they cannot, one line each; here: commit and source of this machine."""
     lines = []
-    for name, facts in found.items():
+    for name, facts in hosts.items():
         theirs, ours = facts.commit, here["commit"]
         if theirs is not None and ours is not None and theirs != ours:
             lines.append(
@@ -98,8 +89,8 @@ def problems(found: Mapping[str, Facts], remote: Remote, here: Mapping[str, Any]
             )
         elif facts.source != here["source"] and None in (theirs, ours):
             lines.append(
-                f"{name}: the code in {remote.checkout} is not that of here, and without git "
-                "nobody can tell how it differs: copy it again"
+                f"{name}: the code in {remote.checkout} differs from that here, and without git "
+                "there is no way to compare them: copy it again"
             )
         if remote.interface is not None and not facts.interfaces.get(remote.interface):
             there = ", ".join(n for n, addresses in facts.interfaces.items() if addresses)
@@ -107,57 +98,62 @@ def problems(found: Mapping[str, Facts], remote: Remote, here: Mapping[str, Any]
                 f"{name}: --interface {remote.interface}: no such interface with an address, "
                 f"there are {there}"
             )
-    return lines + _unlike(found) + _unreachable(found, remote)
+    return lines + _different(hosts) + _unreachable(hosts, remote)
 
 
 def warnings(
-    found: Mapping[str, Facts], clocks: Mapping[str, float], here: Mapping[str, Any]
+    hosts: Mapping[str, HostFacts], clocks: Mapping[str, float], here: Mapping[str, Any]
 ) -> list[str]:
-    """What should be known of them all the same; clocks: how far ahead of that of here."""
+    """What the user should know of them; clocks: by how much theirs are ahead of ours."""
     lines = []
-    for name, facts in found.items():
+    for name, facts in hosts.items():
         if facts.commit == here["commit"] and facts.source != here["source"]:
-            lines.append(f"{name}: its files differ from those of here beyond the commit")
+            lines.append(f"{name}: its files differ from those here, at the same commit")
         apart_s = clocks[name]
         if abs(apart_s) > CLOCKS_S:
             lines.append(
                 f"{name}: its clock is {abs(apart_s):.0f} s {'ahead' if apart_s > 0 else 'behind'}"
-                ": which rank failed first may be told wrong"
+                ": the rank that is reported as the first to fail may be wrong"
             )
     return lines
 
 
-def address_of(facts: Facts, remote: Remote) -> str | None:
-    """At which others reach this host."""
+def address_of(facts: HostFacts, remote: Remote) -> str | None:
+    """At which other hosts reach this one."""
     if remote.interface is not None:
         return facts.interfaces[remote.interface][0]
     return facts.address
 
 
-def _unlike(found: Mapping[str, Facts]) -> list[str]:
+def _different(hosts: Mapping[str, HostFacts]) -> list[str]:
     """Versions that are not the same everywhere, and GPUs on some hosts only."""
-    kinds = {name: {"Python": facts.python, **facts.versions} for name, facts in found.items()}
+    versions = {name: {"Python": facts.python, **facts.versions} for name, facts in hosts.items()}
     lines = []
-    for what in next(iter(kinds.values()), {}):
-        by_value: dict[str, list[str]] = {}
-        for name, values in kinds.items():
-            by_value.setdefault(values.get(what) or "none", []).append(name)
-        if len(by_value) > 1:
-            told = [f"{value} on {' and '.join(names)}" for value, names in by_value.items()]
-            lines.append(f"{what} is {', '.join(told)}: install the same")
-    if len({bool(facts.gpus) for facts in found.values()}) > 1:
-        without = [name for name, facts in found.items() if not facts.gpus]
-        lines.append(f"{' and '.join(without)}: no GPU, where other hosts have some")
+    for package in next(iter(versions.values()), {}):
+        by_version: dict[str, list[str]] = {}
+        for name, installed in versions.items():
+            by_version.setdefault(installed.get(package) or "none", []).append(name)
+        if len(by_version) > 1:
+            where = [f"{value} on {' and '.join(names)}" for value, names in by_version.items()]
+            lines.append(f"{package} is {', '.join(where)}: install the same")
+    if len({bool(facts.gpus) for facts in hosts.values()}) > 1:
+        without = [name for name, facts in hosts.items() if not facts.gpus]
+        lines.append(f"{' and '.join(without)}: no GPU, while other hosts have GPUs")
     return lines
 
 
-def _unreachable(found: Mapping[str, Facts], remote: Remote) -> list[str]:
-    if len(found) < 2 or remote.master_addr is not None or remote.interface is not None:
+def _unreachable(hosts: Mapping[str, HostFacts], remote: Remote) -> list[str]:
+    if len(hosts) < 2 or remote.master_addr is not None or remote.interface is not None:
         return []
-    name, first = next(iter(found.items()))
+    name, first = next(iter(hosts.items()))
     if first.address is None or ip_address(first.address).is_loopback:
         return [
-            f"{name}: ssh reaches it at {first.address or 'an address that it does not tell'}, "
-            "where the other hosts do not: name one with --master_addr or --interface"
+            f"{name}: ssh reaches it at {first.address or 'an unknown address'}, which "
+            "other hosts do not reach: choose one with --master_addr or --interface"
         ]
     return []
+
+
+if __name__ == "__main__":
+    json.dump(asdict(facts()), sys.stdout)
+    print()

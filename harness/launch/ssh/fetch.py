@@ -1,8 +1,8 @@
-"""A run's record from the host that measured it: both ends of the pipe between.
+"""Fetches a run's record from the host that measured it: both ends of the pipe.
 
     python -m harness.launch.ssh.fetch FOLDER     writes its records to standard output, as tar
 
-Checkpoints stay where they are: they are large, and the run goes on there.
+Checkpoints stay where they are: they are large, and the run continues there.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ OF_RANK = re.compile(r"_(\d+)\.\w+$")
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A file as it came."""
+class Fetched:
+    """As it was on its host."""
 
     content: bytes
     unix: float  # when it was last written, by the clock of its host
 
 
 def send(folder: Path, to: IO[bytes]) -> None:
-    """Every record of a run; a folder that is not there is an empty tar."""
+    """Every record of a run; a missing folder is an empty tar."""
     with tarfile.open(fileobj=to, mode="w|") as tar:
         for file in _files(folder):
             try:
@@ -51,26 +51,26 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(path, name) for name in sorted(names) if not name.startswith("."))
 
 
-def received(tar: bytes) -> dict[str, Sent]:
-    """Files by their place in the run's folder; whatever would lie outside is left out."""
-    found: dict[str, Sent] = {}
+def received(tar: bytes) -> dict[str, Fetched]:
+    """Files by their path in the run's folder; paths that lead outside are ignored."""
+    files: dict[str, Fetched] = {}
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r|") as archive:
         for entry in archive:
-            place = PurePosixPath(entry.name)
-            if not entry.isfile() or place.is_absolute() or ".." in place.parts:
+            path = PurePosixPath(entry.name)
+            if not entry.isfile() or path.is_absolute() or ".." in path.parts:
                 continue
             file = archive.extractfile(entry)
             assert file is not None
-            found[str(place)] = Sent(file.read(), float(entry.mtime))
-    return found
+            files[str(path)] = Fetched(file.read(), float(entry.mtime))
+    return files
 
 
-def merged(by_node: Mapping[int, Mapping[str, Sent]], processes: int) -> dict[str, Sent]:
-    """One record of those of all nodes: rank 0's, and of each other node what its ranks wrote.
+def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict[str, Fetched]:
+    """One record from all nodes: rank 0's, and from each other node what its ranks wrote.
 
-    What lies there besides may be of an earlier run, in which the host was another node.
+    Other files there may be from an earlier run, in which the host was another node.
     """
-    whole: dict[str, Sent] = {}
+    whole: dict[str, Fetched] = {}
     for node, files in sorted(by_node.items()):
         for name, sent in files.items():
             inside = "/" in name
@@ -81,26 +81,26 @@ def merged(by_node: Mapping[int, Mapping[str, Sent]], processes: int) -> dict[st
     return whole
 
 
-def put(files: Mapping[str, Sent], folder: RunFolder, clock_s: float) -> None:
-    """Into the caller's folder, where what is there is not newer; another run's is set aside.
+def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None:
+    """Into the folder here, unless its content is newer; another run's record is set aside.
 
-    clock_s: how far the host's clock is ahead of ours. What is the same already stays as it is.
+    clock_s: by how much the host's clock is ahead of ours. Equal files are not written again.
     """
     here = _rows(folder.attempts.read_bytes() if folder.attempts.is_file() else b"")
     there = _rows(files["attempts.jsonl"].content if "attempts.jsonl" in files else b"")
     if _latest(here) > _latest(there):
-        # Why a rank failed is news all the same: rank 0 had no time to note anything.
+        # Failures of ranks are still news: rank 0 may have had no time to record them.
         files = {name: sent for name, sent in files.items() if name.startswith("ranks/failure_")}
     elif files and "summary.json" not in files:
-        folder.summary.unlink(missing_ok=True)  # of the attempt before: this one has none yet
+        folder.summary.unlink(missing_ok=True)  # of the previous attempt: this one has none yet
     if None not in (_began(here), _began(there)) and _began(here) != _began(there) and files:
         folder.set_aside()
-    # The summary last: whoever sees it may rely on the rest.
+    # The summary last: a reader who sees it may rely on the rest.
     for name in sorted(files, key=lambda name: (name == "summary.json", name)):
         _write(folder.path / name, files[name], clock_s)
 
 
-def _write(path: Path, sent: Sent, clock_s: float) -> None:
+def _write(path: Path, sent: Fetched, clock_s: float) -> None:
     if path.is_file() and path.read_bytes() == sent.content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,12 +112,12 @@ def _write(path: Path, sent: Sent, clock_s: float) -> None:
 
 
 def _rows(lines: bytes) -> list[dict[str, Any]]:
-    """Those that are whole: a killed process may have left half a line."""
-    found = []
+    """Complete ones: a killed process may have left half a line."""
+    rows = []
     for line in lines.splitlines():
         with suppress(ValueError):
-            found.append(json.loads(line))
-    return found
+            rows.append(json.loads(line))
+    return rows
 
 
 def _latest(rows: list[dict[str, Any]]) -> float:
@@ -126,7 +126,7 @@ def _latest(rows: list[dict[str, Any]]) -> float:
 
 
 def _began(rows: list[dict[str, Any]]) -> float | None:
-    """When the run was started first, by which it is known; None if it never was."""
+    """When the run was first started, which identifies it; None if it never was."""
     return next((row["unix"] for row in rows if row["event"] == "start"), None)
 
 

@@ -16,21 +16,21 @@ from harness.core.settings import UserError
 HOST = re.compile(
     r"^(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w.][\w.-]*|\[[0-9a-fA-F:.%\w]+\])(?::(?P<port>\d+))?$"
 )
-# Nobody is there to type a password, and a host that is gone must be noticed. What the person
-# says in --ssh comes before it and counts; what stands in ~/.ssh/config, after.
+# Nobody is there to type a password, and a lost host must be noticed. Options in --ssh come before
+# these and win; those in ~/.ssh/config come after.
 OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
     "ServerAliveInterval": "5",
     "ServerAliveCountMax": "4",
 }
-NO_CHECKOUT = 91  # exit code of a command line whose folder is not there
-SSH_FAILED = 255  # of ssh itself: nobody there, not let in, connection lost
+NO_CHECKOUT = 91  # exit code of a command whose folder does not exist
+SSH_FAILED = 255  # of ssh itself: no host, no access, connection lost
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine as ssh is told of it."""
+    """A machine, as ssh addresses it."""
 
     name: str
     user: str | None = None
@@ -47,7 +47,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Remote:
-    """What --launcher ssh is told; empty for every other."""
+    """The choices for --launcher ssh; empty for every other launcher."""
 
     hosts: tuple[Host, ...] = ()
     checkout: str = ""
@@ -58,14 +58,14 @@ class Remote:
 
     @property
     def folder(self) -> str:
-        """Quoted for a shell, but for a home folder in front: that is the shell's to know."""
+        """The checkout, quoted for a shell except for a leading ~, which the shell expands."""
         home, slash, rest = self.checkout.partition("/")
         if not re.fullmatch(r"~[\w.-]*", home):
             return shlex.quote(self.checkout)
         return home + slash + (shlex.quote(rest) if rest else "")
 
     def command(self, words: Sequence[str], environment: Mapping[str, str]) -> str:
-        """For the shell there: these words in the checkout, by its Python."""
+        """For the shell there: these words, run in the checkout."""
         return f"cd {self.folder} || exit {NO_CHECKOUT}; exec " + shlex.join(
             ["env", *(f"{k}={v}" for k, v in environment.items()), *words]
         )
@@ -100,7 +100,7 @@ FLAGS = ("hosts", "hosts_file", "checkout", "remote_python", "master_addr", "int
 
 
 def remote_of(given: Mapping[str, Any]) -> Remote:
-    """From the flags; UserError if they do not fit together."""
+    """From the flags; UserError if they do not go together."""
     if given["launcher"] != "ssh":
         if unused := [name for name in FLAGS if given[name] is not None]:
             raise UserError(f"--{unused[0]} needs --launcher ssh")
@@ -115,10 +115,10 @@ def remote_of(given: Mapping[str, Any]) -> Remote:
         hosts = _in_file(Path(given["hosts_file"]))
     for host in hosts:
         if hosts.count(host) > 1:
-            raise UserError(f"host {host} is named twice: a node is a host of its own")
+            raise UserError(f"host {host} is named twice: every node needs its own host")
     return Remote(
         tuple(hosts),
-        # A shell here has made this home folder of a ~ already; theirs may be another.
+        # The local shell has already expanded a ~; the home folder there may be another.
         checkout=without_home(given["checkout"] or str(ROOT)),
         python=given["remote_python"] or ".venv/bin/python",
         master_addr=given["master_addr"],

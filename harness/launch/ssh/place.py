@@ -1,4 +1,4 @@
-"""Runs on other machines, with nothing but ssh and a checkout of this project there."""
+"""Runs on other machines, which need no more than sshd and a checkout of this project."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from harness.core.strategies import why_a_gpu
 from harness.launch.agents import Node
 from harness.launch.places import Devices, Machines, Options
 from harness.launch.plan import PORT, Job, script_of, torchrun
-from harness.launch.ssh.agreement import Facts, address_of, facts_of, problems, warnings
-from harness.launch.ssh.fetch import Sent, merged, put, received
+from harness.launch.ssh.agreement import HostFacts, address_of, facts_of, problems, warnings
+from harness.launch.ssh.fetch import Fetched, merged, put, received
 from harness.launch.ssh.hosts import NO_CHECKOUT, SSH_FAILED, Host, Remote
 
-ANSWER_S = 60.0  # for a host to say what it has, from a slow disk as well
-FETCH_S = 300.0  # for a record to come
+ANSWER_S = 60.0  # for a host to report its facts, from a slow disk as well
+FETCH_S = 300.0  # for a record to be transferred
 NO_PROGRAM = 127  # exit code of env
-# What to do about what ssh says.
+# What to do about a message of ssh.
 HINTS = {
     "Permission denied": "it must let you in without a password (ssh-copy-id)",
     "Host key verification failed": "connect once by hand to see its key",
@@ -39,7 +39,7 @@ HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SshNode(Node):
-    """A host; its processes end with the connection that started them."""
+    """A host. Its processes end with the connection that started them."""
 
     host: Host
     there: Remote
@@ -64,24 +64,22 @@ class Ssh(Machines):
     name = "ssh"
     here = False
 
-    def __init__(self, options: Options, found: Mapping[Host, Facts] | None = None) -> None:
+    def __init__(self, options: Options, facts: Mapping[Host, HostFacts] | None = None) -> None:
         super().__init__(options)
         self.remote = options.remote
-        self.found = dict(found or {})  # what the hosts have said of themselves
-        self.clocks: dict[Host, float] = {}  # how far theirs is ahead of ours
-
-    # ---- what it can host, and how ----
+        self.host_facts = dict(facts or {})  # of those that have answered
+        self.clocks: dict[Host, float] = {}  # by how much theirs are ahead of ours
 
     def why_not(self, job: Job) -> str | None:
         hosts = self.remote.hosts
         if job.nodes > len(hosts):
-            return f"needs {job.nodes} nodes: {len(hosts)} host(s) are named"
+            return f"needs {job.nodes} nodes: --hosts names {len(hosts)}"
         if job.link != Link():
-            return f"link {job.link}: real hosts have the link that they have (see --launcher)"
-        for host in [host for host in hosts[: job.nodes] if host in self.found]:
-            machine = self.found[host].machine
+            return f"link {job.link}: the links of real hosts cannot be changed (see --launcher)"
+        for host in [host for host in hosts[: job.nodes] if host in self.host_facts]:
+            machine = self.host_facts[host].machine
             if not machine.gpus and (reason := why_a_gpu(job.settings)):
-                return f"{host} cannot do it: {reason.removeprefix('--')}"
+                return f"{host}: {reason.removeprefix('--')}"
             shared = self.options.oversubscribe and not machine.gpus
             if job.devices > machine.devices and not shared:
                 what = f"{len(machine.gpus)} GPU(s)" if machine.gpus else f"{machine.devices} cores"
@@ -89,13 +87,14 @@ class Ssh(Machines):
         return None
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
-        """No host is asked: the first is met under its name, and a process has one thread."""
+        """No host is asked: the first is addressed by name, and processes have one thread."""
         master = self.remote.master_addr or self.remote.hosts[0].name
         lines = []
         for node, host in enumerate(self.remote.hosts[: job.nodes]):
             words = [f"{self.remote.python} -m torch.distributed.run"]
             words += [*torchrun(job, node, master, PORT, self.options.elastic), script_of(job)]
-            variables = shlex.join(f"{k}={v}" for k, v in self._variables(host).items())
+            environment = {**self.environment, **self._interfaces(host)}
+            variables = shlex.join(f"{k}={v}" for k, v in environment.items())
             command = f"cd {self.remote.folder} && {variables} {' '.join(words)}"
             # All but the last in the background: they wait for one another.
             lines.append(
@@ -104,54 +103,49 @@ class Ssh(Machines):
             )
         return lines
 
-    def _variables(self, host: Host) -> dict[str, str]:
-        return {**self.environment, **self._interfaces(host)}
-
     @property
     def environment(self) -> dict[str, str]:
         """The same number of threads on every host, for every run."""
-        fewest = min((facts.machine.threads for facts in self.found.values()), default=1)
+        fewest = min((facts.machine.threads for facts in self.host_facts.values()), default=1)
         threads = os.environ.get("OMP_NUM_THREADS", str(fewest))
         return {"OMP_NUM_THREADS": threads, **super().environment}
 
     def _interfaces(self, host: Host) -> dict[str, str]:
-        """gloo would take the address of the host's own name, which often is 127.0.1.1."""
-        if named := self.remote.interface:
-            return {"GLOO_SOCKET_IFNAME": named, "NCCL_SOCKET_IFNAME": named}
-        interface = self.found[host].interface if host in self.found else None
+        """gloo would use the address of the host's own name, which often is 127.0.1.1."""
+        if chosen := self.remote.interface:
+            return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen}
+        interface = self.host_facts[host].interface if host in self.host_facts else None
         return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
         hosts = self.remote.hosts[: job.nodes]
-        return tuple(self.found[host].gpus[: job.devices] for host in hosts)
+        return tuple(self.host_facts[host].gpus[: job.devices] for host in hosts)
 
     def visible(self, devices: Devices) -> Devices:
         return devices if any(devices) else ()
 
-    # ---- the hosts ----
-
     def open(self, jobs: Sequence[Job]) -> None:
-        """Ask all of them at once; every host's problem is told."""
+        """Ask all hosts at once, and report the problems of every one."""
         answers = self._at_all(self.remote.hosts, self._ask)
-        if wrong := [text for text in answers.values() if isinstance(text, str)]:
-            raise UserError("\n  ".join(wrong))
-        self.found = {host: f for host, f in answers.items() if isinstance(f, Facts)}
-        named = {str(host): facts for host, facts in self.found.items()}
+        if errors := [text for text in answers.values() if isinstance(text, str)]:
+            raise UserError("\n  ".join(errors))
+        self.host_facts = {host: f for host, f in answers.items() if isinstance(f, HostFacts)}
+        by_name = {str(host): facts for host, facts in self.host_facts.items()}
         here = {"commit": commit()["commit"], "source": source()}
-        if wrong := problems(named, self.remote, here):
-            raise UserError("\n  ".join(wrong))
-        busy = [f"{name}: {f.disturbed}" for name, f in named.items() if f.disturbed]
+        if errors := problems(by_name, self.remote, here):
+            raise UserError("\n  ".join(errors))
+        busy = [f"{name}: {f.disturbed}" for name, f in by_name.items() if f.disturbed]
         if busy and self.options.isolation == "error":
             raise UserError(f"{busy[0]}: wait, or measure anyway with --isolation warn")
-        told = warnings(named, {str(h): s for h, s in self.clocks.items()}, here)
+        lines = warnings(by_name, {str(h): s for h, s in self.clocks.items()}, here)
         if self.options.isolation != "off":
-            told += [f"{line}: what is measured now is disturbed" for line in busy]
-        for line in told:
+            lines += [f"{line}: this disturbs what is measured now" for line in busy]
+        for line in lines:
             print(f"harness sweep: warning: {line}", file=sys.stderr)
 
     def nodes(self) -> list[Node]:
         first = self.remote.hosts[0]
-        addresses = {h: address_of(f, self.remote) or h.name for h, f in self.found.items()}
+        addresses = {h: address_of(f, self.remote) or h.name for h, f in self.host_facts.items()}
         if self.remote.master_addr:
             addresses[first] = self.remote.master_addr
         return [
@@ -167,23 +161,21 @@ class Ssh(Machines):
         ]
 
     def collect(self, job: Job) -> str | None:
-        """What each node has written of it comes here; rank 0's host has the record."""
+        """Fetch what each node has written; rank 0's host has the record."""
         hosts = self.remote.hosts[: job.nodes]
         answers = self._at_all(hosts, lambda host: self._fetch(host, job))
-        wrong = {host: text for host, text in answers.items() if isinstance(text, str)}
-        for line in (text for host, text in wrong.items() if host != hosts[0]):
-            print(f"harness sweep: warning: what it wrote is not here: {line}", file=sys.stderr)
+        errors = {host: text for host, text in answers.items() if isinstance(text, str)}
+        for line in (text for host, text in errors.items() if host != hosts[0]):
+            print(f"harness sweep: warning: files were not fetched: {line}", file=sys.stderr)
         by_node = {n: a for n, h in enumerate(hosts) if not isinstance(a := answers[h], str)}
         put(merged(by_node, job.processes), job.folder, self.clocks[hosts[0]])
-        return wrong.get(hosts[0])
-
-    # ---- one host ----
+        return errors.get(hosts[0])
 
     def _at_all(self, hosts: Sequence[Host], ask: Callable[[Host], Any]) -> dict[Host, Any]:
         with ThreadPoolExecutor(len(hosts)) as pool:
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
 
-    def _ask(self, host: Host) -> Facts | str:
+    def _ask(self, host: Host) -> HostFacts | str:
         answer = self._run(host, ["-m", "harness.launch.ssh.agreement"], ANSWER_S)
         if isinstance(answer, str):
             return answer
@@ -191,13 +183,13 @@ class Ssh(Machines):
         self.clocks[host] = facts.unix - time.time()
         return facts
 
-    def _fetch(self, host: Host, job: Job) -> dict[str, Sent] | str:
+    def _fetch(self, host: Host, job: Job) -> dict[str, Fetched] | str:
         words = ["-m", "harness.launch.ssh.fetch", str(job.folder.path)]
         answer = self._run(host, words, FETCH_S)
         return answer if isinstance(answer, str) else received(answer)
 
     def _run(self, host: Host, words: Sequence[str], within_s: float) -> bytes | str:
-        """What our Python there writes; or why not, in a line that begins with the host."""
+        """The output of our Python there; or why there is none, in a line that names the host."""
         command = self.remote.command([self.remote.python, *words], {})
         try:
             done = subprocess.run(
@@ -216,16 +208,16 @@ class Ssh(Machines):
 
     def _why(self, host: Host, done: subprocess.CompletedProcess[bytes]) -> str:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        said = " ".join(lines[-1].split())[:300] if lines else f"exit code {done.returncode}"
+        reason = " ".join(lines[-1].split())[:300] if lines else f"exit code {done.returncode}"
         where = self.remote.checkout
         if done.returncode == SSH_FAILED:
-            hint = next((hint for text, hint in HINTS.items() if text in said), None)
-            return f"{host}: {said.rstrip('.')}" + (f": {hint}" if hint else "")
+            hint = next((hint for text, hint in HINTS.items() if text in reason), None)
+            return f"{host}: {reason.rstrip('.')}" + (f": {hint}" if hint else "")
         if done.returncode == NO_CHECKOUT:
-            return f"{host}: no folder {where}: clone this project there, or name --checkout"
+            return f"{host}: no folder {where}: clone this project there, or set --checkout"
         if done.returncode == NO_PROGRAM:
             return (
-                f"{host}: no {self.remote.python} in {where}: run make there, or name "
+                f"{host}: no {self.remote.python} in {where}: run make there, or set "
                 "--remote_python"
             )
-        return f"{host}: {where} does not run there: {said}: check out the commit of here"
+        return f"{host}: {where} does not run there: {reason}: check out the same commit as here"

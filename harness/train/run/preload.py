@@ -7,33 +7,25 @@ import traceback
 
 from harness.core.process import PARENT, end_with_parent
 
-# Loaded by the first run otherwise, that is by every run.
+# Otherwise each run would load these anew.
 ALSO = (
     "torch.profiler", "transformers.masking_utils", "transformers.models.bert.modeling_bert",
     "transformers.models.vit.modeling_vit", "rich._emoji_codes",
 )  # fmt: skip
 
-
-# With its launcher, and the ranks with it. First of all: what is loaded below takes seconds.
+# The server ends with its launcher, and the ranks end with the server. Before anything else,
+# because loading takes seconds.
 end_with_parent(int(os.environ[PARENT]))
 
-
 warm = importlib.import_module("harness.train.run.warm")
-
-
 for script in os.environ.get(warm.SCRIPTS, "").split():
     try:
         importlib.import_module(script)
     except Exception:
         traceback.print_exc()  # a process that needs it fails with the same
-
-
 for module in ALSO:
     importlib.import_module(module)
 
-
-# What is loaded stays: no collection of a run looks through it, and its pages stay shared.
+# Garbage collection in the ranks then skips what is loaded here, and its pages stay shared.
 gc.collect()
-
-
 gc.freeze()

@@ -1,8 +1,8 @@
-"""A launcher that stays: runs start in fresh processes that have loaded everything already.
+"""A launcher that stays: it starts runs in new processes that have everything loaded already.
 
-torch elastic starts the ranks of one run after the other; they are forked from a server that has
-imported the scripts and has made no thread, no process group and no CUDA context. Requests come
-as lines of JSON on standard input, answers go out as lines of JSON on standard output.
+torch elastic starts the ranks of one run after another. They are forked from a server that has
+imported the scripts and has no thread, no process group and no CUDA context. Requests are lines of
+JSON on standard input, events are lines of JSON on standard output (launch/agents.py).
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no
 TRIES = 5  # to start the fork server
 REACH_S = 60.0  # for the first node to listen
 PEERS_END_S = 3.0  # for peers to end together
-running = threading.Event()  # a run goes on
+running = threading.Event()  # set while a run is in progress
 
 
-def serve(scripts: list[str], answers: Any) -> None:
-    """Answer requests until there are no more."""
-    found = _in_fresh_process(look, scripts)
+def serve(scripts: list[str], events: Any) -> None:
+    """Handle requests until there are no more."""
+    facts = _in_fresh_process(inspect, scripts)
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=listen, args=(requests,), daemon=True).start()
-    _say(answers, {"event": "ready", **found})
+    threading.Thread(target=receive, args=(requests,), daemon=True).start()
+    _send(events, {"event": "ready", **facts})
     while True:
         request = requests.get()
         if request["do"] == "port":
-            _say(answers, {"event": "port", "port": free_port()})
+            _send(events, {"event": "port", "port": free_port()})
         else:
-            _say(answers, {"event": "ended", "id": request["id"], **run(request)})
+            _send(events, {"event": "ended", "id": request["id"], **run(request)})
 
 
-def listen(requests: queue.Queue[dict[str, Any]]) -> None:
-    """Signals reach a process on this machine alone; what is read here comes from anywhere."""
+def receive(requests: queue.Queue[dict[str, Any]]) -> None:
+    """A stop comes as a message, because signals do not reach other machines."""
     for line in sys.stdin:
         message = json.loads(line)
         if message["do"] == "stop":
@@ -57,46 +57,31 @@ def listen(requests: queue.Queue[dict[str, Any]]) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
         else:
             requests.put(message)
-    os._exit(0)  # whoever asked is gone; the ranks end with this process
+    os._exit(0)  # the sender is gone; the ranks end with this process
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """One run, as far as it is on this node: exit code, and the ranks that failed."""
+    """This node's part of a run: exit code, and the ranks that failed."""
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import api
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     def stop(signum: int, frame: Any) -> NoReturn:
         raise SignalException("asked to stop", signal.Signals(signum))
 
-    elastic = request["max_restarts"] > 0
-    config = LaunchConfig(
-        min_nodes=request["min_nodes"],
-        max_nodes=request["nodes"],
-        nproc_per_node=request["processes"],
-        # What torchrun takes where every node has its number; c10d would negotiate for seconds.
-        rdzv_backend="c10d" if elastic else "static",
-        rdzv_endpoint=request["rendezvous"],
-        rdzv_configs=request["rendezvous_config"],
-        local_addr=request["address"],
-        run_id=request["id"],
-        max_restarts=request["max_restarts"],
-        monitor_interval=0.03,
-        start_method="forkserver",
-    )
-    # Until elastic sets its own, and once it has.
+    # Elastic sets its own handlers later; these hold before and after.
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     running.set()
     agent = api.LocalElasticAgent
     if request["peers"]:
-        # Who has lost a peer is not to wait for it when the run is over.
+        # At the end of a run, a peer must not wait for those that were lost.
         api.LocalElasticAgent = functools.partial(agent, exit_barrier_timeout=PEERS_END_S)
     try:
-        if request["node"] and (reason := out_of_reach(request["rendezvous"])):
+        if request["node"] and (reason := unreachable(request["rendezvous"])):
             return {"code": 1, "failures": [], "error": reason}
-        elastic_launch(config, rank_main)(request)
+        elastic_launch(_launch_config(request), rank_main)(request)
     except ChildFailedError as error:
         failures = [
             {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
@@ -108,12 +93,10 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     except DistNetworkError as error:
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     except (EOFError, ConnectionError):
-        # The fork server was killed while it was starting them; the next run starts another.
-        return {
-            "code": 1,
-            "failures": [{"rank": 0, "exit_code": SERVER_KILLED, "unix": time.time()}],
-        }
-    except Exception as error:  # whatever it is, the next run is to be started all the same
+        # The fork server was killed while it started the ranks; the next run starts another.
+        failures = [{"rank": 0, "exit_code": SERVER_KILLED, "unix": time.time()}]
+        return {"code": 1, "failures": failures}
+    except Exception as error:  # whatever it is, the next run must still be possible
         traceback.print_exc()
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     finally:
@@ -124,8 +107,27 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     return {"code": 0, "failures": []}
 
 
-def out_of_reach(address: str, within_s: float = REACH_S) -> str | None:
-    """Why the first node cannot be reached from here; torch would wait for 15 minutes."""
+def _launch_config(request: dict[str, Any]) -> Any:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    return LaunchConfig(
+        min_nodes=request["min_nodes"],
+        max_nodes=request["nodes"],
+        nproc_per_node=request["processes"],
+        # As torchrun does where every node has its number; c10d would negotiate for seconds.
+        rdzv_backend="c10d" if request["max_restarts"] > 0 else "static",
+        rdzv_endpoint=request["rendezvous"],
+        rdzv_configs=request["rendezvous_config"],
+        local_addr=request["address"],
+        run_id=request["id"],
+        max_restarts=request["max_restarts"],
+        monitor_interval=0.03,
+        start_method="forkserver",
+    )
+
+
+def unreachable(address: str, within_s: float = REACH_S) -> str | None:
+    """Why this node cannot reach the first one; torch would wait for 15 minutes."""
     host, _, port = address.rpartition(":")
     until = time.monotonic() + within_s
     while True:
@@ -136,7 +138,7 @@ def out_of_reach(address: str, within_s: float = REACH_S) -> str | None:
             if time.monotonic() > until:
                 return (
                     f"the first node cannot be reached from here ({error.strerror or error}): "
-                    "see firewalls between the nodes, and --master_addr"
+                    "check firewalls between the nodes, and --master_addr"
                 )
         time.sleep(0.1)
 
@@ -149,7 +151,7 @@ def free_port() -> int:
 
 
 def rank_main(request: dict[str, Any]) -> None:
-    """A rank: what torchrun would start as a new Python, but loaded already."""
+    """A rank: what torchrun would start as a new Python process, but with everything loaded."""
     end_with_parent()
     if request["log"] is not None:
         _print_to(log_of(Path(request["log"]), int(os.environ["RANK"])))
@@ -168,39 +170,39 @@ def rank_main(request: dict[str, Any]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if code:
-        os._exit(code)  # as it is: elastic would make every failure a 1
+        os._exit(code)  # elastic would make every failure a 1
 
 
-def look(scripts: list[str]) -> dict[str, Any]:
-    """What a forked process finds: a CUDA context in the server would break the first rank."""
+def inspect(scripts: list[str]) -> dict[str, Any]:
+    """In a forked process: a CUDA context in the server would break the first rank."""
     import torch
 
     for script in scripts:
-        importlib.import_module(script)  # at once, unless the server could not
+        importlib.import_module(script)  # immediate, unless the server failed to import it
     return {"cuda_in_server": torch.cuda.is_initialized()}
 
 
 def _in_fresh_process(function: Any, *args: Any) -> dict[str, Any]:
-    """A function's result in a process forked from the server, which is started if need be."""
+    """A function's result in a process forked from the server, which starts if necessary."""
     context = multiprocessing.get_context("forkserver")
     for _ in range(TRIES):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_send, args=(sender, function, args))
+        process = context.Process(target=_call, args=(sender, function, args))
         try:
             process.start()
             sender.close()
-            failed, found = receiver.recv()
+            error, result = receiver.recv()
         except (EOFError, ConnectionError):
             time.sleep(0.3)  # the server was killed while it was loading: until it is gone
             continue
         process.join()
-        if failed:
-            raise RuntimeError(failed)
-        return dict(found)
+        if error:
+            raise RuntimeError(error)
+        return dict(result)
     raise RuntimeError(f"the fork server ended {TRIES} times while it was loading")
 
 
-def _send(sender: Any, function: Any, args: tuple[Any, ...]) -> None:
+def _call(sender: Any, function: Any, args: tuple[Any, ...]) -> None:
     try:
         sender.send((None, function(*args)))
     except BaseException:
@@ -208,7 +210,7 @@ def _send(sender: Any, function: Any, args: tuple[Any, ...]) -> None:
 
 
 def _print_to(log: Path) -> None:
-    """A file rather than a pipe: what was printed stays when the process is killed."""
+    """Into a file rather than a pipe, so that the output survives a killed process."""
     log.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
@@ -216,16 +218,16 @@ def _print_to(log: Path) -> None:
     os.close(file)
 
 
-def _say(answers: Any, message: dict[str, Any]) -> None:
-    print(json.dumps(message), file=answers, flush=True)
+def _send(events: Any, message: dict[str, Any]) -> None:
+    print(json.dumps(message), file=events, flush=True)
 
 
 def main(scripts: list[str]) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the libraries print is no answer
+    events = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # keep what libraries print apart from the events
     os.environ |= {SCRIPTS: " ".join(scripts), PARENT: str(os.getpid())}
     multiprocessing.set_forkserver_preload(["harness.train.run.preload", "harness.train.run.warm"])
-    # It loads what the ranks need while this process loads what starts them.
+    # It loads what the ranks need, while this process loads what starts them.
     multiprocessing.forkserver.ensure_running()
     importlib.import_module("torch.distributed.launcher.api")
-    serve(scripts, answers)
+    serve(scripts, events)
