@@ -146,9 +146,9 @@ class Local(Machines):
 
     name = "local"
 
-    def __init__(self, options: Options, found: Machine | None = None) -> None:
+    def __init__(self, options: Options, here: Machine | None = None) -> None:
         super().__init__(options)
-        self.machine = found or this_machine()
+        self.machine = here or this_machine()
         self.node_count = 1
 
     def why_not(self, job: Job) -> str | None:

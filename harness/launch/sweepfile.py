@@ -57,7 +57,7 @@ Where = tuple[Any, ...]  # keys and indices that lead to a part of the file
 
 
 @dataclass(frozen=True)
-class Source:
+class YamlSource:
     """A file's content as texts, and the line on which each part stands."""
 
     path: Path
@@ -72,7 +72,7 @@ class Source:
         return UserError(f"{self.path}{line}: {message}")
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> YamlSource:
     """The texts of a YAML file: YAML itself would read the set-up 1_1 as the number 11."""
     try:
         text = path.read_text("utf-8")
@@ -85,7 +85,7 @@ def read(path: Path) -> Source:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}: not readable as YAML") from None
-    source = Source(path, {}, {})
+    source = YamlSource(path, {}, {})
     content = _plain(root, (), source) if root is not None else None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected keys such as script and grid, found none")
@@ -109,7 +109,7 @@ def header_of(path: Path) -> dict[str, str]:
     return header
 
 
-def _plain(node: Any, path: Where, source: Source) -> Any:
+def _plain(node: Any, path: Where, source: YamlSource) -> Any:
     """Dicts, lists and texts of a YAML node; their lines go into the source."""
     source.lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
@@ -186,7 +186,7 @@ def _installed(package: str) -> bool:
 class _Reader:
     """Checks one key after the other; `at` is where in the file each is."""
 
-    source: Source
+    source: YamlSource
     content: dict[str, Any]
     at: dict[str, Where]
     tiny: bool

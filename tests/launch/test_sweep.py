@@ -130,7 +130,7 @@ def test_failures_are_results_and_the_sweep_goes_on(
 ) -> None:
     (tmp_path / "vit.py").write_text(PLANTED)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "GRACE_S", 4.0)
+    monkeypatch.setattr(runner, "GRACE_S", 1.0)
     file, out = sweep_file(tmp_path, FAILING), tmp_path / "out"
     argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "off", "--timeout", "6"]
     assert main(argv) == 1
@@ -164,16 +164,7 @@ def test_failures_are_results_and_the_sweep_goes_on(
     # The next call goes on with what was interrupted, and with what failed if it is asked to.
     (tmp_path / "vit.py").write_text(PLANTED.replace("if seed", "if run.settings.lr > 9 and seed"))
     capsys.readouterr()
-    chosen = [
-        "--select",
-        "seed=1",
-        "--select",
-        "seed=2",
-        "--select",
-        "seed=7",
-        "--select",
-        "seed=8",
-    ]
+    chosen = [f"--select=seed={seed}" for seed in (1, 2, 7, 8)]
     assert main([*argv, "--rerun", "failed", *chosen]) == 0
     printed = capsys.readouterr().out
     assert "[4/4] seed=8: finished" in printed and printed.count("started") == 3

@@ -31,8 +31,8 @@ GRACE_S = 20.0  # for the other nodes to end when one has failed
 class Netns(Local):
     name = "netns"
 
-    def __init__(self, options: Options, found: Machine | None = None) -> None:
-        super().__init__(options, found)
+    def __init__(self, options: Options, here: Machine | None = None) -> None:
+        super().__init__(options, here)
         if options.pack:
             raise UserError("--pack: runs side by side would share the links; leave it out")
         self.emulated: EmulatedNodes | None = None
@@ -149,9 +149,9 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
     """Until all have ended; the exit code of the one that failed first."""
     code, until = 0, float("inf")
     while None in (codes := [process.poll() for process in processes]):
-        failed = [found for found in codes if found]
+        failed = next((c for c in codes if c), 0)
         if failed and not code:
-            code, until = failed[0], time.monotonic() + GRACE_S
+            code, until = failed, time.monotonic() + GRACE_S
             for process in processes:
                 process.terminate()
         if time.monotonic() > until:

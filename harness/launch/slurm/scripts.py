@@ -20,25 +20,25 @@ from harness.launch.places import Options, launched, place_facts
 from harness.launch.plan import Job
 from harness.launch.slurm.flags import Slurm
 
-# Before the time limit: for ranks that record, and for the job that goes back into the queue.
+# Before the time limit: for ranks to record, and for a job to be requeued.
 LEAD_S = 60
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a script lies and runs."""
+    """Where a script is and runs."""
 
-    name: str  # of the job, unlike any other
+    name: str  # of the job, unique
     folder: str  # of the sweep
     cwd: str
-    scripts: str  # what stands before the name of a script
+    scripts: str  # prefix of the name of a training script
     root: str  # of the project
     python: str
     environment: Mapping[str, str]
 
 
 def why_not(job: Job, slurm: Slurm) -> str | None:
-    """Why a cluster cannot host a run; None if it can, as far as can be told from here."""
+    """Why a cluster cannot host a run; None if it can, as far as is known here."""
     if job.link != Link():
         return f"link {job.link}: the links of a cluster cannot be slowed down"
     if slurm.gres == "none" and (reason := why_a_gpu(job.settings)):
@@ -47,7 +47,7 @@ def why_not(job: Job, slurm: Slurm) -> str | None:
 
 
 def alike(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Runs that want the same of the cluster make one array."""
+    """Runs that request the same resources make one array."""
     groups: dict[tuple[int, int, int], list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.nodes, job.devices, job.processes), []).append(job)
@@ -57,7 +57,7 @@ def alike(jobs: Sequence[Job]) -> list[list[Job]]:
 def script(
     jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | None, rerun: bool
 ) -> str:
-    """What sbatch is given: one run, or an array of runs that want the same."""
+    """The script for sbatch: one run, or an array of runs with the same resources."""
     options = [f"#SBATCH {option}" for option in _options(jobs, slurm, site, timeout_s)]
     parts = [
         "\n".join(["#!/bin/bash", *options]),
@@ -78,7 +78,7 @@ def _options(jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | N
     number = "%a" if len(jobs) > 1 else "0"
     log = f"{site.folder}/logs/{site.name}_".replace("%", "%%") + f"{number}.txt"
     minutes = math.ceil(timeout_s / 60) if timeout_s is not None else None
-    found = {
+    values = {
         "job-name": site.name,
         "chdir": site.cwd,
         "output": log,
@@ -93,7 +93,7 @@ def _options(jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | N
         "time": minutes,
         "signal": f"B:USR1@{_lead_s(timeout_s)}",
     }
-    named = [f"--{k}={shlex.quote(str(v))}" for k, v in found.items() if v is not None]
+    named = [f"--{k}={shlex.quote(str(v))}" for k, v in values.items() if v is not None]
     return [*named, "--requeue" if slurm.requeue else "--no-requeue", *slurm.sbatch]
 
 
@@ -102,7 +102,7 @@ def _lead_s(timeout_s: float | None) -> int:
     return LEAD_S if timeout_s is None else min(LEAD_S, math.ceil(timeout_s / 60) * 60 // 4)
 
 
-# What the script leaves in a file is there also where the cluster keeps no accounts.
+# The note that the script writes is also there where the cluster has no accounting.
 NOTE = """note={note}_${{SLURM_ARRAY_TASK_ID:-0}}.json
 began=$(date +%s)
 signal=
@@ -132,7 +132,7 @@ def _surroundings(slurm: Slurm, site: Site) -> str:
 
 
 def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
-    """The script of a run and its arguments become those of the shell."""
+    """Make the training script and its arguments those of the shell."""
     lines = []
     for job in jobs:
         words = [f"{site.scripts}{job.settings.script}.py", *job.argv]
@@ -141,7 +141,7 @@ def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
         cases = [f"{number}) {line} ;;" for number, line in enumerate(lines)]
         lines = ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
     if rerun:
-        # A job that comes back from the queue goes on with what it has begun.
+        # A requeued job continues what it has begun.
         lines.append('[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || set -- "$@" --rerun')
     return lines
 
@@ -169,7 +169,7 @@ def _step(job: Job, slurm: Slurm, site: Site) -> str:
     return f"{where}{started}\nstep=$!"
 
 
-# A signal ends wait, not what is waited for.
+# A signal ends wait, not the step.
 END = """while :; do
     wait "$step"
     code=$?
@@ -189,15 +189,15 @@ def job_name(sweep: str, unlike: str) -> str:
 
 
 def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> str:
-    """The script of these runs, which want the same of the cluster."""
-    at_hand = all(Path(f"{job.settings.script}.py").is_file() for job in jobs)
+    """The script of these runs, which request the same resources."""
+    in_folder = all(Path(f"{job.settings.script}.py").is_file() for job in jobs)
     cores = str(options.slurm.cores)
     launch = launched(folder.name, options, {}, place_facts("slurm")) | {"start": "slurm"}
     site = Site(
         name=name,
         folder=str(folder.absolute()),
         cwd=os.getcwd(),
-        scripts="" if at_hand else f"{ROOT}/",
+        scripts="" if in_folder else f"{ROOT}/",
         root=str(ROOT),
         python="python" if options.slurm.setup_script else sys.executable,
         environment={
@@ -210,7 +210,7 @@ def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> s
 
 
 def dry_run(states: Sequence[State], options: Options, folder: Path) -> list[str]:
-    """The scripts, one after the other; runs that no cluster can host as comments."""
+    """The scripts, one after another; runs that no cluster can host as comments."""
     lines = [f"# skipped: {s.job}: {s.reason}" for s in states if s.state == SKIPPED]
     jobs = [state.job for state in states if state.state != SKIPPED]
     for number, group in enumerate(alike(jobs), start=1):
