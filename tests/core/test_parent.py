@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.core import process as parent
+from harness.core.process import end_when_orphaned
 from tests.support.sweeps import ROOT, gone, wait_for
 
 pytestmark = pytest.mark.process
@@ -94,3 +97,30 @@ def test_what_loads_for_the_ranks_is_tied_to_its_launcher_before_it_loads() -> N
     assert done.returncode == -signal.SIGKILL
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "harness.core.process" in imported and "torch" not in imported
+
+
+def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
+    """Even when that is killed; also where the kernel does not see to it."""
+    code = (
+        "import os, subprocess, sys; child = subprocess.Popen([sys.executable, '-m', "
+        "'harness.core.process', str(os.getpid()), 'sleep', '60']); print(child.pid, flush=True); "
+        "child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        name = Path(f"/proc/{child}/comm")
+        until = time.monotonic() + 10
+        while name.read_text().strip() != "sleep" and time.monotonic() < until:
+            time.sleep(0.02)
+        parent.kill()
+    until = time.monotonic() + 5
+    while name.exists() and "Z" not in name.with_name("stat").read_text().split(")")[1][:3]:
+        assert time.monotonic() < until, "it lives on"
+        time.sleep(0.02)
+    # The parent of another process is not ours: the watcher ends this fork at once.
+    fork = os.fork()
+    if fork == 0:
+        end_when_orphaned(parent=1 << 22, every_s=0.01)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == -signal.SIGKILL

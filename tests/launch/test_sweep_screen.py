@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from harness.core.locks import Lock
-from harness.core.process import end_when_orphaned
 from harness.core.records import SCHEMA, append_row, write_json
 from harness.core.settings import UserError, as_mapping
 from harness.launch import machine
@@ -317,92 +311,6 @@ def test_others_on_the_machine_are_refused_on_demand(
     assert "1 other process(es) use the GPUs and others use 90% of the cores" in message
     assert "--isolation warn" in message
     assert not list(out.glob("vit/*/*/settings.json"))
-
-
-@pytest.mark.process
-def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
-    lock = Lock(tmp_path / "a" / "lock")
-    code = (
-        "import sys, time; from pathlib import Path; from harness.core.locks import Lock; "
-        "assert Lock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(lock.path)], stdout=subprocess.PIPE, cwd=ROOT
-    ) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        assert not lock.take() and lock.holder() == f"process {holder.pid}"
-        holder.kill()
-        assert lock.take(wait_s=5)
-    # Of a lock that was given back nothing is left, and one on a removed file is none.
-    (tmp_path / "a").mkdir(exist_ok=True)
-    again = Lock(tmp_path / "b" / "c" / "lock")
-    assert again.take() and not Lock(again.path).take()
-    again.path.write_text("")
-    assert again.holder() == "another process"
-    again.path.unlink()
-    assert Lock(again.path).take()
-    lock.release()
-    assert not lock.path.exists()
-
-
-@pytest.mark.process
-def test_locks_leave_nothing_and_never_two_holders(tmp_path: Path) -> None:
-    """Many processes take and give back one lock, whose file and folder come and go."""
-    code = (
-        "import sys; from pathlib import Path; from harness.core.locks import Lock\n"
-        "count = Path(sys.argv[2])\n"
-        "for _ in range(150):\n"
-        "    lock = Lock(Path(sys.argv[1]))\n"
-        "    assert lock.take(wait_s=30)\n"
-        "    number = int(count.read_text()); count.write_text(str(number + 1))\n"
-        "    lock.release()\n"
-    )
-    count, path = tmp_path / "count", tmp_path / "locks" / "inner" / "lock"
-    count.write_text("0")
-    command = [sys.executable, "-c", code, str(path), str(count)]
-    together = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
-    assert [process.wait(timeout=60) for process in together] == [0, 0, 0]
-    assert count.read_text() == "450"
-    assert not path.parent.exists()
-
-
-def test_a_file_system_without_locks_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without(file: int, how: int) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr("harness.core.locks.fcntl.flock", without)
-    assert Lock(tmp_path / "lock").take()
-    assert "file system without locks (Operation not supported)" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
-    """Even when that is killed; also where the kernel does not see to it."""
-    code = (
-        "import os, subprocess, sys; child = subprocess.Popen([sys.executable, '-m', "
-        "'harness.core.process', str(os.getpid()), 'sleep', '60']); print(child.pid, flush=True); "
-        "child.wait()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        name = Path(f"/proc/{child}/comm")
-        until = time.monotonic() + 10
-        while name.read_text().strip() != "sleep" and time.monotonic() < until:
-            time.sleep(0.02)
-        parent.kill()
-    until = time.monotonic() + 5
-    while name.exists() and "Z" not in name.with_name("stat").read_text().split(")")[1][:3]:
-        assert time.monotonic() < until, "it lives on"
-        time.sleep(0.02)
-    # The parent of another process is not ours: the watcher ends this fork at once.
-    fork = os.fork()
-    if fork == 0:
-        end_when_orphaned(parent=1 << 22, every_s=0.01)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.process

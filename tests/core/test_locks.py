@@ -1,0 +1,70 @@
+"""Locks end with their holder, leave nothing behind, and never have two holders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.core.locks import Lock
+from tests.support.sweeps import ROOT
+
+
+@pytest.mark.process
+def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "a" / "lock")
+    code = (
+        "import sys, time; from pathlib import Path; from harness.core.locks import Lock; "
+        "assert Lock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(lock.path)], stdout=subprocess.PIPE, cwd=ROOT
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        assert not lock.take() and lock.holder() == f"process {holder.pid}"
+        holder.kill()
+        assert lock.take(wait_s=5)
+    # Of a lock that was given back nothing is left, and one on a removed file is none.
+    (tmp_path / "a").mkdir(exist_ok=True)
+    again = Lock(tmp_path / "b" / "c" / "lock")
+    assert again.take() and not Lock(again.path).take()
+    again.path.write_text("")
+    assert again.holder() == "another process"
+    again.path.unlink()
+    assert Lock(again.path).take()
+    lock.release()
+    assert not lock.path.exists()
+
+
+@pytest.mark.process
+def test_locks_leave_nothing_and_never_two_holders(tmp_path: Path) -> None:
+    """Many processes take and give back one lock, whose file and folder come and go."""
+    code = (
+        "import sys; from pathlib import Path; from harness.core.locks import Lock\n"
+        "count = Path(sys.argv[2])\n"
+        "for _ in range(150):\n"
+        "    lock = Lock(Path(sys.argv[1]))\n"
+        "    assert lock.take(wait_s=30)\n"
+        "    number = int(count.read_text()); count.write_text(str(number + 1))\n"
+        "    lock.release()\n"
+    )
+    count, path = tmp_path / "count", tmp_path / "locks" / "inner" / "lock"
+    count.write_text("0")
+    command = [sys.executable, "-c", code, str(path), str(count)]
+    together = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in together] == [0, 0, 0]
+    assert count.read_text() == "450"
+    assert not path.parent.exists()
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(file: int, how: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("harness.core.locks.fcntl.flock", without)
+    assert Lock(tmp_path / "lock").take()
+    assert "file system without locks (Operation not supported)" in capsys.readouterr().err
