@@ -26,9 +26,8 @@ from harness.train.context import COMPLETE, Context
 from harness.train.measure import base, rows
 from harness.train.measure.clock import StepClock
 from harness.train.measure.environment import environment, recorded_settings
-from harness.train.measure.resources import CpuTime, Memory
+from harness.train.measure.resources import CpuTime, Memory, over_ranks, traffic_of
 from harness.train.measure.telemetry import Telemetry
-from harness.train.measure.traffic import over_ranks, traffic_of
 from harness.train.run.recorder import Observations, Recorder
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
@@ -216,13 +215,13 @@ class LogCallback(Recorder):
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
         mine = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
         self.mine.row = mine | self.cpu.own() | sent
-        self.mine.row |= base.of_rank(self.measures, untimed)
+        self.mine.row |= base.rank_fields(self.measures, untimed)
         everyone = self.observations.gather(self.mine.row)
-        self.cpu.heard(everyone)
+        self.cpu.report(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)
-            row |= base.of_run(self.measures, everyone, row)
+            row |= base.run_fields(self.measures, everyone, row)
             if first_epoch:
                 # What was seen in the first step is known now.
                 self._write_environment(state)
@@ -245,7 +244,7 @@ class LogCallback(Recorder):
             "samples": samples,
             "effective_batch": self.batch,
             "learning_rate": self.learning_rate,
-            **rows.added_up(self.exact, fed, rows.mean_of_log(self.losses, self.updates_before)),
+            **rows.epoch_sums(self.exact, fed, rows.mean_of_log(self.losses, self.updates_before)),
             "epoch_time_s": train_s + self.before.get("epoch_time_s", 0.0),
             **rows.rates(timed, self.observations.devices),
             "step_time_median_s": everyone[0]["step_time_median_s"],
@@ -269,11 +268,11 @@ class LogCallback(Recorder):
             "epoch_time_s": self.clock.so_far() + self.before.get("epoch_time_s", 0.0),
             "samples": samples + self.before.get("samples", 0),
             "sent": self.clock.traffic.so_far(),  # what follows until it is saved does not count
-            "measured": base.so_far(self.measures),
+            "measured": base.states(self.measures),
         }
 
     def paused(self) -> AbstractContextManager[None]:
-        return base.aside(self.clock, self.measures)
+        return base.excluded(self.clock, self.measures)
 
     # ---- evaluation and saving ----
 
@@ -312,7 +311,7 @@ class LogCallback(Recorder):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
-        self.cpu.heard(self.observations.gather(self.cpu.own()))
+        self.cpu.report(self.observations.gather(self.cpu.own()))
         if self.context is None and self.telemetry is not None:
             self.telemetry.close()
         if not state.is_world_process_zero:

@@ -188,7 +188,7 @@ def measure_telemetry(case: str, turns: int, turn_s: float = TURN_S) -> dict[str
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         more = ("--telemetry_hz", "1", "--max_steps", "1000000")
         context, data, same = begin("ours", case, Path(folder), *more)
-        sampler = telemetry_cost.Sampler(context.watch)
+        sampler = telemetry_cost.Sampler(context.sampler)
         marks = telemetry_cost.Turns(sampler, turns, turn_s, context.args.device.type == "cuda")
         log = LogCallback(context)
         same |= {"context": context, "callbacks": [log, Console(log, context), marks]}
@@ -196,7 +196,7 @@ def measure_telemetry(case: str, turns: int, turn_s: float = TURN_S) -> dict[str
         try:
             trainer.train()
         finally:
-            context.watch.close()
+            context.sampler.close()
         return marks.found()
 
 

@@ -84,8 +84,8 @@ def opened(case: str, folder: str) -> tuple[Lifecycle, Data, nn.Module]:
 
 def close(run: Lifecycle) -> None:
     run.unlock()
-    if run.context.watch is not None:
-        run.context.watch.close()
+    if run.context.sampler is not None:
+        run.context.sampler.close()
 
 
 def ours(case: str, folder: str) -> tuple[list[float], float]:

@@ -51,7 +51,7 @@ class Context:
     folder: RunFolder
     session: Session  # how this process takes part in the run
     launch: Launch | None = None  # None unless torchrun may restart the run
-    watch: Any = None  # sampler of this node's devices, on the first process of the node
+    sampler: Any = None  # sampler of this node's devices, on the first process of the node
     began_s: float = field(default_factory=time.perf_counter)
     cpu_began: os.times_result = field(default_factory=os.times)
     # Known once the data are loaded.

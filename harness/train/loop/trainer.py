@@ -30,7 +30,7 @@ from harness.train.loop.epoch import EpochEdges, Sums, draw_from, untouched_rand
 from harness.train.loop.host_overhead import Compiled, Lean
 from harness.train.loop.progress import Console, follow
 from harness.train.measure.communication import CommProbe, Exposure
-from harness.train.measure.flops import Utilisation, shape_of
+from harness.train.measure.flops import Utilisation, batch_shape
 from harness.train.measure.link import link_of_run
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.failures import Diverged, last_call
@@ -128,11 +128,11 @@ class ExactTrainer(Lean):
         return stack
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        shape = shape_of(inputs)
+        shape = batch_shape(inputs)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.exposure.backward_ended(self.accelerator.sync_gradients)
         if not self.rehearsing:
-            self.utilisation.told(self.state.global_step, shape)
+            self.utilisation.add(self.state.global_step, shape)
             self.comm_probe.fed(inputs)
         return loss
 
@@ -188,7 +188,7 @@ class ExactTrainer(Lean):
         self.exchange.attach(model, self.optimizer)
         checked |= verify.observe_hook(model, self.settings)
         self.exposure.watch(model)
-        self.comm_probe.of(model)
+        self.comm_probe.use(model)
         if self.context.checkpoint is not None:
             self.exchange.load(self.context.checkpoint)
         self.settle(model)

@@ -1,80 +1,79 @@
-"""What is measured beside the time of steps, and comes into the rows when an epoch has ended."""
+"""The interface of what is measured beside the step time and enters the rows at an epoch's end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
 class Measure:
-    """Of one rank, epoch by epoch. Nothing of it may wait for a device or for others in a step."""
+    """A measure on one rank, by epoch. In a step it must wait for no device and no other rank."""
 
-    name = ""  # in a checkpoint
-    clock: Any = None  # the StepClock; None where nobody records the training
+    name = ""  # of its state in a checkpoint, if it has any
+    clock: Any = None  # the StepClock; None if nobody records the training
 
     def begin(self, clock: Any) -> None:
         """A training is about to begin or to go on."""
         self.clock = clock
 
     def epoch_begins(self) -> None:
-        """Before the epoch's time begins."""
+        """Called before the epoch's time begins."""
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is done meanwhile is no step of the training, and does not count."""
+    def excluded(self) -> Iterator[None]:
+        """What is done meanwhile is excluded from this measure."""
         yield
 
-    def of_rank(self, untimed: int) -> dict[str, Any]:
-        """The epoch has ended: for this rank's row. The first so many updates are not timed."""
+    def rank_fields(self, untimed: int) -> dict[str, Any]:
+        """This rank's row of the epoch that has ended; its first `untimed` updates are warm-up."""
         return {}
 
-    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        """For the run's row, from those of all ranks and from what is in it already; on rank 0."""
+    def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+        """The run's row, from those of all ranks and from what it holds already; on rank 0."""
         return {}
 
     def facts(self) -> dict[str, Any]:
-        """What the record of the machine is to say; on rank 0."""
+        """For the record of the environment; on rank 0."""
         return {}
 
-    def so_far(self) -> Any:
-        """What a checkpoint inside an epoch has to know of that epoch."""
+    def state(self) -> Any:
+        """What a checkpoint inside an epoch has to keep of that epoch."""
         return None
 
 
 @contextmanager
-def aside(clock: Any, measures: Sequence[Measure]) -> Iterator[None]:
-    """Inside an epoch, after a step: what is done meanwhile counts in nothing that is told."""
+def excluded(clock: Any, measures: Sequence[Measure]) -> Iterator[None]:
+    """Inside an epoch, after a step: time spent here is excluded from all measures."""
     with ExitStack() as stack:
         stack.enter_context(clock.paused())
         for measure in measures:
-            stack.enter_context(measure.aside())
+            stack.enter_context(measure.excluded())
         yield
 
 
-def of_rank(measures: Sequence[Measure], untimed: int) -> dict[str, Any]:
-    return _merged(measure.of_rank(untimed) for measure in measures)
+def rank_fields(measures: Sequence[Measure], untimed: int) -> dict[str, Any]:
+    return _merge(measure.rank_fields(untimed) for measure in measures)
 
 
-def of_run(
+def run_fields(
     measures: Sequence[Measure], ranks: Sequence[dict[str, Any]], row: dict[str, Any]
 ) -> dict[str, Any]:
-    return _merged(measure.of_run(ranks, row) for measure in measures)
+    return _merge(measure.run_fields(ranks, row) for measure in measures)
 
 
 def facts(measures: Sequence[Measure]) -> dict[str, Any]:
-    return _merged(measure.facts() for measure in measures)
+    return _merge(measure.facts() for measure in measures)
 
 
-def so_far(measures: Sequence[Measure]) -> dict[str, Any]:
-    return {measure.name: measure.so_far() for measure in measures if measure.name}
+def states(measures: Sequence[Measure]) -> dict[str, Any]:
+    return {measure.name: measure.state() for measure in measures if measure.name}
 
 
 def total(values: Sequence[Any]) -> Any:
-    """Never a part of it: unknown where one is, or where there is none."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    """The sum if all values are known, never a part of it; None if there are no values."""
+    return None if not values or None in values else sum(values)
 
 
-def _merged(parts: Any) -> dict[str, Any]:
+def _merge(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}

@@ -1,7 +1,7 @@
-"""When steps ended: host time on a CPU, CUDA events on a GPU, read only at the epoch's end.
+"""The times of steps: of the host on a CPU, CUDA events on a GPU, read only at the epoch's end.
 
-A step is the time from the end of one optimizer step to the end of the next, loading of its data
-included. Evaluation and saving are not in any step: after them the clock starts afresh.
+A step lasts from the end of one optimizer step to the end of the next, including the loading of its
+data. Evaluation and saving are in no step: after them the clock restarts.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 
 import torch
 
-from harness.train.measure.traffic import Traffic
+from harness.train.measure.resources import Traffic
 
 
 class StepClock:
-    """Marks of one epoch. mark() costs microseconds and never waits for the GPU."""
+    """The marks of one epoch. A mark costs microseconds and never waits for the GPU."""
 
     def __init__(self, cuda: bool, traffic: Traffic | None = None, untimed: int = 0) -> None:
         self.cuda = cuda
-        self.untimed = untimed  # first steps, which are left out of step times
-        self.traffic = traffic or Traffic()  # between the same edges
+        self.untimed = untimed  # first steps, which are warm-up and not timed
+        self.traffic = traffic or Traffic()  # measured between the same edges
         self.marks: list[tuple[int | None, Any]] = []  # (samples of the step, stamp); None: restart
-        self.fetched: Any = None  # stamp: the batches of the step that goes on are there
-        self.fetches: list[Any] = []  # of the steps that have ended
+        self.fetched: Any = None  # stamp: the batches of the current step have been fetched
+        self.fetches: list[Any] = []  # the same of the steps that have ended
         self.began_s = 0.0
         self.data_wait_s = 0.0
         self.paused_s = 0.0
-        self.last_s = 0.0  # when the last step, or what paused the epoch, ended
+        self.last_s = 0.0  # when the last step, or the last pause, ended
         self.running = False
 
     def _stamp(self) -> Any:
@@ -53,7 +53,7 @@ class StepClock:
         self.fetched = self._stamp()
 
     def waited(self) -> None:
-        """A batch has been trained on that makes no step yet: the next is waited for from now."""
+        """A batch has been trained on that completes no step; now the next one is waited for."""
         self.last_s = time.perf_counter()
 
     def step(self, samples: int) -> None:
@@ -64,9 +64,9 @@ class StepClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done meanwhile is no part of the epoch's time, nor of what it sends."""
+        """What is done meanwhile is excluded from the epoch's time and traffic."""
         if self.cuda:
-            torch.cuda.synchronize()  # the steps before it are
+            torch.cuda.synchronize()  # the steps before it are included
         self.last_s = time.perf_counter()
         self.traffic.so_far()
         yield
@@ -75,7 +75,7 @@ class StepClock:
         self.resume()
 
     def resume(self) -> None:
-        """Something that is not training (evaluation, saving) has ended inside the epoch."""
+        """Something other than training (evaluation, saving) has ended inside the epoch."""
         self.traffic.resume()
         self.marks.append((None, self._stamp()))
         now = time.perf_counter()
@@ -83,31 +83,31 @@ class StepClock:
         self.last_s = now
 
     def stop(self) -> float:
-        """The epoch's training part has ended: its length, without what paused it."""
+        """The epoch's training part has ended: its seconds, without pauses."""
         if self.cuda:
             torch.cuda.synchronize()
         self.running = False
         return self.so_far()
 
     def so_far(self) -> float:
-        """Seconds of training in this epoch until now."""
+        """Seconds of training in this epoch so far."""
         return time.perf_counter() - self.began_s - self.paused_s
 
     def steps(self) -> list[tuple[int, float]]:
-        """(samples, seconds) of each step; call after stop()."""
+        """(samples, seconds) of each step; call it after stop()."""
         return [(samples, self._between(before, after)) for samples, before, after in self._edges()]
 
     def waits(self) -> list[float]:
-        """Seconds of each step until its batches were there; call after stop().
+        """Seconds of each step until its batches were fetched; call it after stop().
 
-        On a GPU those in which it had nothing to do: the host waits for data also while the GPU
-        still works on the step before.
+        On a GPU this is the time in which it was idle: while the host waits for data, the GPU may
+        still be busy with the previous step.
         """
         edges = zip(self._edges(), self.fetches, strict=True)
         return [self._between(before, fetched) for (_, before, _), fetched in edges]
 
     def _edges(self) -> Iterator[tuple[int, Any, Any]]:
-        """(samples, begin, end) of each step."""
+        """(samples, beginning, end) of each step."""
         for (_, before), (samples, after) in zip(self.marks, self.marks[1:], strict=False):
             if samples is not None:
                 yield samples, before, after

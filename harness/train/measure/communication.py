@@ -1,8 +1,12 @@
-"""Where a step's time goes on each rank: computing, and what DDP's exchange adds to it.
+"""Where a step's time goes on each rank: computing, and what the exchange adds to it.
 
-Until a rank's last own gradient is ready, communication is hidden behind computing. What is exposed
-lies between then and the end of the backward pass: on the rank that is ready last it is
-communication itself, on the others also waiting for that rank.
+Exposure, with DDP, at every update. Until a rank's last own gradient is ready, communication is
+hidden behind computing. What is exposed lies between then and the end of the backward pass: on the
+rank that is ready last it is communication itself, on the others also waiting for that rank.
+
+CommProbe, with DDP and FSDP, once for each start of the processes, after the warm-up steps: passes
+with exchange and without alternate on one and the same batch. No weight is changed, and what a pass
+leaves behind is undone: the training goes on as if there had been none.
 """
 
 from __future__ import annotations
@@ -29,10 +33,14 @@ from harness.train.measure.base import Measure
 from harness.train.measure.resources import GIB
 
 FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")
+PAIRS, LIMIT_S = 5, 5.0  # no pair is begun after so many seconds
+# Updates before the probe: DDP arranges its buckets after the first, PowerSGD begins at the third.
+SETTLED = 3
+NOT_YET = "the training has made too few updates"
 
 
 class Exposure(Measure):
-    """Of one rank, update by update; a stamp costs microseconds and never waits for the GPU."""
+    """One rank, update by update; a stamp costs microseconds and never waits for the GPU."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -40,10 +48,10 @@ class Exposure(Measure):
         self.handles: dict[nn.Parameter, Any] = {}
         self.ready: Any = None
         self.last: nn.Parameter | None = None
-        self.marks: list[tuple[Any, Any]] = []  # None: it is not known when that was
+        self.marks: list[tuple[Any, Any]] = []  # last gradient (None: unknown), end of backward
 
     def watch(self, model: nn.Module) -> bool:
-        """From the next backward pass on; False where DDP exchanges no gradients between all."""
+        """Begin with the next backward pass; False if DDP does not average over all ranks."""
         ddp = getattr(model, "_orig_mod", model)  # inside torch.compile
         if not isinstance(ddp, DistributedDataParallel) or self.context.settings.strategy != "ddp":
             return False
@@ -59,25 +67,25 @@ class Exposure(Measure):
         if self.device.type != "cuda":
             return time.perf_counter()
         # On the stream of the backward pass. DDP makes that stream wait for the last exchange
-        # before backward() returns: an event recorded then has the exchange behind it, although
+        # before backward() returns, so an event recorded then comes after the exchange, although
         # the host is ahead of both.
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def _gradient(self, parameter: nn.Parameter) -> None:
-        # Before DDP's own hook on this gradient, which begins the last exchange.
+        # Runs before DDP's own hook on this gradient, which begins the last exchange.
         self.last, self.ready = parameter, self._stamp()
 
     def backward_ended(self, exchanged: bool) -> None:
-        """A backward pass has ended, at which gradients were exchanged or were not."""
+        """A backward pass has ended, with an exchange of gradients or without."""
         if not self.handles:
             return
         if exchanged:
             self.marks.append((self.ready, self._stamp()))
         self.ready = None
         if len(self.handles) > 1 and self.last is not None:
-            # Gradients become ready in one order: of the others nothing more need be known.
+            # Gradients become ready in a fixed order, so the other hooks are not needed any more.
             for parameter, hook in self.handles.items():
                 if parameter is not self.last:
                     hook.remove()
@@ -87,67 +95,68 @@ class Exposure(Measure):
         self.marks = []
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def excluded(self) -> Iterator[None]:
         marks, self.marks = self.marks, []
         yield
         self.marks = marks
 
     def exposed(self) -> list[float]:
-        """Seconds of each update of the epoch, NaN where unknown; once the device has finished."""
+        """Seconds of each update of the epoch, NaN if unknown; call it when the device is done."""
         cuda = self.device.type == "cuda"
         return [
             math.nan if ready is None else ready.elapsed_time(end) / 1000 if cuda else end - ready
             for ready, end in self.marks
         ]
 
-    def of_rank(self, untimed: int) -> dict[str, Any]:
+    def rank_fields(self, untimed: int) -> dict[str, Any]:
         """Sums over the timed steps; a collective where gradients are exchanged."""
         assert self.clock is not None
         steps = [seconds for _, seconds in self.clock.steps()][untimed:]
         waits = self.clock.waits()[untimed:]
-        found: dict[str, float | None] = dict.fromkeys(FIELDS)
+        fields: dict[str, float | None] = dict.fromkeys(FIELDS)
         own = math.fsum(steps) - math.fsum(waits)
         if self.handles:
-            parts = self._parts(self.exposed()[untimed:], len(steps))
-            if parts is not None:
-                exposed, waited = parts
-                found = dict(zip(FIELDS, (own - exposed, exposed, waited), strict=True))
+            split = self._split(self.exposed()[untimed:], len(steps))
+            if split is not None:
+                exposed, waited = split
+                fields = dict(zip(FIELDS, (own - exposed, exposed, waited), strict=True))
         elif steps and self._alone():
-            found["compute_s"] = own
-        return found
+            fields["compute_s"] = own
+        return fields
 
     def _alone(self) -> bool:
         """Whether nothing is exchanged, between processes or devices."""
         return self.context.session.alone and self.context.settings.strategy != "dp"
 
-    def _parts(self, exposed: list[float], count: int) -> tuple[float, float] | None:
-        """Seconds of so many updates that were exposed, and those of them in which others were
-        waited for: at each update the rank that was ready last waits the least.
+    def _split(self, exposed: list[float], count: int) -> tuple[float, float] | None:
+        """Exposed seconds of so many updates, and those of them spent waiting for other ranks.
+
+        At each update the rank that is ready last has the least exposed time and waits for nobody.
         """
         if not count:
             return None
         known = len(exposed) == count and not any(map(math.isnan, exposed))
-        # Less than nothing: one rank does not know, and so no rank does.
+        # A negative value says that it is unknown on one rank, and so on all.
         least = torch.tensor(exposed if known else [-1.0] * count, dtype=torch.float64)
         least = least.to(self.device)
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
-        return parts(exposed, least.tolist()) if min(least.tolist()) >= 0 else None
+        return split_waiting(exposed, least.tolist()) if min(least.tolist()) >= 0 else None
 
-    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+    def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
         share = None
         if ranks[0].get("comm_exposed_s") is not None:
             share = (ranks[0]["comm_exposed_s"] - ranks[0]["comm_wait_s"]) / row["timed_s"]
         return {"comm_exposed_share": share, **skew([rank.get("compute_s") for rank in ranks])}
 
 
-def parts(exposed: Sequence[float], least: Sequence[float]) -> tuple[float, float]:
-    """Of one rank, over updates: seconds exposed, and those beyond the least of all ranks."""
+def split_waiting(exposed: Sequence[float], least: Sequence[float]) -> tuple[float, float]:
+    """One rank's exposed seconds, and those beyond the least of all ranks at each update."""
     whole = math.fsum(exposed)
     return whole, whole - math.fsum(least)
 
 
 def skew(compute: Sequence[float | None]) -> dict[str, Any]:
-    """How much longer than the median rank the slowest one computes, and which one that is."""
+    """The computing time of the slowest rank relative to the median one, and which rank it is."""
     known = [seconds for seconds in compute if seconds is not None]
     if len(known) < max(2, len(compute)):
         return {"compute_skew": None, "slowest_rank": None}
@@ -158,36 +167,20 @@ def skew(compute: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-# ----
-# What exchanging adds to a step: passes with it and without take turns, on one and the same batch.
-#
-# Once for each start of the processes, after the steps that are left out of timing. No weight is
-# changed, and what a pass leaves behind is taken back: the training goes on as if none had been.
-
-PAIRS, LIMIT_S = 5, 5.0  # no pair is begun after so many seconds
-
-
-# Updates before it: DDP puts its buckets together after the first, PowerSGD compresses the third.
-SETTLED = 3
-
-
-NOT_YET = "the training has made too few updates"
-
-
 class CommProbe(Measure, TrainerCallback):
-    """Of one training. All ranks must come here at the same update."""
+    """The probe of one training; all ranks must run it at the same update."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.context: Context = trainer.context
         self.missing: str | None = why_not(self.context)
-        self.found: dict[str, Any] | None = None
+        self.result: dict[str, Any] | None = None
         self.model: Any = None
         self.batch: Any = None
         self.updates = 0  # of this process
 
-    def of(self, model: nn.Module) -> None:
-        """The model as training uses it."""
+    def use(self, model: nn.Module) -> None:
+        """The model as training uses it, wrapped."""
         self.model = model
         if self.missing is None:
             self.missing = NOT_YET
@@ -195,13 +188,13 @@ class CommProbe(Measure, TrainerCallback):
 
     @property
     def due(self) -> bool:
-        """Whether it comes after the update that goes on."""
+        """Whether the probe runs after the current update."""
         if self.clock is None or self.missing != NOT_YET:
-            return False  # nobody records it, or it is done
-        return self.updates + 1 == max(SETTLED, self.clock.untimed)
+            return False  # not recorded, or done already
+        return self.updates + 1 == max(SETTLED, int(self.clock.untimed))
 
     def fed(self, batch: Any) -> None:
-        """A batch has been trained on; the last one of the update is taken."""
+        """A batch has been trained on; the last one of the update is used."""
         if self.due:
             self.batch = batch
 
@@ -221,7 +214,7 @@ class CommProbe(Measure, TrainerCallback):
         with self.trainer.rehearsal():
             pairs = self._pairs(sharded)
         self.missing = None
-        self.found = {
+        self.result = {
             "with_s": [with_s for with_s, _ in pairs],
             "without_s": [without_s for _, without_s in pairs],
             "step_s": None,  # until the epoch has ended
@@ -230,17 +223,17 @@ class CommProbe(Measure, TrainerCallback):
         }
 
     def _pairs(self, sharded: bool) -> list[tuple[float, float]]:
-        """Seconds with and without, each until the last rank had ended it."""
-        found: list[tuple[float, float]] = []
-        until_s = LIMIT_S
-        while len(found) < PAIRS and until_s > 0:
+        """Seconds with and without exchange, of the last rank to finish each."""
+        pairs: list[tuple[float, float]] = []
+        left_s = LIMIT_S
+        while len(pairs) < PAIRS and left_s > 0:
             began_s = time.perf_counter()
-            if sharded or not found:
-                # As a step leaves it: gradients where they are exchanged, and of shards none that
-                # a pass without exchange has left to be sent with the next one.
+            if sharded or not pairs:
+                # Restores the state after a step: gradients are exchanged, and shards have none
+                # left from a pass without exchange that the next one would send.
                 self._seconds(exchange=True)
             both = [0.0, 0.0]
-            for number in (0, 1) if sharded or len(found) % 2 == 0 else (1, 0):
+            for number in (0, 1) if sharded or len(pairs) % 2 == 0 else (1, 0):
                 both[number] = self._seconds(exchange=number == 0)
             numbers = torch.tensor(
                 [*both, time.perf_counter() - began_s],
@@ -249,74 +242,71 @@ class CommProbe(Measure, TrainerCallback):
             )
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
             with_s, without_s, took_s = numbers.tolist()
-            found.append((with_s, without_s))
-            until_s -= took_s  # the same on all ranks, which have to stop together
+            pairs.append((with_s, without_s))
+            left_s -= took_s  # the same on all ranks, which have to stop together
         if sharded:
             self._seconds(exchange=True)
-        return found
+        return pairs
 
     def _seconds(self, exchange: bool) -> float:
-        """Of one pass forward and backward, begun together as far as the link lets the ranks."""
+        """One forward and backward pass, which all ranks begin after a barrier."""
         with nullcontext() if exchange else without_exchange(self.model, self.context.settings):
-            self._wait()
+            self._synchronise()
             dist.barrier()
             began_s = time.perf_counter()
             self.trainer.training_step(self.model, self.batch)
-            self._wait()
+            self._synchronise()
             return time.perf_counter() - began_s
 
-    def _wait(self) -> None:
-        """A GPU only begins what it is told."""
+    def _synchronise(self) -> None:
         if self.context.args.device.type == "cuda":
             torch.cuda.synchronize()
 
-    # ---- the record ----
-
-    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        """The first epoch after it gives the step that it is a share of."""
+    def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+        """The step that the exchange is a share of is the median of the epoch after the probe."""
         step_s = row["step_time_median_s"]
-        if self.found is not None and self.found["step_s"] is None and step_s:
-            pairs = zip(self.found["with_s"], self.found["without_s"], strict=True)
+        if self.result is not None and self.result["step_s"] is None and step_s:
+            pairs = zip(self.result["with_s"], self.result["without_s"], strict=True)
             exposed_s = statistics.median(with_s - without_s for with_s, without_s in pairs)
-            # More than the whole step: the machine was disturbed meanwhile, and nothing is known.
+            # More than a whole step: something disturbed the machine, and nothing is known.
             share = exposed_s / step_s if exposed_s < step_s else None
-            self.found |= {"step_s": step_s, "comm_share": share}
+            self.result |= {"step_s": step_s, "comm_share": share}
         return {}
 
     def facts(self) -> dict[str, Any]:
-        found, missing = self.found, self.missing
-        if found is None and missing == NOT_YET:
-            # A start of the run before this one may have come so far.
-            found = probe_of(self.context.folder)
-            missing = None if found else missing
-        return {"comm_probe": found, "comm_probe_missing": missing}
+        result, missing = self.result, self.missing
+        if result is None and missing == NOT_YET:
+            # An earlier attempt may have got as far as the probe.
+            result = probe_of(self.context.folder)
+            missing = None if result else missing
+        return {"comm_probe": result, "comm_probe_missing": missing}
 
 
 def why_not(context: Context) -> str | None:
-    """Why nothing can be measured in this run; None where it can."""
+    """Why the probe cannot run; None if it can."""
     settings = context.settings
     if settings.strategy not in ("ddp", "fsdp"):
-        return "only ddp and fsdp exchange at every update what can be left out"
+        return "only ddp and fsdp have an exchange at every update that can be left out"
     if context.world.size == 1:
         return "one process exchanges nothing"
     if settings.comm_probe == "off":
         return "--comm_probe off"
     if context.args.torch_compile:
-        return "--torch_compile would compile a pass without exchange anew"
+        return "--torch_compile would recompile for a pass without exchange"
     if context.args.ddp_static_graph:
         return "--ddp_static_graph has no pass without exchange"
     if settings.fsdp_offload:
-        return "--fsdp_offload keeps shards where no pass can do without exchange"
+        return "--fsdp_offload keeps the shards on the host, so that every pass exchanges them"
     return None
 
 
 def _too_large(model: nn.Module, context: Context) -> str | None:
-    """Without exchange each rank must hold all weights and all gradients; None where all ranks can.
+    """Why a rank cannot hold all weights and gradients, as it must without exchange; else None.
 
-    A collective, as all ranks have to decide alike.
+    A collective, because all ranks have to decide alike.
     """
-    # A weight and its gradient: both as wide as the weight, or half of it and half again for what
-    # is added up more finely.
+    # A weight and its gradient at the weight's width. Mixed precision needs no more: half of both,
+    # and half again for gradients accumulated in full precision.
     needed = sum(2 * p.numel() * p.element_size() for p in model.parameters())
     device = context.args.device
     if device.type == "cuda":
@@ -329,14 +319,14 @@ def _too_large(model: nn.Module, context: Context) -> str | None:
     if least.item() >= needed:
         return None
     return (
-        f"without exchange {needed / GIB:.3g} GiB more are needed on each rank, and one has "
+        f"a pass without exchange needs {needed / GIB:.3g} GiB more on each rank, and one has "
         f"{least.item() / GIB:.3g} GiB"
     )
 
 
 @contextmanager
 def without_exchange(model: Any, settings: Settings) -> Iterator[None]:
-    """Gradients stay where they are; of shards also the weights, whole from before."""
+    """Gradients are not exchanged, and sharded weights are gathered beforehand."""
     if settings.strategy == "ddp":
         with model.no_sync():
             yield

@@ -1,4 +1,4 @@
-"""Where a run was made: machine, versions, commit and command, without names and secrets."""
+"""The environment of a run: machine, versions, commit and command, without names or secrets."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ VARIABLES = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE",
     "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF",
 )  # fmt: skip
-
-
-# Words in the names of Trainer arguments that are paths, secrets or names of projects.
+# Parts of the names of Trainer arguments that are paths, secrets or names of projects.
 HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from")
 
 
@@ -55,9 +53,9 @@ def environment() -> dict[str, Any]:
 
 
 def launch() -> dict[str, Any] | None:
-    """What a sweep says of how it started this run; null for a run of its own."""
-    said = os.environ.get("HARNESS_LAUNCH")
-    return json.loads(said) if said else None
+    """How a sweep started this run; None for a run outside a sweep."""
+    launched = os.environ.get("HARNESS_LAUNCH")
+    return json.loads(launched) if launched else None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def machine_label() -> str:
-    """A short name for this kind of machine: results of unlike machines are never averaged."""
+    """A short name for this kind of machine: results of different machines are never averaged."""
     gpus = torch.cuda.device_count()
     if gpus:
         name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
@@ -79,7 +77,7 @@ def machine_label() -> str:
 
 
 def resolved_arguments(args: Any) -> dict[str, Any]:
-    """The Trainer's arguments without paths, secrets and names of people's projects."""
+    """The Trainer's arguments without paths, secrets and names of projects."""
     return {
         name: without_home(value) if isinstance(value, str) else value
         for name, value in args.to_dict().items()
@@ -98,8 +96,8 @@ def _cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def _nccl() -> str | None:
@@ -109,7 +107,7 @@ def _nccl() -> str | None:
 
 
 def _driver() -> str | None:
-    """The NVIDIA driver's version; null where there is none."""
+    """The version of the NVIDIA driver, if there is one."""
     import pynvml
 
     try:

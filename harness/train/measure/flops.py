@@ -1,8 +1,9 @@
-"""Floating point operations that training takes, from the shapes of a model.
+"""FLOPs of training, from the shapes of a model, and their share of the devices' peak (MFU).
 
-A multiplication with its addition counts as two, as everywhere. Only what multiplies matrices
-counts: layers that are linear, convolutions, and attention. The backward pass takes twice the
-forward pass, but for the first layer of an image, whose input needs no gradient.
+A multiply-add counts as two. Only matrix multiplications count: linear layers, convolutions and
+attention. The backward pass takes twice the forward pass, except in the first layer of an image
+model, whose input needs no gradient. These are the FLOPs that the model takes: recomputation
+(activation checkpointing) is not counted, as is usual for MFU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -24,211 +26,17 @@ from harness.train.data.text_batches import AMOUNT, Amount
 from harness.train.measure.base import Measure, total
 
 CLOSED, COUNTED = "closed form", "counted"
-
-
 FORWARD_AND_BACKWARD = 3
-
-
 NO_INPUT_GRADIENT = 2
-
-
-# Lengths of texts at which a model is counted; a fourth holds what was made of three.
-LENGTHS = (16, 32, 48)
-
-
-CHECK_LENGTH = 64
-
-
-SAMPLES = 2  # BatchNorm has nothing to norm where a single sample is left of one pixel
-
-
-class Uncountable(Exception):
-    """Why the operations of a model are not known."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """Operations of forward and backward pass for a sample of T tokens: a polynomial in T."""
-
-    fixed: float  # of an image all there is
-    per_token: float = 0.0
-    per_pair: float = 0.0  # attention: every token looks at every token
-    how: str = CLOSED
-
-    def of(self, tokens: float = 0.0, squares: float | None = None, samples: int = 1) -> float:
-        """Of samples with so many tokens in all, and so many squares of their lengths."""
-        squares = tokens * tokens if squares is None else squares
-        return self.fixed * samples + self.per_token * tokens + self.per_pair * squares
-
-
-def work_of(
-    model: nn.Module,
-    one_sample: Callable[[], Mapping[str, torch.Tensor]],
-    image: tuple[int, int] | None = None,
-) -> Work:
-    """By the closed form where there is one, else counted once, on a batch like this one.
-
-    Images have the size that they are given to the model with; a configuration may not know it.
-    Raises Uncountable where neither works.
-    """
-    config = getattr(model, "config", None)
-    kind = str(getattr(config, "model_type", None))
-    if kind in TEXTS:
-        return TEXTS[kind](config)
-    if kind in IMAGES and image is not None:
-        return IMAGES[kind](config, image)
-    return counted(model, one_sample)
-
-
-def _encoder(layers: int, width: int, inner: int, head: int) -> Work:
-    """Layers of attention and two linear layers over all tokens; a head over one of them."""
-    a_layer = 4 * width * width + 2 * width * inner  # numbers in its matrices
-    return Work(
-        fixed=FORWARD_AND_BACKWARD * 2.0 * head,
-        per_token=FORWARD_AND_BACKWARD * 2.0 * layers * a_layer,
-        per_pair=FORWARD_AND_BACKWARD * 4.0 * layers * width,
-    )
-
-
-def _bert(config: Any) -> Work:
-    width, classes = config.hidden_size, config.num_labels
-    head = width * width + width * classes  # pooler and classifier
-    return _encoder(config.num_hidden_layers, width, config.intermediate_size, head)
-
-
-def _distilbert(config: Any) -> Work:
-    head = config.dim * config.dim + config.dim * config.num_labels
-    return _encoder(config.n_layers, config.dim, config.hidden_dim, head)
-
-
-def _vit(config: Any, image: tuple[int, int]) -> Work:
-    width = config.hidden_size
-    high, wide = image
-    patch_high, patch_wide = _pair(config.patch_size)
-    patches = (high // patch_high) * (wide // patch_wide)
-    encoder = _encoder(
-        config.num_hidden_layers, width, config.intermediate_size, width * config.num_labels
-    )
-    numbers = config.num_channels * patch_high * patch_wide * width
-    return Work(encoder.of(patches + 1) + NO_INPUT_GRADIENT * 2.0 * numbers * patches)
-
-
-def _resnet(config: Any, image: tuple[int, int]) -> Work:
-    """Stem, stages, head; every convolution but the stem's has padding that keeps its size."""
-    small = getattr(config, "cifar_stem", False)
-    kernel, stride = (3, 1) if small else (7, 2)
-    side = _smaller(image, stride)
-    stem = side[0] * side[1] * kernel * kernel * config.num_channels * config.embedding_size
-    if not small:
-        side = _smaller(side, 2)  # pooling
-    total, width = 0, config.embedding_size
-    for number, (depth, out) in enumerate(zip(config.depths, config.hidden_sizes, strict=True)):
-        for layer in range(depth):
-            first = layer == 0 and (number > 0 or config.downsample_in_first_stage)
-            made, side = _block(config, width, out, side, 2 if first else 1)
-            total, width = total + made, out
-    head = width * config.num_labels
-    return Work(2.0 * (FORWARD_AND_BACKWARD * (total + head) + NO_INPUT_GRADIENT * stem))
-
-
-def _block(
-    config: Any, before: int, after: int, side: tuple[int, int], stride: int
-) -> tuple[int, tuple[int, int]]:
-    """Multiplications of a residual layer, and the size of what it gives."""
-    small = _smaller(side, stride)
-    pixels, pixels_before = small[0] * small[1], side[0] * side[1]
-    if config.layer_type == "bottleneck":
-        inner = after // 4
-        early = config.downsample_in_bottleneck
-        total = (pixels if early else pixels_before) * before * inner
-        total += pixels * (9 * inner * inner + inner * after)
-    else:
-        total = pixels * 9 * (before * after + after * after)
-    if before != after or stride > 1:
-        total += pixels * before * after  # the way around it
-    return total, small
-
-
-def _smaller(side: tuple[int, int], stride: int) -> tuple[int, int]:
-    return -(-side[0] // stride), -(-side[1] // stride)
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (
-        (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
-    )
-
-
-TEXTS: dict[str, Callable[[Any], Work]] = {"bert": _bert, "distilbert": _distilbert}
-
-
-IMAGES: dict[str, Callable[[Any, tuple[int, int]], Work]] = {"vit": _vit, "resnet": _resnet}
-
-
-def counted(model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]) -> Work:
-    """Of a model without a closed form, on tensors that have a shape and no content.
-
-    Raises Uncountable where the model looks at what is in them, or where its work is no polynomial
-    of the length.
-    """
-    try:
-        # Without a mask all tokens count, as in a text that is not padded.
-        batch = {name: of for name, of in one_sample().items() if name != "attention_mask"}
-        if "input_ids" not in batch:
-            return Work(_count(model, batch), how=COUNTED)
-        found = {n: _count(model, _of_length(batch, n)) for n in (*LENGTHS, CHECK_LENGTH)}
-    except Exception as error:  # whatever a model of somebody's makes of it: training goes on
-        lines = str(error).splitlines() or [""]
-        why = f"{type(error).__name__}: {lines[0]}"
-        raise Uncountable(f"it cannot be counted without content: {why}") from None
-    work = _polynomial(found)
-    if abs(work.of(CHECK_LENGTH) / found[CHECK_LENGTH] - 1) > 0.01:
-        raise Uncountable("its operations are no polynomial of the length of a text")
-    return work
-
-
-def _count(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> float:
-    """Operations of one sample's forward and backward pass."""
-    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    for name, parameter in model.named_parameters():
-        shapes[name].requires_grad_(parameter.requires_grad)
-    inputs = {
-        name: torch.empty((SAMPLES, *value.shape[1:]), dtype=value.dtype, device="meta")
-        for name, value in batch.items()
-    }
-    counter = FlopCounterMode(display=False)
-    # Attention in kernels of its own is not counted on every device; taken apart it is.
-    with sdpa_kernel(SDPBackend.MATH), counter:
-        loss = torch.func.functional_call(model, shapes, (), inputs)["loss"]
-        loss.backward()
-    return counter.get_total_flops() / SAMPLES
-
-
-def _of_length(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
-    return {
-        name: value.new_empty((1, length)) if value.ndim == 2 else value
-        for name, value in batch.items()
-    }
-
-
-def _polynomial(found: Mapping[int, float]) -> Work:
-    """Through three points that are equally far apart."""
-    a, b, c = (found[length] for length in LENGTHS)
-    step = LENGTHS[1] - LENGTHS[0]
-    per_pair = (a - 2 * b + c) / (2 * step * step)
-    per_token = (b - a) / step - per_pair * (LENGTHS[0] + LENGTHS[1])
-    fixed = a - per_token * LENGTHS[0] - per_pair * LENGTHS[0] ** 2
-    return Work(fixed, per_token, per_pair, COUNTED)
-
-
-# ----
-# What devices can do at most, dense, in 10^12 operations a second; from their makers' data sheets.
-#
-# Sparsity doubles some of the figures that are advertised; training does not use it.
-
-# What a device's name has in it, the most particular first -> number format -> peak.
-# bf16 and fp16 add up in fp32, as training does.
+LENGTHS = (16, 32, 48)  # of texts, at which a model is counted
+CHECK_LENGTH = 64  # at which the polynomial through these three must hold
+SAMPLES = 2  # BatchNorm fails on a single sample whose feature map is one pixel
+TERA = 1e12
+# Of each rank, over its timed steps.
+SUMS = ("timed_tflop", "timed_tflop_without_padding", "timed_tokens", "timed_padded_tokens")
+# Dense peaks in TFLOP/s from data sheets; the doubled figures advertised for sparsity do not apply.
+# A part of a device's name, the most specific first -> number format -> peak. bf16 and fp16
+# accumulate in fp32, as in training.
 PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     # NVIDIA B200 data sheet (2024); H200 and H100 data sheets (2023, 2024)
     ("b200", {"bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75}),
@@ -255,38 +63,219 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("v100", {"fp16": 125, "fp32": 15.7}),
     ("t4", {"fp16": 65, "fp32": 8.1}),
     ("p100", {"fp16": 18.7, "fp32": 9.3}),
-    # NVIDIA Ada and Ampere architecture white papers: GeForce halves sums in fp32
+    # NVIDIA Ada and Ampere architecture white papers: GeForce at half rate with fp32 sums
     ("rtx 4090", {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6}),
     ("rtx 4080", {"bf16": 97.5, "fp16": 97.5, "tf32": 48.7, "fp32": 48.7}),
     ("rtx 3090", {"bf16": 71, "fp16": 71, "tf32": 35.6, "fp32": 35.6}),
     ("rtx 3080", {"bf16": 59.5, "fp16": 59.5, "tf32": 29.8, "fp32": 29.8}),
 )
-
-
-# What makes another device of a name.
+# After such a part they name another device.
 OTHER_MODELS = ("ti ", "super ", "laptop ", "d ", "mobile ", "max ")
 
 
+class Uncountable(Exception):
+    """Why the FLOPs of a model are unknown."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs of forward and backward pass for a sample of T tokens: a polynomial in T."""
+
+    fixed: float  # for an image, all of them
+    per_token: float = 0.0
+    per_pair: float = 0.0  # attention: every token attends to every token
+    how: str = CLOSED
+
+    def of(self, tokens: float = 0.0, squares: float | None = None, samples: int = 1) -> float:
+        """FLOPs of samples with so many tokens, and so many squares of their lengths, in all."""
+        squares = tokens * tokens if squares is None else squares
+        return self.fixed * samples + self.per_token * tokens + self.per_pair * squares
+
+
+def work_of(
+    model: nn.Module,
+    one_sample: Callable[[], Mapping[str, torch.Tensor]],
+    image: tuple[int, int] | None = None,
+) -> Work:
+    """By the closed form if there is one, else counted once, on a batch like this one.
+
+    `image` is the size of the images in a batch, which a configuration may not have. Raises
+    Uncountable if neither works.
+    """
+    config = getattr(model, "config", None)
+    kind = str(getattr(config, "model_type", None))
+    if kind in TEXTS:
+        return TEXTS[kind](config)
+    if kind in IMAGES and image is not None:
+        return IMAGES[kind](config, image)
+    return counted(model, one_sample)
+
+
+def _encoder(layers: int, width: int, inner: int, head: int) -> Work:
+    """Layers of attention and two linear layers over all tokens; a head over one of them."""
+    weights = 4 * width * width + 2 * width * inner  # in the matrices of a layer
+    return Work(
+        fixed=FORWARD_AND_BACKWARD * 2.0 * head,
+        per_token=FORWARD_AND_BACKWARD * 2.0 * layers * weights,
+        per_pair=FORWARD_AND_BACKWARD * 4.0 * layers * width,
+    )
+
+
+def _bert(config: Any) -> Work:
+    width, classes = config.hidden_size, config.num_labels
+    head = width * width + width * classes  # pooler and classifier
+    return _encoder(config.num_hidden_layers, width, config.intermediate_size, head)
+
+
+def _distilbert(config: Any) -> Work:
+    head = config.dim * config.dim + config.dim * config.num_labels
+    return _encoder(config.n_layers, config.dim, config.hidden_dim, head)
+
+
+def _vit(config: Any, image: tuple[int, int]) -> Work:
+    width = config.hidden_size
+    high, wide = image
+    patch_high, patch_wide = _pair(config.patch_size)
+    patches = (high // patch_high) * (wide // patch_wide)
+    encoder = _encoder(
+        config.num_hidden_layers, width, config.intermediate_size, width * config.num_labels
+    )
+    weights = config.num_channels * patch_high * patch_wide * width
+    return Work(encoder.of(patches + 1) + NO_INPUT_GRADIENT * 2.0 * weights * patches)
+
+
+def _resnet(config: Any, image: tuple[int, int]) -> Work:
+    """Stem, stages and head; the padding of every convolution keeps the size of its input."""
+    small = getattr(config, "cifar_stem", False)
+    kernel, stride = (3, 1) if small else (7, 2)
+    side = _smaller(image, stride)
+    stem = side[0] * side[1] * kernel * kernel * config.num_channels * config.embedding_size
+    if not small:
+        side = _smaller(side, 2)  # pooling
+    total, width = 0, config.embedding_size
+    for number, (depth, out) in enumerate(zip(config.depths, config.hidden_sizes, strict=True)):
+        for layer in range(depth):
+            first = layer == 0 and (number > 0 or config.downsample_in_first_stage)
+            products, side = _block(config, width, out, side, 2 if first else 1)
+            total, width = total + products, out
+    head = width * config.num_labels
+    return Work(2.0 * (FORWARD_AND_BACKWARD * (total + head) + NO_INPUT_GRADIENT * stem))
+
+
+def _block(
+    config: Any, before: int, after: int, side: tuple[int, int], stride: int
+) -> tuple[int, tuple[int, int]]:
+    """Multiplications of a residual layer, and the size of its output."""
+    small = _smaller(side, stride)
+    pixels, pixels_before = small[0] * small[1], side[0] * side[1]
+    if config.layer_type == "bottleneck":
+        inner = after // 4
+        early = config.downsample_in_bottleneck
+        total = (pixels if early else pixels_before) * before * inner
+        total += pixels * (9 * inner * inner + inner * after)
+    else:
+        total = pixels * 9 * (before * after + after * after)
+    if before != after or stride > 1:
+        total += pixels * before * after  # the shortcut
+    return total, small
+
+
+def _smaller(side: tuple[int, int], stride: int) -> tuple[int, int]:
+    return -(-side[0] // stride), -(-side[1] // stride)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (
+        (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
+    )
+
+
+TEXTS: dict[str, Callable[[Any], Work]] = {"bert": _bert, "distilbert": _distilbert}
+IMAGES: dict[str, Callable[[Any, tuple[int, int]], Work]] = {"vit": _vit, "resnet": _resnet}
+
+
+def counted(model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]) -> Work:
+    """For a model without a closed form, on tensors that have a shape and no content.
+
+    Raises Uncountable if the model depends on their content, or if its FLOPs are no polynomial of
+    the length.
+    """
+    try:
+        # Without a mask all tokens count, as in a text that is not padded.
+        batch = {name: value for name, value in one_sample().items() if name != "attention_mask"}
+        if "input_ids" not in batch:
+            return Work(_count(model, batch), how=COUNTED)
+        counts = {n: _count(model, _of_length(batch, n)) for n in (*LENGTHS, CHECK_LENGTH)}
+    except Exception as error:  # any model of a user may fail here, and training goes on
+        lines = str(error).splitlines() or [""]
+        why = f"{type(error).__name__}: {lines[0]}"
+        raise Uncountable(f"it cannot be counted without content: {why}") from None
+    work = _polynomial(counts)
+    if abs(work.of(CHECK_LENGTH) / counts[CHECK_LENGTH] - 1) > 0.01:
+        raise Uncountable("its FLOPs are no polynomial of the length of a text")
+    return work
+
+
+def _count(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> float:
+    """FLOPs of one sample's forward and backward pass."""
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    for name, parameter in model.named_parameters():
+        shapes[name].requires_grad_(parameter.requires_grad)
+    inputs = {
+        name: torch.empty((SAMPLES, *value.shape[1:]), dtype=value.dtype, device="meta")
+        for name, value in batch.items()
+    }
+    counter = FlopCounterMode(display=False)
+    # Fused attention kernels are not counted on every device; plain matrix products are.
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        loss = torch.func.functional_call(model, shapes, (), inputs)["loss"]
+        loss.backward()
+    return float(counter.get_total_flops() / SAMPLES)
+
+
+def _of_length(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
+    return {
+        name: value.new_empty((1, length)) if value.ndim == 2 else value
+        for name, value in batch.items()
+    }
+
+
+def _polynomial(counts: Mapping[int, float]) -> Work:
+    """Through three equidistant points."""
+    a, b, c = (counts[length] for length in LENGTHS)
+    step = LENGTHS[1] - LENGTHS[0]
+    per_pair = (a - 2 * b + c) / (2 * step * step)
+    per_token = (b - a) / step - per_pair * (LENGTHS[0] + LENGTHS[1])
+    fixed = a - per_token * LENGTHS[0] - per_pair * LENGTHS[0] ** 2
+    return Work(fixed, per_token, per_pair, COUNTED)
+
+
 def peak_tflops(device: str, precision: str) -> float | None:
-    """Of a device by its name; None where it is not in the table, or has no such format."""
+    """By the name of a device; None if it is not in the table or has no such format."""
     name = f" {re.sub(r'[^a-z0-9]+', ' ', device.lower())} "
     for part, by_format in PEAKS:
-        _, found, after = name.partition(f" {part} ")
-        if found and not after.startswith(OTHER_MODELS):
+        _, match, after = name.partition(f" {part} ")
+        if match and not after.startswith(OTHER_MODELS):
             return by_format.get(precision)
     return None
 
 
-# ----
-# How much a forward pass is given to compute, known on the host: a GPU is asked for nothing.
+def peak_of(settings: Settings) -> tuple[float | None, str | None]:
+    """The peak of one device in the run's number format, and where it comes from."""
+    if settings.peak_tflops is not None:
+        return settings.peak_tflops, "flag"
+    if not torch.cuda.is_available():
+        return None, None
+    known = peak_tflops(torch.cuda.get_device_name(), settings.precision)
+    return known, None if known is None else "table"
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchShape:
     """Samples of a forward pass, with their tokens and the squares of their lengths in tokens.
 
-    As they are computed, padding included, and of the texts alone: None where nobody knows those.
-    Images have no tokens.
+    As computed, padding included, and of the texts alone: None if unknown. Images have no tokens.
     """
 
     samples: int
@@ -295,43 +284,29 @@ class Shape:
     text_tokens: int | None = None
     text_squares: int | None = None
 
+    def __add__(self, other: BatchShape) -> BatchShape:
+        """Two forward passes together; unknown where one is."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return BatchShape(*sums)
 
-def shape_of(inputs: Mapping[str, Any]) -> Shape:
-    """Of a batch, before it is copied to a device; texts say themselves what they make of it."""
+
+def batch_shape(inputs: Mapping[str, Any]) -> BatchShape:
+    """Of a batch before it is copied to a device, so that no GPU is waited for."""
     samples = len(inputs["labels"])
     amount: Amount | None = inputs.get(AMOUNT)
     if amount is not None:
-        return Shape(
+        return BatchShape(
             samples, amount.computed_tokens, amount.computed_squares, amount.tokens, amount.squares
         )
     if (ids := inputs.get("input_ids")) is None:
-        return Shape(samples)
+        return BatchShape(samples)
     texts, longest = ids.shape
-    return Shape(samples, texts * longest, texts * longest * longest)
-
-
-def added(one: Shape, other: Shape) -> Shape:
-    """Of two forward passes together; unknown where one is."""
-    pairs = zip(astuple(one), astuple(other), strict=True)
-    sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
-    return Shape(*sums)
-
-
-# ----
-# Operations of the timed steps, and their share of what the devices can do at most (MFU).
-#
-# What a model's shape takes: operations that are made again (activation checkpointing) are not
-# counted, as nowhere where MFU is spoken of.
-
-TERA = 1e12
-
-
-# Of each rank: what its timed steps have taken.
-SUMS = ("timed_tflop", "timed_tflop_without_padding", "timed_tokens", "timed_padded_tokens")
+    return BatchShape(samples, texts * longest, texts * longest * longest)
 
 
 class Utilisation(Measure):
-    """The trainer tells of each forward pass; here is added up what belongs to a timed step."""
+    """Adds up the forward passes that belong to timed steps; the trainer reports each of them."""
 
     def __init__(
         self,
@@ -349,26 +324,23 @@ class Utilisation(Measure):
         except Uncountable as error:
             self.missing = str(error)
         self.peak, self.peak_from = peak_of(context.settings)
-        self.updates: dict[int, Shape] = {}  # of this epoch
+        self.updates: dict[int, BatchShape] = {}  # of this epoch
 
-    def told(self, update: int, shape: Shape) -> None:
-        """A forward pass of the update after so many; there may be several."""
+    def add(self, update: int, shape: BatchShape) -> None:
+        """A forward pass of this update, which may have several."""
         before = self.updates.get(update)
-        self.updates[update] = shape if before is None else added(before, shape)
+        self.updates[update] = shape if before is None else before + shape
 
     def epoch_begins(self) -> None:
         self.updates = {}
 
-    def of_rank(self, untimed: int) -> dict[str, Any]:
+    def rank_fields(self, untimed: int) -> dict[str, Any]:
         timed = list(self.updates.values())[untimed:]
         if not timed:
             return dict.fromkeys(SUMS)
-        all_of_it = timed[0]
-        for shape in timed[1:]:
-            all_of_it = added(all_of_it, shape)
-        return sums_of(self.work, all_of_it)
+        return sums_of(self.work, reduce(BatchShape.__add__, timed))
 
-    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+    def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
         sums = {name: total([rank.get(name) for rank in ranks]) for name in SUMS}
         peak = self.peak * self.devices() if self.peak is not None else None
         return rates(sums, row["timed_s"], peak)
@@ -388,15 +360,15 @@ class Utilisation(Measure):
         }
 
 
-def sums_of(work: Work | None, shape: Shape) -> dict[str, Any]:
-    """What a rank tells of so many samples."""
+def sums_of(work: Work | None, shape: BatchShape) -> dict[str, Any]:
+    """The fields of a rank for batches of this shape in all."""
     sums: dict[str, Any] = dict.fromkeys(SUMS)
     sums["timed_tokens"], sums["timed_padded_tokens"] = shape.text_tokens, shape.tokens
     if work is None:
         return sums
     samples = shape.samples
     if not work.per_token and not work.per_pair:
-        # Of equal samples: nothing is padded.
+        # Samples of equal size: nothing is padded.
         sums["timed_tflop"] = work.of(samples=samples) / TERA
         return sums | {"timed_tflop_without_padding": sums["timed_tflop"]}
     if shape.tokens is not None:
@@ -410,28 +382,18 @@ def sums_of(work: Work | None, shape: Shape) -> dict[str, Any]:
 def rates(
     sums: Mapping[str, float | None], seconds: float, peak_tflops: float | None
 ) -> dict[str, float | None]:
-    """For the run's row, of what all ranks have done and what their devices can do together."""
+    """The fields of the run's row, from the sums over all ranks and the peak of all devices."""
     tflop, without, tokens, padded = (sums[name] for name in SUMS)
-    rate = _share(tflop, seconds)
-    filled = _share(tokens, padded)
+    rate = _ratio(tflop, seconds)
+    filled = _ratio(tokens, padded)
     return {
         "tflops_per_s": rate,
-        "tflops_per_s_without_padding": _share(without, seconds),
-        "mfu": _share(rate, peak_tflops),
-        "tokens_per_s": _share(tokens, seconds),
+        "tflops_per_s_without_padding": _ratio(without, seconds),
+        "mfu": _ratio(rate, peak_tflops),
+        "tokens_per_s": _ratio(tokens, seconds),
         "padding_share": None if filled is None else 1 - filled,
     }
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
+def _ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
-
-
-def peak_of(settings: Settings) -> tuple[float | None, str | None]:
-    """Of one device, in the number format of the run, and who says so."""
-    if settings.peak_tflops is not None:
-        return settings.peak_tflops, "flag"
-    if not torch.cuda.is_available():
-        return None, None
-    known = peak_tflops(torch.cuda.get_device_name(), settings.precision)
-    return known, None if known is None else "table"

@@ -1,4 +1,8 @@
-"""The link between nodes as it was asked for and as it is: what a run's record says of it."""
+"""Links between nodes: measured for the record of a run, or by the verb link, and checked.
+
+The verb: torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --master_addr=... -m harness link,
+and with --node_rank=1 on the other node.
+"""
 
 from __future__ import annotations
 
@@ -25,56 +29,53 @@ from harness.train.measure.environment import launch
 from harness.train.measure.link_probe import measure_allreduce, measure_pairs
 
 BUDGET_S = 10.0  # for everything
-
-
-PAIRS_SHARE = 0.75  # of it at most; all-reduce has what is left
-
-
-# A gradient that is larger is not exchanged whole: there may be no memory for it.
+PAIRS_SHARE = 0.75  # of the budget at most; the all-reduces get the rest
+# A larger gradient is not exchanged as a whole, because there may be no memory for it.
 LARGEST = 2**29
-
-
-# From here on a link is not the one that was asked for.
+# Beyond these differences a link is not the one that was asked for.
 RTT_SHARE, RTT_MS = 0.1, 2.0
-
-
 BANDWIDTH_SHARES = (0.7, 1.3)
-
-
-# A transfer that would be shorter than this on the link that was asked for is no measure of its
-# rate: TCP has to open its window, and what limits a rate lets a burst pass.
+# A transfer that would be shorter than this on the link asked for does not measure its rate: TCP
+# has to open its window, and rate limiters let a burst pass.
 FEW_ROUND_TRIPS, SHORT_S = 4, 0.05
+START = "torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... --master_addr=... -m harness link"
+EMULATED = "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"
+UNKNOWN = "-"
+LEGEND = (
+    "round trip: of 32 bytes; carries: one way, at a transfer of so many MB; algbw: size / time; "
+    "busbw: algbw x 2(n-1)/n; -: no time for it"
+)
 
 
 def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[str, Any] | None:
-    """What the links carry at the size of this model's gradient. Every rank calls it.
+    """Measure the links at the size of this model's gradient; every rank calls this.
 
-    None for one node, and on the other ranks: only rank 0 is told, and says what is wrong.
+    Rank 0 gets the result, and warns if the link is not the one asked for. None for a single node.
     """
     if world.nodes == 1:
         return None
     trained = [p for p in model.parameters() if p.requires_grad]
     gradient = sum(p.numel() * p.element_size() for p in trained)
-    found = measure(world, device, [min(gradient, LARGEST)], trained[0].dtype)
-    if found is None:
+    result = measure(world, device, [min(gradient, LARGEST)], trained[0].dtype)
+    if result is None:
         return None
-    if found["warning"]:
-        print(f"warning: {found['warning']}", file=sys.stderr, flush=True)
-    (reduced,) = found.pop("allreduce")
-    del reduced["asked_bytes"]
-    more = {f"allreduce_{name}": value for name, value in reduced.items()}
-    return {**found, "gradient_bytes": gradient, **more}
+    if result["warning"]:
+        print(f"warning: {result['warning']}", file=sys.stderr, flush=True)
+    (allreduce,) = result.pop("allreduce")
+    del allreduce["asked_bytes"]
+    more = {f"allreduce_{name}": value for name, value in allreduce.items()}
+    return {**result, "gradient_bytes": gradient, **more}
 
 
 def measure(
     world: World, device: torch.device, sizes: list[int], dtype: torch.dtype = torch.float32
 ) -> dict[str, Any] | None:
-    """Every pair of nodes, then an all-reduce of each size, beside what was asked for."""
+    """Every pair of nodes, then an all-reduce of each size, beside the link asked for."""
     began_s = time.perf_counter()
     pairs = measure_pairs(world, device, began_s + BUDGET_S * PAIRS_SHARE)
     allreduce = measure_allreduce(world, device, dtype, sizes, began_s + BUDGET_S)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # training finds the memory as it would have found it
+        torch.cuda.empty_cache()  # training finds the memory as it would without this
     if world.rank != 0:
         return None
     asked = (launch() or {}).get("link")
@@ -99,9 +100,9 @@ def _of_slowest(
 
 
 def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:
-    """Named for the backend, else that of this process's connections to the other ranks.
+    """The one named for the backend, else that of this process's connections to other ranks.
 
-    Not what leads to the master: gloo takes the address to which this host's own name resolves.
+    Not the one that leads to the master: gloo binds to the address of this host's own name.
     """
     variable = "NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME"
     if named := environ.get(variable):
@@ -117,12 +118,12 @@ def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:
         if c.status == psutil.CONN_ESTABLISHED and store not in (c.laddr.port, c.raddr.port)
     }
     interfaces = psutil.net_if_addrs().items()
-    used = [name for name, having in interfaces if any(a.address in own for a in having)]
-    return used[0] if len(used) == 1 else None  # others connect to other things, too
+    used = [name for name, addresses in interfaces if any(a.address in own for a in addresses)]
+    return used[0] if len(used) == 1 else None  # of several, some serve other connections
 
 
 def warning(asked: Any, pairs: list[dict[str, Any]]) -> str | None:
-    """What is far from what was asked for; None if nothing is, or nothing was asked."""
+    """How the links differ from what was asked for; None if they do not, or if nothing was."""
     wrong = []
     for pair in pairs:
         wanted = asked_of(asked, pair["nodes"])
@@ -135,7 +136,7 @@ def warning(asked: Any, pairs: list[dict[str, Any]]) -> str | None:
 
 
 def asked_of(asked: Any, nodes: list[int]) -> Mapping[str, Any] | None:
-    """One link for all pairs, or a list that names the nodes of each."""
+    """The link asked for between two nodes: one for all pairs, or from a list by nodes."""
     if isinstance(asked, Mapping):
         return asked
     named = (pair for pair in asked or () if sorted(pair["nodes"]) == sorted(nodes))
@@ -143,12 +144,12 @@ def asked_of(asked: Any, nodes: list[int]) -> Mapping[str, Any] | None:
 
 
 def difference(wanted: Mapping[str, Any], pair: Mapping[str, Any]) -> str:
-    """How a pair differs from its link; nothing where it does not, or is unknown."""
+    """How a pair differs from the link asked for; empty if it does not, or is unknown."""
     rtt, bandwidth = pair["rtt_min_ms"], pair["bandwidth_mbit"]
     rtt_wanted, rate = 2 * (wanted.get("delay_ms") or 0.0), wanted.get("rate_mbit")
     parts = []
     if rtt is not None:
-        # Each way may be as much earlier or later as was asked for.
+        # Jitter may add to the delay or subtract from it, each way.
         off = abs(rtt - rtt_wanted) - 2 * (wanted.get("jitter_ms") or 0.0)
         if off > RTT_MS and off > RTT_SHARE * rtt_wanted:
             parts.append(f"a round trip takes {rtt:.1f} ms, not {rtt_wanted:g}")
@@ -161,30 +162,8 @@ def difference(wanted: Mapping[str, Any], pair: Mapping[str, Any]) -> str:
     return " and ".join(parts)
 
 
-# ----
-# python -m harness link: what the links between nodes carry, measured now.
-#
-# torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --master_addr=... -m harness link
-#
-# and with --node_rank=1 on the other node.
-
-START = "torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... --master_addr=... -m harness link"
-
-
-EMULATED = "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"
-
-
-UNKNOWN = "-"
-
-
-LEGEND = (
-    "round trip: of 32 bytes; carries: one way, at a transfer of so many MB; algbw: size / time; "
-    "busbw: algbw x 2(n-1)/n; -: no time for it"
-)
-
-
 def run(options: argparse.Namespace) -> int:
-    """Every rank measures, rank 0 speaks."""
+    """python -m harness link: every rank measures, rank 0 prints."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # a rank does not outlive its launcher
     world = world_of(os.environ)
@@ -193,68 +172,60 @@ def run(options: argparse.Namespace) -> int:
             f"a link takes two processes; start it on every node with {START}, "
             f"or on emulated nodes with {EMULATED}"
         )
-    found = _measured(world, options.mb)
-    if found is not None:
-        print_json(found) if options.json else _show(found, world)
+    result = _measure_now(world, options.mb)
+    if result is not None:
+        print_json(result) if options.json else _show(result, world)
     return 0
 
 
-def _measured(world: World, mb: list[float]) -> dict[str, Any] | None:
+def _measure_now(world: World, mb: list[float]) -> dict[str, Any] | None:
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend)
-    found = measure(world, device, [max(1, int(size * 1e6)) for size in mb])
-    dist.barrier()  # all ranks end together: torchrun stops the others as soon as one has left
+    result = measure(world, device, [max(1, int(size * 1e6)) for size in mb])
+    dist.barrier()  # torchrun stops all ranks as soon as one has left
     dist.destroy_process_group()
-    if found is None:
+    if result is None:
         return None
-    # Predictions read this from a file, which says by itself what it is of.
+    # Predictions read this from a file, which has to be self-contained.
     about = {"backend": backend, "nodes": world.nodes, "processes_per_node": world.per_node}
-    return {**about, **found}
+    return {**about, **result}
 
 
-def _show(found: dict[str, Any], world: World) -> None:
+def _show(result: dict[str, Any], world: World) -> None:
     screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    where = found["interface"] or "an interface that is not known"
+    interface = result["interface"] or "an unknown interface"
     screen.print(
-        f"{world.nodes} node(s) of {world.per_node} process(es), over {where}, "
-        f"measured in {found['took_s']:.1f} s"
+        f"{world.nodes} node(s) of {world.per_node} process(es), over {interface}, "
+        f"measured in {result['took_s']:.1f} s"
     )
-    if found["pairs"]:
-        screen.print(_pairs(found["pairs"]))
-    screen.print(_reductions(found["allreduce"]))
-    screen.print(LEGEND, style="dim")
-    if found["warning"]:
-        print(f"warning: {found['warning']}", file=sys.stderr)
-
-
-def _pairs(pairs: list[dict[str, Any]]) -> Table:
-    table = _table("nodes", "round trip ms: min", "median", "carries Mbit/s", "at MB")
-    for pair in pairs:
-        table.add_row(
-            "{} - {}".format(*pair["nodes"]),
-            _text(pair["rtt_min_ms"], "{:,.2f}"),
-            _text(pair["rtt_median_ms"], "{:,.2f}"),
-            _text(pair["bandwidth_mbit"], "{:,.0f}"),
-            _mb(pair["transfer_bytes"]),
-        )
-    return table
-
-
-def _reductions(rows: list[dict[str, Any]]) -> Table:
-    table = _table("all-reduce MB", "measured at", "time ms", "algbw Mbit/s", "busbw Mbit/s")
-    for row in rows:
-        table.add_row(
-            _mb(row["asked_bytes"]),
-            _mb(row["bytes"]),
-            _text(None if row["s"] is None else row["s"] * 1000, "{:,.1f}"),
+    if result["pairs"]:
+        pairs = _table("nodes", "round trip ms: min", "median", "carries Mbit/s", "at MB")
+        for pair in result["pairs"]:
+            pairs.add_row(
+                "{} - {}".format(*pair["nodes"]),
+                _text(pair["rtt_min_ms"], "{:,.2f}"),
+                _text(pair["rtt_median_ms"], "{:,.2f}"),
+                _text(pair["bandwidth_mbit"], "{:,.0f}"),
+                _text(pair["transfer_bytes"], "{:,.5g}", 1e-6),
+            )
+        screen.print(pairs)
+    sizes = _table("all-reduce MB", "measured at", "time ms", "algbw Mbit/s", "busbw Mbit/s")
+    for row in result["allreduce"]:
+        sizes.add_row(
+            _text(row["asked_bytes"], "{:,.5g}", 1e-6),
+            _text(row["bytes"], "{:,.5g}", 1e-6),
+            _text(row["s"], "{:,.1f}", 1e3),
             _text(row["algbw_mbit"], "{:,.0f}"),
             _text(row["busbw_mbit"], "{:,.0f}"),
         )
-    return table
+    screen.print(sizes)
+    screen.print(LEGEND, style="dim")
+    if result["warning"]:
+        print(f"warning: {result['warning']}", file=sys.stderr)
 
 
 def _table(*headings: str) -> Table:
@@ -264,9 +235,5 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _mb(size: int | None) -> str:
-    return _text(None if size is None else size / 1e6, "{:,.5g}")
-
-
-def _text(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else form.format(value)
+def _text(value: float | None, form: str, scale: float = 1.0) -> str:
+    return UNKNOWN if value is None else form.format(value * scale)

@@ -1,7 +1,10 @@
-"""Exchanges between ranks as training makes them, timed.
+"""Timed exchanges between ranks: all-reduces of all, round trips and transfers between two nodes.
 
 A slow link must not cost minutes: sizes grow as long as the next one fits into the time that is
-left, and what did not fit is unknown.
+left, and what did not fit is unknown. Pairs of nodes are measured one at a time, so that none
+disturbs another. Their leaders (the first rank of each node) exchange messages of four numbers:
+rank 0 says whose turn it is, the lower leader of a pair measures and reports to rank 0, the other
+one answers.
 """
 
 from __future__ import annotations
@@ -20,14 +23,64 @@ import torch.distributed as dist
 
 from harness.core.topology import World
 
-SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and how many times larger the next one is
+SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and the ratio of one size to the next
+SAMPLES, SAMPLES_S = 3, 1.0  # the median of so many counts; of slow exchanges fewer are made
+ALL_PAIRS = 8  # nodes; with more of them each is measured with node 0 alone
+LARGEST_TRANSFER = 2**26  # bytes
+LONG_ENOUGH_S = 0.1  # no larger transfer is made after one that takes this long and 4 round trips
+ROUND_TRIPS, FEW_ROUND_TRIPS = 20, 3
+# A distant pair needs so many of its round trips for a bandwidth, whatever its share of the time.
+NEEDED_ROUND_TRIPS = 16
+# The kinds of messages.
+PING, BULK, MEASURE, ANSWER, END = range(5)
+UNKNOWN = math.nan
 
 
-SAMPLES, SAMPLES_S = 3, 1.0  # of which the median counts; those that take long need no more
+@dataclass
+class Channel:
+    """Sends tensors between ranks, of the kind and on the device that training uses."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    group: Any = None  # None: that of the training
+    buffer: torch.Tensor | None = None
+
+    def finish(self) -> None:
+        """NCCL calls return before the exchange is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        dist.send(tensor, rank, group=self.group)
+        self.finish()
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        dist.recv(tensor, rank, group=self.group)
+        self.finish()
+
+    def send_message(self, rank: int, *numbers: float) -> None:
+        """A kind with its arguments, or a result; filled up to four numbers."""
+        padded = [*numbers, 0.0, 0.0, 0.0][:4]
+        self.send(torch.tensor(padded, dtype=torch.float64, device=self.device), rank)
+
+    def receive_message(self, rank: int) -> list[float]:
+        message = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.receive(message, rank)
+        return list(message.tolist())
+
+    def elements(self, count: int) -> torch.Tensor:
+        """Zeros, which stay zeros when summed; the memory is reused."""
+        if self.buffer is None or len(self.buffer) < count:
+            self.buffer = None  # free it before allocating another
+            self.buffer = torch.zeros(count, dtype=self.dtype, device=self.device)
+        return self.buffer[:count]
+
+    def count_of(self, size: int) -> int:
+        return max(1, size // int(self.dtype.itemsize))
 
 
 def busbw(algbw: float, ranks: int) -> float:
-    """What each rank's link has to carry in an all-reduce, whatever the number of ranks."""
+    """What the link of each rank carries in an all-reduce, comparable for any number of ranks."""
     return algbw * 2 * (ranks - 1) / ranks
 
 
@@ -38,10 +91,10 @@ def climb(
     long_enough_s: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[int, float] | None:
-    """(size, median seconds) at the target or the largest size for which there was time.
+    """(size, median seconds) at the target, or at the largest size that fits into the time.
 
-    once(size) does it and gives the seconds that count; what it costs besides is seen here. The
-    first one of each size counts only where there is time for no other: it opens TCP's window.
+    once(size) makes one exchange and returns the seconds that count; its whole cost is seen here.
+    The first exchange of a size counts only if there is time for no other: it opens TCP's window.
     """
     size, seconds = 0, 0.0
     larger, cost_s, slope = min(SMALLEST, target), 0.0, 0.0
@@ -50,7 +103,7 @@ def climb(
         began_s = clock()
         size, seconds = larger, once(larger)
         cost_s = clock() - began_s
-        # The same latency is in both, so what more bytes take is what the last ones took.
+        # Both sizes have the same latency, so more bytes cost what the last additional ones did.
         slope = max(0.0, seconds - before[1]) / (size - before[0])
         larger = size if seconds >= long_enough_s else min(GROWTH * size, target)
     if not size:
@@ -61,145 +114,68 @@ def climb(
     return size, statistics.median(samples or [seconds])
 
 
-@dataclass
-class Wire:
-    """Tensors between ranks, of the kind and where training has them."""
-
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    group: Any = None  # None: that of the training
-    buffer: torch.Tensor | None = None
-
-    def finish(self) -> None:
-        """NCCL only begins an exchange."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def say(self, rank: int, *numbers: float) -> None:
-        """Four numbers: what is asked for, or what was found."""
-        padded = [*numbers, 0.0, 0.0, 0.0][:4]
-        self.send(torch.tensor(padded, dtype=torch.float64, device=self.device), rank)
-
-    def hear(self, rank: int) -> list[float]:
-        message = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.receive(message, rank)
-        return list(message.tolist())
-
-    def send(self, tensor: torch.Tensor, rank: int) -> None:
-        dist.send(tensor, rank, group=self.group)
-        self.finish()
-
-    def receive(self, tensor: torch.Tensor, rank: int) -> None:
-        dist.recv(tensor, rank, group=self.group)
-        self.finish()
-
-    def elements(self, count: int) -> torch.Tensor:
-        """Zeros, whose sum stays what it is; kept for the next time."""
-        if self.buffer is None or len(self.buffer) < count:
-            self.buffer = None  # before there is another
-            self.buffer = torch.zeros(count, dtype=self.dtype, device=self.device)
-        return self.buffer[:count]
-
-    def count_of(self, size: int) -> int:
-        return max(1, size // self.dtype.itemsize)
-
-
 def measure_allreduce(
     world: World, device: torch.device, dtype: torch.dtype, sizes: list[int], until_s: float
 ) -> list[dict[str, Any]]:
-    """A row a size, on rank 0; the other ranks reduce as much as it tells them."""
-    wire = Wire(device, dtype)
+    """A row per size, on rank 0; the other ranks reduce as much as it announces."""
+    channel = Channel(device, dtype)
     if world.rank != 0:
-        while _reduce(wire, 0) is not None:
+        while _reduce(channel, 0) is not None:
             pass
         return []
     rows = []
 
     def once(size: int) -> float:
-        seconds = _reduce(wire, wire.count_of(size))
+        seconds = _reduce(channel, channel.count_of(size))
         assert seconds is not None
         return seconds
 
-    for number, size in enumerate(sizes):
+    for number, asked in enumerate(sizes):
         now_s = time.perf_counter()
         share_s = (until_s - now_s) / (len(sizes) - number)
-        found = climb(once, size, now_s + share_s)
-        rows.append(_reduction(size, found, world.size))
-    _reduce(wire, 0)
+        size, seconds = climb(once, asked, now_s + share_s) or (None, None)
+        algbw = size * 8 / seconds / 1e6 if size and seconds else None
+        rows.append({
+            "asked_bytes": asked,
+            "bytes": size,
+            "s": seconds,
+            "algbw_mbit": algbw,
+            "busbw_mbit": None if algbw is None else busbw(algbw, world.size),
+        })  # fmt: skip
+    _reduce(channel, 0)
     return rows
 
 
-def _reduce(wire: Wire, count: int) -> float | None:
-    """Seconds of an all-reduce as large as rank 0 says, the others say 0; None: that was all."""
-    # Also lets the ranks begin together, as far as the link lets them.
-    told = torch.tensor([count], dtype=torch.int64, device=wire.device)
-    dist.all_reduce(told)
-    if (told_count := int(told.item())) == 0:
+def _reduce(channel: Channel, count: int) -> float | None:
+    """Seconds of an all-reduce of as many elements as rank 0 announces; None: it was the last."""
+    # The sum is what rank 0 gives, as the others give 0; it also lets all ranks begin together.
+    announced = torch.tensor([count], dtype=torch.int64, device=channel.device)
+    dist.all_reduce(announced)
+    if (size := int(announced.item())) == 0:
         return None
-    tensor = wire.elements(told_count)
+    tensor = channel.elements(size)
     began_s = time.perf_counter()
     dist.all_reduce(tensor)
-    wire.finish()
+    channel.finish()
     return time.perf_counter() - began_s
 
 
-def _reduction(asked: int, found: tuple[int, float] | None, ranks: int) -> dict[str, Any]:
-    size, seconds = found or (None, None)
-    algbw = size * 8 / seconds / 1e6 if size and seconds else None
-    return {
-        "asked_bytes": asked,
-        "bytes": size,
-        "s": seconds,
-        "algbw_mbit": algbw,
-        "busbw_mbit": None if algbw is None else busbw(algbw, ranks),
-    }
-
-
-# ----
-# Round trips and bandwidth between two nodes, one pair at a time so that none disturbs another.
-#
-# The leaders of the nodes (their first ranks) exchange messages of four numbers. Rank 0 says whose
-# turn it is; the lower leader of a pair asks, measures and tells rank 0, the other one answers.
-
-ALL_PAIRS = 8  # nodes; with more of them each is measured with node 0 alone
-
-
-LARGEST_TRANSFER = 2**26  # bytes
-
-
-LONG_ENOUGH_S = 0.1  # a transfer that takes so long, and four round trips, says enough
-
-
-ROUND_TRIPS, FEW_ROUND_TRIPS = 20, 3
-
-
-# A pair far apart needs so many of its round trips for a bandwidth, whatever its share of the time.
-NEEDED_ROUND_TRIPS = 16
-
-
-# What a message asks for.
-PING, BULK, ASK, ANSWER, END = range(5)
-
-
-UNKNOWN = math.nan
-
-
 def pairs_of(nodes: int) -> list[tuple[int, int]]:
-    """Those of node 0 first: they are known even where there is no time for all."""
+    """Those of node 0 first, so that they are known even if there is no time for all."""
     if nodes <= ALL_PAIRS:
         return list(combinations(range(nodes), 2))
     return [(0, node) for node in range(1, nodes)]
 
 
 @contextmanager
-def leaders(world: World, device: torch.device) -> Iterator[Wire]:
-    """gloo's connections are there already; NCCL's take memory of the GPU until they are closed."""
+def leaders(world: World, device: torch.device) -> Iterator[Channel]:
+    """gloo has its connections already; NCCL's take memory of the GPU until they are closed."""
     if dist.get_backend() != "nccl":
-        yield Wire(device)
+        yield Channel(device)
         return
     group = dist.new_group([_leader(world, node) for node in range(world.nodes)])
     try:
-        yield Wire(device, group=group)
+        yield Channel(device, group=group)
     finally:
         dist.destroy_process_group(group)
 
@@ -209,113 +185,109 @@ def _leader(world: World, node: int) -> int:
 
 
 def measure_pairs(world: World, device: torch.device, until_s: float) -> list[dict[str, Any]]:
-    """A row a pair, on rank 0; the other leaders do as it tells them, the other ranks nothing."""
-    with leaders(world, device) as wire:
+    """A row per pair, on rank 0; the other leaders do what it asks for, the other ranks nothing."""
+    with leaders(world, device) as channel:
         if world.rank == 0:
-            return _lead(world, wire, until_s)
+            return _lead(world, channel, until_s)
         if world.rank % world.per_node == 0:
-            _follow(wire)
+            _follow(channel)
         return []
 
 
-def _lead(world: World, wire: Wire, until_s: float) -> list[dict[str, Any]]:
+def _lead(world: World, channel: Channel, until_s: float) -> list[dict[str, Any]]:
     rows = []
     pairs = pairs_of(world.nodes)
     for number, nodes in enumerate(pairs):
-        one, other = (_leader(world, node) for node in nodes)
+        lower, upper = (_leader(world, node) for node in nodes)
         left_s = until_s - time.perf_counter()
         share_s = left_s / (len(pairs) - number)
-        found = [UNKNOWN] * 4
+        result = [UNKNOWN] * 4
         if left_s > 0:
-            wire.say(other, ANSWER, one)
-            if one == 0:
-                found = ask(wire, other, share_s, left_s)
+            channel.send_message(upper, ANSWER, lower)
+            if lower == 0:
+                result = measure_pair(channel, upper, share_s, left_s)
             else:
-                wire.say(one, ASK, other, share_s, left_s)
-                found = wire.hear(one)
-        rows.append(_row(nodes, *found))
+                channel.send_message(lower, MEASURE, upper, share_s, left_s)
+                result = channel.receive_message(lower)
+        rows.append(pair_row(nodes, *result))
     for node in range(1, world.nodes):
-        wire.say(_leader(world, node), END)
+        channel.send_message(_leader(world, node), END)
     return rows
 
 
-def _follow(wire: Wire) -> None:
+def _follow(channel: Channel) -> None:
     while True:
-        what, rank, share_s, left_s = wire.hear(0)
-        if what == END:
+        kind, rank, share_s, left_s = channel.receive_message(0)
+        if kind == END:
             return
-        if what == ANSWER:
-            answer(wire, int(rank))
+        if kind == ANSWER:
+            answer(channel, int(rank))
         else:
-            wire.say(0, *ask(wire, int(rank), share_s, left_s))
+            channel.send_message(0, *measure_pair(channel, int(rank), share_s, left_s))
 
 
-def ask(wire: Wire, peer: int, share_s: float, left_s: float) -> list[float]:
+def measure_pair(channel: Channel, peer: int, share_s: float, left_s: float) -> list[float]:
     """Least and median round trip, bytes of a transfer and its seconds, seen from this side."""
     began_s = time.perf_counter()
-    _round_trip(wire, peer)  # opens the connection where there is none yet
-    trips = [_round_trip(wire, peer)]
+    _round_trip(channel, peer)  # opens the connection if there is none yet
+    trips = [_round_trip(channel, peer)]
     opened_s = time.perf_counter()
     share_s = max(share_s, NEEDED_ROUND_TRIPS * trips[0])
     until_s = min(opened_s + share_s, began_s + left_s)
     while len(trips) < ROUND_TRIPS and (
         len(trips) < FEW_ROUND_TRIPS or time.perf_counter() < opened_s + share_s / 8
     ):
-        trips.append(_round_trip(wire, peer))
+        trips.append(_round_trip(channel, peer))
     least = min(trips)
 
     def once(size: int) -> float:
-        return _transfer(wire, peer, size) - least
+        return _transfer(channel, peer, size) - least
 
-    moved = climb(once, LARGEST_TRANSFER, until_s, max(LONG_ENOUGH_S, 4 * least))
-    wire.say(peer, END)
-    return [least, statistics.median(trips), *(moved or (UNKNOWN, UNKNOWN))]
+    transfer = climb(once, LARGEST_TRANSFER, until_s, max(LONG_ENOUGH_S, 4 * least))
+    channel.send_message(peer, END)
+    return [least, statistics.median(trips), *(transfer or (UNKNOWN, UNKNOWN))]
 
 
-def _round_trip(wire: Wire, peer: int) -> float:
+def _round_trip(channel: Channel, peer: int) -> float:
     began_s = time.perf_counter()
-    wire.say(peer, PING)
-    wire.hear(peer)
+    channel.send_message(peer, PING)
+    channel.receive_message(peer)
     return time.perf_counter() - began_s
 
 
-def _transfer(wire: Wire, peer: int, size: int) -> float:
-    """Seconds from the first byte sent to the answer to the last: a round trip too many."""
-    count = wire.count_of(size)
-    tensor = wire.elements(count)
-    wire.say(peer, BULK, count)
-    wire.hear(peer)
+def _transfer(channel: Channel, peer: int, size: int) -> float:
+    """Seconds from the first byte sent to the answer to the last: one round trip too many."""
+    count = channel.count_of(size)
+    tensor = channel.elements(count)
+    channel.send_message(peer, BULK, count)
+    channel.receive_message(peer)
     began_s = time.perf_counter()
-    wire.send(tensor, peer)
-    wire.hear(peer)
+    channel.send(tensor, peer)
+    channel.receive_message(peer)
     return time.perf_counter() - began_s
 
 
-def answer(wire: Wire, peer: int) -> None:
-    """The other side of ask()."""
+def answer(channel: Channel, peer: int) -> None:
+    """The other side of measure_pair()."""
     while True:
-        what, count, *_ = wire.hear(peer)
-        if what == END:
+        kind, count, *_ = channel.receive_message(peer)
+        if kind == END:
             return
-        tensor = wire.elements(int(count)) if what == BULK else None
-        wire.say(peer, what)
+        tensor = channel.elements(int(count)) if kind == BULK else None
+        channel.send_message(peer, kind)
         if tensor is not None:
-            wire.receive(tensor, peer)
-            wire.say(peer, END)
+            channel.receive(tensor, peer)
+            channel.send_message(peer, END)
 
 
-def _row(
+def pair_row(
     nodes: tuple[int, int], least_s: float, median_s: float, size: float, seconds: float
 ) -> dict[str, Any]:
-    known = seconds > 0  # else shorter than a round trip: it says nothing of the bandwidth
+    known = seconds > 0  # shorter than a round trip, it says nothing about the bandwidth
     return {
         "nodes": list(nodes),
-        "rtt_min_ms": _known(least_s * 1000),
-        "rtt_median_ms": _known(median_s * 1000),
+        "rtt_min_ms": least_s * 1000 if math.isfinite(least_s) else None,
+        "rtt_median_ms": median_s * 1000 if math.isfinite(median_s) else None,
         "bandwidth_mbit": size * 8 / seconds / 1e6 if known else None,
         "transfer_bytes": int(size) if known else None,
     }
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -99,9 +99,10 @@ class BatchMetrics:
         quality = {"samples": len(rows), "loss": float(np.mean(rows[:, 3]))}
         if self.num_labels > TOP:
             quality["top5_accuracy"] = float(np.mean(self.hits[:, 1]))
-        return quality | self.confusion.compute()
+        by_class: dict[str, float] = self.confusion.compute()
+        return quality | by_class
 
-    def of_rank(self, rank: int, ranks: int, batch: int) -> dict[str, Any]:
+    def rank_quality(self, rank: int, ranks: int, batch: int) -> dict[str, Any]:
         """The accuracy on the samples that one rank had in the last evaluation.
 
         The gathered samples come batch by batch, rank by rank, and those that fill up the last

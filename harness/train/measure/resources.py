@@ -1,9 +1,9 @@
-"""How long processors worked for a run: the kernel's count of each rank's process."""
+"""What a run takes from the machine, besides time: processor time, memory and network traffic."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -13,21 +13,26 @@ import torch
 from accelerate.utils import gather_object
 
 from harness.train.context import Context
-from harness.train.measure.base import Measure
+from harness.train.measure.base import Measure, total
 from harness.train.measure.rows import peaks_of
 
-KINDS = ("user_s", "system_s")
+GIB = 2**30
+CPU_FIELDS = ("user_s", "system_s")
+TRAFFIC_FIELDS = ("payload_bytes", "network_sent_bytes")
+STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own
+INTERFACES = Path("/proc/self/net/dev")  # of this process's network namespace
+Bytes = tuple[int | None, int | None]  # of each traffic field; None: unknown
 
 
-def of_all_ranks(mine: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """What each tells, by rank."""
-    return list(gather_object([mine])) if size > 1 else [mine]
+def of_all_ranks(row: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """The rows of all ranks, in their order."""
+    return list(gather_object([row])) if size > 1 else [row]
 
 
 class CpuTime:
-    """Processor time since this was made, of this process and of the others as far as they told.
+    """Processor time of this process since this was made, and of the other ranks once they report.
 
-    Reading it is one call of the system. What worker processes took is known when they have ended.
+    Reading it is one system call. The time of worker processes is known when they have ended.
     """
 
     def __init__(self, ranks: int = 1, since: os.times_result | None = None) -> None:
@@ -41,7 +46,7 @@ class CpuTime:
 
     def restart(self, since: os.times_result | None = None) -> None:
         self.before = since or os.times()
-        self.of_ranks: list[dict[str, Any]] | None = None
+        self.reported: list[dict[str, Any]] | None = None
 
     def own(self) -> dict[str, float]:
         """Of this process and of its worker processes that have ended."""
@@ -50,30 +55,27 @@ class CpuTime:
         system_s = now.system + now.children_system - then.system - then.children_system
         return {"user_s": round(user_s, 3), "system_s": round(system_s, 3)}  # counted in 0.01 s
 
-    def heard(self, of_ranks: list[dict[str, Any]]) -> None:
-        """What all ranks told when they met; of one process there is always something newer."""
-        self.of_ranks = of_ranks
+    def report(self, ranks: list[dict[str, Any]]) -> None:
+        """The rows of all ranks have been gathered."""
+        self.reported = ranks
 
     def per_rank(self) -> dict[str, list[float] | None]:
-        """Lists by rank, null before the ranks have told anything."""
-        told = [self.own()] if self.alone else self.of_ranks
-        return {f"{kind}_per_rank": [r[kind] for r in told] if told else None for kind in KINDS}
+        """Lists by rank, null before the ranks have reported; a single process is up to date."""
+        rows = [self.own()] if self.alone else self.reported
+        return {
+            f"{name}_per_rank": [row[name] for row in rows] if rows else None for name in CPU_FIELDS
+        }
 
 
-# ----
-# Peak memory of a process: of each of its GPUs, or of itself.
-
-GIB = 2**30
+def _device_numbers(devices: int) -> Sequence[int]:
+    """The GPUs of this process; only DataParallel has several of them."""
+    return range(devices) if devices > 1 else [torch.cuda.current_device()]
 
 
 def peak_memory_gib(cuda: bool, devices: int = 1) -> list[float]:
-    """The most memory of this process, by device: of torch since the last reset, else resident.
-
-    Only DataParallel has several devices in one process.
-    """
+    """Peak memory of this process: by GPU, of torch since the last reset; on a CPU, resident."""
     if cuda:
-        numbers = range(devices) if devices > 1 else [torch.cuda.current_device()]
-        return [float(torch.cuda.max_memory_allocated(n) / GIB) for n in numbers]
+        return [float(torch.cuda.max_memory_allocated(n) / GIB) for n in _device_numbers(devices)]
     try:
         # A CPU has no allocator to ask; the kernel keeps the high-water mark of the process.
         status = Path("/proc/self/status").read_text()
@@ -83,57 +85,154 @@ def peak_memory_gib(cuda: bool, devices: int = 1) -> list[float]:
 
 
 def reserved_memory_gib(cuda: bool, devices: int = 1) -> list[float] | None:
-    """The most that torch's allocator has taken from each device; None where it takes none."""
+    """The most that torch's allocator has reserved on each GPU; None on a CPU."""
     if not cuda:
         return None
-    numbers = range(devices) if devices > 1 else [torch.cuda.current_device()]
-    return [float(torch.cuda.max_memory_reserved(n) / GIB) for n in numbers]
+    return [float(torch.cuda.max_memory_reserved(n) / GIB) for n in _device_numbers(devices)]
 
 
-def forget_peak_memory(devices: int) -> None:
-    """Count the peak of these GPUs from now on."""
-    for number in range(devices) if devices > 1 else [torch.cuda.current_device()]:
+def reset_peak_memory(devices: int) -> None:
+    for number in _device_numbers(devices):
         torch.cuda.reset_peak_memory_stats(number)
 
 
 class Memory(Measure):
-    """The peaks of this process, epoch by epoch."""
+    """Peak memory of this process, epoch by epoch."""
 
     def __init__(self, cuda: bool, devices: int) -> None:
         self.cuda, self.devices = cuda, devices
-        self.before: list[list[float]] = []  # in this epoch, before something that does not count
+        self.before: list[list[float]] = []  # in this epoch, before something that is excluded
         self.own: list[list[float] | None] = [None, None]  # of the last epoch: allocated, reserved
 
     def _peaks(self) -> list[list[float]]:
         """Allocated, and on a GPU reserved, by device."""
         allocated = peak_memory_gib(self.cuda, self.devices)
         reserved = reserved_memory_gib(self.cuda, self.devices)
-        found = [allocated] if reserved is None else [allocated, reserved]
+        peaks = [allocated] if reserved is None else [allocated, reserved]
         if self.before:
-            pairs = zip(found, self.before, strict=True)
-            found = [list(map(max, now, then)) for now, then in pairs]
-        return found
+            pairs = zip(peaks, self.before, strict=True)
+            peaks = [list(map(max, now, then)) for now, then in pairs]
+        return peaks
 
     def epoch_begins(self) -> None:
         self.before = []
         if self.cuda:
-            forget_peak_memory(self.devices)
+            reset_peak_memory(self.devices)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def excluded(self) -> Iterator[None]:
         if not self.cuda:
-            yield  # nobody can take back the peak of a process
+            yield  # the peak of a process cannot be reset
             return
         self.before = self._peaks()
         yield
-        forget_peak_memory(self.devices)
+        reset_peak_memory(self.devices)
 
-    def of_rank(self, untimed: int) -> dict[str, Any]:
-        found = self._peaks()
-        self.own = [found[0], found[1] if self.cuda else None]
-        allocated, reserved = (of and max(of) for of in self.own)
+    def rank_fields(self, untimed: int) -> dict[str, Any]:
+        peaks = self._peaks()
+        self.own = [peaks[0], peaks[1] if self.cuda else None]
+        allocated, reserved = (by_device and max(by_device) for by_device in self.own)
         return {"peak_memory_gib": allocated, "reserved_memory_gib": reserved}
 
-    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+    def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
         named = zip(("peak_memory_gib", "reserved_memory_gib"), self.own, strict=True)
         return {f"{name}_per_rank": peaks_of(name, ranks, own) for name, own in named}
+
+
+def interfaces_sent(file: Path = INTERFACES) -> int | None:
+    """Bytes that all interfaces but lo have sent since boot; None outside Linux."""
+    try:
+        lines = file.read_text().splitlines()[2:]
+    except OSError:
+        return None
+    counters = {name.strip(): of.split() for name, _, of in (line.partition(":") for line in lines)}
+    return sum(int(of[8]) for name, of in counters.items() if name != "lo")
+
+
+class Traffic:
+    """What one rank sends between the edges of an epoch's time; evaluation and saving are excluded.
+
+    The payload is what was handed over for exchange, the network bytes what left the node.
+    """
+
+    def __init__(
+        self, read: Callable[[], Bytes] = lambda: (None, None), before: Bytes = (0, 0)
+    ) -> None:
+        self.read = read
+        self.before = before  # in this epoch, until the checkpoint that was resumed from
+        self.began: Bytes = (None, None)
+        self.paused: Bytes | None = None  # the reading at the beginning of a pause
+
+    def start(self) -> None:
+        self.began, self.paused = self.read(), None
+
+    def so_far(self) -> Bytes:
+        """In this epoch until now; what is sent from here to resume() is excluded."""
+        self.paused = self.read()
+        return _combine(lambda now, began, before: now - began + before, self.paused, self.began,
+                        self.before)  # fmt: skip
+
+    def resume(self) -> None:
+        if self.paused is not None:
+            self.began = _combine(
+                lambda began, now, paused: began + now - paused,
+                self.began,
+                self.read(),
+                self.paused,
+            )
+            self.paused = None
+
+    def stop(self) -> dict[str, int | None]:
+        """The epoch has ended: its fields in the rank's row."""
+        sent = self.so_far()
+        self.before = (0, 0)
+        return dict(zip(TRAFFIC_FIELDS, sent, strict=True))
+
+
+def traffic_of(context: Context | None, payload_bytes: Callable[[], int | None]) -> Traffic:
+    """Unknown without a context. A node has one counter, which its first rank reads."""
+    if context is None:
+        return Traffic()
+    reads = context.world.nodes > 1 and context.world.local_rank == 0
+    return Traffic(
+        lambda: (payload_bytes(), interfaces_sent() if reads else None), _sent_before(context)
+    )
+
+
+def _sent_before(context: Context) -> Bytes:
+    """This rank's part of the epoch in which the checkpoint was written."""
+    if "samples" not in context.epoch_so_far:  # it was written between two epochs
+        return 0, 0
+    by_rank = context.epoch_so_far.get("sent")
+    if by_rank is None:
+        return None, None
+    if not context.other_processes:
+        payload, network = by_rank[context.world.rank]
+        return payload, network
+    # The number of processes has changed: all of it counts once, on rank 0.
+    ranks = [dict(zip(TRAFFIC_FIELDS, sent, strict=True)) for sent in by_rank]
+    payload, network = over_ranks(ranks, context.world.per_node).values()
+    return (payload, network) if context.is_rank0 else (0, 0)
+
+
+def over_ranks(ranks: Sequence[dict[str, Any]], per_node: int) -> dict[str, int | None]:
+    """The fields of the epoch's row: sums over the ranks, and over the first rank of each node."""
+    payload = total([rank.get(TRAFFIC_FIELDS[0]) for rank in ranks])
+    network = total([rank.get(TRAFFIC_FIELDS[1]) for rank in ranks[::per_node]])
+    return dict(zip(TRAFFIC_FIELDS, (payload, related(payload, network)), strict=True))
+
+
+def related(payload: int | None, network: int | None) -> int | None:
+    """The network bytes, if the interfaces carry the payload.
+
+    They do not between nodes on one machine, nor where a network has counters of its own.
+    """
+    stray = network is not None and network < STRAY_BYTES
+    return None if payload and payload > STRAY_BYTES and stray else network
+
+
+def _combine(function: Callable[..., int], *readings: Bytes) -> Bytes:
+    """Field by field; unknown where one reading is."""
+    fields = zip(*readings, strict=True)
+    payload, network = (None if None in field else function(*field) for field in fields)
+    return payload, network

@@ -1,4 +1,4 @@
-"""The rows of an epoch: what they are made of, and that each is written once."""
+"""The rows of an epoch: what they are computed from, and that each is written once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 
 from harness.core.records import append_row, read_rows
 
-# Of what evaluation gives, not quality: the Trainer's own timing, and what stands elsewhere.
+# Metrics of an evaluation that are not quality: the Trainer's own timing, and fields of the row.
 TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-
-
 ELSEWHERE = ("epoch", "samples")
 
 
 class Pending:
-    """The row of an epoch that has ended, kept until its evaluation is known, and written once."""
+    """The row of an epoch that has ended; it waits for the evaluation and is written once."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -25,18 +23,18 @@ class Pending:
         self.recorded: set[float] = set()
 
     def begin(self, goes_on: bool = True) -> None:
-        """What an attempt before has written is not written again."""
+        """Rows that an earlier attempt has written are not written again."""
         self.row = None
         rows, _ = read_rows(self.file) if goes_on else ([], 0)
         self.recorded = {row["epoch"] for row in rows}
 
     def write(self, quality: dict[str, Any], more: dict[str, Any]) -> dict[str, Any] | None:
-        """The row as it was written now; None where there is none to write."""
+        """Write the row with these fields and return it; None if there is none to write."""
         row, self.row = self.row, None
         if row is None or row["epoch"] in self.recorded:
             return None
         self.recorded.add(row["epoch"])
-        # A metric of the user's that has the name of a field of ours keeps both.
+        # If a metric of the user has the name of a field of ours, both are kept.
         row |= {f"eval_{k}" if k in row else k: v for k, v in quality.items()}
         row |= more
         append_row(self.file, row)
@@ -46,7 +44,7 @@ class Pending:
 def rank_row(
     epoch: float, rank: int, train_s: float, timed: list[tuple[int, float]], data_wait_s: float
 ) -> dict[str, Any]:
-    """What differs between ranks, as it stands in ranks/rank_<r>.jsonl."""
+    """What differs between ranks, in the form of ranks/rank_<r>.jsonl."""
     seconds = [s for _, s in timed]
     return {
         "epoch": epoch,
@@ -58,8 +56,8 @@ def rank_row(
     }
 
 
-def added_up(exact: dict[str, float], fed: int, logged_loss: float | None) -> dict[str, Any]:
-    """Sums and means over the epoch, as far as the trainer has added up anything."""
+def epoch_sums(exact: dict[str, float], fed: int, logged_loss: float | None) -> dict[str, Any]:
+    """Sums and means over the epoch, as far as the trainer has computed any."""
     return {
         "fed_samples": int(exact.get("train_samples", fed)),
         "train_loss": exact.get("train_loss", logged_loss),
@@ -68,7 +66,7 @@ def added_up(exact: dict[str, float], fed: int, logged_loss: float | None) -> di
 
 
 def rates(timed: list[tuple[int, float]], devices: int) -> dict[str, Any]:
-    """Of (samples, seconds) of the timed steps: their sums, and samples a second."""
+    """The sums over (samples, seconds) of the timed steps, and samples per second."""
     samples, seconds = sum(n for n, _ in timed), sum(s for _, s in timed)
     rate = samples / seconds if seconds else None
     return {
@@ -83,29 +81,32 @@ def rates(timed: list[tuple[int, float]], devices: int) -> dict[str, Any]:
 def peaks_of(
     name: str, ranks: Sequence[dict[str, Any]], devices: list[float] | None
 ) -> list[float] | None:
-    """Peak memory by rank; of one process with several devices, by device."""
+    """Peak memory by rank, or by device for one process with several devices."""
     if devices is None:
         return None
     return devices if len(devices) > 1 else [rank[name] for rank in ranks]
 
 
 def steps(
-    found: list[tuple[int, float]], of_peers: int | None, short: float
+    timed: list[tuple[int, float]], of_peers: int | None, missing: float
 ) -> list[tuple[int, float]]:
-    """(samples, seconds) of each step: of peers in equal parts of what they brought together."""
+    """(samples, seconds) of each step, with the samples that it really had.
+
+    The samples of peers are divided equally over the steps.
+    """
     if of_peers:
-        found = [(of_peers / len(found), seconds) for _, seconds in found]  # type: ignore[misc]
-    if found and short > 0:
+        timed = [(of_peers / len(timed), seconds) for _, seconds in timed]  # type: ignore[misc]
+    if timed and missing > 0:
         # The last batch was not full, or was filled up with samples that had been fed before.
-        found[-1] = (found[-1][0] - int(short), found[-1][1])
-    return found
+        timed[-1] = (timed[-1][0] - int(missing), timed[-1][1])
+    return timed
 
 
-def quality_of(given: dict[str, Any], samples: int | None, eval_s: float) -> dict[str, Any]:
-    """Of what an evaluation gives, without its prefix: the metrics, as a row names them."""
+def quality_of(metrics: dict[str, Any], samples: int | None, eval_s: float) -> dict[str, Any]:
+    """The quality in the metrics of an evaluation (without prefix), named as in a row."""
     quality = {
         "eval_loss" if name == "loss" else name: value
-        for name, value in given.items()
+        for name, value in metrics.items()
         if name not in ELSEWHERE and not name.endswith(TIMING) and isinstance(value, (int, float))
     }
     return quality | {
@@ -116,13 +117,13 @@ def quality_of(given: dict[str, Any], samples: int | None, eval_s: float) -> dic
 
 
 def stock_rate(history: list[dict[str, Any]]) -> float | None:
-    """The Trainer's own figure: evaluation, saving and warm-up are in it."""
+    """The Trainer's own figure, which includes evaluation, saving and warm-up."""
     stock = [log["train_samples_per_second"] for log in history if "train_runtime" in log]
     return stock[-1] if stock else None
 
 
 def mean_of_log(losses: list[tuple[int, float]], first: int) -> float | None:
-    """Of logged (update, loss), each for the updates since the one before; None without any."""
+    """The mean over updates of logged (update, loss), each a mean since the previous one."""
     total, before = 0.0, first
     for update, loss in losses:
         total += loss * (update - before)
@@ -131,7 +132,7 @@ def mean_of_log(losses: list[tuple[int, float]], first: int) -> float | None:
 
 
 def size_of(loader: Any) -> int | None:
-    """Samples of a loader's data; a stream does not know."""
+    """The number of samples of a loader; None for a stream."""
     try:
         return len(loader.dataset)
     except (AttributeError, TypeError):
@@ -139,7 +140,7 @@ def size_of(loader: Any) -> int | None:
 
 
 def quantile(values: list[float], share: float) -> float | None:
-    """The value that this share of all values does not exceed; None of none."""
+    """The value that this share of all values does not exceed; None if there are no values."""
     if not values:
         return None
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]

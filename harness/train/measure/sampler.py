@@ -1,4 +1,10 @@
-"""What NVML tells of the devices of one node. Loads no torch: a sampler starts in no time."""
+"""A process that samples the GPUs and the node: python -m harness.train.measure.sampler.
+
+Each line of its input is a request. "edge" is answered with a line of JSON that summarises the
+readings since the last edge, and a new interval begins; "peek" is answered likewise, and the
+interval goes on; "keep FILE" says where readings are to be kept, earlier ones included. It ends
+with the process that started it. It loads no torch, so it starts within a moment.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +24,8 @@ import pynvml
 from harness.core.process import end_with_parent
 
 GIB = 2**30
-
-
 MIG = "MIG-"
-
-
-# Bits of the throttle reasons that slow a device down against its will -> what they are called.
+# What slows a device down -> the bit of NVML's throttle reasons.
 THROTTLES = {
     "power_cap": "nvmlClocksThrottleReasonSwPowerCap",
     "power_brake": "nvmlClocksThrottleReasonHwPowerBrakeSlowdown",
@@ -38,7 +40,7 @@ def _throttles(device: Any) -> list[str]:
     return [name for name, bit in THROTTLES.items() if bits & getattr(pynvml, bit)]
 
 
-# Name -> how it is read. Energy only grows; all else is as it is now.
+# Name -> how it is read. Energy is a counter; everything else is a gauge.
 READINGS: dict[str, Callable[[Any], Any]] = {
     "utilisation_percent": lambda d: pynvml.nvmlDeviceGetUtilizationRates(d).gpu,
     "memory_gib": lambda d: pynvml.nvmlDeviceGetMemoryInfo(d).used / GIB,
@@ -49,27 +51,29 @@ READINGS: dict[str, Callable[[Any], Any]] = {
     "energy_j": lambda d: pynvml.nvmlDeviceGetTotalEnergyConsumption(d) / 1000,
     "throttled": _throttles,
 }
-
-
-# What a slice of a card shares with the other slices says nothing of the slice.
+# Slices of a card share these, so they say nothing about one slice.
 OF_A_CARD = (
-    "power_w",
-    "temperature_c",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "energy_j",
-    "throttled",
+    *("power_w", "temperature_c", "sm_clock_mhz", "memory_clock_mhz"),
+    *("energy_j", "throttled"),
 )
-
-
 SLICE = "the device is a slice of a card (MIG): this is counted for the whole card"
+RAPL = Path("/sys/class/powercap")
+# Readings that only grow, or are lists of names; all others are gauges.
+COUNTERS = (
+    *("energy_j", "cpu_energy_j", "disk_read_bytes", "disk_written_bytes"),
+    *("network_sent_bytes", "network_received_bytes"),
+)
+LISTS = ("throttled",)
+MAX_READINGS = 100_000  # of one interval: more than a day at 1 Hz
+MAX_EARLY = 1000  # readings kept for a record that has no folder yet
+Reading = dict[str, Any]
 
 
 class Gpus:
     """The devices with these UUIDs, in this order."""
 
     def __init__(self, uuids: list[str]) -> None:
-        self.missing: dict[str, str] = {}  # reading -> why there is none, on one device at least
+        self.missing: dict[str, str] = {}  # reading -> why at least one device does not have it
         self.handles: list[Any] = []
         self.slices: list[bool] = []
         if not uuids:
@@ -77,33 +81,32 @@ class Gpus:
             return
         try:
             pynvml.nvmlInit()
-            found = [_device(uuid) for uuid in uuids]
+            devices = [_device(uuid) for uuid in uuids]
         except pynvml.NVMLError as error:
-            self.missing = dict.fromkeys(READINGS, _said(error))
-            found = []
-        self.handles = [handle for handle, _ in found]
-        self.slices = [is_slice for _, is_slice in found]
+            self.missing = dict.fromkeys(READINGS, f"NVML: {error}")
+            devices = []
+        self.handles = [handle for handle, _ in devices]
+        self.slices = [is_slice for _, is_slice in devices]
 
-    def read(self) -> list[dict[str, Any]]:
-        """One reading a device; None for what it does not tell."""
-        return [self._of(n) for n in range(len(self.handles))]
+    def read(self) -> list[Reading]:
+        """One reading per device; None for what it does not have."""
+        return [self._read(number) for number in range(len(self.handles))]
 
-    def _of(self, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _read(self, number: int) -> Reading:
+        reading: Reading = dict.fromkeys(READINGS)
         for name, read in READINGS.items():
-            found[name] = None
             if name in self.missing:
                 continue
             if self.slices[number] and name in OF_A_CARD:
                 self.missing[name] = SLICE
                 continue
             try:
-                found[name] = read(self.handles[number])
+                reading[name] = read(self.handles[number])
             except pynvml.NVMLError_NotSupported as error:
-                self.missing[name] = _said(error)  # and is not asked again
+                self.missing[name] = f"NVML: {error}"  # not tried again
             except pynvml.NVMLError:
-                pass  # now; perhaps not the next time
-        return found
+                pass  # may succeed the next time
+        return reading
 
     def close(self) -> None:
         if self.handles:
@@ -119,21 +122,8 @@ def _device(uuid: str) -> tuple[Any, bool]:
         return pynvml.nvmlDeviceGetHandleByUUID(f"{MIG}{bare}"), True
 
 
-def _said(error: Exception) -> str:
-    return f"NVML: {error}"
-
-
-# ----
-# What a node does: processors, memory, disk, network, and the energy of its processors.
-
-GIB = 2**30
-
-
-RAPL = Path("/sys/class/powercap")
-
-
 class Node:
-    """Readings of this machine, or of this network namespace; counters only grow."""
+    """This machine, or this network namespace: cores, memory, disk, network and CPU energy."""
 
     def __init__(self, interface: str | None = None, rapl: Path = RAPL) -> None:
         self.interface = interface
@@ -143,13 +133,13 @@ class Node:
         self.last = [0] * len(self.packages)
         if not self.packages:
             self.missing["cpu_energy_j"] = f"no RAPL counters below {rapl}"
-        psutil.cpu_percent(None)  # the first answer is about nothing
+        psutil.cpu_percent(None)  # the first call only sets the beginning
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> Reading:
         disk = self._disk()
         sent, received = self._network()
         return {
-            "cpu_percent": psutil.cpu_percent(None),  # of all cores, since it was asked before
+            "cpu_percent": psutil.cpu_percent(None),  # of all cores, since the last call
             "memory_gib": (psutil.virtual_memory().total - psutil.virtual_memory().available) / GIB,
             "disk_read_bytes": disk and disk.read_bytes,
             "disk_written_bytes": disk and disk.write_bytes,
@@ -160,16 +150,16 @@ class Node:
 
     def _disk(self) -> Any:
         try:
-            found = psutil.disk_io_counters()
+            counters = psutil.disk_io_counters()
         except (OSError, RuntimeError, NotImplementedError):
-            found = None
-        if found is None:
+            counters = None
+        if counters is None:
             why = "the system counts no disk bytes"
             self.missing |= {"disk_read_bytes": why, "disk_written_bytes": why}
-        return found
+        return counters
 
     def _network(self) -> tuple[int | None, int | None]:
-        """Of the interface that training uses, or of all but the loopback where it is not known."""
+        """Of the interface that training uses, or of all but the loopback if it is unknown."""
         counters = psutil.net_io_counters(pernic=True)
         if self.interface is not None:
             counters = {n: c for n, c in counters.items() if n == self.interface}
@@ -193,7 +183,7 @@ class Node:
                 why = getattr(error, "strerror", None) or str(error)
                 self.missing["cpu_energy_j"] = f"{counter} cannot be read: {why}"
                 return None
-            if now < self.last[number]:  # it begins again from 0
+            if now < self.last[number]:  # it has wrapped around
                 self.wraps[number] += most
             self.last[number] = now
             total += now + self.wraps[number]
@@ -201,8 +191,8 @@ class Node:
 
 
 def _packages(rapl: Path) -> list[tuple[Path, int]]:
-    """Of each processor: its counter in microjoules, and the number at which it begins again."""
-    found = []
+    """For each processor its counter in microjoules, and the value at which that wraps around."""
+    packages = []
     for domain in sorted(rapl.glob("intel-rapl:*")):
         if domain.name.count(":") != 1:
             continue  # a part of a processor
@@ -210,50 +200,36 @@ def _packages(rapl: Path) -> list[tuple[Path, int]]:
             most = int((domain / "max_energy_range_uj").read_text())
         except (OSError, ValueError):
             continue
-        found.append((domain / "energy_uj", most))
-    return found
+        packages.append((domain / "energy_uj", most))
+    return packages
 
 
-# ----
-# From single readings to what they say about a stretch of time.
+def summarise(readings: Sequence[Reading]) -> dict[str, Any]:
+    """What readings of one interval say; the first one only sets the beginning of counters.
 
-Reading = dict[str, Any]
-
-
-# What only grows: what matters is how much.
-COUNTERS = ("energy_j", "cpu_energy_j", "disk_read_bytes", "disk_written_bytes",
-            "network_sent_bytes", "network_received_bytes")  # fmt: skip
-
-
-LISTS = ("throttled",)
-
-
-def summed_up(readings: Sequence[Reading]) -> dict[str, Any]:
-    """The first reading is that at the beginning: it counts for what grows, and for nothing else.
-
-    Mean, the value that 95 % do not exceed, and the largest; how much a counter grew; the share of
-    the readings in which each thing slowed the device down. None where nothing is known.
+    A gauge: mean, 95th percentile and maximum. A counter: how much it grew. A list: the share of
+    the readings that contain each name. None if nothing is known.
     """
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     first, later = readings[0], readings[1:] or readings[:1]
     for name in first:
         if name in COUNTERS:
-            found[name] = _grown(first[name], later[-1][name])
+            summary[name] = _growth(first[name], later[-1][name])
         elif name in LISTS:
-            found[name] = _shares([reading[name] for reading in later])
+            summary[name] = _shares([reading[name] for reading in later])
         else:
-            found[name] = _gauge([reading[name] for reading in later])
-    return found
+            summary[name] = _spread([reading[name] for reading in later])
+    return summary
 
 
-def _grown(before: float | None, now: float | None) -> float | None:
-    """A counter that has been set back has lost what it counted."""
+def _growth(before: float | None, now: float | None) -> float | None:
+    """None for a counter that was reset, because what it had counted is lost."""
     if before is None or now is None or now < before:
         return None
     return now - before
 
 
-def _gauge(values: Sequence[float | None]) -> dict[str, float] | None:
+def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
     known = sorted(value for value in values if value is not None)
     if not known:
         return None
@@ -272,66 +248,52 @@ def _shares(lists: Sequence[list[str] | None]) -> dict[str, float] | None:
     return {name: sum(name in names for names in known) / len(known) for name in every}
 
 
-# ----
-# The process that looks, once a second by default: python -m harness.train.measure.sampler.
-#
-# Each line of its input is a question: "edge" is answered with a line of JSON,
-# and another stretch begins; "peek" is answered likewise, and the stretch goes on;
-# "keep FILE" says where readings are kept, those before it included. It ends with the process that
-# started it.
-
-KEPT = 100_000  # readings of one stretch: more than a day at one a second
-
-
-EARLY = 1000  # readings before a record has begun
-
-
 class Sampler:
-    """Readings since the last edge."""
+    """The readings since the last edge."""
 
     def __init__(self, gpus: Gpus, node: Node) -> None:
         self.gpus, self.node = gpus, node
-        self.raw: TextIO | None = None
-        self.early: list[str] = []  # until it is known where they are to be kept
+        self.file: TextIO | None = None
+        self.early: list[str] = []  # until there is a file for them
         self.readings: list[tuple[float, list[Reading], Reading]] = []
-        self.look()
+        self.sample()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         gpus, node = self.gpus.read(), self.node.read()
         self.readings.append((time.monotonic(), gpus, node))
-        if len(self.readings) > KEPT:
-            del self.readings[1]  # the first is where counters began
+        if len(self.readings) > MAX_READINGS:
+            del self.readings[1]  # the first is the beginning of the counters
         line = json.dumps({"unix": round(time.time(), 3), "gpus": gpus, "node": node}) + "\n"
-        if self.raw is None:
-            self.early = [*self.early[-EARLY:], line]
+        if self.file is None:
+            self.early = [*self.early[-MAX_EARLY:], line]
         else:
-            self.raw.write(line)
-            self.raw.flush()
+            self.file.write(line)
+            self.file.flush()
 
-    def keep(self, file: Path) -> None:
-        """From now on; a record that was not begun has no folder yet."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self.raw = file.open("a", encoding="utf-8")
-        self.raw.writelines(self.early)
-        self.raw.flush()
+    def keep(self, path: Path) -> None:
+        """Keep all readings in this file; before a record begins it has no folder."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("a", encoding="utf-8")
+        self.file.writelines(self.early)
+        self.file.flush()
         self.early = []
 
     def edge(self) -> dict[str, Any]:
-        """What has been since the last edge; from here on another stretch begins."""
-        found = self.peek()
+        """Summarise the interval since the last edge, and begin another."""
+        summary = self.peek()
         self.readings = self.readings[-1:]
-        return found
+        return summary
 
     def peek(self) -> dict[str, Any]:
-        """What has been since the last edge."""
-        self.look()
+        """Summarise the interval since the last edge."""
+        self.sample()
         first, last = self.readings[0], self.readings[-1]
         devices = range(len(first[1]))
         return {
             "seconds": last[0] - first[0],
             "readings": len(self.readings) - 1,
-            "gpus": [summed_up([gpus[n] for _, gpus, _ in self.readings]) for n in devices],
-            "node": summed_up([node for _, _, node in self.readings]),
+            "gpus": [summarise([gpus[n] for _, gpus, _ in self.readings]) for n in devices],
+            "node": summarise([node for _, _, node in self.readings]),
             "lowest_power_w": self._lowest_power_w(),
             "missing": self.gpus.missing | self.node.missing,
         }
@@ -339,44 +301,43 @@ class Sampler:
     def _lowest_power_w(self) -> float | None:
         """Of all devices together, at one reading."""
         powers = [[gpu["power_w"] for gpu in gpus] for _, gpus, _ in self.readings if gpus]
-        known = [sum(of_all) for of_all in powers if None not in of_all]
-        return min(known, default=None)
+        return min((sum(values) for values in powers if None not in values), default=None)
 
 
-def serve(sampler: Sampler, every_s: float) -> None:
-    """Until the input ends: a reading every so often, and an answer to each line."""
-    lines = selectors.DefaultSelector()
-    lines.register(0, selectors.EVENT_READ)
-    begun = b""  # of a line that has not come whole
-    next_s = time.monotonic() + every_s
+def serve(sampler: Sampler, period_s: float) -> None:
+    """Sample periodically and answer each line of the input, until that ends."""
+    requests = selectors.DefaultSelector()
+    requests.register(0, selectors.EVENT_READ)
+    incomplete = b""  # the beginning of a line whose end has not come yet
+    next_s = time.monotonic() + period_s
     while True:
-        if lines.select(max(0.0, next_s - time.monotonic())):
+        if requests.select(max(0.0, next_s - time.monotonic())):
             if not (chunk := os.read(0, 65536)):
                 return
-            *whole, begun = (begun + chunk).split(b"\n")
-            for line in whole:
-                answer(sampler, line.decode())
+            *lines, incomplete = (incomplete + chunk).split(b"\n")
+            for line in lines:
+                handle(sampler, line.decode())
             continue
-        sampler.look()
-        # No catching up: what was late is late.
-        next_s = max(next_s + every_s, time.monotonic())
+        sampler.sample()
+        # Readings that were missed are not caught up on.
+        next_s = max(next_s + period_s, time.monotonic())
 
 
-def answer(sampler: Sampler, line: str) -> None:
-    asked, _, rest = line.partition(" ")
-    if asked == "keep":
-        sampler.keep(Path(rest))
+def handle(sampler: Sampler, line: str) -> None:
+    request, _, path = line.partition(" ")
+    if request == "keep":
+        sampler.keep(Path(path))
     else:
-        told = sampler.edge() if asked == "edge" else sampler.peek()
-        print(json.dumps(told), flush=True)
+        summary = sampler.edge() if request == "edge" else sampler.peek()
+        print(json.dumps(summary), flush=True)
 
 
 def main(argv: list[str]) -> int:
-    asked = json.loads(argv[0])
-    end_with_parent(asked["parent"])
-    gpus = Gpus(asked["uuids"])
+    options = json.loads(argv[0])
+    end_with_parent(options["parent"])
+    gpus = Gpus(options["uuids"])
     try:
-        serve(Sampler(gpus, Node(asked["interface"])), asked["every_s"])
+        serve(Sampler(gpus, Node(options["interface"])), options["period_s"])
     finally:
         gpus.close()
     return 0

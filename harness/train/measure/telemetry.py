@@ -1,4 +1,4 @@
-"""The sampler of a node, as the one process of the node that started it sees it."""
+"""Telemetry of a run: one process of each node starts a sampler, and rank 0 merges the nodes."""
 
 from __future__ import annotations
 
@@ -26,63 +26,68 @@ from harness.train.measure.link import interface
 from harness.train.measure.resources import of_all_ranks
 from harness.train.measure.sampler import COUNTERS, LISTS
 
-ANSWER_S = 5.0
+TIMEOUT_S = 5.0
+HZ = 1.0  # without settings
+OFF = "telemetry is off: --telemetry_hz 0"
+GONE = "the sampler process is gone or does not answer"
 Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]  # a row -> those of all ranks
 
 
-GONE = "the process that looks at the machine is gone or does not answer"
+class SamplerClient:
+    """Starts a sampler and asks it at the edges of epochs, never inside a step."""
 
-
-class Watch:
-    """Starts a sampler; asked at the edges of epochs, never inside a step."""
-
-    def __init__(self, uuids: list[str], every_s: float, interface: str | None = None) -> None:
-        asked = {"uuids": uuids, "every_s": every_s, "interface": interface, "parent": os.getpid()}
+    def __init__(self, uuids: list[str], period_s: float, interface: str | None = None) -> None:
+        options = {
+            "uuids": uuids,
+            "period_s": period_s,
+            "interface": interface,
+            "parent": os.getpid(),
+        }
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.lost: str | None = None  # why there is nothing more to be had
+        self.lost: str | None = None  # why there are no more answers
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "harness.train.measure.sampler", json.dumps(asked)],
+            [sys.executable, "-m", "harness.train.measure.sampler", json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C is for those who train: it ends when they do
+            start_new_session=True,  # Ctrl-C is for the training, with which it ends
         )
         self.answers = selectors.DefaultSelector()
         assert self.process.stdout is not None
         self.answers.register(self.process.stdout, selectors.EVENT_READ)
 
     def keep(self, file: Path) -> None:
-        """Every reading, a line each, from the first one on."""
-        self._ask(f"keep {file.absolute()}")
+        """Write every reading to a file, one per line, from the first one on."""
+        self._send(f"keep {file.absolute()}")
 
     def edge(self) -> dict[str, Any] | None:
-        """What has been since this was asked before; None when the sampler is gone."""
-        return self._answer("edge")
+        """The summary since the last edge; None if the sampler is gone."""
+        return self._ask("edge")
 
     def peek(self) -> dict[str, Any] | None:
-        """The same, and it goes on counting from where it did."""
-        return self._answer("peek")
+        """The same, without setting an edge."""
+        return self._ask("peek")
 
-    def _answer(self, question: str) -> dict[str, Any] | None:
-        if not self._ask(question):
+    def _ask(self, request: str) -> dict[str, Any] | None:
+        if not self._send(request):
             return None
         assert self.process.stdout is not None
         try:
-            line = self.process.stdout.readline() if self.answers.select(ANSWER_S) else ""
-            found: dict[str, Any] = json.loads(line)
+            line = self.process.stdout.readline() if self.answers.select(TIMEOUT_S) else ""
+            summary: dict[str, Any] = json.loads(line)
         except (OSError, ValueError):
             self._give_up()
             return None
-        return found
+        return summary
 
-    def _ask(self, words: str) -> bool:
+    def _send(self, request: str) -> bool:
         if self.lost is not None:
             return False
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(words + "\n")
+            self.process.stdin.write(request + "\n")
             self.process.stdin.flush()
         except OSError:
             self._give_up()
@@ -94,7 +99,7 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """It ends at the end of its input."""
+        """The sampler ends when its input does."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with suppress(OSError):
@@ -106,77 +111,10 @@ class Watch:
             self.process.wait()
 
 
-# ----
-# What the nodes have told, as it stands in an epoch's row.
+def start_sampler(hz: float, world: World, devices: int = 1) -> SamplerClient | None:
+    """The sampler of this node, on its first process; every process of a group calls this.
 
-Told = dict[str, Any]
-
-
-def epoch_fields(nodes: Sequence[Told | None]) -> dict[str, Any]:
-    """Over all devices, and over all nodes; None where nobody looks, or one does not know.
-
-    Means are means over them; p95 and max are the largest; what was counted is added up, unless
-    one of them does not know it.
-    """
-    known = [node for node in nodes if node is not None]
-    devices = [device for node in known for device in node["gpus"]]
-    if not known or len(known) < len(nodes):
-        return {"gpu": None, "node": None, "energy_j": None}
-    return {
-        # Energy stands beside it: with what was before, where the epoch was broken off.
-        "gpu": _together([{n: v for n, v in of.items() if n != "energy_j"} for of in devices]),
-        "node": _together([node["node"] for node in known]),
-        "energy_j": total([node["energy_j"] for node in known]),
-    }
-
-
-def _together(told: Sequence[Told]) -> dict[str, Any] | None:
-    if not told:
-        return None
-    found: dict[str, Any] = {}
-    for name in told[0]:
-        values = [one[name] for one in told]
-        if name in COUNTERS:
-            found[name] = total(values)
-        elif name in LISTS:
-            found[name] = _largest(values)
-        else:
-            found[name] = _spread(values)
-    return found
-
-
-def _largest(shares: Sequence[dict[str, float] | None]) -> dict[str, float] | None:
-    known = [share for share in shares if share is not None]
-    if not known:
-        return None
-    names = sorted({name for share in known for name in share})
-    return {name: max(share.get(name, 0.0) for share in known) for name in names}
-
-
-def _spread(values: Sequence[dict[str, float] | None]) -> dict[str, float] | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return {
-        "mean": math.fsum(value["mean"] for value in known) / len(known),
-        "p95": max(value["p95"] for value in known),
-        "max": max(value["max"] for value in known),
-    }
-
-
-# ----
-# The part of a rank in watching: one process of each node starts a sampler and asks it.
-
-HZ = 1.0  # where no settings say it
-
-
-OFF = "nobody looked: --telemetry_hz 0"
-
-
-def open_watch(hz: float, world: World, devices: int = 1) -> Watch | None:
-    """The sampler of this node, on its first process; every process of a group calls it.
-
-    Early, before anything is on the devices: what they take when idle is seen then.
+    It starts before anything is on the devices, so that their idle power is seen.
     """
     if not hz:
         return None
@@ -190,11 +128,11 @@ def open_watch(hz: float, world: World, devices: int = 1) -> Watch | None:
     of_node = [uuid for rank in everyone[first : first + world.per_node] for uuid in rank]
     device = torch.device("cuda" if own else "cpu")
     used = interface(device, os.environ) if world.nodes > 1 and world.launched else None
-    return Watch(list(dict.fromkeys(of_node)), 1 / hz, used)
+    return SamplerClient(list(dict.fromkeys(of_node)), 1 / hz, used)
 
 
 def uuids(devices: int) -> list[str]:
-    """Of the GPUs that this process trains on: its own, or the first so many for dp."""
+    """Of the GPUs that this process trains on: its own, or the first `devices` for dp."""
     if not torch.cuda.is_available():
         return []
     numbers = range(devices) if devices > 1 else [torch.cuda.current_device()]
@@ -212,25 +150,25 @@ class Telemetry(Measure):
         self.world = world
         self.gather = gather or partial(of_all_ranks, size=world.size)
         self.hz = HZ if context is None else context.settings.telemetry_hz
-        self.watch = open_watch(HZ, world, devices) if context is None else context.watch
-        self.before: float | None = _energy_before(context)  # of this node, in this epoch
-        self.begun: list[dict[str, Any]] = []
+        self.sampler = start_sampler(HZ, world, devices) if context is None else context.sampler
+        self.before = _energy_before(context)  # of this node, in this epoch
+        self.before_training: list[dict[str, Any]] = []  # of all nodes
 
     def open(self, folder: RunFolder) -> None:
-        """Training is about to begin: what was seen until now, of all nodes."""
-        found: dict[str, Any] = {}
-        if self.watch is not None:
-            self.watch.keep(folder.telemetry(self.world.rank // self.world.per_node))
-            seen = self.watch.edge() or {"missing": {"all": GONE}, "lowest_power_w": None}
-            found = {"missing": seen["missing"], "idle_power_w": seen["lowest_power_w"]}
-        self.begun = self.gather(found)
+        """Training is about to begin: gather what all nodes have seen until now."""
+        row: dict[str, Any] = {}
+        if self.sampler is not None:
+            self.sampler.keep(folder.telemetry(self.world.rank // self.world.per_node))
+            summary = self.sampler.edge() or {"missing": {"all": GONE}, "lowest_power_w": None}
+            row = {"missing": summary["missing"], "idle_power_w": summary["lowest_power_w"]}
+        self.before_training = self.gather(row)
 
     def facts(self) -> dict[str, Any]:
-        """How often was looked, what could not be seen, what devices take when nothing runs."""
+        """The sampling rate, what could not be read, and the power of idle devices."""
         missing = {"all": OFF} if not self.hz else {}
-        for of_node in self.begun:
-            missing |= of_node.get("missing", {})
-        idle = [of_node["idle_power_w"] for of_node in self.begun if of_node]
+        for row in self.before_training:
+            missing |= row.get("missing", {})
+        idle = [row["idle_power_w"] for row in self.before_training if row]
         return {
             "telemetry_hz": self.hz,
             "telemetry_missing": missing,
@@ -238,55 +176,96 @@ class Telemetry(Measure):
         }
 
     def epoch_begins(self) -> None:
-        if self.watch is not None:
-            self.watch.edge()  # what was since the last epoch is in no epoch
+        if self.sampler is not None:
+            self.sampler.edge()  # what was between two epochs is in neither
 
-    def of_rank(self, untimed: int) -> dict[str, Any]:
-        """Nothing on the ranks that do not watch."""
-        found = told(self.watch)
-        if of_node := found.get("telemetry"):
-            of_node["energy_j"] = _added(of_node["energy_j"], self.before)
+    def rank_fields(self, untimed: int) -> dict[str, Any]:
+        """Of a node, on its first rank; the other ranks have none."""
+        fields = node_fields(self.sampler)
+        if node := fields.get("telemetry"):
+            node["energy_j"] = _add(node["energy_j"], self.before)
         self.before = 0.0
-        return found
+        return fields
 
-    def of_run(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        return epoch_fields([rank["telemetry"] for rank in ranks if "telemetry" in rank])
+    def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+        return merge_nodes([rank["telemetry"] for rank in ranks if "telemetry" in rank])
 
-    def so_far(self) -> float | None:
-        seen = self.watch.peek() if self.watch is not None else None
-        return _added(_energy(seen), self.before) if seen is not None else None
+    def state(self) -> float | None:
+        summary = self.sampler.peek() if self.sampler is not None else None
+        return _add(_energy(summary), self.before) if summary is not None else None
 
     def close(self) -> None:
-        if self.watch is not None:
-            self.watch.close()
+        if self.sampler is not None:
+            self.sampler.close()
 
 
-def told(watch: Watch | None, goes_on: bool = False) -> dict[str, Any]:
-    """What a node tells of an epoch that has ended; None where its sampler is gone."""
-    if watch is None:
+def node_fields(sampler: SamplerClient | None, goes_on: bool = False) -> dict[str, Any]:
+    """The telemetry of this node in the epoch that has ended; None if its sampler is gone."""
+    if sampler is None:
         return {}
-    if (seen := watch.peek() if goes_on else watch.edge()) is None:
+    if (summary := sampler.peek() if goes_on else sampler.edge()) is None:
         return {"telemetry": None}
-    return {"telemetry": {"gpus": seen["gpus"], "node": seen["node"], "energy_j": _energy(seen)}}
+    fields = {"gpus": summary["gpus"], "node": summary["node"], "energy_j": _energy(summary)}
+    return {"telemetry": fields}
 
 
-def _energy(seen: dict[str, Any]) -> float | None:
-    """Of all devices of a node since it was asked before."""
-    return total([device["energy_j"] for device in seen["gpus"]])
+def merge_nodes(nodes: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """Over all devices and all nodes; None without a sampler, or if one of them is gone.
+
+    Means are averaged, of p95 and max the largest counts, and counters are added up unless one of
+    them is unknown.
+    """
+    known = [node for node in nodes if node is not None]
+    devices = [device for node in known for device in node["gpus"]]
+    if not known or len(known) < len(nodes):
+        return {"gpu": None, "node": None, "energy_j": None}
+    return {
+        # Energy stands beside it: it includes the part of the epoch before an interruption.
+        "gpu": _merge([{n: v for n, v in of.items() if n != "energy_j"} for of in devices]),
+        "node": _merge([node["node"] for node in known]),
+        "energy_j": total([node["energy_j"] for node in known]),
+    }
 
 
-def _added(now: float | None, before: float | None) -> float | None:
+def _merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    merged: dict[str, Any] = {}
+    for name in summaries[0] if summaries else ():
+        values = [summary[name] for summary in summaries]
+        known = [value for value in values if value is not None]
+        if name in COUNTERS:
+            merged[name] = total(values)
+        elif not known:
+            merged[name] = None
+        elif name in LISTS:
+            names = sorted({name for shares in known for name in shares})
+            merged[name] = {n: max(shares.get(n, 0.0) for shares in known) for n in names}
+        else:
+            merged[name] = {
+                "mean": math.fsum(spread["mean"] for spread in known) / len(known),
+                "p95": max(spread["p95"] for spread in known),
+                "max": max(spread["max"] for spread in known),
+            }
+    return merged or None
+
+
+def _energy(summary: dict[str, Any]) -> float | None:
+    """Of all devices of a node, since the last edge."""
+    energy: float | None = total([device["energy_j"] for device in summary["gpus"]])
+    return energy
+
+
+def _add(now: float | None, before: float | None) -> float | None:
     return None if now is None or before is None else now + before
 
 
 def _energy_before(context: Context | None) -> float | None:
-    """This node's part of the epoch in which the checkpoint was made."""
-    if context is None or "samples" not in context.epoch_so_far:  # it was made between two epochs
+    """This node's part of the epoch in which the checkpoint was written."""
+    if context is None or "samples" not in context.epoch_so_far:  # written between two epochs
         return 0.0
     measured = context.epoch_so_far.get("measured") or []
     by_rank = [(of or {}).get(Telemetry.name) for of in measured]
     if not context.other_processes:
         return by_rank[context.world.rank] if by_rank else None
-    # Others have come or gone: counted once, with rank 0.
+    # The number of processes has changed: all of it counts once, on rank 0.
     known = [value for value in by_rank if value is not None]
     return (sum(known) if known else None) if context.is_rank0 else 0.0

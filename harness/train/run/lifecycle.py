@@ -105,8 +105,8 @@ class Lifecycle:
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.
             self._ignore_signals()
-        if context.watch is not None:
-            context.watch.close()  # which takes its time
+        if context.sampler is not None:
+            context.sampler.close()  # which takes its time
         try:
             if error is not None and not isinstance(error, (UserError, SystemExit)):
                 record_failure(context, self.recorder, error)

@@ -53,7 +53,7 @@ class Observations:
         """The metrics of the samples that this rank evaluated last."""
         if self.metrics is None:
             return {}
-        return self.metrics.of_rank(args.process_index, args.world_size, args.eval_batch_size)
+        return self.metrics.rank_quality(args.process_index, args.world_size, args.eval_batch_size)
 
 
 class Recorder(TrainerCallback):

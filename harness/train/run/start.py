@@ -32,7 +32,7 @@ from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES
 from harness.core.topology import world_of
 from harness.train.context import Context
-from harness.train.measure.telemetry import open_watch
+from harness.train.measure.telemetry import start_sampler
 from harness.train.run.checkpoint_copies import follow_leader
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle, broadcast_from_rank0
@@ -215,13 +215,13 @@ def start(settings: Settings) -> Lifecycle | None:
         return None
     if not session.open():
         return None
-    watch = open_watch(settings.telemetry_hz, world, max(args.n_gpu, 1))
+    sampler = start_sampler(settings.telemetry_hz, world, max(args.n_gpu, 1))
     follow_leader(folder, world)
     if dist.is_initialized():
         dist.barrier()
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
-    return Lifecycle(replace(context, watch=watch), lock)
+    return Lifecycle(replace(context, sampler=sampler), lock)
 
 
 def _locked(folder: RunFolder, wait_s: float) -> Lock:

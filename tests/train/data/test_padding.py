@@ -177,7 +177,7 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
             "weights": torch.cat([w.detach().flatten() for w in whole]).numpy(),
             "observed": {k: v for k, v in trainer.observations.observed.items() if "padding" in k},
             "parts": batches.seen,
-            "amount": trainer.utilisation.of_rank(0),
+            "amount": trainer.utilisation.rank_fields(0),
         }  # fmt: skip
     return found
 

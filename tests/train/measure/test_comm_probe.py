@@ -163,12 +163,12 @@ def test_where_it_cannot_be_the_reason_is_said(
 
 def test_what_an_earlier_start_of_the_run_has_found_stays(tmp_path: Path) -> None:
     probe = CommProbe(SimpleNamespace(context=run_of(tmp_path)))
-    probe.of(torch.nn.Linear(1, 1))
+    probe.use(torch.nn.Linear(1, 1))
     assert probe.facts() == {"comm_probe": None, "comm_probe_missing": NOT_YET}
     write_json(RunFolder(tmp_path).environment, {"comm_probe": {"comm_share": 0.25}})
     assert probe.facts() == {"comm_probe": {"comm_share": 0.25}, "comm_probe_missing": None}
     # Off is off, whatever another start has found; and what is found anew counts.
     off = CommProbe(SimpleNamespace(context=run_of(tmp_path, comm_probe="off")))
     assert off.facts() == {"comm_probe": None, "comm_probe_missing": "--comm_probe off"}
-    probe.found, probe.missing = {"comm_share": 0.5}, None
+    probe.result, probe.missing = {"comm_share": 0.5}, None
     assert probe.facts()["comm_probe"] == {"comm_share": 0.5}

@@ -48,7 +48,7 @@ def test_of_other_ranks_it_is_what_they_told_last() -> None:
     alone, many = CpuTime(ranks=1), CpuTime(ranks=2)
     assert alone.per_rank() == {f"{kind}_per_rank": [v] for kind, v in alone.own().items()}
     assert many.per_rank() == {"user_s_per_rank": None, "system_s_per_rank": None}
-    many.heard([{"user_s": 3.0, "system_s": 0.5, "rank": 0}, {"user_s": 4.0, "system_s": 1.0}])
+    many.report([{"user_s": 3.0, "system_s": 0.5, "rank": 0}, {"user_s": 4.0, "system_s": 1.0}])
     assert many.per_rank() == {"user_s_per_rank": [3.0, 4.0], "system_s_per_rank": [0.5, 1.0]}
 
 

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.records import read_json, read_rows
 from harness.train.measure.clock import StepClock
-from harness.train.measure.communication import FIELDS, Exposure, parts, skew
-from harness.train.measure.traffic import Traffic
+from harness.train.measure.communication import FIELDS, Exposure, skew, split_waiting
+from harness.train.measure.resources import Traffic
 from harness.train.strategy import compress
 from tests.support.ranks import ranks
 from tests.support.toys import Net, Points, ours
@@ -30,8 +30,8 @@ def test_what_is_more_than_the_least_of_all_ranks_is_waiting() -> None:
     # Rank 0 is ready last at the first update, rank 1 at the second.
     one, other = [0.25, 2.0], [1.25, 0.5]
     least = [0.25, 0.5]
-    assert parts(one, least) == (2.25, 1.5)
-    assert parts(other, least) == (1.75, 1.0)
+    assert split_waiting(one, least) == (2.25, 1.5)
+    assert split_waiting(other, least) == (1.75, 1.0)
 
 
 def test_the_slowest_rank_and_how_much_slower_it_is() -> None:
@@ -180,11 +180,11 @@ def of_unlike_knowledge() -> list[Any]:
     for ends in ([9.0, 1.0, 0.5], [9.0, 0.5, 1.0]) if rank == 0 else ([9.0, 0.25, 2.0], [9.0, 0.5]):
         exposure.epoch_begins()
         exposure.marks = [(0.0, end) for end in ends]
-        found.append(exposure.of_rank(untimed=1))
+        found.append(exposure.rank_fields(untimed=1))
     exposure.marks = [(None, 1.0)] * 3 if rank == 0 else [(0.0, 1.0)] * 3
-    found.append(exposure.of_rank(untimed=1))
+    found.append(exposure.rank_fields(untimed=1))
     clock.steps = clock.waits = list
-    found.append(exposure.of_rank(untimed=1))
+    found.append(exposure.rank_fields(untimed=1))
     return found
 
 
@@ -214,10 +214,10 @@ def test_computing_is_known_where_nothing_is_exchanged(
     exposure = Exposure(run)
     exposure.begin(SimpleNamespace(steps=lambda: [(4, 2.0), (4, 3.0)], waits=lambda: [0.5, 1.0]))
     assert not exposure.watch(torch.nn.Linear(2, 2))
-    row = exposure.of_rank(untimed=1)
+    row = exposure.rank_fields(untimed=1)
     expected = 2.0 if known else None
     assert row == {"compute_s": expected, "comm_exposed_s": None, "comm_wait_s": None}
-    told = exposure.of_run([row] * world, {"timed_s": 3.0})
+    told = exposure.run_fields([row] * world, {"timed_s": 3.0})
     assert told == dict.fromkeys(("comm_exposed_share", "compute_skew", "slowest_rank"))
 
 

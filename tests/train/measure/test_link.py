@@ -278,12 +278,12 @@ def test_one_node_has_no_link() -> None:
 def test_nccl_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    link_probe.Wire(torch.device("cpu")).finish()
+    link_probe.Channel(torch.device("cpu")).finish()
     assert waited == []
-    link_probe.Wire(torch.device("cuda", 1)).finish()
+    link_probe.Channel(torch.device("cuda", 1)).finish()
     assert waited == [torch.device("cuda", 1)]
 
 
 def test_a_transfer_shorter_than_a_round_trip_says_nothing_of_bandwidth() -> None:
-    row = link_probe._row((0, 1), 0.001, 0.002, SMALLEST, -0.0001)
+    row = link_probe.pair_row((0, 1), 0.001, 0.002, SMALLEST, -0.0001)
     assert row["bandwidth_mbit"] is row["transfer_bytes"] is None and row["rtt_min_ms"] == 1.0

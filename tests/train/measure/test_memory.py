@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.train.measure.resources import GIB, Memory, forget_peak_memory, peak_memory_gib
+from harness.train.measure.resources import GIB, Memory, peak_memory_gib, reset_peak_memory
 from harness.train.measure.rows import peaks_of
 
 
@@ -24,13 +24,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 
 def test_a_process_with_one_gpu_has_one_figure(gpus: dict[int, float]) -> None:
     assert peak_memory_gib(cuda=True) == [3.25]
-    forget_peak_memory(1)
+    reset_peak_memory(1)
     assert gpus == {0: 7.5, 1: 3.0, 2: 0.0, 3: 3.0}
 
 
 def test_a_process_with_several_gpus_has_one_for_each(gpus: dict[int, float]) -> None:
     assert peak_memory_gib(cuda=True, devices=4) == [7.5, 3.0, 3.25, 3.0]
-    forget_peak_memory(4)
+    reset_peak_memory(4)
     assert set(gpus.values()) == {0.0}
 
 
@@ -49,26 +49,26 @@ def test_the_peaks_of_an_epoch_are_without_what_does_not_count(
     memory = Memory(cuda=True, devices=devices)
     memory.epoch_begins()
     gpus[2] = 3.0
-    with memory.aside():
+    with memory.excluded():
         gpus[2] = 9.0
     gpus[2] = 2.0
-    assert memory.of_rank(0) == {"peak_memory_gib": 3.0, "reserved_memory_gib": 6.0}
+    assert memory.rank_fields(0) == {"peak_memory_gib": 3.0, "reserved_memory_gib": 6.0}
     ranks = [{"peak_memory_gib": 3.0, "reserved_memory_gib": 6.0}]
-    found = memory.of_run(ranks, {})
+    found = memory.run_fields(ranks, {})
     assert found["peak_memory_gib_per_rank"] == ([3.0] if devices == 1 else [0, 0, 3.0, 0])
     assert found["reserved_memory_gib_per_rank"] == ([6.0] if devices == 1 else [0, 0, 6.0, 0])
     memory.epoch_begins()
-    assert memory.of_rank(0) == {"peak_memory_gib": 0.0, "reserved_memory_gib": 0.0}
+    assert memory.rank_fields(0) == {"peak_memory_gib": 0.0, "reserved_memory_gib": 0.0}
 
 
 def test_a_cpu_reserves_nothing() -> None:
     memory = Memory(cuda=False, devices=1)
     memory.epoch_begins()
-    with memory.aside():
+    with memory.excluded():
         pass
-    row = memory.of_rank(0)
+    row = memory.rank_fields(0)
     assert row["peak_memory_gib"] > 0 and row["reserved_memory_gib"] is None
-    assert memory.of_run([row, row], {}) == {
+    assert memory.run_fields([row, row], {}) == {
         "peak_memory_gib_per_rank": [row["peak_memory_gib"]] * 2,
         "reserved_memory_gib_per_rank": None,
     }

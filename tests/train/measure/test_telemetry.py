@@ -17,8 +17,8 @@ import pytest
 
 from harness.train.measure import sampler as gpus_of
 from harness.train.measure import sampler as node_of
-from harness.train.measure.sampler import READINGS, SLICE, Gpus, Node, Sampler, summed_up
-from harness.train.measure.telemetry import Watch, epoch_fields
+from harness.train.measure.sampler import READINGS, SLICE, Gpus, Node, Sampler, summarise
+from harness.train.measure.telemetry import SamplerClient, merge_nodes
 
 # ---- adding up ----
 
@@ -29,22 +29,22 @@ def test_what_grows_is_what_it_grew_and_all_else_is_mean_p95_and_max() -> None:
         *({"power_w": float(w), "energy_j": 10.0 + w, "throttled": []} for w in range(1, 20)),
         {"power_w": 100.0, "energy_j": 110.0, "throttled": ["power_cap"]},
     ]
-    found = summed_up(readings)
+    found = summarise(readings)
     assert found["energy_j"] == 100
     assert found["power_w"] == {"mean": (sum(range(1, 20)) + 100) / 20, "p95": 19, "max": 100}
     assert found["throttled"] == {"power_cap": 1 / 20}
 
 
 def test_what_is_not_known_is_none() -> None:
-    found = summed_up([
+    found = summarise([
         {"power_w": None, "energy_j": None, "throttled": None},
         {"power_w": None, "energy_j": 5.0, "throttled": None},
     ])  # fmt: skip
     assert found == {"power_w": None, "energy_j": None, "throttled": None}
-    some = summed_up([{"power_w": 1.0}, {"power_w": None}, {"power_w": 3.0}, {"power_w": 5.0}])
+    some = summarise([{"power_w": 1.0}, {"power_w": None}, {"power_w": 3.0}, {"power_w": 5.0}])
     assert some["power_w"] == {"mean": 4, "p95": 5, "max": 5}
     # A counter that began again from nothing: how much it grew is lost.
-    assert summed_up([{"energy_j": 7.0}, {"energy_j": 3.0}])["energy_j"] is None
+    assert summarise([{"energy_j": 7.0}, {"energy_j": 3.0}])["energy_j"] is None
 
 
 # ---- devices ----
@@ -193,7 +193,7 @@ def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_edge_is_about_what_was_since_the_last(driver: Driver, tmp_path: Path) -> None:
     file = tmp_path / "node_0.jsonl"
     sampler = Sampler(Gpus(["one"]), Node(rapl=tmp_path))
-    sampler.look()
+    sampler.sample()
     sampler.keep(file)
     first = sampler.edge()
     assert first["lowest_power_w"] == 412.5
@@ -214,7 +214,7 @@ def burn(seconds: float) -> None:
 
 @pytest.mark.process
 def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
-    watch = Watch([], 0.05)
+    watch = SamplerClient([], 0.05)
     assert not any(tmp_path.iterdir())
     watch.keep(tmp_path / "telemetry" / "node_0.jsonl")
     try:
@@ -234,7 +234,7 @@ def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_sampler_that_is_gone_stops_nothing() -> None:
-    watch = Watch([], 1.0)
+    watch = SamplerClient([], 1.0)
     assert watch.edge() is not None
     watch.process.kill()
     watch.process.wait()
@@ -247,7 +247,7 @@ def test_a_sampler_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        watch = Watch([], 1.0)
+        watch = SamplerClient([], 1.0)
         watch.edge()
         os.write(write_end, str(watch.process.pid).encode())
         time.sleep(60)
@@ -270,7 +270,7 @@ def told(power: float, energy: float | None, sent: int) -> dict[str, Any]:
 
 
 def test_devices_of_all_nodes_make_one_row() -> None:
-    found = epoch_fields([told(100, 5.0, 7), told(300, 6.0, 8)])
+    found = merge_nodes([told(100, 5.0, 7), told(300, 6.0, 8)])
     assert found == {
         "gpu": {
             "power_w": {"mean": 200, "p95": 600, "max": 900},
@@ -282,8 +282,8 @@ def test_devices_of_all_nodes_make_one_row() -> None:
 
 
 def test_a_part_is_never_taken_for_the_whole() -> None:
-    assert epoch_fields([told(100, 5.0, 7), told(300, None, 8)])["energy_j"] is None
+    assert merge_nodes([told(100, 5.0, 7), told(300, None, 8)])["energy_j"] is None
     nothing = {"gpu": None, "node": None, "energy_j": None}
-    assert epoch_fields([told(100, 5.0, 7), None]) == nothing == epoch_fields([None])
-    on_cpu = epoch_fields([told(100, None, 7) | {"gpus": []}])
+    assert merge_nodes([told(100, 5.0, 7), None]) == nothing == merge_nodes([None])
+    on_cpu = merge_nodes([told(100, None, 7) | {"gpus": []}])
     assert on_cpu["gpu"] is on_cpu["energy_j"] is None and on_cpu["node"] is not None

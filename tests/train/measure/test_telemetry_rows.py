@@ -146,7 +146,7 @@ def goes_on(rank: int, measured: list[Any] | None, other: bool = False) -> Telem
     """A recorder's part of a run that goes on inside an epoch; two nodes of one process."""
     epoch = {"samples": 8, "measured": measured}
     run: Any = SimpleNamespace(
-        watch=None, settings=SimpleNamespace(telemetry_hz=1.0), epoch_so_far=epoch, peers=None,
+        sampler=None, settings=SimpleNamespace(telemetry_hz=1.0), epoch_so_far=epoch, peers=None,
         world=World(nodes=2, rank=rank), is_rank0=rank == 0,
         other_processes=other,
     )  # fmt: skip
@@ -174,9 +174,9 @@ def test_a_broken_off_epoch_has_the_energy_of_both_its_parts(
 ) -> None:
     one: Any = goes_on(0, [{"energy_j": 5.0}, None])
     seen = {"gpus": [{"energy_j": 2.0}], "node": {}}
-    one.watch = SimpleNamespace(edge=lambda: seen, peek=lambda: seen)
-    assert one.so_far() == 7.0
-    assert one.of_rank(0)["telemetry"]["energy_j"] == 7.0
-    assert one.of_rank(0)["telemetry"]["energy_j"] == 2.0  # the next epoch is whole
-    one.watch = SimpleNamespace(edge=lambda: None, peek=lambda: None)
-    assert one.so_far() is None and one.of_rank(0) == {"telemetry": None}
+    one.sampler = SimpleNamespace(edge=lambda: seen, peek=lambda: seen)
+    assert one.state() == 7.0
+    assert one.rank_fields(0)["telemetry"]["energy_j"] == 7.0
+    assert one.rank_fields(0)["telemetry"]["energy_j"] == 2.0  # the next epoch is whole
+    one.sampler = SimpleNamespace(edge=lambda: None, peek=lambda: None)
+    assert one.state() is None and one.rank_fields(0) == {"telemetry": None}

@@ -12,7 +12,7 @@ from harness.core.attempts import write_summary
 from harness.core.records import RunFolder, append_row, find_runs, read_json, read_rows
 from harness.core.topology import World
 from harness.train.measure.clock import StepClock
-from harness.train.measure.traffic import Traffic, interfaces_sent, over_ranks, traffic_of
+from harness.train.measure.resources import Traffic, interfaces_sent, over_ranks, traffic_of
 from harness.train.strategy import exchange_of
 from tests.support.sweeps import sweep, sweep_file
 

@@ -24,12 +24,11 @@ from harness.train.loop.progress import utilisation
 from harness.train.measure.flops import (
     COUNTED,
     SUMS,
-    Shape,
+    BatchShape,
     Work,
-    added,
+    batch_shape,
     peak_of,
     rates,
-    shape_of,
     sums_of,
 )
 from tests.support.ranks import ranks, script
@@ -240,15 +239,15 @@ MASK = [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]]
 
 def test_shapes_by_hand() -> None:
     amount = Amount(texts=3, tokens=8, squares=26, computed_tokens=12, computed_squares=48)
-    shape = Shape(samples=3, tokens=12, squares=48, text_tokens=8, text_squares=26)
-    assert shape_of({**ids(MASK), AMOUNT: amount}) == shape
+    shape = BatchShape(samples=3, tokens=12, squares=48, text_tokens=8, text_squares=26)
+    assert batch_shape({**ids(MASK), AMOUNT: amount}) == shape
     # What is on a device is not asked for.
-    there = shape_of(ids(MASK, "meta"))
-    assert there == shape_of(ids(MASK)) == Shape(3, 12, 48)
-    assert added(shape, shape) == Shape(6, 24, 96, 16, 52)
-    assert added(shape, there) == Shape(6, 24, 96)
+    there = batch_shape(ids(MASK, "meta"))
+    assert there == batch_shape(ids(MASK)) == BatchShape(3, 12, 48)
+    assert shape + shape == BatchShape(6, 24, 96, 16, 52)
+    assert shape + there == BatchShape(6, 24, 96)
     images = {"pixel_values": torch.zeros(5, 3, 2, 2), "labels": torch.zeros(5)}
-    assert shape_of(images) == Shape(5)
+    assert batch_shape(images) == BatchShape(5)
 
 
 def collate(numbers: np.ndarray) -> dict[str, Any]:
@@ -260,7 +259,7 @@ def collate(numbers: np.ndarray) -> dict[str, Any]:
 def test_amounts_come_out_of_the_processes_that_load_data() -> None:
     loader = DataLoader(Indices(4), batch_size=2, collate_fn=collate, num_workers=1)
     moved = [send_to_device(batch, torch.device("meta"), non_blocking=True) for batch in loader]
-    assert [shape_of(batch).text_tokens for batch in moved] == [1, 5]
+    assert [batch_shape(batch).text_tokens for batch in moved] == [1, 5]
 
 
 # ---- numbers ----
@@ -268,11 +267,11 @@ def test_amounts_come_out_of_the_processes_that_load_data() -> None:
 
 def test_what_is_not_known_is_null() -> None:
     work = Work(fixed=5, per_token=3, per_pair=2)
-    whole = sums_of(work, Shape(2, 8, 32, 6, 20))
+    whole = sums_of(work, BatchShape(2, 8, 32, 6, 20))
     assert list(whole.values()) == [(10 + 24 + 64) / 1e12, (10 + 18 + 40) / 1e12, 6, 8]
-    assert sums_of(work, Shape(2, 8, 32))["timed_tflop_without_padding"] is None
-    assert sums_of(work, Shape(2))["timed_tflop"] is None  # its texts came as something else
-    assert list(sums_of(None, Shape(2, 8, 32, 6, 20)).values()) == [None, None, 6, 8]
+    assert sums_of(work, BatchShape(2, 8, 32))["timed_tflop_without_padding"] is None
+    assert sums_of(work, BatchShape(2))["timed_tflop"] is None  # its texts came as something else
+    assert list(sums_of(None, BatchShape(2, 8, 32, 6, 20)).values()) == [None, None, 6, 8]
     assert not any(rates(dict.fromkeys(SUMS), 0.0, None).values())
     # An epoch of which nothing was timed has no rates.
     assert rates(dict.fromkeys(SUMS, 1.0), 0.0, 2.0)["mfu"] is None

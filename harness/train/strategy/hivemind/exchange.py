@@ -21,9 +21,14 @@ from harness.core.records import read_json, write_json
 from harness.core.topology import World, effective_batch
 from harness.train.context import Context
 from harness.train.data.samples import EpochOrder
-from harness.train.measure.resources import CpuTime, peak_memory_gib, reserved_memory_gib
-from harness.train.measure.telemetry import told
-from harness.train.measure.traffic import carried, interfaces_sent
+from harness.train.measure.resources import (
+    CpuTime,
+    interfaces_sent,
+    peak_memory_gib,
+    related,
+    reserved_memory_gib,
+)
+from harness.train.measure.telemetry import node_fields
 from harness.train.strategy import verify
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.hivemind.library import forking
@@ -221,7 +226,7 @@ class PeersExchange(Exchange):
             reserved_memory_gib=max(reserved) if reserved else None,
             **dict(zip(COUNTS, values, strict=True)),
             **CpuTime.of(self.context).own(),
-            **told(self.context.watch, goes_on=True),  # until the row is made
+            **node_fields(self.context.sampler, goes_on=True),  # until the row is made
         )
         if not self.peers.records:
             return totals
@@ -234,7 +239,7 @@ class PeersExchange(Exchange):
             "peers": sums["peers"],
             "failed_averages": int(sums["failed_averages"]),
             "payload_bytes": int(sums["payload"]),
-            "network_sent_bytes": carried(int(sums["payload"]), network),
+            "network_sent_bytes": related(int(sums["payload"]), network),
         }
         return [sums["loss"], sums["fed"], *rest]
 
