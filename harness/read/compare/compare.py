@@ -7,15 +7,11 @@ import math
 import statistics
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
-
-from rich import box
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
+from typing import Any
 
 from harness.core.command_line import print_json
 from harness.core.settings import UserError
+from harness.read import table
 from harness.read.compare.comparable import QUALITY, SPEED, TARGET, Verdict, judge
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import Run, parse_target
@@ -207,6 +203,7 @@ LEGEND = (
 )
 
 
+HEADINGS = ("", "A", "B", "difference", "95 % interval", "%", "95 % interval", "")
 SEEDS = 3  # from which on an interval says something
 
 
@@ -250,8 +247,7 @@ def _check_apart(one: Group, other: Group) -> None:
 
 
 def show(found: Comparison) -> None:
-    # Markup off: reasons and names hold brackets.
-    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    screen = table.screen()
     one, other = found.sides
     for group in found.sides:
         screen.print(f"{group.name}: {describe(group)}")
@@ -264,10 +260,7 @@ def show(found: Comparison) -> None:
     for note in found.notes:
         screen.print(note)
     if found.rows:
-        table = _table(found)
-        # Never cropped: a terminal that is too narrow wraps the lines, a file has no width.
-        width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
-        Console(highlight=False, width=width).print(table)
+        table.show(table.table_of(HEADINGS, map(_cells, found.rows)))
         for row in found.rows:
             screen.print(sentence(row, found.sides))
         screen.print(LEGEND, style="dim")
@@ -275,17 +268,6 @@ def show(found: Comparison) -> None:
         screen.print("nothing is known on both sides")
     for line in more_seeds(found):
         screen.print(line)
-
-
-def _table(found: Comparison) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    headings = ("", "A", "B", "difference", "95 % interval", "%", "95 % interval", "")
-    for n, heading in enumerate(headings):
-        side: Literal["left", "right"] = "left" if n in (0, len(headings) - 1) else "right"
-        table.add_column(heading, justify=side, no_wrap=True)
-    for row in found.rows:
-        table.add_row(*_cells(row))
-    return table
 
 
 def _cells(row: Row) -> list[str]:

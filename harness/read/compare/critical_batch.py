@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
@@ -28,6 +25,7 @@ from harness.read.records.loading import is_number
 from harness.read.records.runs import Run, Target, parse_target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import ratio, spread, student_t
+from harness.read.table import screen, show, table_of
 
 BATCHES = 3  # a line goes through any two points
 
@@ -214,10 +212,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"target": str(target), "families": [as_fields(each) for each in families]})
         return 0
-    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console = screen()
     for family in families:
-        _show(screen, family, target)
-    screen.print(LEGEND, style="dim")
+        _show(console, family, target)
+    console.print(LEGEND, style="dim")
     return 0
 
 
@@ -299,37 +297,30 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
     return Family(name, tuple(batches), len(machines))
 
 
-def _show(screen: Console, family: Family, target: Target) -> None:
+def _show(console: Console, family: Family, target: Target) -> None:
     found = family.fit()
-    screen.print(f"{family.name}, to {target}", style="bold")
-    table = _table(family, found)
-    width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
-    Console(highlight=False, width=width).print(table)
+    console.print(f"{family.name}, to {target}", style="bold")
+    show(table_of(HEADINGS, (_cells(family, batch, found) for batch in family.batches)))
     for line in (*left_out(family), verdict(family, found), *fastest(family)):
-        screen.print(line)
-    screen.print("")
+        console.print(line)
+    console.print("")
 
 
-def _table(family: Family, found: Fit) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for batch in family.batches:
-        fitted = found.samples(batch.size)
-        rate = batch.rate() if family.machines == 1 else None
-        seconds = batch.measured("tta_train_s") if family.machines == 1 and batch.usable else {}
-        samples = batch.measured("tta_samples") if batch.usable else {}
-        table.add_row(
-            str(batch.size),
-            "-" if batch.lr is None else number(batch.lr),
-            str(len(batch.runs)),
-            _mean(list(samples.values()), "{:,.0f}"),
-            _mean(batch.interpolated_samples, "{:,.0f}") if batch.usable else "-",
-            "-" if fitted is None else f"{fitted:,.0f}",
-            "-" if rate is None else f"{rate:,.0f}",
-            _mean(list(seconds.values()), "{:,.2f}"),
-        )
-    return table
+def _cells(family: Family, batch: Batch, found: Fit) -> list[str]:
+    fitted = found.samples(batch.size)
+    rate = batch.rate() if family.machines == 1 else None
+    seconds = batch.measured("tta_train_s") if family.machines == 1 and batch.usable else {}
+    samples = batch.measured("tta_samples") if batch.usable else {}
+    return [
+        str(batch.size),
+        "-" if batch.lr is None else number(batch.lr),
+        str(len(batch.runs)),
+        _mean(list(samples.values()), "{:,.0f}"),
+        _mean(batch.interpolated_samples, "{:,.0f}") if batch.usable else "-",
+        "-" if fitted is None else f"{fitted:,.0f}",
+        "-" if rate is None else f"{rate:,.0f}",
+        _mean(list(seconds.values()), "{:,.2f}"),
+    ]
 
 
 def _mean(values: list[float], form: str) -> str:

@@ -7,12 +7,9 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from harness.core.command_line import print_json
 from harness.core.settings import UserError
+from harness.read import table
 from harness.read.compare.comparable import (
     MAY_DIFFER,
     micro_batch,
@@ -228,19 +225,17 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
 
 
 def show(explanation: Explanation) -> None:
-    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console = table.screen()
     for sentence in explanation.sentences:
-        screen.print(sentence)
+        console.print(sentence)
     whole_s = sum(value for _, value, _, _ in explanation.parts if value is not None)
     against = any(should is not None for _, _, _, should in explanation.parts)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("per update", no_wrap=True)
-    for heading in ("ms", "of the run", *(["baseline's share, ms"] if against else [])):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for name, value, sd, should in explanation.parts:
         cells = [_ms(value, sd), "-" if value is None else percent(value / whole_s)]
-        table.add_row(name, *cells, *([_ms(should, None)] if against else []))
-    Console(highlight=False, width=100).print(table)
+        rows.append([name, *cells, *([_ms(should, None)] if against else [])])
+    headings = ["per update", "ms", "of the run", *(["baseline's share, ms"] if against else [])]
+    table.show(table.table_of(headings, rows))
 
 
 def _ms(value: float | None, sd: float | None) -> str:

@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 
 from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
@@ -22,6 +18,7 @@ from harness.read.predict.advice import Choice, Outcome, advise, as_fields, outc
 from harness.read.predict.exchange import Shape, wire_of
 from harness.read.predict.fitting import Fitted, Given, fit_records
 from harness.read.predict.model import APART, Plan, Prediction, bend, over_nodes, predict
+from harness.read.table import Table, screen, show, table_of
 
 
 def curve_figure(curve: list[Prediction], title: str) -> Figure:
@@ -142,17 +139,18 @@ def why_no_interval(fitted: Fitted, found: Prediction) -> str:
 
 
 def curve_table(curve: list[Prediction]) -> Table:
-    table = _table("nodes", "step ms", "95 % interval", "samples/s", "efficiency", "most")
+    rows = []
     for each in curve:
         interval = (
             "-" if each.low_s is None or each.high_s is None
             else f"{each.low_s * 1e3:,.4g} to {each.high_s * 1e3:,.4g}"
         )  # fmt: skip
-        table.add_row(
+        rows.append((
             f"{each.plan.shape.nodes:,}", f"{each.step_s * 1e3:,.4g}", interval,
             f"{each.samples_per_s:,.4g}", f"{each.efficiency:.3f}", each.dominating,
-        )  # fmt: skip
-    return table
+        ))  # fmt: skip
+    headings = ("nodes", "step ms", "95 % interval", "samples/s", "efficiency", "most")
+    return table_of(headings, rows)
 
 
 def bend_line(curve: list[Prediction]) -> str:
@@ -163,15 +161,16 @@ def bend_line(curve: list[Prediction]) -> str:
 
 
 def advice_table(choices: list[Choice]) -> Table:
-    table = _table("setup", "strategy", "batch", "hours", "device hours", "cost", "efficiency")
+    rows = []
     for choice in choices:
         each = choice.found.prediction
-        table.add_row(
+        rows.append((
             str(each.plan.shape), _strategy(each), str(each.plan.batch), f"{choice.hours:,.3g}",
             f"{choice.device_hours:,.3g}", "-" if choice.cost is None else f"{choice.cost:,.2f}",
             f"{each.efficiency:.2f}",
-        )  # fmt: skip
-    return table
+        ))  # fmt: skip
+    headings = ("setup", "strategy", "batch", "hours", "device hours", "cost", "efficiency")
+    return table_of(headings, rows, keys=2)
 
 
 def _strategy(found: Prediction) -> str:
@@ -179,13 +178,6 @@ def _strategy(found: Prediction) -> str:
     compress = "" if plan.compress == "none" else f" {plan.compress}"
     every = f" every {plan.sync_every}" if plan.strategy in APART else ""
     return f"{plan.strategy}{compress}{every}"
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
 
 
 def _listed(values: tuple[int, ...]) -> str:
@@ -222,13 +214,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**as_fields(found), "assumed": fitted.assumed})
     else:
-        screen = _screen()
+        console = screen()
         for line in (*fit_lines(fitted), "",
                      *prediction_lines(fitted, found, link, options.epochs)):  # fmt: skip
-            screen.print(line)
+            console.print(line)
         if curve:
-            _wide(curve_table(curve))
-            screen.print(bend_line(curve))
+            show(curve_table(curve))
+            console.print(bend_line(curve))
     if options.plot:
         _draw(options.plot, curve or [found.prediction], f"{fitted.name} over {link}")
     return 0
@@ -281,17 +273,17 @@ def _advise(asked: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
     if asked.json:
         print_json({"choices": [_choice_fields(choice) for choice in choices]})
         return 0 if choices else 1
-    screen = _screen()
+    console = screen()
     limit = f"{asked.deadline:g} h" if asked.deadline else f"a budget of {asked.budget:g}"
     for line in (*fit_lines(fitted), ""):
-        screen.print(line)
+        console.print(line)
     if not choices:
-        screen.print(f"nothing up to {asked.setup} keeps {limit} for {asked.epochs} epochs")
+        console.print(f"nothing up to {asked.setup} keeps {limit} for {asked.epochs} epochs")
         return 1
     how = "fewest device hours" if asked.deadline else "fastest"
-    screen.print(f"{asked.epochs} epochs within {limit}, {how} first:")
-    _wide(advice_table(choices[:SHOWN]))
-    screen.print(
+    console.print(f"{asked.epochs} epochs within {limit}, {how} first:")
+    show(advice_table(choices[:SHOWN]))
+    console.print(
         "quality is not predicted: other effective batches and diloco are other trainings "
         "(python -m harness batches says from which batch on larger ones do not pay); "
         "over long delays diloco takes longer than is said here (its connections rest)"
@@ -307,13 +299,3 @@ def _choice_fields(choice: Choice) -> dict[str, Any]:
 def _draw(file: Path, curve: list[Prediction], title: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     curve_figure(curve, title).savefig(file, dpi=150)
-
-
-def _screen() -> Console:
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-
-
-def _wide(table: Table) -> None:
-    screen = _screen()
-    width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
-    Console(highlight=False, width=width).print(table)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.read.drawing import Drawn, colour_rules
 from harness.read.figures.catalogue import FIGURES
-from harness.read.tables.files import escaped, markdown
-from harness.read.tables.results import Rows
-from harness.read.tables.sweep_table import Shown
+from harness.read.table import Table, escaped, html_lines, markdown_lines, table_of
+from harness.read.tables.files import markdown
+from harness.read.tables.sweep_table import SweepTable
 
 
 @dataclass
@@ -22,9 +21,9 @@ class Section:
     name: str  # of its folder of files
     title: str
     about: str
-    table: Shown
-    results: Rows
-    nodes: Rows
+    table: SweepTable
+    results: Table
+    nodes: Table
     figures: dict[str, Drawn]
     not_drawn: dict[str, str]
     explained: list[str]
@@ -68,10 +67,10 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         yield ""
         yield markdown(section.table).rstrip().replace("### ", "## ", 1)
         yield "\n### Results\n"
-        yield from markdown_table(section.results)
-        if section.nodes[1]:
+        yield from markdown_lines(section.results)
+        if section.nodes.rows:
             yield "\n### By node\n"
-            yield from markdown_table(section.nodes)
+            yield from markdown_lines(section.nodes)
         for title, texts in (
             ("Explanation", section.explained),
             ("To be fair", section.fairness),
@@ -95,17 +94,8 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
     yield from (f"- **{word}**: {text}" for word, text in DEFINITIONS.items())
 
 
-def markdown_table(table: Rows) -> Iterator[str]:
-    headings, rows = table
-    yield "| " + " | ".join(map(escaped, headings)) + " |"
-    yield "|---" + "|--:" * (len(headings) - 1) + "|"
-    yield from ("| " + " | ".join(map(escaped, row)) + " |" for row in rows)
-
-
 # ----
 # The report as one HTML page that needs nothing else: no network, no other file.
-
-NUMBER = re.compile(r"^[-+]?[\d.,]+")
 
 
 def page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> str:
@@ -144,7 +134,7 @@ def _section(section: Section) -> Iterator[str]:
     yield f'<section id="{section.name}">\n<h2>{_text(section.title)}</h2>'
     yield f"<p>{_text(section.about)}</p>"
     yield "<h3>Results</h3>"
-    yield from _table(*section.results)
+    yield from html_lines(section.results)
     for title, texts in (
         ("Explanation", section.explained),
         ("To be fair", section.fairness),
@@ -155,13 +145,13 @@ def _section(section: Section) -> Iterator[str]:
             yield from _list(texts)
     if section.failures:
         yield "<h3>Not finished</h3>"
-        yield from _table(["run", "what became of it", "record"], [*map(list, section.failures)])
+        yield from html_lines(table_of(["run", "what became of it", "record"], section.failures))
     yield from _figures(section)
-    if section.nodes[1]:
+    if section.nodes.rows:
         yield "<h3>By node</h3>"
-        yield from _table(*section.nodes)
+        yield from html_lines(section.nodes)
     yield "<h3>All that was compared</h3>"
-    yield from _table(shown.headings, shown.rows)
+    yield from html_lines(shown.table)
     yield from (f'<p class="small">{_text(text)}</p>' for text in (*shown.notes, *shown.legend))
     yield "<h3>Environment and command</h3>"
     yield from _list(shown.environment or ["unknown"])
@@ -186,24 +176,6 @@ def _figures(section: Section) -> Iterator[str]:
         yield "<details><summary>Figures that these records have nothing for</summary>"
         yield from _list([f"{FIGURES[n][1]}: {why}" for n, why in section.not_drawn.items()])
         yield "</details>"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    numbers = [
-        all(NUMBER.match(row[n]) or row[n] in ("-", "base") for row in rows)
-        for n in range(len(headings))
-    ]
-    kinds = [' class="number"' if is_number else "" for is_number in numbers]
-    yield '<div class="wide"><table>\n<thead><tr>'
-    yield "".join(
-        f'<th scope="col"{kind}><button type="button">{_text(heading)}</button></th>'
-        for heading, kind in zip(headings, kinds, strict=True)
-    )
-    yield "</tr></thead>\n<tbody>"
-    for row in rows:
-        cells = zip(row, kinds, strict=True)
-        yield "<tr>" + "".join(f"<td{kind}>{_text(cell)}</td>" for cell, kind in cells) + "</tr>"
-    yield "</tbody></table></div>"
 
 
 def _list(texts: Sequence[str]) -> Iterator[str]:

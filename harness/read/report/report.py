@@ -20,7 +20,7 @@ from harness.read.records.sweeps import SweepResults, read_all
 from harness.read.report.page import Section, markdown_report, page
 from harness.read.tables.files import csv_text
 from harness.read.tables.results import by_node, fairness, results
-from harness.read.tables.sweep_table import one_line, table_of
+from harness.read.tables.sweep_table import one_line, sweep_table
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def make_report(folder: Path, out: Path) -> list[Path]:
 
 
 def _section(sweep: SweepResults, taken: set[str]) -> Section:
-    table, _ = table_of(sweep)
+    table, _ = sweep_table(sweep)
     figures, not_drawn = draw_all(sweep)
     return Section(
         name=_file_name(sweep.name, taken),

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from harness.core.command_line import print_json
 from harness.core.settings import UserError
 from harness.read.labels import heading_of, strategy_text
 from harness.read.records.loading import load_runs
 from harness.read.records.sweeps import FILE, sweep_file
+from harness.read.table import screen, show, table_of
 from harness.read.tables import columns
 from harness.read.tables.files import show_sweep
 
@@ -92,22 +89,18 @@ def _show_runs(root: Path, as_json: bool) -> int:
         return 0
     if "strategy" in runs:
         runs["strategy"] = _ways(runs)
-    # Markup off: reasons and names hold brackets.
-    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console = screen()
     for machine, group in runs.groupby("machine", dropna=False):
-        table = _table(group, str(machine))
-        # Never cropped: a terminal that is too narrow wraps the lines, a file has no width.
-        width = Measurement.get(screen, screen.options.update(max_width=1000), table).maximum
-        Console(highlight=False, width=width).print(table)
+        _show_machine(console, group, str(machine))
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
     for _, run in failed.iterrows():
-        screen.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
+        console.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
     for _, run in runs[runs["link_warning"].notna()].iterrows():
-        screen.print(f"warning: {run['link_warning']}\n  {run['path']}")
-    screen.print(LEGEND, style="dim")
+        console.print(f"warning: {run['link_warning']}\n  {run['path']}")
+    console.print(LEGEND, style="dim")
     if runs["imported"].notna().any():
-        screen.print(IMPORTED, style="dim")
-    screen.print(f"records: {root}")
+        console.print(IMPORTED, style="dim")
+    console.print(f"records: {root}")
     return 0
 
 
@@ -118,7 +111,7 @@ def _ways(runs: pd.DataFrame) -> list[str | None]:
     return [strategy_text(dict(zip(told, row, strict=True))) for row in found.to_numpy()]
 
 
-def _table(runs: pd.DataFrame, machine: str) -> Table:
+def _show_machine(console: Console, runs: pd.DataFrame, machine: str) -> None:
     known = [name for name in columns.DEVICE_FIELDS if name in runs and runs[name].notna().any()]
     hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known)}
     shown = [column for column in COLUMNS if column[1] in runs and column[1] not in hidden]
@@ -128,23 +121,12 @@ def _table(runs: pd.DataFrame, machine: str) -> Table:
         first = runs.iloc[0]
         title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
     shown = [column for column in shown if column not in same]
-    table = Table(
-        title=Text(title, style="table.title"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for heading, column, _ in shown:
-        right = pd.api.types.is_numeric_dtype(runs[column])
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    order = [
-        c
-        for c in ("script", "model", "strategy", "number_format", "setup", "lr", "seed")
-        if c in runs
-    ]
-    for _, run in runs.sort_values(order).iterrows():
-        table.add_row(*(Text(_shown(run[column], form)) for _, column, form in shown))
-    return table
+    console.print(title, style="italic")
+    order = ("script", "model", "strategy", "number_format", "setup", "lr", "seed")
+    ordered = runs.sort_values([name for name in order if name in runs])
+    rows = [[_shown(run[c], form) for _, c, form in shown] for _, run in ordered.iterrows()]
+    keys = sum(c in order for _, c, _ in shown)
+    show(table_of([heading for heading, _, _ in shown], rows, keys))
 
 
 def _shown(value: Any, form: str) -> str:

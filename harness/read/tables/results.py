@@ -12,6 +12,7 @@ from harness.read.records.loading import is_number
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
+from harness.read.table import Table, table_of
 
 # Name in the sentence -> where environment.json has it; all runs of a part should have one.
 SHOULD_AGREE = {
@@ -111,14 +112,11 @@ def _some(texts: Iterable[str], most: int = 6) -> str:
 # ----
 # The table that a README shows: test accuracy, top-1 and top-5, loss and time, also by node.
 
-Rows = tuple[list[str], list[list[str]]]
-
-
 PERCENT, PLAIN = 100.0, 1.0
 
 
-def results(sweep: SweepResults) -> Rows:
-    """Headings and a row a group; what no group has is no column."""
+def results(sweep: SweepResults) -> Table:
+    """A row a group; what no group has is no column."""
     columns: list[tuple[str, Callable[[Group], str]]] = [
         ("run", lambda g: sweep.name_of(g)),
         ("runs", lambda g: f"{len(g.finished)}/{len(g.runs)}"),
@@ -134,7 +132,7 @@ def results(sweep: SweepResults) -> Rows:
     ]
     cells = {heading: [text(group) for group in sweep.groups] for heading, text in columns}
     kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
-    return kept, [list(row) for row in zip(*(cells[heading] for heading in kept), strict=True)]
+    return table_of(kept, zip(*(cells[heading] for heading in kept), strict=True))
 
 
 def _spread(group: Group, measure: str, factor: float, places: int) -> str:
@@ -150,7 +148,7 @@ def _time(group: Group, measure: str) -> str:
     return UNKNOWN if mean is None else duration(mean)
 
 
-def by_node(sweep: SweepResults) -> Rows:
+def by_node(sweep: SweepResults) -> Table:
     """Of groups on several nodes, each node: processor time and accuracy of its own samples."""
     rows = []
     for group in sweep.groups:
@@ -160,7 +158,8 @@ def by_node(sweep: SweepResults) -> Rows:
         for node in range(max(map(len, told), default=0)):
             of_node = [nodes[node] for nodes in told if node < len(nodes)]
             rows.append([sweep.name_of(group), str(node), *map(_mean_text(of_node), FIELDS)])
-    return ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"], rows
+    headings = ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"]
+    return table_of(headings, rows)
 
 
 FIELDS = ("user_s", "system_s", "accuracy", "top5_accuracy")

@@ -13,6 +13,7 @@ from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows,
 from harness.read.records.loading import BANDWIDTH, RTT, UNFINISHED
 from harness.read.records.runs import SKIPPED, WAITING, Run
 from harness.read.records.sweeps import SweepResults
+from harness.read.table import Table
 from harness.read.tables import columns
 from harness.read.tables.columns import (
     EFFICIENCY,
@@ -31,15 +32,12 @@ NODE = "node"
 
 
 @dataclass(frozen=True)
-class Shown:
+class SweepTable:
     """A table that only has to be drawn."""
 
     title: str
     about: str  # what is the same for all rows
-    headings: list[str]
-    right: list[bool]
-    keys: int  # so many columns say which row it is
-    rows: list[list[str]]
+    table: Table
     legend: list[str]
     notes: list[str]
     not_finished: list[tuple[str, str, str | None]]  # which, what became of it, where
@@ -47,7 +45,7 @@ class Shown:
     command: str | None
 
 
-def table_of(sweep: SweepResults) -> tuple[Shown, list[Row]]:
+def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
     """The table, and the rows of numbers that it was made of."""
     runs = sweep.runs
     rows: list[Row] = list(group_rows(sweep))
@@ -57,18 +55,15 @@ def table_of(sweep: SweepResults) -> tuple[Shown, list[Row]]:
     keys = sum(column.axis for column in left)
     headings = [column.heading for column in left]
     right = [column.right for column in left]
-    lines = [cells for row in rows for cells in _lines(sweep, row, left, keys)]
+    lines = [tuple(cells) for row in rows for cells in _lines(sweep, row, left, keys)]
     if sweep.per_node:
         headings.insert(keys, NODE)
         right.insert(keys, True)
     missing = [baseline_of(sweep, g) is None for g in sweep.groups if g.finished]
-    shown = Shown(
+    shown = SweepTable(
         title=sweep.question,
         about=_about(sweep, rows, same),
-        headings=headings,
-        right=right,
-        keys=keys + sweep.per_node,
-        rows=lines,
+        table=Table(tuple(headings), tuple(lines), keys + sweep.per_node, tuple(right)),
         legend=[*legend(sweep, rows, columns), *_links(runs)],
         notes=_notes(sweep, rows, any(missing)),
         not_finished=_not_finished(sweep, runs, {column.name for column in left}),

@@ -1,0 +1,155 @@
+"""A table of texts, and how it is shown: on a terminal, as Markdown, as HTML."""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+GAP = 2  # spaces between columns on a terminal
+NUMBER = re.compile(r"^[-+]?[\d.,]+")
+NO_NUMBER = ("-", "base", "unknown", "not reached", "infinite")  # where a column has numbers
+
+
+@dataclass(frozen=True)
+class Table:
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    keys: int = 1  # as many columns say which row it is
+    numeric: tuple[bool, ...] | None = None  # columns that stand right; None: those of numbers
+
+    @property
+    def right(self) -> list[bool]:
+        return list(self.numeric) if self.numeric is not None else [*map(_is_numeric, self.columns)]
+
+    @property
+    def columns(self) -> list[list[str]]:
+        return [[row[n] for row in self.rows] for n in range(len(self.headings))]
+
+    def select(self, at: Sequence[int]) -> Table:
+        """The same rows with these columns alone."""
+        right = self.right
+        return Table(
+            tuple(self.headings[n] for n in at),
+            tuple(tuple(row[n] for n in at) for row in self.rows),
+            self.keys,
+            tuple(right[n] for n in at),
+        )
+
+
+def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]], keys: int = 1) -> Table:
+    return Table(tuple(headings), tuple(map(tuple, rows)), keys)
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    return all(NUMBER.match(cell) or cell in NO_NUMBER for cell in cells)
+
+
+# ---- terminal ----
+
+
+def screen() -> Console:
+    """Without markup: reasons and names hold brackets."""
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def show(table: Table) -> None:
+    """In parts where the terminal is too narrow: nothing is cropped. A file has no width."""
+    console = screen()
+    for part in parts(table, console.width if console.is_terminal else None):
+        drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for n, right in enumerate(part.right):
+            drawn.add_column(
+                Text("\n".join(_heading_lines(part, n))), justify="right" if right else "left",
+                no_wrap=True, vertical="bottom", header_style="bold",
+            )  # fmt: skip
+        for row in part.rows:
+            drawn.add_row(*map(Text, row))
+        Console(highlight=False, width=_width(part, range(len(part.headings)))).print(drawn)
+
+
+def parts(table: Table, width: int | None) -> list[Table]:
+    """As few tables as are needed, of like width; each says which row is which."""
+    whole = range(len(table.headings))
+    if width is None or _width(table, whole) <= width:
+        return [table]
+    rows = tuple(tuple(cell.replace(" ± ", "±") for cell in row) for row in table.rows)
+    tight = replace(table, rows=rows)
+    if _width(tight, whole) <= width:
+        return [tight]
+    fewest = _filled(table, width)
+    while width > 1 and len(narrower := _filled(table, width - 1)) == len(fewest):
+        fewest, width = narrower, width - 1
+    return [table.select(columns) for columns in fewest]
+
+
+def _filled(table: Table, width: int) -> list[list[int]]:
+    """The columns of each part: the keys, and as many others as fit."""
+    keys = list(range(table.keys))
+    columns = [[*keys]]
+    for n in range(table.keys, len(table.headings)):
+        if len(columns[-1]) > len(keys) and _width(table, [*columns[-1], n]) > width:
+            columns.append([*keys])
+        columns[-1].append(n)
+    return columns
+
+
+def _heading_lines(table: Table, n: int) -> list[str]:
+    """Over several lines where it is longer than what stands below it."""
+    heading, cells = table.headings[n], [row[n] for row in table.rows]
+    longest = max(map(cell_len, (*heading.split(), *cells)), default=1)
+    return textwrap.wrap(heading, longest, break_long_words=False) if heading else [""]
+
+
+def _width(table: Table, columns: Iterable[int]) -> int:
+    widths = (
+        max(map(cell_len, (*_heading_lines(table, n), *(row[n] for row in table.rows))))
+        for n in columns
+    )
+    # With the box's own edge, a space on either side.
+    return sum(width + GAP for width in widths) - GAP + 2
+
+
+# ---- Markdown ----
+
+
+def markdown_lines(table: Table) -> Iterator[str]:
+    yield _markdown_row(table.headings)
+    yield "|" + "|".join("--:" if right else "---" for right in table.right) + "|"
+    yield from map(_markdown_row, table.rows)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(map(escaped, cells)) + " |"
+
+
+def escaped(text: str) -> str:
+    """What Markdown would take for its own; an underscore inside a word is none of it."""
+    return re.sub(r"([|*<>`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
+
+
+# ---- HTML ----
+
+
+def html_lines(table: Table) -> Iterator[str]:
+    """With headings that are buttons, for sorting."""
+    kinds = [' class="number"' if right else "" for right in table.right]
+    yield '<div class="wide"><table>\n<thead><tr>'
+    yield "".join(
+        f'<th scope="col"{kind}><button type="button">{html.escape(heading)}</button></th>'
+        for heading, kind in zip(table.headings, kinds, strict=True)
+    )
+    yield "</tr></thead>\n<tbody>"
+    for row in table.rows:
+        cells = zip(row, kinds, strict=True)
+        texts = (f"<td{kind}>{html.escape(cell)}</td>" for cell, kind in cells)
+        yield "<tr>" + "".join(texts) + "</tr>"
+    yield "</tbody></table></div>"
