@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json
 from harness.core.settings import UserError
+from tests.support.exchanges import Arm, flat, group
 from tests.support.ranks import ranks, script
 from tests.support.toys import (
     CPU,
@@ -31,7 +32,6 @@ from tests.support.toys import (
     sixteen,
     stock,
 )
-from tests.train.strategy.test_compress import Arm, flat, group
 
 pytestmark = pytest.mark.process
 

@@ -19,9 +19,9 @@ from harness.train.measure.clock import StepClock
 from harness.train.measure.communication import FIELDS, Exposure, skew, split_waiting
 from harness.train.measure.resources import Traffic
 from harness.train.strategy import compress
+from tests.support.exchanges import group
 from tests.support.ranks import ranks
 from tests.support.toys import Net, Points, ours
-from tests.train.strategy.test_compress import group
 
 SLEEP_S = 0.05
 

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from tests.support import toys
 from tests.support.ranks import ranks
-from tests.train.strategy.test_apart import (
+from tests.support.replicas import (
     BATCH,
     BY_RANK,
     SGD,

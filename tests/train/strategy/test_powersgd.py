@@ -16,12 +16,12 @@ from harness.core.records import read_json, read_rows, write_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE
 from harness.train.strategy.compress import PowerSGD, _mean_state, powersgd_file
+from tests.support.exchanges import SHAPES, Arm, Given, drawn, exact, flat, group
 from tests.support.ranks import ranks, script
 from tests.support.sweeps import untimed_rows
 from tests.support.toys import Net, Points, apart, ours
 from tests.train.run.test_elastic import alone
 from tests.train.run.test_resume import broken_off, only_run, weights_of
-from tests.train.strategy.test_compress import SHAPES, Arm, Given, drawn, exact, flat, group
 
 
 def low_rank(step: int, rank: int) -> list[torch.Tensor]:

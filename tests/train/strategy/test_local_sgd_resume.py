@@ -1,22 +1,24 @@
-"""Units that train apart: broken off anywhere, also between two exchanges, they go on exactly."""
+"""Replicas that are broken off anywhere, also between two exchanges, go on exactly."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.settings import UserError
 from tests.support import toys
 from tests.support.ranks import ran, ranks, run_script, script
+from tests.support.replicas import Diary
 from tests.support.sweeps import untimed_rows
 from tests.train.run.test_disks import trained
 from tests.train.run.test_resume import broken_off, only_run, weights_of
-from tests.train.strategy.test_apart import Diary
 
 pytestmark = pytest.mark.process
 
@@ -34,8 +36,6 @@ SAVED = ["--epochs", "2", "--save", "last", "--save_steps", "7", "--dropout", "0
 
 
 def train_once(folder: str, argv: list[str], stop: int | None) -> tuple[Any, Any]:
-    import os
-
     data = toys.Points(40 * int(os.environ["WORLD_SIZE"]))
     diary = Diary()
     calls = [diary, *([toys.BreakOff(stop)] if stop else [])]
@@ -92,10 +92,6 @@ def test_broken_off_it_goes_on_to_the_bit(
 
 def spoil_and_go_on(folder: str) -> list[str]:
     """What a rank is told that goes on with what another than its own checkpoint holds."""
-    import os
-
-    import torch.distributed as dist
-
     argv = [*LOCAL, "--sync_scope", "rank", *SAVED]
     assert train_once(folder, argv, 7) == (None, None)
     file = next(Path(folder).glob("bert/*/*/checkpoint-7")) / "apart_1.pt"
@@ -214,19 +210,10 @@ def test_the_best_weights_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert (read_json(folder.summary) or {})["test_epoch"] == best["epoch"]
 
 
-def test_one_unit_that_diverges_ends_the_run_for_all(tmp_path: Path) -> None:
+def test_one_replica_that_diverges_ends_the_run_for_all(tmp_path: Path) -> None:
     for number, way in enumerate((LOCAL, [*STREAMED, "--compress", "int8"])):
-        argv = [
-            *ARGV[:10],
-            "--log_every",
-            "2",
-            "--sync_scope",
-            "rank",
-            *way,
-            "--o",
-            str(tmp_path / str(number)),
-        ]
-        done = ran(2, spoilt, argv)
+        argv = [*ARGV[:10], "--log_every", "2", "--sync_scope", "rank", *way]
+        done = ran(2, spoilt, [*argv, "--o", str(tmp_path / str(number))])
         assert done.code == 1
         summary = read_json(only_run(tmp_path / str(number)).summary) or {}
         assert summary["outcome"] == "diverged", (summary, done.err)
@@ -234,8 +221,6 @@ def test_one_unit_that_diverges_ends_the_run_for_all(tmp_path: Path) -> None:
 
 def spoilt(argv: list[str]) -> Any:
     """One rank has a weight that is no number, from its third update on."""
-    import os
-
     import vit
 
     class Spoiler(vit.Console):  # type: ignore[name-defined,misc]

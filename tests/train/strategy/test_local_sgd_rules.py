@@ -1,4 +1,4 @@
-"""Training apart: what is refused and why, what is announced, and what is checked at the end."""
+"""Local SGD and DiLoCo: what is refused and why, what is announced, what is checked at the end."""
 
 from __future__ import annotations
 

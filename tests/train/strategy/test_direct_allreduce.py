@@ -22,11 +22,11 @@ from harness.train.strategy.direct_allreduce import DirectAllreduce
 from harness.train.strategy.verify import refuse_impossible
 from tests.core.test_settings import launched
 from tests.support import toys
+from tests.support.exchanges import SHAPES, Arm, drawn, flat, group
 from tests.support.ranks import ranks, script
+from tests.support.replicas import BY_RANK, SGD, arms
 from tests.support.sweeps import untimed_rows
 from tests.train.run.test_resume import broken_off, only_run, weights_of
-from tests.train.strategy.test_apart import BY_RANK, SGD, arms
-from tests.train.strategy.test_compress import SHAPES, Arm, drawn, flat, group
 
 SIZES = (0, 1, 2, 3, 7, 1001)  # also fewer numbers than ranks
 
