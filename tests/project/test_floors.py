@@ -174,6 +174,15 @@ def test_a_command_line_is_read_before_anything_is_loaded() -> None:
     assert not loaded & {*HEAVY, "yaml", "numpy", "pandas"}
 
 
+def test_only_its_own_strategy_loads_hivemind() -> None:
+    # An optional package: at the top of any other module it would be needed for every run.
+    room = "harness.train.strategy.hivemind"
+    for module, file in MODULES.items():
+        for name, top in imports(file):
+            if name == "hivemind" or name.startswith(("hivemind.", room)):
+                assert module.startswith(room) or not top, (module, name)
+
+
 def room_of(module: str) -> str:
     """The folder that a module lies in, without the name of the package."""
     package = MODULES[module].parent.relative_to(HARNESS)

@@ -45,14 +45,6 @@ class Codec:
     decode: Callable[[torch.Tensor], torch.Tensor]
 
 
-def _to_bf16(rows: torch.Tensor) -> torch.Tensor:
-    return rows.to(torch.bfloat16).view(torch.uint8)
-
-
-def _from_bf16(coded: torch.Tensor) -> torch.Tensor:
-    return coded.view(torch.bfloat16).float()
-
-
 def _to_int8(rows: torch.Tensor) -> torch.Tensor:
     blocks = rows.view(len(rows), -1, BLOCK)
     # amax propagates NaN and infinity: such a block gets such a scale and decodes as non-finite.
@@ -71,7 +63,11 @@ def _from_int8(coded: torch.Tensor) -> torch.Tensor:
 
 
 CODECS = {
-    "bf16": Codec(16, _to_bf16, _from_bf16),
+    "bf16": Codec(
+        16,
+        encode=lambda rows: rows.to(torch.bfloat16).view(torch.uint8),
+        decode=lambda coded: coded.view(torch.bfloat16).float(),
+    ),
     "int8": Codec(8 + 32 / BLOCK, _to_int8, _from_int8),
 }
 

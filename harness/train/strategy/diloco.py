@@ -85,7 +85,7 @@ class Diloco(ReplicaExchange):
         momentum = int(self.anchor.nbytes) if self.context.settings.outer_momentum else 0
         step = self.every // self.fragments
         in_flight = -(-self.overlap // step) or 1
-        largest = 4 * max(f.stop - f.start for f in self.weights.fragments)
+        largest = 4 * int(max(f.stop - f.start for f in self.weights.fragments))
         return int(self.anchor.nbytes) + momentum + 2 * in_flight * largest
 
     def _own_state(self) -> dict[str, Any]:

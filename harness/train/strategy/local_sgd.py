@@ -251,12 +251,11 @@ class ReplicaExchange(Exchange):
     def begin(self, updates: int) -> None:
         self.updates = updates
         if self.every > updates and self.context.is_rank0:
-            print(
+            warning = (
                 f"warning: --sync_every {self.every}: the run has {updates} updates, and only "
-                "the last one exchanges anything",
-                file=sys.stderr,
-                flush=True,
+                "the last one exchanges anything"
             )
+            print(warning, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         # One fragment every few updates, and the other ones after the last update.

@@ -1,4 +1,4 @@
-"""Sent straight to who adds it: the same sums as gloo's, in fewer delays and no more bytes."""
+"""Direct sends: the same sums as gloo's all-reduce, in fewer latencies and no more bytes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def closed_form(rows: list[torch.Tensor], sent_as: torch.dtype | None) -> torch.
 
 
 def means() -> int:
-    """Several under way at once, of all sizes and formats; the next ones expected in advance."""
+    """Several in flight at once, of all sizes and formats, with the next receives posted early."""
     rank, checked = group(), 0
     for dtype, sent_as in (
         (torch.float32, None), (torch.float64, None), (torch.bfloat16, None),
@@ -204,7 +204,7 @@ def test_a_step_exchanges_its_gradients_and_nothing_else(tmp_path: Path) -> None
 
 
 def left_alone(how: str) -> str:
-    """What the rank is told whose peer does not take part in the third update."""
+    """The error of a rank whose peer does not take part in the third update."""
     rank, arm = group(), Arm("none", exchange="direct", small=True)
     for step in range(2):
         arm.step(drawn(step, rank))
@@ -256,7 +256,7 @@ def test_a_broken_off_run_goes_on_and_is_that_of_the_backend(tmp_path: Path) -> 
     assert observed["gradient_hook"] == "DirectGradients.hook"
 
 
-APART = {
+REPLICAS = {
     "local_sgd": ["--strategy", "local_sgd", "--sync_every", "7"],
     "diloco": ["--strategy", "diloco", "--sync_every=6", "--fragments=3", "--overlap=5"],
 }
@@ -266,8 +266,8 @@ APART = {
 @pytest.mark.parametrize(
     ("count", "tolerance"), [(2, 0.0), pytest.param(3, 1e-6, marks=pytest.mark.slow)]
 )
-def test_apart_they_exchange_the_same(count: int, tolerance: float, tmp_path: Path) -> None:
-    asked = [[*SGD, *way, *BY_RANK] for way in APART.values()]
+def test_replicas_exchange_the_same(count: int, tolerance: float, tmp_path: Path) -> None:
+    asked = [[*SGD, *way, *BY_RANK] for way in REPLICAS.values()]
     asked = [[*argv, f"--exchange={way}"] for argv in asked for way in ("backend", "direct")]
     for found in ranks(count, arms, str(tmp_path), asked):
         for theirs, ours in zip(found[::2], found[1::2], strict=True):
@@ -288,7 +288,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_go_straight_is_refused(words: str) -> None:
+def test_what_direct_sends_cannot_do_is_refused(words: str) -> None:
     with pytest.raises(UserError) as found:
         parse("bert", [*words.split(), "--exchange", "direct"], launched(2, 1))
     assert REFUSED[words] in str(found.value) and "\n" not in str(found.value)

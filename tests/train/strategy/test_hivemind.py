@@ -26,7 +26,7 @@ ENV = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Diary(TrainerCallback):
-    """Which update of all peers each batch of this one went into."""
+    """The update of all peers into which each batch of this one went."""
 
     def __init__(self, model: Net) -> None:
         self.model = model
@@ -50,7 +50,7 @@ class Diary(TrainerCallback):
 
 
 def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
-    """What a run of the toy leaves, as seen by one process."""
+    """The result of a toy run, as one process sees it."""
     net = Net(**model)
     diary = Diary(net)
     trainer, run = ours(folder, net, TRAIN, TEST, *flags, callbacks=[diary])
@@ -200,7 +200,7 @@ def test_local_updates_average_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0.0, -0.3, None])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (0,)])
 def test_8_bits_take_any_gradient(value: float | None, shape: tuple[int, ...]) -> None:
-    """hivemind's own makes nothing of one number, or of numbers that are all the same."""
+    """hivemind's own encoding fails for one number, and for numbers that are all the same."""
     from hivemind.compression import CompressionInfo, serialization
 
     from harness.train.strategy.hivemind.library import Int8, patch_hivemind

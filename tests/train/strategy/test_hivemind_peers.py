@@ -1,4 +1,4 @@
-"""Peers that come, go, are killed and do not fit; what is left of them on disk and in memory."""
+"""Peers that join, leave, are killed or do not fit: what remains on disk and in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def updates(folder: Path) -> int:
     return max((int(p.get("update") or 0) for p in found), default=0)
 
 
-# ---- what does not go ----
+# ---- what is refused ----
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
 
 
 def other_settings(folder: str) -> int:
-    """What peers are told that do not fit a run, or come too late, by a stand-in for the run."""
+    """A stand-in for a run that peers do not fit, or join too late."""
     from harness.train.strategy.hivemind.network import (
         SETTINGS,
         DhtState,
@@ -179,14 +179,14 @@ def test_a_peer_that_does_not_fit_is_refused_and_one_that_is_late(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-# ---- peers that come and go ----
+# ---- peers that join and leave ----
 
 
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
-    """The first records all; a second joins in the middle, a third is killed."""
+    """The first peer records; a second one joins in the middle, a third one is killed."""
     out = tmp_path / "out"
     flags = ["--epochs", "12", "--target_batch", "32", "--save", "none"]
     first = vit(tmp_path / "first", *flags, out=out)

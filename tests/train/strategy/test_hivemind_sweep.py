@@ -1,4 +1,4 @@
-"""Peers in a sweep: one a process of the set-up, one record of them all."""
+"""Peers in a sweep: one per process of the set-up, and one record of them all."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class PeersExchange(Exchange):
         self.pending = 0  # accumulated for the next update
         self.loss = 0.0  # sum over what was fed
         self.steps = 0  # of the Trainer
-        self.logged = (0, 0)  # (updates, steps) at the last log entry
+        self.logged = (context.position.update, 0)  # (updates, steps) at the last log entry
         self.order_began_at = 0  # samples fed by earlier attempts
         self.order: EndlessOrder | None = None
         self.epoch = 0  # that has begun
