@@ -23,9 +23,17 @@ from harness.launch.outcome import settle
 from harness.launch.places import Options
 from harness.launch.plan import Job, plan
 from harness.launch.ssh import place as ssh_module
-from harness.launch.ssh.agreement import HostFacts, address_of, facts, facts_of, problems, warnings
 from harness.launch.ssh.fetch import Fetched, merged, put, received, send
-from harness.launch.ssh.hosts import Host, Remote
+from harness.launch.ssh.hosts import (
+    Host,
+    HostFacts,
+    Remote,
+    address_of,
+    facts,
+    facts_of,
+    problems,
+    warnings,
+)
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweep import PLACES
 from harness.launch.sweepfile import load
@@ -201,7 +209,7 @@ def test_addresses_and_interfaces_of_nodes() -> None:
 def test_a_host_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 50000 127.0.0.1 22")
     line = subprocess.run(
-        [sys.executable, "-m", "harness.launch.ssh.agreement"],
+        [sys.executable, "-m", "harness.launch.ssh.hosts"],
         cwd=ROOT,
         capture_output=True,
         check=True,

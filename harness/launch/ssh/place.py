@@ -20,9 +20,18 @@ from harness.core.strategies import why_a_gpu
 from harness.launch.agents import Node
 from harness.launch.places import Devices, Machines, Options
 from harness.launch.plan import PORT, Job, script_of, torchrun
-from harness.launch.ssh.agreement import HostFacts, address_of, facts_of, problems, warnings
 from harness.launch.ssh.fetch import Fetched, merged, put, received
-from harness.launch.ssh.hosts import NO_CHECKOUT, SSH_FAILED, Host, Remote
+from harness.launch.ssh.hosts import (
+    NO_CHECKOUT,
+    SSH_FAILED,
+    Host,
+    HostFacts,
+    Remote,
+    address_of,
+    facts_of,
+    problems,
+    warnings,
+)
 
 ANSWER_S = 60.0  # for a host to report its facts, from a slow disk as well
 FETCH_S = 300.0  # for a record to be transferred
@@ -176,7 +185,7 @@ class Ssh(Machines):
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
 
     def _ask(self, host: Host) -> HostFacts | str:
-        answer = self._run(host, ["-m", "harness.launch.ssh.agreement"], ANSWER_S)
+        answer = self._run(host, ["-m", "harness.launch.ssh.hosts"], ANSWER_S)
         if isinstance(answer, str):
             return answer
         facts = facts_of(json.loads(answer.splitlines()[-1]))
