@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,23 +14,11 @@ from harness.train.data.text_batches import (
     MAX_SHAPES,
     PART_TOKENS,
     Layout,
-    TextBatches,
     for_model,
     size_buckets,
     split_by_length,
 )
-
-PAD = 1
-
-
-def texts(folder: Path, lengths: Any, pair: bool = True) -> TextBatches:
-    """Random texts of these lengths, as load_texts leaves them on disk."""
-    random, total = np.random.default_rng(3), int(np.sum(lengths))
-    np.save(folder / "tokens.npy", random.integers(5, 60, total).astype(np.int32))
-    np.save(folder / "types.npy", random.integers(0, 2, total).astype(np.int8))
-    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-    labels = random.integers(0, 3, len(lengths))
-    return TextBatches(folder, labels, SimpleNamespace(pad_token_id=PAD), pair)
+from tests.support.samples import PAD, text_batches
 
 
 def computed(parts: list[tuple[int, int]]) -> int:
@@ -71,7 +57,7 @@ def test_texts_of_one_length_are_one_part_and_outliers_one_of_their_own() -> Non
 @pytest.mark.parametrize("layout", ["batch", "parts"])
 def test_a_padded_batch_is_its_texts_and_padding(layout: str, tmp_path: Path) -> None:
     lengths = np.random.default_rng(0).integers(3, 90, 50)
-    batches = texts(tmp_path, lengths)
+    batches = text_batches(tmp_path, lengths)
     batches.layout = Layout(layout)
     samples = np.array([7, 3, 3, 49, 20])
     batch, longest = batches(samples), lengths[samples].max()
@@ -91,7 +77,7 @@ def test_a_padded_batch_is_its_texts_and_padding(layout: str, tmp_path: Path) ->
 
 def test_what_is_computed_is_counted(tmp_path: Path) -> None:
     lengths = np.array([5, 9, 9, 3])
-    batches, found = texts(tmp_path, lengths), {}
+    batches, found = text_batches(tmp_path, lengths), {}
     for kind, attention in (("batch", ""), ("packed", "runs"), ("packed", "padded")):
         batches.layout = Layout(kind, attention)
         amount = batches(np.arange(4))[AMOUNT]
@@ -102,7 +88,7 @@ def test_what_is_computed_is_counted(tmp_path: Path) -> None:
         ("packed", "runs"): (26, 196),
         ("packed", "padded"): (26, 4 * 81),
     }
-    batches = texts(tmp_path, [5, 9, 300])
+    batches = text_batches(tmp_path, [5, 9, 300])
     batches.layout = Layout("parts")
     amount = batches(np.arange(3))[AMOUNT]
     assert amount.computed_tokens == 2 * 9 + 300
@@ -117,7 +103,7 @@ LAYOUTS = [Layout(few_shapes=True), Layout("packed", "kernel", few_shapes=True)]
 def test_few_shapes_appear(layout: Layout, size: int, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     lengths = np.minimum(random.lognormal(3.9, 0.4, 3000).astype(int) + 3, 203)
-    batches = texts(tmp_path, lengths)
+    batches = text_batches(tmp_path, lengths)
     batches.layout = layout
     drawn = [batches(random.choice(len(lengths), size, replace=False)) for _ in range(400)]
     shapes = {batch["input_ids"].shape for batch in drawn}

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from harness.train.data import text_layout
 from harness.train.data.text_batches import AMOUNT, Layout, TextBatches, for_model
 from tests.support.ranks import ranks, script
-from tests.train.data.test_lengths import PAD, texts
+from tests.support.samples import PAD, text_batches
 
 SIZES = {
     "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -74,7 +74,7 @@ def by_each_text(
 def test_a_row_of_texts_is_read_like_padded_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = texts(tmp_path, lengths(), pair=name != "distilbert")
+    batches = text_batches(tmp_path, lengths(), pair=name != "distilbert")
     model, samples = small(name), np.random.default_rng(0).permutation(TRAIN)[:16]
     scores, gradient = outcome(model, batches(samples))
     text_layout.accept_packed(model)
@@ -92,7 +92,7 @@ def test_a_row_of_texts_is_read_like_padded_ones(
 
 
 def test_texts_in_a_row_do_not_see_each_other(tmp_path: Path) -> None:
-    batches = texts(tmp_path, lengths())
+    batches = text_batches(tmp_path, lengths())
     model = small("bert").eval()
     text_layout.accept_packed(model)
     batches.layout = Layout("packed", "runs")
@@ -108,7 +108,7 @@ def test_texts_in_a_row_do_not_see_each_other(tmp_path: Path) -> None:
 
 def test_attention_drops_what_it_is_told_to(tmp_path: Path) -> None:
     """Its masks are others than those of padded texts, with the same share and scale."""
-    batches = texts(tmp_path, np.full(8, 40))
+    batches = text_batches(tmp_path, np.full(8, 40))
     places = torch.ones(8 * 40, 2, 4)
     for attention in ("runs", "padded"):
         batches.layout = Layout("packed", attention)
@@ -152,7 +152,7 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
         flags += ["--padding", "batch"] if kind == "batch" else []
         run = start(parse("bert", flags))
         assert run is not None
-        batches = texts(Path(tempfile.mkdtemp()), lengths(), pair=name != "distilbert")
+        batches = text_batches(Path(tempfile.mkdtemp()), lengths(), pair=name != "distilbert")
         batches.__class__, batches.seen = Noted, []
         trainer = ExactTrainer(
             context=run.context, model=small(name), args=run.context.args,
@@ -256,7 +256,7 @@ def chosen(folder: str, name: str, *argv: str, **more: Any) -> tuple[str, str | 
         from dataclasses import replace
 
         settings = replace(settings, strategy=more["strategy"])
-    batches = texts(Path(folder), lengths())
+    batches = text_batches(Path(folder), lengths())
     seen = arrange(model, batches, settings, run.context.args)
     how = f"{batches.layout.kind} {batches.layout.attention}".strip()
     assert seen["padding"] == how.replace(" ", ", ")
@@ -332,7 +332,7 @@ def test_the_kernel_reads_rows_like_padding(tmp_path: Path) -> None:
     device = torch.device("cuda")
     for dtype in text_layout.HALF:
         assert text_layout.why_no_kernel(device, dtype, 2, 64) is None
-    batches = texts(tmp_path, lengths(), pair=False)
+    batches = text_batches(tmp_path, lengths(), pair=False)
     model = small("distilbert").to(device)
     text_layout.accept_packed(model)
     found = []

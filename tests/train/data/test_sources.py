@@ -10,26 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
 
-from harness.core.settings import Settings, UserError
+from harness.core.settings import UserError
 from harness.train.data import sources
 from harness.train.data.sources import Source, load
-
-WORDS = ("good", "bad")
-
-
-def settings(dataset: Path | str, **more: Any) -> Settings:
-    sizes = {"train_size": "all", "test_size": "all"}
-    return Settings(**{"script": "bert", "dataset": str(dataset), **sizes, **more})
-
-
-def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
-    """Sample i is 'text i', of class i % 2."""
-    return [{"text": f"text {i}", "label": WORDS[i % 2]} for i in range(first, first + count)]
+from tests.support.samples import WORDS, check_pairs, rows, settings, texts
 
 
 def columns(table: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -53,21 +41,6 @@ def write_json(file: Path, table: list[dict[str, Any]]) -> None:
 
 def write_parquet(file: Path, table: list[dict[str, Any]]) -> None:
     Dataset.from_list(table).to_parquet(file)
-
-
-def texts(data: Dataset) -> list[str]:
-    return list(data["text"])
-
-
-def check_pairs(source: Source) -> None:
-    """Each text keeps the class that it was written with."""
-    for data, labels in (
-        (source.train, source.classes[0]),
-        (source.test, source.classes[1]),
-    ):
-        assert labels.dtype == np.int64 and len(labels) == len(data)
-        for text, label in zip(texts(data), labels, strict=True):
-            assert source.labels[label] == WORDS[int(text.split()[1]) % 2]
 
 
 FORMATS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {

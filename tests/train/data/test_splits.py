@@ -12,7 +12,7 @@ from harness.core.rules import check
 from harness.core.settings import Settings, UserError, share_of
 from harness.train.data import sources
 from harness.train.data.sources import Source, load
-from tests.train.data.test_sources import check_pairs, rows, settings, texts
+from tests.support.samples import check_pairs, rows, settings, texts
 
 
 def numbers(data: Dataset | None) -> set[int]:

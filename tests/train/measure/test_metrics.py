@@ -12,14 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import (
-    accuracy_score,
-    f1_score,
-    log_loss,
-    precision_score,
-    recall_score,
-    top_k_accuracy_score,
-)
+from sklearn.metrics import recall_score
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForImageClassification, EvalPrediction
@@ -29,6 +22,7 @@ from harness.core.records import find_runs, read_rows
 from harness.train.data.images import load_images
 from harness.train.loop.evaluation import eval_batch
 from harness.train.measure.metrics import BatchMetrics
+from tests.support.quality import expected
 from tests.support.ranks import ranks, script
 from tests.support.toys import CPU, Points, ours
 
@@ -46,24 +40,6 @@ def logits_of(samples: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
     logits[np.arange(samples), labels] += 1.0
     logits[:, NEVER] = logits.min() - 1.0
     return logits.astype(np.float32), labels
-
-
-def expected(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """scikit-learn on everything at once; the cross-entropy in double precision."""
-    wide = logits.astype(np.float64)
-    scores = wide - np.log(np.exp(wide).sum(1, keepdims=True))
-    classes = np.arange(logits.shape[1])
-    found = {
-        "loss": log_loss(labels, np.exp(scores), labels=classes),
-        "accuracy": accuracy_score(labels, wide.argmax(1)),
-    }
-    assert found["loss"] == pytest.approx(-scores[np.arange(len(labels)), labels].mean(), abs=1e-12)
-    for name, score in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
-        for suffix, average in (("", "weighted"), ("_macro", "macro")):
-            found[name + suffix] = score(labels, wide.argmax(1), average=average, zero_division=0)
-    if len(classes) > 5:
-        found["top5_accuracy"] = top_k_accuracy_score(labels, wide, k=5, labels=classes)
-    return found
 
 
 class Numbered(Dataset):

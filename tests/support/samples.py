@@ -1,0 +1,52 @@
+"""Small data sets whose samples say which ones they are, and texts as they are prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from harness.core.settings import Settings
+from harness.train.data.sources import Source
+from harness.train.data.text_batches import TextBatches
+
+PAD = 1
+WORDS = ("good", "bad")
+
+
+def settings(dataset: Path | str, **more: Any) -> Settings:
+    sizes = {"train_size": "all", "test_size": "all"}
+    return Settings(**{"script": "bert", "dataset": str(dataset), **sizes, **more})
+
+
+def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Sample i is 'text i', of class i % 2."""
+    return [{"text": f"text {i}", "label": WORDS[i % 2]} for i in range(first, first + count)]
+
+
+def texts(data: Dataset) -> list[str]:
+    return list(data["text"])
+
+
+def check_pairs(source: Source) -> None:
+    """Each text keeps the class that it was written with."""
+    for data, labels in (
+        (source.train, source.classes[0]),
+        (source.test, source.classes[1]),
+    ):
+        assert labels.dtype == np.int64 and len(labels) == len(data)
+        for text, label in zip(texts(data), labels, strict=True):
+            assert source.labels[label] == WORDS[int(text.split()[1]) % 2]
+
+
+def text_batches(folder: Path, lengths: Any, pair: bool = True) -> TextBatches:
+    """Random texts of these lengths, as load_texts leaves them on disk."""
+    random, total = np.random.default_rng(3), int(np.sum(lengths))
+    np.save(folder / "tokens.npy", random.integers(5, 60, total).astype(np.int32))
+    np.save(folder / "types.npy", random.integers(0, 2, total).astype(np.int8))
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+    labels = random.integers(0, 3, len(lengths))
+    return TextBatches(folder, labels, SimpleNamespace(pad_token_id=PAD), pair)
