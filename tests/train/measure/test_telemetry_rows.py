@@ -54,11 +54,11 @@ def trained_with_a_card(folder: str, lost: bool = False) -> None:
         def without(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             begin(args, state, control, **kwargs)
             if state.epoch >= 1:
-                recorder.telemetry.watch.process.kill()
+                recorder.telemetry.sampler.process.kill()
 
         recorder.on_epoch_begin = without
     trainer.train()
-    assert recorder.telemetry.watch.process.poll() is not None
+    assert recorder.telemetry.sampler.process.poll() is not None
 
 
 @pytest.fixture
