@@ -1,20 +1,23 @@
-"""What contradicts itself, or cannot be done by the processes that were started."""
+"""Every combination of settings, processes and devices that is refused, as tables of rules.
+
+A rule is a condition on a Case and the message of the UserError where it holds. Messages are
+filled in with str.format: {s} is the settings, {w} the world, {c} the case. The tables are walked
+in order and the first rule that holds speaks, so a rule may rely on those before it.
+
+Two more kinds of mistakes are refused elsewhere: a text that is no value of its flag
+(core/command_line.py), and what a strategy or device turns out to do when it runs
+(train/strategy/verify.py).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from harness.core.settings import Settings, UserError, parse_setup, share_of
-from harness.core.strategies import (
-    OF_ONE_STRATEGY,
-    STRATEGIES,
-    Strategy,
-    is_off,
-    why_a_gpu,
-    why_not_elastic,
-)
+from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES, Strategy, is_off
 from harness.core.tasks import TASKS
 from harness.core.topology import World, asked_processes, batch_of, effective_batch
 
@@ -64,8 +67,126 @@ REFUSED = {
 }
 
 
+@dataclass(frozen=True)
+class Case:
+    """What rules look at."""
+
+    settings: Settings
+    world: World = field(default_factory=World)
+    cuda: bool = True
+    ampere: bool = True  # the GPU is of that generation or newer
+    bf16: bool = True
+
+    @property
+    def strategy(self) -> Strategy:
+        return STRATEGIES[self.settings.strategy or "single"]
+
+    @property
+    def passed(self) -> Mapping[str, Any]:
+        """Flags that are passed through to the Trainer."""
+        return dict(self.settings.trainer)
+
+    @property
+    def compress(self) -> str:
+        return self.settings.compress.partition(":")[0]
+
+    @property
+    def fsdp_flag(self) -> str:
+        return "fsdp_offload" if self.settings.fsdp_offload else "fsdp_shard grads"
+
+    @property
+    def flag_of_others(self) -> str | None:
+        """A flag that does something with other strategies only."""
+        owners = self.strategy.own
+        given = (n for n in OF_ONE_STRATEGY if not is_off(getattr(self.settings, n)))
+        return next((n for n in given if n != "compress" and n not in owners), None)
+
+    @property
+    def owners(self) -> str:
+        """The strategies of that flag."""
+        return ", ".join(s.name for s in STRATEGIES.values() if self.flag_of_others in s.own)
+
+    @property
+    def compressing(self) -> str:
+        able = (s for s in STRATEGIES.values() if s.compress)
+        return ", ".join(f"{s.name} ({', '.join(s.compress)})" for s in able)
+
+    @property
+    def compressions(self) -> str:
+        ways = (f"{way}[:rank]" if way == "powersgd" else way for way in self.strategy.compress)
+        return ", ".join(ways)
+
+    @property
+    def sending_directly(self) -> str:
+        return ", ".join(s.name for s in STRATEGIES.values() if s.direct)
+
+    @property
+    def own_batch(self) -> int:
+        """Samples that one hivemind peer brings at a time."""
+        return effective_batch(self.settings.per_gpu_batch or 1, self.settings.grad_acc, devices=1)
+
+
+Rule = tuple[Callable[[Case], object], str]
+
+
+def broken(rules: tuple[Rule, ...], case: Case) -> str | None:
+    """The message of the first rule that holds."""
+    for holds, message in rules:
+        if holds(case):
+            return message.format(s=case.settings, w=case.world, c=case)
+    return None
+
+
+def refuse(rules: tuple[Rule, ...], case: Case) -> None:
+    if (message := broken(rules, case)) is not None:
+        raise UserError(message)
+
+
+# ----
+# What contradicts itself, on any machine.
+
+
+def _has_fsdp_flags(case: Case) -> bool:
+    settings = case.settings
+    given = settings.fsdp_shard != "full" or settings.fsdp_offload
+    return given and settings.strategy != "fsdp"
+
+
+def _no_share_of_a_split(name: str) -> Rule:
+    def holds(case: Case) -> bool:
+        split = getattr(case.settings, name)
+        is_number = split is not None and re.match(r"^-?[0-9.]", split)
+        return bool(is_number and share_of(split) is None)
+
+    return holds, (
+        f"--{name} {{s.{name}}}: a share must lie between 0 and 1, for example 0.2; "
+        "a split is named by its name"
+    )
+
+
+# fmt: off
+CONTRADICTIONS: tuple[Rule, ...] = (
+    (lambda c: c.settings.max_length is not None and c.settings.max_length < 3,
+     "--max_length {s.max_length}: must be at least 3 (start, word, end)"),
+    (lambda c: c.passed.get("max_steps", 1) in (0, None),
+     "--max_steps 0: must be at least 1; leave it out to train whole epochs"),
+    (lambda c: _has_fsdp_flags(c) and (
+            c.strategy.apart or c.strategy.processes == "peers"
+        ),
+     "--{c.fsdp_flag} needs --strategy fsdp, which {s.strategy} cannot be: each process needs "
+     "all weights to go on alone"),
+    (_has_fsdp_flags, "--{c.fsdp_flag} needs --strategy fsdp"),
+    _no_share_of_a_split("test_split"),
+    _no_share_of_a_split("validation_split"),
+    (lambda c: c.settings.validation_split == "train",
+     "--validation_split train: a model is not chosen by what it was trained on; a share such "
+     "as 0.1 holds out a part of train"),
+)
+# fmt: on
+
+
 def resolve(settings: Settings) -> Settings:
-    """The same settings with the script's defaults, or the tiny ones, in place of None."""
+    """The same settings with the task's defaults, or the tiny ones, in place of None."""
     task = TASKS[settings.script]
     defaults = task.tiny if settings.tiny else task.defaults
     missing = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
@@ -76,35 +197,126 @@ def check(settings: Settings) -> Settings:
     """Refuse what contradicts itself, before anything is loaded."""
     if settings.setup is not None:
         parse_setup(settings.setup)
-    if settings.max_length is not None and settings.max_length < 3:
-        raise UserError(
-            f"--max_length {settings.max_length}: must be at least 3 (start, word, end)"
-        )
-    if dict(settings.trainer).get("max_steps", 1) in (0, None):
-        raise UserError("--max_steps 0: must be at least 1; leave it out to train whole epochs")
-    if settings.strategy != "fsdp" and (settings.fsdp_shard != "full" or settings.fsdp_offload):
-        asked = "fsdp_offload" if settings.fsdp_offload else "fsdp_shard grads"
-        why = "" if settings.strategy in (None, "single", "dp", "ddp") else (
-            f", which {settings.strategy} cannot be: each process needs all weights to go on alone"
-        )  # fmt: skip
-        raise UserError(f"--{asked} needs --strategy fsdp{why}")
-    for name in ("test_split", "validation_split"):
-        split = getattr(settings, name)
-        if split is not None and share_of(split) is None and re.match(r"^-?[0-9.]", split):
-            raise UserError(
-                f"--{name} {split}: a share must lie between 0 and 1, for example 0.2; "
-                "a split is named by its name"
-            )
-    if settings.validation_split == "train":
-        raise UserError(
-            "--validation_split train: a model is not chosen by what it was trained on; "
-            "a share such as 0.1 holds out a part of train"
-        )
+    refuse(CONTRADICTIONS, Case(settings))
     return settings
 
 
 # ----
-# The processes that a launcher made, and whether they can do what is asked of them.
+# Flags of one strategy.
+
+# fmt: off
+FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
+    (lambda c: c.flag_of_others,
+     "--{c.flag_of_others} does nothing with --strategy {c.strategy.name}: it belongs to "
+     "{c.owners}"),
+    (lambda c: c.settings.compress != "none" and not c.strategy.compress,
+     "--compress {s.compress} does not go with --strategy {c.strategy.name}, but with "
+     "{c.compressing}"),
+    (lambda c: (
+            c.settings.compress != "none"
+            and not (
+                c.compress in c.strategy.compress
+                and re.fullmatch("[a-z0-9]+|powersgd:[1-9][0-9]*", c.settings.compress)
+            )
+        ),
+     "--compress {s.compress}: --strategy {c.strategy.name} has none, {c.compressions}"),
+    (lambda c: c.compress == "powersgd" and c.settings.precision == "fp16",
+     "--compress powersgd does not go with --precision fp16: the error that it carries over "
+     "would have another scale in the next update; use --precision bf16"),
+    (lambda c: c.settings.exchange != "backend" and not c.strategy.direct,
+     "--exchange {s.exchange} does not go with --strategy {c.strategy.name}, but with "
+     "{c.sending_directly}"),
+    (lambda c: c.settings.exchange != "backend" and c.compress == "powersgd",
+     "--exchange {s.exchange} does not go with --compress powersgd, whose sums are small and "
+     "follow one another: use --compress bf16, or --exchange backend"),
+    (lambda c: (
+            c.settings.exchange != "backend" and c.strategy.apart and c.settings.compress != "none"
+        ),
+     "--exchange {s.exchange} does not go with --compress {s.compress} of {c.strategy.name}, "
+     "which by itself sends each part straight to the process that adds it: leave --exchange "
+     "out"),
+)
+# fmt: on
+
+# Once the strategy's own defaults are filled in.
+# fmt: off
+SCHEDULES: tuple[Rule, ...] = (
+    (lambda c: c.settings.sync_every and c.settings.sync_every % (c.settings.fragments or 1),
+     "--fragments {s.fragments}: --sync_every {s.sync_every} cannot be divided by it; each "
+     "fragment is exchanged after an update of its own"),
+    (lambda c: (
+            c.settings.sync_every
+            and c.settings.overlap is not None
+            and c.settings.overlap >= c.settings.sync_every
+        ),
+     "--overlap {s.overlap}: must be below --sync_every {s.sync_every}, when the next exchange "
+     "begins"),
+    (lambda c: c.settings.batchnorm == "sync" and c.strategy.apart,
+     "--batchnorm sync does not go with --strategy {c.strategy.name}: its statistics would be "
+     "exchanged at every forward pass; use --batchnorm local"),
+    (lambda c: c.settings.elastic_batch == "scale" and c.strategy.apart,
+     "--elastic_batch scale does not go with --strategy {c.strategy.name}: no process can take "
+     "over what another trained apart"),
+)
+# fmt: on
+
+
+def _with_own_defaults(settings: Settings) -> Settings:
+    """The strategy's own flags with their defaults."""
+    refuse(FLAGS_OF_A_STRATEGY, Case(settings))
+    if settings.compress == "powersgd:1":
+        settings = replace(settings, compress="powersgd")  # one name for one training
+    own = STRATEGIES[str(settings.strategy)].own
+    missing = {n: v for n, v in own.items() if is_off(getattr(settings, n))}
+    settings = replace(settings, **missing)
+    refuse(SCHEDULES, Case(settings))
+    return settings
+
+
+# ----
+# The processes that a launcher started, and whether they can do what is asked of them.
+
+# fmt: off
+NOT_ELASTIC: tuple[Rule, ...] = (
+    (lambda c: c.strategy.apart,
+     "--strategy {c.strategy.name} does not go with --max_restarts: no process can take over "
+     "what another trained apart"),
+    (lambda c: c.strategy.processes == "peers",
+     "--strategy {c.strategy.name} does not need --max_restarts: its peers come and go by "
+     "themselves"),
+)
+# fmt: on
+
+# fmt: off
+ELASTIC: tuple[Rule, ...] = (
+    (lambda c: c.settings.elastic_batch == "scale" and "max_steps" in c.passed,
+     "--max_steps counts updates, and --elastic_batch scale changes what one is: use --epochs, "
+     "or --elastic_batch hold"),
+    *((lambda c, holds=holds: c.world.elastic and holds(c), text) for holds, text in NOT_ELASTIC),
+    (lambda c: c.world.elastic and c.settings.setup is None,
+     "torchrun --max_restarts needs --setup, the set-up that was asked for: what runs may "
+     "change; for example --setup {w.nodes}_{w.per_node}"),
+    (lambda c: c.world.elastic and c.settings.tail == "pad",
+     "--tail pad does not go with torchrun --max_restarts: which samples are fed twice depends "
+     "on the number of processes; use --tail cut"),
+)
+# fmt: on
+
+# fmt: off
+PROCESSES: tuple[Rule, ...] = (
+    (lambda c: c.strategy.processes == "one" and c.world.size > 1,
+     "--strategy {s.strategy} runs in one process, but {w.size} were started: use python "
+     "{s.script}.py, or --strategy ddp"),
+    (lambda c: c.strategy.processes == "many" and not c.world.launched,
+     "--strategy {s.strategy} needs processes that torchrun starts: torchrun --standalone "
+     "--nproc_per_node=2 {s.script}.py ..."),
+)
+# fmt: on
+
+
+def why_not_elastic(settings: Settings) -> str | None:
+    """Why the processes of a run cannot be started again in another number; None if they can."""
+    return broken(NOT_ELASTIC, Case(replace(settings, strategy=settings.strategy or "ddp")))
 
 
 def place(settings: Settings, world: World, gpus: int | None = None) -> Settings:
@@ -112,27 +324,17 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 
     gpus is the number of visible GPUs, once known: DataParallel uses that many in one process.
     """
-    _check_elastic(settings, world)
+    refuse(ELASTIC, Case(settings, world))
     most = asked_processes(settings) if world.elastic else world.size
     strategy = settings.strategy or ("ddp" if most > 1 else "single")
-    settings = _own_flags(replace(settings, strategy=strategy), STRATEGIES[strategy])
-    if STRATEGIES[strategy].processes == "one" and world.size > 1:
-        raise UserError(
-            f"--strategy {strategy} runs in one process, but {world.size} were started: "
-            f"use python {settings.script}.py, or --strategy ddp"
-        )
-    if STRATEGIES[strategy].processes == "many" and not world.launched:
-        raise UserError(
-            f"--strategy {strategy} needs processes that torchrun starts: "
-            f"torchrun --standalone --nproc_per_node=2 {settings.script}.py ..."
-        )
-    nodes, per_node = world.nodes, world.per_node
+    settings = _with_own_defaults(replace(settings, strategy=strategy))
+    refuse(PROCESSES, Case(settings, world))
     if STRATEGIES[strategy].processes == "peers":
         return _with_peers(settings, world)
+    nodes, per_node = world.nodes, world.per_node
     if STRATEGIES[strategy].needs_gpu:
         if gpus is None:
-            # Not counted yet: whoever can see the GPUs calls again.
-            return settings
+            return settings  # not counted yet: whoever can see the GPUs calls again
         if gpus == 0:
             raise UserError(f"{why_a_gpu(settings)}: use ddp")
         per_node = gpus  # in one process
@@ -144,132 +346,6 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
     if asked_per_node != per_node or (asked_nodes != nodes and not fewer):
         raise UserError(_mismatch(settings, world, strategy, nodes, per_node, tag))
     return settings
-
-
-def _own_flags(settings: Settings, strategy: Strategy) -> Settings:
-    """The strategy's own flags with their defaults; those of others would do nothing."""
-    given = [n for n in OF_ONE_STRATEGY if not is_off(getattr(settings, n))]
-    for name in given:
-        of = [s.name for s in STRATEGIES.values() if name in s.own]
-        if name != "compress" and strategy.name not in of:
-            raise UserError(
-                f"--{name} does nothing with --strategy {strategy.name}: it belongs to "
-                f"{', '.join(of)}"
-            )
-    _check_compress(settings, strategy)
-    _check_exchange(settings, strategy)
-    if settings.compress == "powersgd:1":
-        settings = replace(settings, compress="powersgd")  # one name for one training
-    missing = {n: v for n, v in strategy.own.items() if n not in given}
-    settings = replace(settings, **missing)
-    every, parts, overlap = settings.sync_every, settings.fragments, settings.overlap
-    if every and parts and every % parts:
-        raise UserError(
-            f"--fragments {parts}: --sync_every {every} cannot be divided by it; each fragment "
-            "has its own update to be exchanged after"
-        )
-    if every and overlap is not None and overlap >= every:
-        raise UserError(
-            f"--overlap {overlap}: must be below --sync_every {every}, when the next one begins"
-        )
-    if settings.batchnorm == "sync" and strategy.apart:
-        raise UserError(
-            f"--batchnorm sync does not go with --strategy {strategy.name}: its statistics would "
-            "be exchanged at every forward pass; use --batchnorm local"
-        )
-    if settings.elastic_batch == "scale" and strategy.apart:
-        raise UserError(
-            f"--elastic_batch scale does not go with --strategy {strategy.name}: no process can "
-            "take over what another trained apart"
-        )
-    return settings
-
-
-def _check_compress(settings: Settings, strategy: Strategy) -> None:
-    kind, colon, rank = settings.compress.partition(":")
-    if kind == "none" and not colon:
-        return
-    if not strategy.compress:
-        able = [f"{s.name} ({', '.join(s.compress)})" for s in STRATEGIES.values() if s.compress]
-        raise UserError(
-            f"--compress {settings.compress} does not go with --strategy {strategy.name}, but with "
-            f"{', '.join(able)}"
-        )
-    wrong_rank = colon and (kind != "powersgd" or not re.fullmatch("[1-9][0-9]*", rank))
-    if kind not in strategy.compress or wrong_rank:
-        ways = [f"{way}[:rank]" if way == "powersgd" else way for way in strategy.compress]
-        raise UserError(
-            f"--compress {settings.compress}: --strategy {strategy.name} has none, "
-            f"{', '.join(ways)}"
-        )
-    if kind == "powersgd" and settings.precision == "fp16":
-        raise UserError(
-            "--compress powersgd does not go with --precision fp16: what it still owes of the "
-            "gradients would be of another scale in the next update; use --precision bf16"
-        )
-
-
-def _check_exchange(settings: Settings, strategy: Strategy) -> None:
-    """Sent straight to each other: sums of plain numbers, by processes that a launcher started."""
-    if settings.exchange == "backend":
-        return
-    if not strategy.direct:
-        able = [s.name for s in STRATEGIES.values() if s.direct]
-        raise UserError(
-            f"--exchange {settings.exchange} does not go with --strategy {strategy.name}, but with "
-            f"{', '.join(able)}"
-        )
-    if settings.compress.startswith("powersgd"):
-        raise UserError(
-            f"--exchange {settings.exchange} does not go with --compress powersgd, whose sums are "
-            "small and follow one another: use --compress bf16, or --exchange backend"
-        )
-    if strategy.apart and settings.compress != "none":
-        raise UserError(
-            f"--exchange {settings.exchange} does not go with --compress {settings.compress} of "
-            f"{strategy.name}, which sends each part straight to the process that adds it by "
-            "itself: leave --exchange out"
-        )
-
-
-def _with_peers(settings: Settings, world: World) -> Settings:
-    """Without a launcher the set-up says how many peers are expected; they find each other."""
-    check_peers(settings)
-    if settings.setup is None:
-        settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
-    nodes, per_node, tag = parse_setup(str(settings.setup))
-    if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
-        raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
-    own = effective_batch(settings.per_gpu_batch or 1, settings.grad_acc, devices=1)
-    target = batch_of(settings, nodes * per_node)
-    if target < own:
-        raise UserError(
-            f"--target_batch {target}: one peer alone brings {own} samples at a time "
-            f"(--per_gpu_batch {settings.per_gpu_batch} x --grad_acc {settings.grad_acc}); "
-            "choose a larger target or a smaller batch"
-        )
-    return replace(settings, target_batch=target)
-
-
-def _check_elastic(settings: Settings, world: World) -> None:
-    """What a run needs that is to be the same one when nodes come and go."""
-    if settings.elastic_batch == "scale" and "max_steps" in dict(settings.trainer):
-        raise UserError(
-            "--max_steps counts updates, and --elastic_batch scale changes what one is: "
-            "use --epochs, or --elastic_batch hold"
-        )
-    if world.elastic and (reason := why_not_elastic(settings)):
-        raise UserError(reason)
-    if world.elastic and settings.setup is None:
-        raise UserError(
-            "torchrun --max_restarts needs --setup, the set-up that was asked for: what runs may "
-            f"change; for example --setup {world.nodes}_{world.per_node}"
-        )
-    if world.elastic and settings.tail == "pad":
-        raise UserError(
-            "--tail pad does not go with torchrun --max_restarts: which samples are fed twice "
-            "depends on the number of processes; use --tail cut"
-        )
 
 
 def _mismatch(
@@ -295,72 +371,107 @@ def _mismatch(
 
 
 # ----
-# --strategy hivemind in words: what goes with it, and where a run is found that is joined.
+# --strategy hivemind: what peers that come and go cannot do together.
 
 INSTALL = "pip install -r requirements-hivemind.txt"
-
 
 # As libp2p writes the address of a peer.
 PEER_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
 
-
 # Optimizers whose state can be made before the first step, as peers need it to exchange it.
 PEER_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
-
 # Schedules that do not follow from the number of the update.
 BLIND_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+
+# fmt: off
+PEERS: tuple[Rule, ...] = (
+    (lambda c: c.settings.precision == "fp16",
+     "--strategy hivemind does not go with --precision fp16, whose scale each process finds by "
+     "itself: use bf16"),
+    (lambda c: c.settings.batchnorm == "sync",
+     "--batchnorm sync does not go with --strategy hivemind: peers do not compute in step; "
+     "their statistics are averaged with the weights"),
+    (lambda c: c.settings.local_updates and c.settings.compress == "int8",
+     "--compress int8 does not go with --local_updates: weights are averaged, and 8 bits lose "
+     "what an update changes; use fp16"),
+    (lambda c: "save_steps" in c.passed,
+     "--save_steps does not go with --strategy hivemind: checkpoints are made where all peers "
+     "have the same weights, at the end of an epoch"),
+    (lambda c: c.settings.tail == "pad",
+     "--tail pad does not go with --strategy hivemind: each peer takes the samples in an order "
+     "of its own, without an end; use --tail cut"),
+    (lambda c: c.passed.get("optim", PEER_OPTIMIZERS[0]) not in PEER_OPTIMIZERS,
+     "--optim {c.passed[optim]} does not go with --strategy hivemind: a peer that joins takes "
+     f"the state over, which works with {', '.join(PEER_OPTIMIZERS)}"),
+    (lambda c: c.passed.get("lr_scheduler_type") in BLIND_SCHEDULES,
+     "--lr_scheduler_type {c.passed[lr_scheduler_type]} does not go with --strategy hivemind: "
+     "each peer must know the learning rate from the number of the update"),
+    (lambda c: c.settings.target_batch and c.settings.target_batch < c.own_batch,
+     "--target_batch {s.target_batch}: one peer alone brings {c.own_batch} samples at a time "
+     "(--per_gpu_batch {s.per_gpu_batch} x --grad_acc {s.grad_acc}); choose a larger target or "
+     "a smaller batch"),
+)
+# fmt: on
+
+
+def _with_peers(settings: Settings, world: World) -> Settings:
+    """Without a launcher the set-up says how many peers are expected; they find each other."""
+    addresses_to_join(settings, {})
+    if settings.setup is None:
+        settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
+    refuse(PEERS, Case(settings, world))
+    nodes, per_node, tag = parse_setup(str(settings.setup))
+    if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
+        raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
+    return replace(settings, target_batch=batch_of(settings, nodes * per_node))
 
 
 def addresses_to_join(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """The addresses of a run of peers, from the flag or the variable; none for a new run."""
     given = settings.initial_peers or environ.get("INITIAL_PEERS", "")
-    found = [address.strip() for address in given.split(",") if address.strip()]
-    for address in found:
+    addresses = [address.strip() for address in given.split(",") if address.strip()]
+    for address in addresses:
         if not PEER_ADDRESS.fullmatch(address):
             raise UserError(
                 f"--initial_peers {address}: not an address such as "
                 "/ip4/10.0.0.1/tcp/40123/p2p/12D3KooW..., which a run prints when it starts"
             )
-    return found
+    return addresses
 
 
-def check_peers(settings: Settings) -> None:
-    """What peers that come and go cannot do together."""
-    addresses_to_join(settings, {})
-    passed = dict(settings.trainer)
-    if settings.precision == "fp16":
-        raise UserError(
-            "--strategy hivemind does not go with --precision fp16, whose scale each process "
-            "looks for by itself: use bf16"
-        )
-    if settings.batchnorm == "sync":
-        raise UserError(
-            "--batchnorm sync does not go with --strategy hivemind: peers do not compute in step; "
-            "their statistics are averaged with the weights"
-        )
-    if settings.local_updates and settings.compress == "int8":
-        raise UserError(
-            "--compress int8 does not go with --local_updates: weights are what is averaged, and "
-            "8 bits lose what an update changes; use fp16"
-        )
-    if "save_steps" in passed:
-        raise UserError(
-            "--save_steps does not go with --strategy hivemind: checkpoints are made where all "
-            "peers have the same weights, at the end of an epoch"
-        )
-    if settings.tail == "pad":
-        raise UserError(
-            "--tail pad does not go with --strategy hivemind: each peer takes the samples in an "
-            "order of its own, without an end; use --tail cut"
-        )
-    if (optim := passed.get("optim", PEER_OPTIMIZERS[0])) not in PEER_OPTIMIZERS:
-        raise UserError(
-            f"--optim {optim} does not go with --strategy hivemind: a peer that joins takes the "
-            f"state over, which works with {', '.join(PEER_OPTIMIZERS)}"
-        )
-    if (schedule := passed.get("lr_scheduler_type")) in BLIND_SCHEDULES:
-        raise UserError(
-            f"--lr_scheduler_type {schedule} does not go with --strategy hivemind: each peer must "
-            "know the learning rate from the number of the update"
-        )
+# ----
+# The device, which is known once torch is loaded.
+
+# fmt: off
+WITHOUT_A_GPU: tuple[Rule, ...] = (
+    (lambda c: c.strategy.needs_gpu,
+     "--strategy {s.strategy} needs a GPU and this machine shows none"),
+    (lambda c: c.settings.precision == "fp16",
+     "--precision fp16 needs a GPU: on a CPU it would silently run in fp32"),
+    (lambda c: c.settings.precision == "tf32",
+     "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"),
+    (lambda c: c.settings.batchnorm == "sync",
+     "--batchnorm sync needs GPUs: torch has no synchronised BatchNorm on a CPU"),
+    (lambda c: c.settings.fsdp_offload,
+     "--fsdp_offload needs a GPU: on a CPU the shards are in CPU memory already"),
+)
+# fmt: on
+
+# fmt: off
+DEVICE: tuple[Rule, ...] = (
+    *((lambda c, holds=holds: not c.cuda and holds(c), text) for holds, text in WITHOUT_A_GPU),
+    (lambda c: c.settings.exchange == "direct" and c.cuda and not c.passed.get("use_cpu"),
+     "--exchange direct is for gloo, which CPUs use: leave it out on GPUs (NCCL), or add "
+     "--use_cpu"),
+    (lambda c: c.settings.precision == "tf32" and not c.ampere,
+     "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"),
+    (lambda c: c.settings.precision == "bf16" and c.cuda and not c.bf16,
+     "--precision bf16 is not supported by this GPU; use fp16 or fp32"),
+)
+# fmt: on
+
+
+def why_a_gpu(settings: Settings) -> str | None:
+    """What of these settings a machine without a GPU cannot do; None if it can do all."""
+    return broken(WITHOUT_A_GPU, Case(settings))

@@ -94,36 +94,3 @@ def is_off(value: Any) -> bool:
 def is_apart(settings: Settings) -> bool:
     """Whether weights differ between processes from one exchange to the next."""
     return STRATEGIES[settings.strategy or "single"].apart
-
-
-def why_not_elastic(settings: Settings) -> str | None:
-    """Why the processes of a run cannot be started again in another number; None if they can."""
-    strategy = STRATEGIES.get(settings.strategy or "ddp")
-    assert strategy is not None
-    if strategy.apart:
-        return (
-            f"--strategy {strategy.name} does not go with --max_restarts: no process can take over "
-            "what another trained apart"
-        )
-    if strategy.processes == "peers":
-        return (
-            f"--strategy {strategy.name} does not need --max_restarts: its peers come and go by "
-            "themselves"
-        )
-    return None
-
-
-def why_a_gpu(settings: Settings) -> str | None:
-    """What of these settings a machine without a GPU cannot do; None if it can do all."""
-    strategy = settings.strategy
-    if strategy is not None and STRATEGIES[strategy].needs_gpu:
-        return f"--strategy {strategy} needs a GPU and this machine shows none"
-    if settings.precision == "fp16":
-        return "--precision fp16 needs a GPU: on a CPU it would silently run in fp32"
-    if settings.precision == "tf32":
-        return "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"
-    if settings.batchnorm == "sync":
-        return "--batchnorm sync needs GPUs: torch has no synchronised BatchNorm on a CPU"
-    if settings.fsdp_offload:
-        return "--fsdp_offload needs a GPU: on a CPU the shards are in CPU memory already"
-    return None

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from harness.core.strategies import why_a_gpu
+from harness.core.rules import why_a_gpu
 from harness.launch.plan import Job
 
 BUSY = 0.25  # share of all cores that others may use without a warning

@@ -21,8 +21,8 @@ from harness.core.identity import number
 from harness.core.links import link_of
 from harness.core.provenance import command_line, without_home
 from harness.core.records import SCHEMA, read_json, write_json
+from harness.core.rules import why_not_elastic
 from harness.core.settings import UserError
-from harness.core.strategies import why_not_elastic
 from harness.launch.agents import environment_with
 from harness.launch.machine import this_machine
 from harness.launch.netns.nodes import Netns

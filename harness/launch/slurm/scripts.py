@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.core.links import Link
 from harness.core.provenance import ROOT
-from harness.core.strategies import why_a_gpu
+from harness.core.rules import why_a_gpu
 from harness.launch.outcome import SKIPPED, State
 from harness.launch.places import Options, launched, place_facts
 from harness.launch.plan import Job

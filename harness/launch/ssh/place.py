@@ -15,8 +15,8 @@ from typing import Any
 
 from harness.core.links import Link
 from harness.core.provenance import commit, source
+from harness.core.rules import why_a_gpu
 from harness.core.settings import UserError
-from harness.core.strategies import why_a_gpu
 from harness.launch.agents import Node
 from harness.launch.places import Devices, Machines, Options
 from harness.launch.plan import PORT, Job, script_of, torchrun

@@ -17,8 +17,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from harness.core.settings import Settings, UserError
-from harness.core.strategies import is_apart, why_a_gpu
+from harness.core.rules import DEVICE, Case, refuse
+from harness.core.settings import Settings
+from harness.core.strategies import is_apart
 from harness.core.topology import World
 
 
@@ -37,17 +38,10 @@ def pin_one_device(settings: Settings, local_rank: int = 0) -> None:
 
 def refuse_impossible(settings: Settings, cuda: bool) -> None:
     """Refuse what this device cannot do, with the reason; nothing is silently replaced."""
-    if not cuda and (reason := why_a_gpu(settings)):
-        raise UserError(reason)
-    if settings.exchange == "direct" and cuda and not dict(settings.trainer).get("use_cpu"):
-        raise UserError(
-            "--exchange direct is for gloo, which CPUs use: leave it out on GPUs (NCCL), "
-            "or add --use_cpu"
-        )
-    if settings.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
-        raise UserError("--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer")
-    if settings.precision == "bf16" and cuda and not torch.cuda.is_bf16_supported():
-        raise UserError("--precision bf16 is not supported by this GPU; use fp16 or fp32")
+    precision = settings.precision
+    ampere = precision != "tf32" or (cuda and torch.cuda.get_device_capability() >= (8, 0))
+    bf16 = precision != "bf16" or (cuda and torch.cuda.is_bf16_supported())
+    refuse(DEVICE, Case(settings, cuda=cuda, ampere=ampere, bf16=bf16))
 
 
 def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any]:
