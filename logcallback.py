@@ -50,7 +50,7 @@ class LogCallback(Recorder):
             self.began_s, self.cpu = time.perf_counter(), CpuTime(self.world.size)
         self.observations = Observations(self.world.size)  # ExactTrainer gives its own
         self.clock = StepClock(cuda=False)
-        self.measures: list[base.Measure] = []
+        self.measures: list[base.EpochMeasure] = []
         self.telemetry: Telemetry | None = None
         # Of the epoch that has ended, not yet written: the run's row and this rank's.
         self.row = rows.Pending(self.folder.epochs)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
-class Measure:
+class EpochMeasure:
     """A measure on one rank, by epoch. In a step it must wait for no device and no other rank."""
 
     name = ""  # of its state in a checkpoint, if it has any
@@ -43,7 +43,7 @@ class Measure:
 
 
 @contextmanager
-def excluded(clock: Any, measures: Sequence[Measure]) -> Iterator[None]:
+def excluded(clock: Any, measures: Sequence[EpochMeasure]) -> Iterator[None]:
     """Inside an epoch, after a step: time spent here is excluded from all measures."""
     with ExitStack() as stack:
         stack.enter_context(clock.paused())
@@ -52,21 +52,21 @@ def excluded(clock: Any, measures: Sequence[Measure]) -> Iterator[None]:
         yield
 
 
-def rank_fields(measures: Sequence[Measure], untimed: int) -> dict[str, Any]:
+def rank_fields(measures: Sequence[EpochMeasure], untimed: int) -> dict[str, Any]:
     return _merge(measure.rank_fields(untimed) for measure in measures)
 
 
 def run_fields(
-    measures: Sequence[Measure], ranks: Sequence[dict[str, Any]], row: dict[str, Any]
+    measures: Sequence[EpochMeasure], ranks: Sequence[dict[str, Any]], row: dict[str, Any]
 ) -> dict[str, Any]:
     return _merge(measure.run_fields(ranks, row) for measure in measures)
 
 
-def facts(measures: Sequence[Measure]) -> dict[str, Any]:
+def facts(measures: Sequence[EpochMeasure]) -> dict[str, Any]:
     return _merge(measure.facts() for measure in measures)
 
 
-def states(measures: Sequence[Measure]) -> dict[str, Any]:
+def states(measures: Sequence[EpochMeasure]) -> dict[str, Any]:
     return {measure.name: measure.state() for measure in measures if measure.name}
 
 

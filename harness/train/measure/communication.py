@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 from harness.core.attempts import probe_of
 from harness.core.settings import Settings
 from harness.train.context import Context
-from harness.train.measure.base import Measure
+from harness.train.measure.base import EpochMeasure
 from harness.train.measure.resources import GIB
 
 FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")
@@ -39,7 +39,7 @@ SETTLED = 3
 NOT_YET = "the training has made too few updates"
 
 
-class Exposure(Measure):
+class Exposure(EpochMeasure):
     """One rank, update by update; a stamp costs microseconds and never waits for the GPU."""
 
     def __init__(self, context: Context) -> None:
@@ -167,7 +167,7 @@ def skew(compute: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-class CommProbe(Measure, TrainerCallback):
+class CommProbe(EpochMeasure, TrainerCallback):
     """The probe of one training; all ranks must run it at the same update."""
 
     def __init__(self, trainer: Any) -> None:

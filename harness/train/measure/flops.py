@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data.text_batches import AMOUNT, Amount
-from harness.train.measure.base import Measure, total
+from harness.train.measure.base import EpochMeasure, total
 
 CLOSED, COUNTED = "closed form", "counted"
 FORWARD_AND_BACKWARD = 3
@@ -305,7 +305,7 @@ def batch_shape(inputs: Mapping[str, Any]) -> BatchShape:
     return BatchShape(samples, texts * longest, texts * longest * longest)
 
 
-class Utilisation(Measure):
+class Utilisation(EpochMeasure):
     """Adds up the forward passes that belong to timed steps; the trainer reports each of them."""
 
     def __init__(

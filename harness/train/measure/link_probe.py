@@ -37,7 +37,7 @@ UNKNOWN = math.nan
 
 
 @dataclass
-class Channel:
+class TensorChannel:
     """Sends tensors between ranks, of the kind and on the device that training uses."""
 
     device: torch.device
@@ -118,7 +118,7 @@ def measure_allreduce(
     world: World, device: torch.device, dtype: torch.dtype, sizes: list[int], until_s: float
 ) -> list[dict[str, Any]]:
     """A row per size, on rank 0; the other ranks reduce as much as it announces."""
-    channel = Channel(device, dtype)
+    channel = TensorChannel(device, dtype)
     if world.rank != 0:
         while _reduce(channel, 0) is not None:
             pass
@@ -146,7 +146,7 @@ def measure_allreduce(
     return rows
 
 
-def _reduce(channel: Channel, count: int) -> float | None:
+def _reduce(channel: TensorChannel, count: int) -> float | None:
     """Seconds of an all-reduce of as many elements as rank 0 announces; None: it was the last."""
     # The sum is what rank 0 gives, as the others give 0; it also lets all ranks begin together.
     announced = torch.tensor([count], dtype=torch.int64, device=channel.device)
@@ -168,14 +168,14 @@ def pairs_of(nodes: int) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def leaders(world: World, device: torch.device) -> Iterator[Channel]:
+def leaders(world: World, device: torch.device) -> Iterator[TensorChannel]:
     """gloo has its connections already; NCCL's take memory of the GPU until they are closed."""
     if dist.get_backend() != "nccl":
-        yield Channel(device)
+        yield TensorChannel(device)
         return
     group = dist.new_group([_leader(world, node) for node in range(world.nodes)])
     try:
-        yield Channel(device, group=group)
+        yield TensorChannel(device, group=group)
     finally:
         dist.destroy_process_group(group)
 
@@ -194,7 +194,7 @@ def measure_pairs(world: World, device: torch.device, until_s: float) -> list[di
         return []
 
 
-def _lead(world: World, channel: Channel, until_s: float) -> list[dict[str, Any]]:
+def _lead(world: World, channel: TensorChannel, until_s: float) -> list[dict[str, Any]]:
     rows = []
     pairs = pairs_of(world.nodes)
     for number, nodes in enumerate(pairs):
@@ -215,7 +215,7 @@ def _lead(world: World, channel: Channel, until_s: float) -> list[dict[str, Any]
     return rows
 
 
-def _follow(channel: Channel) -> None:
+def _follow(channel: TensorChannel) -> None:
     while True:
         kind, rank, share_s, left_s = channel.receive_message(0)
         if kind == END:
@@ -226,7 +226,7 @@ def _follow(channel: Channel) -> None:
             channel.send_message(0, *measure_pair(channel, int(rank), share_s, left_s))
 
 
-def measure_pair(channel: Channel, peer: int, share_s: float, left_s: float) -> list[float]:
+def measure_pair(channel: TensorChannel, peer: int, share_s: float, left_s: float) -> list[float]:
     """Least and median round trip, bytes of a transfer and its seconds, seen from this side."""
     began_s = time.perf_counter()
     _round_trip(channel, peer)  # opens the connection if there is none yet
@@ -248,14 +248,14 @@ def measure_pair(channel: Channel, peer: int, share_s: float, left_s: float) -> 
     return [least, statistics.median(trips), *(transfer or (UNKNOWN, UNKNOWN))]
 
 
-def _round_trip(channel: Channel, peer: int) -> float:
+def _round_trip(channel: TensorChannel, peer: int) -> float:
     began_s = time.perf_counter()
     channel.send_message(peer, PING)
     channel.receive_message(peer)
     return time.perf_counter() - began_s
 
 
-def _transfer(channel: Channel, peer: int, size: int) -> float:
+def _transfer(channel: TensorChannel, peer: int, size: int) -> float:
     """Seconds from the first byte sent to the answer to the last: one round trip too many."""
     count = channel.count_of(size)
     tensor = channel.elements(count)
@@ -267,7 +267,7 @@ def _transfer(channel: Channel, peer: int, size: int) -> float:
     return time.perf_counter() - began_s
 
 
-def answer(channel: Channel, peer: int) -> None:
+def answer(channel: TensorChannel, peer: int) -> None:
     """The other side of measure_pair()."""
     while True:
         kind, count, *_ = channel.receive_message(peer)

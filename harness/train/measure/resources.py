@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import gather_object
 
 from harness.train.context import Context
-from harness.train.measure.base import Measure, total
+from harness.train.measure.base import EpochMeasure, total
 from harness.train.measure.rows import peaks_of
 
 GIB = 2**30
@@ -96,7 +96,7 @@ def reset_peak_memory(devices: int) -> None:
         torch.cuda.reset_peak_memory_stats(number)
 
 
-class Memory(Measure):
+class Memory(EpochMeasure):
     """Peak memory of this process, epoch by epoch."""
 
     def __init__(self, cuda: bool, devices: int) -> None:

@@ -122,7 +122,7 @@ def _device(uuid: str) -> tuple[Any, bool]:
         return pynvml.nvmlDeviceGetHandleByUUID(f"{MIG}{bare}"), True
 
 
-class Node:
+class NodeSensors:
     """This machine, or this network namespace: cores, memory, disk, network and CPU energy."""
 
     def __init__(self, interface: str | None = None, rapl: Path = RAPL) -> None:
@@ -251,7 +251,7 @@ def _shares(lists: Sequence[list[str] | None]) -> dict[str, float] | None:
 class Sampler:
     """The readings since the last edge."""
 
-    def __init__(self, gpus: Gpus, node: Node) -> None:
+    def __init__(self, gpus: Gpus, node: NodeSensors) -> None:
         self.gpus, self.node = gpus, node
         self.file: TextIO | None = None
         self.early: list[str] = []  # until there is a file for them
@@ -337,7 +337,7 @@ def main(argv: list[str]) -> int:
     end_with_parent(options["parent"])
     gpus = Gpus(options["uuids"])
     try:
-        serve(Sampler(gpus, Node(options["interface"])), options["period_s"])
+        serve(Sampler(gpus, NodeSensors(options["interface"])), options["period_s"])
     finally:
         gpus.close()
     return 0

@@ -21,7 +21,7 @@ from harness.core.provenance import ROOT
 from harness.core.records import RunFolder
 from harness.core.topology import World
 from harness.train.context import Context
-from harness.train.measure.base import Measure, total
+from harness.train.measure.base import EpochMeasure, total
 from harness.train.measure.link import interface
 from harness.train.measure.resources import of_all_ranks
 from harness.train.measure.sampler import COUNTERS, LISTS
@@ -139,7 +139,7 @@ def uuids(devices: int) -> list[str]:
     return [str(torch.cuda.get_device_properties(n).uuid) for n in numbers]
 
 
-class Telemetry(Measure):
+class Telemetry(EpochMeasure):
     """What devices and nodes do while the epochs run."""
 
     name = "energy_j"

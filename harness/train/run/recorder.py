@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainingArguments
 
-from harness.train.measure.base import Measure
+from harness.train.measure.base import EpochMeasure
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.measure.resources import CpuTime, of_all_ranks
 from harness.train.strategy.base import Exchange
@@ -22,7 +22,7 @@ class Observations:
         self.link: dict[str, Any] | None = None  # between nodes, measured before the first step
         self.metrics: BatchMetrics | None = None  # of the last evaluation
         self.test_metrics: dict[str, Any] = {}  # of the test set, evaluated once at the end
-        self.measures: list[Measure] = []  # what is measured beside the time of steps
+        self.measures: list[EpochMeasure] = []  # what is measured beside the time of steps
 
     @property
     def observed(self) -> dict[str, Any]:

@@ -278,9 +278,9 @@ def test_one_node_has_no_link() -> None:
 def test_nccl_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    link_probe.Channel(torch.device("cpu")).finish()
+    link_probe.TensorChannel(torch.device("cpu")).finish()
     assert waited == []
-    link_probe.Channel(torch.device("cuda", 1)).finish()
+    link_probe.TensorChannel(torch.device("cuda", 1)).finish()
     assert waited == [torch.device("cuda", 1)]
 
 

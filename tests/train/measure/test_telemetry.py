@@ -17,7 +17,7 @@ import pytest
 
 from harness.train.measure import sampler as gpus_of
 from harness.train.measure import sampler as node_of
-from harness.train.measure.sampler import READINGS, SLICE, Gpus, Node, Sampler, summarise
+from harness.train.measure.sampler import READINGS, SLICE, Gpus, NodeSensors, Sampler, summarise
 from harness.train.measure.telemetry import SamplerClient, merge_nodes
 
 # ---- adding up ----
@@ -154,7 +154,7 @@ def rapl(folder: Path, *counters: int) -> Path:
 
 
 def test_energy_of_processors_goes_on_where_their_counters_begin_again(tmp_path: Path) -> None:
-    node = Node(rapl=rapl(tmp_path, 900_000, 100_000))
+    node = NodeSensors(rapl=rapl(tmp_path, 900_000, 100_000))
     first = node.read()["cpu_energy_j"]
     rapl(tmp_path, 100_000, 300_000)
     second = node.read()["cpu_energy_j"]
@@ -164,7 +164,7 @@ def test_energy_of_processors_goes_on_where_their_counters_begin_again(tmp_path:
 
 
 def test_what_a_node_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Node(interface="nowhere0", rapl=tmp_path)
+    node = NodeSensors(interface="nowhere0", rapl=tmp_path)
     monkeypatch.setattr(psutil, "disk_io_counters", lambda: None)
     found = node.read()
     unknown = {name for name, value in found.items() if value is None}
@@ -173,7 +173,7 @@ def test_what_a_node_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "network_received_bytes",
     }  # fmt: skip
     assert "nowhere0" in node.missing["network_sent_bytes"]
-    node = Node(rapl=rapl(tmp_path, 5))
+    node = NodeSensors(rapl=rapl(tmp_path, 5))
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("nonsense")
     assert node.read()["cpu_energy_j"] is None and "energy_uj" in node.missing["cpu_energy_j"]
 
@@ -182,9 +182,9 @@ def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = {n: SimpleNamespace(bytes_sent=s, bytes_recv=2 * s)
                 for n, s in (("lo", 7), ("eth0", 10), ("eth1", 100))}  # fmt: skip
     monkeypatch.setattr(node_of.psutil, "net_io_counters", lambda pernic: dict(counters))
-    assert Node()._network() == (110, 220)
-    assert Node(interface="eth1")._network() == (100, 200)
-    assert Node(interface="lo")._network() == (7, 14)  # where training uses it
+    assert NodeSensors()._network() == (110, 220)
+    assert NodeSensors(interface="eth1")._network() == (100, 200)
+    assert NodeSensors(interface="lo")._network() == (7, 14)  # where training uses it
 
 
 # ---- the process ----
@@ -192,7 +192,7 @@ def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_edge_is_about_what_was_since_the_last(driver: Driver, tmp_path: Path) -> None:
     file = tmp_path / "node_0.jsonl"
-    sampler = Sampler(Gpus(["one"]), Node(rapl=tmp_path))
+    sampler = Sampler(Gpus(["one"]), NodeSensors(rapl=tmp_path))
     sampler.sample()
     sampler.keep(file)
     first = sampler.edge()
