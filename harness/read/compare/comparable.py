@@ -1,4 +1,5 @@
-"""Whether two sides may be compared, by what is asked: speed, quality, or the way to a target.
+"""Whether two sides may be compared in speed, quality or time to a target; and which runs on one
+node a run of several processes may be compared with.
 
 A fact that only one side records counts as a difference; one that neither records is reported.
 """
@@ -138,9 +139,6 @@ def _not_finished(group: Group) -> str | None:
     why = next((f": {run.reason}" for run in others if run.reason), "")
     return f"{group.name} has {len(group.finished) or 'no'} finished run(s) and {counts}{why}"
 
-
-# ----
-# Runs on one node among the records of a run: what several processes or nodes are held against.
 
 BATCH = ("per_gpu_batch", "grad_acc")
 

@@ -1,4 +1,4 @@
-"""What two sides differ by: each measure with its interval, and whether that is more than noise."""
+"""python -m harness compare A B: what two sides differ by, and whether that is more than noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
 
 @dataclass(frozen=True)
-class Measure:
+class ComparedMeasure:
     """A number of a run, and how it and differences of it are written."""
 
     name: str
@@ -33,22 +33,24 @@ class Measure:
     whole_work: bool = False  # comparable only where as many samples were trained on
 
 
-def _share(name: str, title: str) -> Measure:
-    return Measure(name, title, QUALITY, "{:.4f}", "points", 100.0, "{:+.2f}")
+def _share(name: str, title: str) -> ComparedMeasure:
+    return ComparedMeasure(name, title, QUALITY, "{:.4f}", "points", 100.0, "{:+.2f}")
 
 
 MEASURES = (
     _share("accuracy", "accuracy"),
     _share("f1", "f1"),
-    Measure("eval_loss", "eval loss", QUALITY, "{:.4f}", difference_form="{:+.4f}"),
+    ComparedMeasure("eval_loss", "eval loss", QUALITY, "{:.4f}", difference_form="{:+.4f}"),
     _share("test_accuracy", "test accuracy"),
     _share("test_f1", "test f1"),
-    Measure("test_loss", "test loss", QUALITY, "{:.4f}", difference_form="{:+.4f}"),
-    Measure("train_samples_per_s", "samples/s", SPEED, "{:,.1f}", "samples/s", 1.0, "{:+,.1f}"),
-    Measure("epoch_time_s", "epoch time", SPEED, "{:,.2f}", "s", whole_work=True),
-    Measure("energy_j", "energy", SPEED, "{:,.0f}", "J", 1.0, "{:+,.1f}", whole_work=True),
-    Measure("joules_per_sample", "energy per sample", SPEED, "{:,.3f}", "J"),
-    Measure("tta_train_s", "training time to target", TARGET, "{:,.2f}", "s"),
+    ComparedMeasure("test_loss", "test loss", QUALITY, "{:.4f}", difference_form="{:+.4f}"),
+    ComparedMeasure(
+        "train_samples_per_s", "samples/s", SPEED, "{:,.1f}", "samples/s", 1.0, "{:+,.1f}"
+    ),
+    ComparedMeasure("epoch_time_s", "epoch time", SPEED, "{:,.2f}", "s", whole_work=True),
+    ComparedMeasure("energy_j", "energy", SPEED, "{:,.0f}", "J", 1.0, "{:+,.1f}", whole_work=True),
+    ComparedMeasure("joules_per_sample", "energy per sample", SPEED, "{:,.3f}", "J"),
+    ComparedMeasure("tta_train_s", "training time to target", TARGET, "{:,.2f}", "s"),
 )  # fmt: skip
 
 
@@ -56,7 +58,7 @@ MEASURES = (
 class Row:
     """One measure on both sides; no difference where a run missed the target."""
 
-    measure: Measure
+    measure: ComparedMeasure
     values: tuple[tuple[float, ...], tuple[float, ...]]
     difference: Estimate | None
     mean: float  # of the first side, of which per cents are
@@ -96,7 +98,7 @@ def compare(one: Group, other: Group) -> Comparison:
     return Comparison((one, other), verdicts, tuple(rows), tuple(notes))
 
 
-def _row(measure: Measure, one: dict[Hashable, float], other: dict[Hashable, float]) -> Row:
+def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hashable, float]) -> Row:
     values = tuple(one.values()), tuple(other.values())
     rate = is_rate(measure.name)
     mean = spread(values[0], rate).mean
@@ -109,7 +111,7 @@ def _row(measure: Measure, one: dict[Hashable, float], other: dict[Hashable, flo
     return Row(measure, values, ratio(other, one, rate).scaled(mean, -mean), mean)
 
 
-def values_of(group: Group, measure: Measure) -> dict[Hashable, float]:
+def values_of(group: Group, measure: ComparedMeasure) -> dict[Hashable, float]:
     """By what repeats them. Repeats of one seed tell of the noise of time, of quality they do not:
     there each seed has one value, the mean of its repeats."""
     found: dict[Hashable, list[float]] = {}
@@ -179,7 +181,7 @@ def judgement(row: Row) -> str:
     return f"more than {noise}" if beyond else f"within {noise}"
 
 
-def absolute(measure: Measure, value: float) -> str:
+def absolute(measure: ComparedMeasure, value: float) -> str:
     return f"{measure.difference_form.format(measure.factor * value)} {measure.unit}".rstrip()
 
 
@@ -191,9 +193,6 @@ def interval(row: Row) -> str:
     form, factor = row.measure.difference_form, row.measure.factor
     return f"{form.format(factor * low)} to {form.format(factor * high)}"
 
-
-# ----
-# python -m harness compare A B: what B differs by from A, with interval, where it may be said.
 
 LEGEND = (
     "difference: B less A; interval: 95 %, Student's t, of pairs where A and B have the same "

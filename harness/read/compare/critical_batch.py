@@ -1,4 +1,6 @@
-"""Samples to a target as a function of the batch: E(B) = Emin (1 + B / Bcrit).
+"""python -m harness batches: the batch size beyond which larger batches stop paying off.
+
+Samples to a target as a function of the batch: E(B) = Emin (1 + B / Bcrit).
 
 Below Bcrit a larger batch costs few samples more; at Bcrit it costs twice the least, and beyond it
 samples grow as the batch does: as many updates, each of more work (McCandlish et al. 2018,
@@ -132,9 +134,6 @@ def _ratio(
     ends = ((middle - math.sqrt(max(root, 0))) / steep, (middle + math.sqrt(max(root, 0))) / steep)
     return float(max(ends[0], 0.0)), float(ends[1])
 
-
-# ----
-# python -m harness batches FOLDER: from which batch on a larger one is not sooner at a target.
 
 LEGEND = (
     "samples to target, train s: to the end of the first epoch that reaches it, mean ± sd; "

@@ -1,4 +1,4 @@
-"""The link between nodes as runs have measured it, and whether it was the one asked for."""
+"""Records as data frames: load() has a row per epoch, load_runs() a row per run."""
 
 from __future__ import annotations
 
@@ -41,9 +41,6 @@ def link_warning(environment: dict[str, Any]) -> str | None:
     """What was far from the link that was asked for."""
     return (environment.get("link") or {}).get("warning")
 
-
-# ----
-# Records -> data frames: load() has a row an epoch, load_runs() a row a run.
 
 # What a run without summary.json is: it may still be going on, or have been killed.
 UNFINISHED = "unfinished"

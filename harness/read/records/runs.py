@@ -98,7 +98,8 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        return self._repeats("seed")
+        seed: int | None = self._repeats("seed")
+        return seed
 
     @property
     def repetition(self) -> tuple[Any, Any]:

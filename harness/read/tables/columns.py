@@ -1,10 +1,10 @@
-"""What tables say of devices: how much of them is used, how long, and what they take."""
+"""The columns of a sweep's table: which ones, and how a group's numbers are written in them."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,11 +24,7 @@ from harness.read.records.runs import MEMORY_FIRST, MEMORY_OTHERS, PER_UPDATE, S
 from harness.read.records.sweeps import SweepResults
 
 MFU, BUSY = "mfu", "gpu_utilisation_percent"
-
-
 TFLOPS, ENERGY, JOULES = "tflops_per_s", "energy_j", "joules_per_sample"
-
-
 DEVICE_FIELDS = (TFLOPS, MFU, BUSY, ENERGY, JOULES)
 
 
@@ -59,17 +55,10 @@ def paired(names: list[str]) -> list[str]:
     return [*names[:at], MFU, BUSY, *rest]
 
 
-# ----
-# The columns of a sweep's table: which ones, and how a group's numbers are written in them.
-
 Row = Mapping[str, Any]
 
-
-OTHER_TRAINING = "†"
-
-
-OTHER_LINK = "‡"
-
+# Marks: more or fewer updates than the baseline, a link far from the requested one.
+OTHER_TRAINING, OTHER_LINK = "†", "‡"
 
 GAIN, POINTS, EFFICIENCY = (
     "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
@@ -101,38 +90,113 @@ COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS
 
 @dataclass(frozen=True)
 class Column:
-    heading: str
+    """A value as it stands in the plan; the kinds below write what was measured."""
+
     name: str
-    text: Callable[[Row], str]
+    heading: str
     right: bool = True
     axis: bool = False
     setting: bool = False  # planned, not measured: said once where it is the same for all
+    marks: str = ""  # that may stand here
+
+    def text(self, row: Row) -> str:
+        marks = {OTHER_TRAINING: row["other_updates"], OTHER_LINK: row["link_warnings"]}
+        return self.cell(row) + "".join(mark for mark in self.marks if marks[mark])
+
+    def cell(self, row: Row) -> str:
+        if self.name == STRATEGY:
+            return strategy_text(row) or UNKNOWN
+        return plain_text(row[self.name])
+
+
+class NumberColumn(Column):
+    def cell(self, row: Row) -> str:
+        return number_text(self.name, row.get(self.name))
+
+
+class SpreadColumn(Column):
+    def cell(self, row: Row) -> str:
+        return spread_text(self.name, row)
+
+
+@dataclass(frozen=True)
+class ShareColumn(Column):
+    """So many of so many runs: finished/planned."""
+
+    of: str = "planned"
+    count: str = "finished"
+
+    def cell(self, row: Row) -> str:
+        return f"{row[self.count]}/{row[self.of]}" if self.count in row else UNKNOWN
+
+
+@dataclass(frozen=True)
+class TargetColumn(Column):
+    """A miss is not left out: the mean is infinite, the median may be known."""
+
+    says_reached: bool = True
+
+    def cell(self, row: Row) -> str:
+        mean, median = row.get(self.name), row.get(f"{self.name}_median")
+        if mean is None or math.isfinite(mean):
+            return spread_text(self.name, row)
+        count = f" ({row['reached']}/{row['finished']})" if self.says_reached else ""
+        if median is None or math.isinf(median):
+            return f"not reached{count}"
+        return f"median {number_text(self.name, median)}{count}"
+
+
+@dataclass(frozen=True)
+class BaseColumn(Column):
+    """A difference or ratio to the baseline, with its 95 % interval where that was asked for."""
+
+    form: str = "{:.2f}"
+    interval: bool = False
+
+    def cell(self, row: Row) -> str:
+        value, low, high = (row.get(f"{self.name}{end}") for end in ("", "_low", "_high"))
+        if row["baseline"]:
+            return "base"
+        if value is None or math.isinf(value):
+            return UNKNOWN if value is None else "infinite"
+        # A tenth of the baseline's time still has two digits that count.
+        form = "{:.3f}" if self.name in RATIOS and value < 0.1 else self.form
+        if not self.interval or low is None or high is None:
+            return form.format(value)
+        return f"{form.format(value)} ({form.format(low)} to {form.format(high)})"
+
+
+@dataclass(frozen=True)
+class EfficiencyColumn(Column):
+    says_kind: bool = False
+
+    def cell(self, row: Row) -> str:
+        value, kind = row[EFFICIENCY], row["scaling_kind"]
+        text = UNKNOWN if value is None else f"{value:.2f}"
+        return f"{text} {kind}" if self.says_kind and kind else text
 
 
 def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> list[Column]:
     """Axes first, then how many runs, then what was asked for or what is usual."""
     known = [*dict.fromkeys([*measures, *OPTIONAL, *FACTS])]
-    if sweep.columns is None:
-        shown = _usual(sweep, rows)
-    else:
-        shown = [_checked(name, known) for name in _asked(sweep)]
-    with_spread = shown if sweep.columns is not None else ["accuracy", "train_samples_per_s"]
+    asked = sweep.columns is not None
+    shown = [_checked(name, known) for name in _asked(sweep)] if asked else _usual(sweep, rows)
+    with_spread = shown if asked else ["accuracy", "train_samples_per_s"]
     first = [_axis(column_of(axis), rows) for axis in shown_axes(sweep.axes)]
     if len({row["machine"] for row in rows if row["machine"]}) > 1:
         first.append(_axis("machine", rows))
-    dagger_at = "updates" if "updates" in shown else "planned"
-    count = Column("n", "planned", _with_dagger(runs_text, dagger_at == "planned"), axis=True)
+    count = ShareColumn("planned", "n", axis=True)
     reached = "reached" in shown
     measured = (_measure(name, rows, reached, name in with_spread) for name in shown)
-    marked = next((name for name in (RTT, BANDWIDTH) if name in shown), "planned")
-    return [_with_link(c) if c.name == marked else c for c in (*first, count, *measured)]
-
-
-def _with_link(column: Column) -> Column:
-    """A link that is not the one asked for is said where the link is seen."""
-    return replace(
-        column, text=lambda row: column.text(row) + (OTHER_LINK if row["link_warnings"] else "")
-    )
+    # Another training and another link are marked where they are seen, else at the number of runs.
+    marked = {
+        OTHER_TRAINING: "updates" if "updates" in shown else "planned",
+        OTHER_LINK: next((name for name in (RTT, BANDWIDTH) if name in shown), "planned"),
+    }
+    return [
+        replace(column, marks="".join(m for m, name in marked.items() if name == column.name))
+        for column in (*first, count, *measured)
+    ]
 
 
 def _asked(sweep: SweepResults) -> list[str]:
@@ -167,87 +231,31 @@ def _checked(name: str, known: list[str]) -> str:
 
 
 def _axis(name: str, rows: list[Row]) -> Column:
-    if name == STRATEGY:
-        return Column(heading_of(name), name, lambda row: strategy_text(row) or UNKNOWN, False,
-                      axis=True, setting=True)  # fmt: skip
     numbers = all(isinstance(row[name], (int, float)) for row in rows if row[name] is not None)
-    return Column(heading_of(name), name, lambda row: plain_text(row[name]), numbers, axis=True,
-                  setting=True)  # fmt: skip
+    right = numbers and name != STRATEGY
+    return Column(name, heading_of(name), right, axis=True, setting=True)
 
 
 def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Column:
-    heading, text = heading_of(name), _texts(name, reached, with_spread)
-    kinds = {row["scaling_kind"] for row in rows} - {None}
+    heading = heading_of(name)
     if name == EFFICIENCY:
-        # Which of the two is said in each row only where there are both.
+        # Which of the two it is stands in each row only where there are both.
+        kinds = {row["scaling_kind"] for row in rows} - {None}
         one = len(kinds) == 1
-        heading = f"{next(iter(kinds))} eff." if one else "eff."
-        text = _efficiency(say_kind=not one)
-    return Column(heading, name, text, setting=name in ("effective_batch", "updates"))
-
-
-def _texts(name: str, reached: bool, with_spread: bool) -> Callable[[Row], str]:
+        return EfficiencyColumn(name, f"{kinds.pop()} eff." if one else "eff.", says_kind=not one)
     if name == GAIN:
-        return lambda row: "base" if row["baseline"] else _number(row.get(GAIN), "{:+.1f}%")
+        return BaseColumn(name, heading, form="{:+.1f}%")
     if name == POINTS:
-        return _against_base(POINTS, "{:+.2f}", with_spread)
+        return BaseColumn(name, heading, form="{:+.2f}", interval=with_spread)
     if name in RATIOS:
-        return _against_base(name, "{:.2f}", with_spread)
+        return BaseColumn(name, heading, interval=with_spread)
     if name == "reached":
-        return lambda row: f"{row['reached']}/{row['finished']}" if "reached" in row else UNKNOWN
+        return ShareColumn(name, heading, of="finished", count="reached")
     if name in TO_TARGET:
-        return lambda row: to_target_text(row, name, reached)
-    if name == "updates":
-        return _with_dagger(lambda row: number_text(name, row.get(name)), True)
+        return TargetColumn(name, heading, says_reached=not reached)
     if with_spread and name not in COUNTS:
-        return lambda row: spread_text(name, row)
-    return lambda row: number_text(name, row.get(name))
-
-
-def _against_base(name: str, form: str, with_interval: bool) -> Callable[[Row], str]:
-    """With its 95 % interval where it was asked for by name."""
-
-    def text(row: Row) -> str:
-        value, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
-        if row["baseline"]:
-            return "base"
-        if value is None or math.isinf(value):
-            return UNKNOWN if value is None else "infinite"
-        # A tenth of the baseline's time still has two digits that count.
-        written = "{:.3f}" if name in RATIOS and value < 0.1 else form
-        if not with_interval or low is None or high is None:
-            return written.format(value)
-        return f"{written.format(value)} ({written.format(low)} to {written.format(high)})"
-
-    return text
-
-
-def _with_dagger(text: Callable[[Row], str], here: bool) -> Callable[[Row], str]:
-    """Another number of updates than the baseline's is another training: said where it is seen."""
-    return lambda row: text(row) + (OTHER_TRAINING if here and row["other_updates"] else "")
-
-
-def _efficiency(say_kind: bool) -> Callable[[Row], str]:
-    def text(row: Row) -> str:
-        kind = f" {row['scaling_kind']}" if say_kind and row["scaling_kind"] else ""
-        return _number(row[EFFICIENCY], "{:.2f}") + kind
-
-    return text
-
-
-def runs_text(row: Row) -> str:
-    return f"{row['finished']}/{row['planned']}"
-
-
-def to_target_text(row: Row, name: str, reached_elsewhere: bool) -> str:
-    """A miss is not left out: the mean is infinite, the median may be known."""
-    mean, median = row.get(name), row.get(f"{name}_median")
-    if mean is None or math.isfinite(mean):
-        return spread_text(name, row)
-    count = "" if reached_elsewhere else f" ({row['reached']}/{row['finished']})"
-    if median is None or math.isinf(median):
-        return f"not reached{count}"
-    return f"median {number_text(name, median)}{count}"
+        return SpreadColumn(name, heading)
+    return NumberColumn(name, heading, setting=name in ("effective_batch", "updates"))
 
 
 def spread_text(name: str, row: Row) -> str:
@@ -266,10 +274,6 @@ def number_text(name: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:g}" if name == "tta_epochs" else f"{value:,.{decimals(name, value)}f}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else form.format(value)
 
 
 def decimals(name: str, value: float) -> int:

@@ -116,8 +116,7 @@ def _code(text: str) -> str:
     return f"`{' '.join(text.split()).replace('`', chr(39))}`"
 
 
-# ----
-# The tables of a README, made of records: python -m harness.read.tables.files README.md
+# Tables of a README are made of records by python -m harness.read.tables.files README.md:
 #
 # <!-- table outputs/published/sweeps/demo-tiny: script, setup, accuracy -->
 # <!-- end of table -->

@@ -1,4 +1,4 @@
-"""What a reader must know before taking two rows for the same thing but one."""
+"""The tables of a report: accuracy, loss and time by group and by node, and what disturbed them."""
 
 from __future__ import annotations
 
@@ -108,9 +108,6 @@ def _some(texts: Iterable[str], most: int = 6) -> str:
     told = [*texts]
     return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
 
-
-# ----
-# The table that a README shows: test accuracy, top-1 and top-5, loss and time, also by node.
 
 PERCENT, PLAIN = 100.0, 1.0
 
