@@ -4,8 +4,8 @@
     {delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01}
     rack  continent  home_dsl ...                           see PRESETS
 
-Every number holds for one direction, and both directions are alike. A network whose pairs of nodes
-are not all alike: harness/core/links.py.
+Every number holds for one direction, and both directions are alike. A Network has pairs of nodes
+that are not all alike.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _parts(value: Any, text: str) -> dict[str, tuple[str, float]]:
             hint = f"did you mean {near[0]}?" if near else EXPECTED
             raise UserError(f"link {value}: {hint}")
         if found[0][0] in given:
-            raise UserError(f"link {value}: {found[0][0]} stands here twice")
+            raise UserError(f"link {value}: {found[0][0]} is given twice")
         given.update(found)
     return given
 
@@ -166,7 +166,7 @@ def _check(value: Any, link: Link) -> None:
 # pairs: {a-c: home_dsl, b-b: 5ms}}                         places are a, b, c in their order
 # 2+1:within=rack:between=continent:a-b=80ms                 the same in one line
 #
-# The nodes of a set-up are dealt to the places in order. What is not said is as fast as it goes.
+# The nodes of a set-up are dealt to the places in order. A link that is left out is unlimited.
 
 KEYS = ("places", "within", "between", "pairs")
 
@@ -251,7 +251,7 @@ def _from_line(text: str) -> dict[str, Any]:
         name, _, link = part.partition("=")
         inner = found if name in KEYS else found["pairs"]
         if name in inner:
-            raise UserError(f"link {text}: {name} stands here twice")
+            raise UserError(f"link {text}: {name} is given twice")
         inner[name] = link
     return found
 
@@ -266,12 +266,12 @@ def _network(value: Any, given: dict[str, Any]) -> Link | Network:
     usual = {True: plain_link(given.get("within", "none")),
              False: plain_link(given.get("between", "none"))}  # fmt: skip
     links = {pair: usual[pair[0] == pair[1]] for pair in _pairs(places)}
-    said: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int]] = set()
     for name, text in named.items():
         pair = _pair(value, str(name), places)
-        if pair in said:
-            raise UserError(f"link {value}: pair {name} stands here twice")
-        said.add(pair)
+        if pair in seen:
+            raise UserError(f"link {value}: pair {name} is given twice")
+        seen.add(pair)
         links[pair] = plain_link(text)
     # Where all pairs are alike it is a plain link, however it was written: one and the same run.
     if len(set(links.values())) == 1:

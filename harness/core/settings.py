@@ -12,7 +12,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake that the person at the keyboard can mend: shown as one line, exit code 2."""
+    """A mistake that the user can correct: shown as one line, exit code 2."""
 
 
 def flag(
@@ -191,20 +191,20 @@ class Settings:
     )  # fmt: skip
     compress: str = flag(
         "none", "text", "Slow links",
-        "make what is sent smaller: bf16, fp16 or powersgd[:rank] (rank 1) for ddp, "
+        "compress what is sent: bf16, fp16 or powersgd[:rank] (rank 1) for ddp, "
         "bf16 or int8 for diloco, fp16 or int8 for hivemind",
     )  # fmt: skip
     exchange: str = flag(
         "backend", "text", "Slow links",
-        "who adds up what ddp, local_sgd and diloco send: the backend, or each part goes straight "
-        "to the process that adds it, in one delay or two (gloo)", choices=("backend", "direct"),
+        "all-reduce of ddp, local_sgd and diloco: by the backend, or by direct sends between the "
+        "processes (one or two latencies; gloo only)", choices=("backend", "direct"),
     )  # fmt: skip
     sync_every: int | None = flag(
         None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"
     )
     sync_scope: str | None = flag(
         None, "text", "Slow links",
-        "who trains apart between two exchanges: every node, whose processes share gradients at "
+        "what trains apart between two exchanges: every node, whose processes share gradients at "
         "each update, or every rank (node)",
         choices=("node", "rank"),
     )  # fmt: skip
@@ -253,24 +253,24 @@ class Settings:
     )
     telemetry_hz: float = flag(
         1.0, "rate", "Running",
-        "how often a process of its own looks at devices and nodes, in times a second; 0: never",
+        "telemetry sampling rate in Hz, by a process of its own; 0: off",
         identity=False,
     )  # fmt: skip
     peak_tflops: float | None = flag(
         None, "positive", "Running",
-        "what one device can do at most in this number format, dense, in 10^12 operations a "
-        "second, for mfu (a table of makers' figures; unknown on a CPU)",
+        "dense peak of one device in this number format, in 10^12 operations per second, for mfu "
+        "(from a table of the makers' figures; unknown on a CPU)",
         identity=False,
     )  # fmt: skip
     comm_probe: str = flag(
         "auto", "text", "Running",
-        "what exchanging adds to a step, measured once by a few passes with it and without, of ddp "
-        "and fsdp: auto or off",
+        "measure once, for ddp and fsdp, what the exchange adds to a step, by a few passes with "
+        "and without it: auto or off",
         choices=("auto", "off"), identity=False,
     )  # fmt: skip
     save: str = flag(
         "last", "text", "Running",
-        "checkpoints after each epoch, from which a broken-off run goes on: none, the last, "
+        "checkpoints after each epoch, from which an interrupted run resumes: none, the last, "
         "or the last and the best",
         choices=("none", "last", "best"), identity=False,
     )  # fmt: skip
