@@ -19,10 +19,9 @@ from typing import Any
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
-from harness.core import attempts as summary
 from harness.core.records import SCHEMA, RunFolder, read_json, write_json
 from harness.core.topology import batch_of_trainer, world_of
-from harness.train.context import COMPLETE, Context
+from harness.train.context import Context
 from harness.train.measure import base, rows
 from harness.train.measure.clock import StepClock
 from harness.train.measure.environment import environment, recorded_settings
@@ -54,16 +53,15 @@ class LogCallback(Recorder):
         self.telemetry: Telemetry | None = None
         # Of the epoch that has ended, not yet written: the run's row and this rank's.
         self.row = rows.Pending(self.folder.epochs)
-        self.mine = rows.Pending(self.folder.rank(self.world.rank))
+        self.rank_row = rows.Pending(self.folder.rank(self.world.rank))
         # Of the last evaluation that no row has yet: all samples, and this rank's part of them.
         self.quality: dict[str, Any] = {}
-        self.own_quality: dict[str, Any] = {}
+        self.rank_quality: dict[str, Any] = {}
         self.losses: list[tuple[int, float]] = []
-        self.exact: dict[str, float] = {}
         self.learning_rate: float | None = None
         self.first_learning_rate: float | None = None  # 0 where there is a warm-up
         self.observed_before: dict[str, Any] = {}  # by an earlier attempt
-        self.earlier_wall_s = self.save_time_s = self.ended_s = self.told_s = 0.0
+        self.earlier_wall_s = self.save_time_s = self.ended_s = self.reported_s = 0.0
 
     # ---- the run begins ----
 
@@ -83,8 +81,8 @@ class LogCallback(Recorder):
         traffic = traffic_of(self.context, self.observations.payload_bytes)
         self.clock = StepClock(cuda, traffic, left_out)
         self.first_update = self.update = state.global_step
-        self.before = self.context.epoch_so_far if self.context is not None else {}
-        self.mine.begin(goes_on=self.context is not None or self.first_update > 0)
+        self.epoch_so_far = self.context.epoch_so_far if self.context else {}
+        self.rank_row.begin(goes_on=self.context is not None or self.first_update > 0)
         if self.context is None and self.telemetry is not None:
             self.telemetry.close()  # of a training that broke off
         gather = self.observations.gather
@@ -107,11 +105,11 @@ class LogCallback(Recorder):
             # What an attempt before has seen in its first steps is true of the run.
             self.observed_before = before.get("observed", {})
         self._write_environment(state)
-        self._tell(state)
+        self._report_progress(state)
 
     def _begin_attempt(self, args: TrainingArguments) -> None:
         """A training begins to be recorded, or goes on; its settings are written."""
-        opened = self._opened(self.context) if self.context is not None else None
+        opened = self.context.opened if self.context else None
         self.attempt = attempts.begin(
             self.folder, self.first_update, self.world.size, self.batch, opened
         )
@@ -119,15 +117,6 @@ class LogCallback(Recorder):
         self.folder.summary.unlink(missing_ok=True)
         settings = recorded_settings(self.context.settings if self.context else None, args)
         write_json(self.folder.settings, {"schema": SCHEMA, **settings})
-
-    def _opened(self, context: Context) -> attempts.Opened:
-        """How this process came to go on with the run."""
-        mark = context.checkpoint and (context.checkpoint / COMPLETE).stat()
-        return attempts.Opened(
-            unix=time.time() - context.wall_s,
-            counted_unix=mark.st_mtime if mark else None,
-            launcher_unix=context.launch.unix if context.launch is not None else None,
-        )
 
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""
@@ -149,7 +138,7 @@ class LogCallback(Recorder):
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
-        self.losses, self.exact, self.quality, self.own_quality = [], {}, {}, {}
+        self.losses, self.quality, self.rank_quality = [], {}, {}
         self.updates_before = state.global_step
         for measure in self.measures:
             measure.epoch_begins()
@@ -172,7 +161,7 @@ class LogCallback(Recorder):
             return self.clock.waited()  # a batch of one peer, not yet an update of all
         self.clock.step(self.batch)
         self.update = state.global_step
-        self._tell(state, every_s=1)
+        self._report_progress(state, every_s=1)
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
@@ -180,19 +169,15 @@ class LogCallback(Recorder):
         logs = logs or {}
         if "loss" in logs:
             self.losses.append((state.global_step, float(logs["loss"])))
-        # What ExactTrainer adds up over all samples and ranks; the stock Trainer has none of it.
-        for name, value in logs.items():
-            if name.startswith("epoch_"):
-                self.exact[name.removeprefix("epoch_")] = value
         if "train_runtime" not in logs:
-            self._tell(state, every_s=1)
+            self._report_progress(state, every_s=1)
 
-    def _tell(self, state: TrainerState, every_s: float = 0.0) -> None:
+    def _report_progress(self, state: TrainerState, every_s: float = 0.0) -> None:
         """Where the attempt is: so that it is known what is lost, should it be killed."""
         now_s = time.perf_counter()
-        if not self.attempt or now_s - self.told_s < every_s:
+        if not self.attempt or now_s - self.reported_s < every_s:
             return
-        self.told_s = now_s
+        self.reported_s = now_s
         progress = {
             "attempt": self.attempt,
             "epoch": state.epoch,
@@ -213,10 +198,10 @@ class LogCallback(Recorder):
         untimed = self.clock.untimed if first_epoch else 0
         timed = steps[untimed:]
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
-        mine = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
-        self.mine.row = mine | self.cpu.own() | sent
-        self.mine.row |= base.rank_fields(self.measures, untimed)
-        everyone = self.observations.gather(self.mine.row)
+        own = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
+        self.rank_row.row = own | self.cpu.own() | sent
+        self.rank_row.row |= base.rank_fields(self.measures, untimed)
+        everyone = self.observations.gather(self.rank_row.row)
         self.cpu.report(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
@@ -225,7 +210,7 @@ class LogCallback(Recorder):
             if first_epoch:
                 # What was seen in the first step is known now.
                 self._write_environment(state)
-        self.before = {}
+        self.epoch_so_far = {}
 
     def _row(
         self,
@@ -244,8 +229,12 @@ class LogCallback(Recorder):
             "samples": samples,
             "effective_batch": self.batch,
             "learning_rate": self.learning_rate,
-            **rows.epoch_sums(self.exact, fed, rows.mean_of_log(self.losses, self.updates_before)),
-            "epoch_time_s": train_s + self.before.get("epoch_time_s", 0.0),
+            **rows.epoch_sums(
+                self.observations.epoch_means,
+                fed,
+                rows.mean_of_log(self.losses, self.updates_before),
+            ),
+            "epoch_time_s": train_s + self.epoch_so_far.get("epoch_time_s", 0.0),
             **rows.rates(timed, self.observations.devices),
             "step_time_median_s": everyone[0]["step_time_median_s"],
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
@@ -257,7 +246,7 @@ class LogCallback(Recorder):
     def _fed(self, state: TrainerState) -> int:
         """Samples of this epoch's updates, had every batch been full."""
         updates = state.global_step - self.updates_before
-        return updates * self.batch + int(self.before.get("samples", 0))
+        return updates * self.batch + int(self.epoch_so_far.get("samples", 0))
 
     def partial_epoch(self) -> dict[str, Any]:
         """What a checkpoint inside an epoch has to know of that epoch; empty between epochs."""
@@ -265,8 +254,8 @@ class LogCallback(Recorder):
             return {}
         samples = sum(n for n, _ in self.clock.marks if n is not None)
         return {
-            "epoch_time_s": self.clock.so_far() + self.before.get("epoch_time_s", 0.0),
-            "samples": samples + self.before.get("samples", 0),
+            "epoch_time_s": self.clock.so_far() + self.epoch_so_far.get("epoch_time_s", 0.0),
+            "samples": samples + self.epoch_so_far.get("samples", 0),
             "sent": self.clock.traffic.so_far(),  # what follows until it is saved does not count
             "measured": base.states(self.measures),
         }
@@ -285,7 +274,7 @@ class LogCallback(Recorder):
         given = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
         samples = given.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
         self.quality |= rows.quality_of(given, samples, eval_s)
-        self.own_quality = self.observations.rank_metrics(args)
+        self.rank_quality = self.observations.rank_metrics(args)
         if self.clock.running:
             self.clock.resume()
         elif "runtime" in given:
@@ -301,7 +290,7 @@ class LogCallback(Recorder):
 
     def _write_row(self) -> None:
         """The rows of the epoch that has ended, unless an attempt before has written them."""
-        self.mine.write(self.own_quality, {})
+        self.rank_row.write(self.rank_quality, {})
         wall_s = self.earlier_wall_s + time.perf_counter() - self.began_s
         more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
         if (row := self.row.write(self.quality, more)) is not None:
@@ -329,4 +318,4 @@ class LogCallback(Recorder):
         }
         wall_s = time.perf_counter() - self.began_s
         cpu_time, update = self.cpu.per_rank(), state.global_step
-        summary.finish(self.folder, best, wall_s, cpu_time, update, facts)
+        attempts.finish(self.folder, best, wall_s, cpu_time, update, facts)

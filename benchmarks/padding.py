@@ -36,7 +36,7 @@ import torch
 
 from harness.core.command_line import parse
 from harness.train.data import models, text_layout
-from harness.train.data.text_batches import AMOUNT, Layout, TextBatches, for_model
+from harness.train.data.text_batches import Layout, TextBatches, for_model
 from harness.train.data.text_layout import parts_of
 from harness.train.data.texts import load_texts
 
@@ -64,8 +64,8 @@ class Texts:
         attention = "runs" if kind == "packed" else ""
         self.batches.layout = Layout(kind, attention, self.first_position)
         batch = self.batches(samples)
-        if batch[AMOUNT].parts:
-            return parts_of(batch, batch[AMOUNT])
+        if parts := parts_of(batch):
+            return parts
         inputs = for_model(batch)
         if arm.startswith("pad"):
             inputs = {name: _to(value, int(arm[3:])) for name, value in inputs.items()}

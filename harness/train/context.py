@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from harness.core.attempts import Opened
 from harness.core.identity import identity
 from harness.core.records import RunFolder
 from harness.core.settings import Settings
@@ -85,6 +86,16 @@ class Context:
     def wall_s(self) -> float:
         """Seconds since this process opened the run."""
         return time.perf_counter() - self.began_s
+
+    @property
+    def opened(self) -> Opened:
+        """What the record keeps of how this process came to start or resume the run."""
+        mark = self.checkpoint and (self.checkpoint / COMPLETE).stat()
+        return Opened(
+            unix=time.time() - self.wall_s,
+            counted_unix=mark.st_mtime if mark else None,
+            launcher_unix=self.launch.unix if self.launch else None,
+        )
 
     @property
     def fingerprint(self) -> dict[str, Any]:

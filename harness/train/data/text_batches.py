@@ -1,7 +1,7 @@
 """Batches of texts, gathered from one flat array of tokens and laid out as the model reads them.
 
 packed  all tokens in one row, the shortest text first, with the bounds of each text
-parts   one row per text; rows of similar length are fed together (text_layout.InParts)
+parts   one row per text; rows of similar length are fed together (text_layout.parts_of)
 batch   one row per text, padded to the longest of the batch
 """
 

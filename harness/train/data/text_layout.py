@@ -16,14 +16,14 @@ gradient: it adds up over the parts and is exchanged with the last one.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, Trainer, TrainingArguments
+from transformers import AttentionInterface, AttentionMaskInterface, TrainingArguments
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -237,45 +237,14 @@ def kernel_error(device: torch.device, dtype: torch.dtype, heads: int, width: in
     return float((results[0].float() - results[1].float()).abs().max())
 
 
-class InParts(Trainer):
-    """Trains and evaluates batches part by part where they have several."""
-
-    share = 1.0  # of the batch's samples that are in the part being fed
-
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        amount: Amount | None = inputs.get(AMOUNT)
-        if amount is None or len(amount.parts) < 2:
-            return super().training_step(model, inputs, *args, **kwargs)
-        losses = []
-        for number, part in enumerate(parts_of(inputs, amount), start=1):
-            self.share = len(part["labels"]) / amount.texts
-            last = number == len(amount.parts)
-            deferred: AbstractContextManager[Any] = (
-                nullcontext() if last else self.accelerator.no_sync(model)
-            )
-            with deferred:
-                losses.append(super().training_step(model, part, *args, **kwargs))
-        self.share = 1.0
-        return torch.stack(losses).sum()
-
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        amount: Amount | None = inputs.get(AMOUNT)
-        if amount is None or len(amount.parts) < 2:
-            return super().prediction_step(model, inputs, *args, **kwargs)
-        losses, logits, labels = [], [], []
-        for part in parts_of(inputs, amount):
-            loss, scores, classes = super().prediction_step(model, part, *args, **kwargs)
-            losses.append(loss * (len(classes) / amount.texts))
-            logits.append(scores[0] if isinstance(scores, tuple) else scores)
-            labels.append(classes)
-        # Back into the order of the batch: what fills up the last one is cut off at its end.
-        order = torch.cat([torch.from_numpy(rows) for rows, _ in amount.parts]).argsort()
-        order = order.to(labels[0].device)
-        return torch.stack(losses).sum(), torch.cat(logits)[order], torch.cat(labels)[order]
+# ---- batches in parts ----
 
 
-def parts_of(inputs: dict[str, Any], amount: Amount) -> list[dict[str, Any]]:
-    """The rows of each part, without the columns in which they have no tokens."""
+def parts_of(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a batch, each without the columns in which it has no tokens; [] if it is one."""
+    amount: Amount | None = inputs.get(AMOUNT)
+    if amount is None or len(amount.parts) < 2:
+        return []
     parts = []
     for rows, columns in amount.parts:
         chosen = torch.from_numpy(rows)
@@ -284,3 +253,14 @@ def parts_of(inputs: dict[str, Any], amount: Amount) -> list[dict[str, Any]]:
             for name, value in for_model(inputs).items()
         })  # fmt: skip
     return parts
+
+
+def join_predictions(inputs: dict[str, Any], predictions: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """(loss, logits, labels) of a batch from those of its parts, in the order of the batch."""
+    amount: Amount = inputs[AMOUNT]
+    losses = [loss * (len(labels) / amount.texts) for loss, _, labels in predictions]
+    logits = [of[0] if isinstance(of, tuple) else of for _, of, _ in predictions]
+    labels = [of for _, _, of in predictions]
+    order = torch.cat([torch.from_numpy(rows) for rows, _ in amount.parts]).argsort()
+    order = order.to(labels[0].device)
+    return torch.stack(losses).sum(), torch.cat(logits)[order], torch.cat(labels)[order]

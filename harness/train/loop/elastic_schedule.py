@@ -1,8 +1,8 @@
 """--elastic_batch scale: an epoch goes on, and the rate falls, by samples and not by updates.
 
-The Trainer finds its place by dividing updates, which is right as long as all of them have one
-size. Here an epoch goes on behind the samples that it has had, with updates of the size that the
-processes of now make, and the schedule is that of the whole set-up, read at the share of the
+The Trainer finds its place by dividing updates, which is right while all of them have one size.
+Here the epoch is resumed behind the samples that were trained on, with updates of the size that
+the present processes make; the schedule is that of the complete set-up, read at the share of the
 samples that are done.
 """
 
@@ -11,12 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from transformers import Trainer
+from transformers import TrainerState
 
 from harness.core.topology import batch_of_trainer, effective_batch
 from harness.train.context import Context, Position
-from harness.train.data.samples import EpochOrder
-from harness.train.strategy.base import Exchange
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,11 @@ class Plan:
         whole = self.position.samples + self.rest * self.batch
         return self.position.epoch + done / whole
 
+    def count_step(self, state: TrainerState) -> None:
+        """The Trainer counts the epoch's share by updates, as if all had the present size."""
+        if state.global_step <= self.position.update + self.rest:
+            state.epoch = self.epoch_at(state.global_step)
+
     def asked_updates(self) -> int:
         """Updates of the run, had the whole set-up made them all."""
         return self.epochs * (self.train_samples // self.asked_batch)
@@ -72,71 +75,9 @@ class Plan:
         return (before + since) / self.asked_batch
 
 
-class BySamples(Trainer):
-    """The Trainer's counting, where updates change their size; self.plan is None otherwise."""
-
-    plan: Plan | None = None
-    exchange: Exchange
-    order: EpochOrder
-    random_state: str | None = None  # a checkpoint whose random state is still to be loaded
-
-    def set_initial_training_values(self, *args: Any) -> Any:
-        if (values := self.exchange.training_values()) is not None:
-            return values
-        found = super().set_initial_training_values(*args)
-        if self.plan is None:
-            return found
-        self.order.trained = {self.plan.position.epoch: self.plan.position.samples}
-        return (*found[:-1], self.plan.updates)
-
-    def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        found: tuple[int, int] = super()._init_training_state(*args)
-        if (position := self.exchange.resume_at(self.state.global_step)) is not None:
-            return position
-        # The sampler leaves out what has had its turn: no batch is to be skipped.
-        return found if self.plan is None else (self.plan.position.epoch, 0)
-
-    def _run_epoch(self, **given: Any) -> None:
-        plan = self.plan
-        if plan is None or given["epoch"] != plan.position.epoch:
-            return super()._run_epoch(**given)
-        given["num_update_steps_per_epoch"] = plan.rest
-        given["steps_in_epoch"] = plan.rest * self.args.gradient_accumulation_steps
-        if plan.rest == 0:
-            self.state.epoch = plan.position.epoch + 1
-        super()._run_epoch(**given)
-        if plan.rest == 0:
-            # The Trainer takes an epoch without updates for the end of all data.
-            self.control.should_training_stop = False
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if self.plan is not None and self.plan.position.samples and self.random_state is None:
-            # To fetch batches draws from it, and inside an epoch that has been done before.
-            self.random_state = checkpoint
-            return
-        super()._load_rng_state(checkpoint)
-
-    def batches_fetched(self) -> None:
-        if self.random_state:
-            self._load_rng_state(self.random_state)
-            self.random_state = ""
-
-    def count_samples(self) -> None:
-        """The Trainer counts the epoch's share by updates, as if all had the size of now."""
-        if self.exchange.count_step(self.state, self.control):
-            return
-        plan, update = self.plan, self.state.global_step
-        if plan is not None and update <= plan.position.update + plan.rest:
-            self.state.epoch = plan.epoch_at(update)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        plan = self.plan
-        if plan is None:
-            return super().create_scheduler(num_training_steps, optimizer)
-        scheduler = super().create_scheduler(plan.asked_updates(), optimizer)
-        # Those without a clock, as reduce_lr_on_plateau, have none to set.
-        for number, rate in enumerate(getattr(scheduler, "lr_lambdas", [])):
-            scheduler.lr_lambdas[number] = lambda update, rate=rate: rate(
-                plan.asked_update_at(update)
-            )
-        return scheduler
+def by_samples(scheduler: Any, plan: Plan) -> Any:
+    """The schedule of the complete set-up, read at the share of the samples trained on."""
+    # Those without a clock, as reduce_lr_on_plateau, have none to set.
+    for number, rate in enumerate(getattr(scheduler, "lr_lambdas", [])):
+        scheduler.lr_lambdas[number] = lambda update, rate=rate: rate(plan.asked_update_at(update))
+    return scheduler

@@ -1,7 +1,15 @@
-"""What belongs to one epoch: edges, order, sums, and random numbers it must not lose."""
+"""An epoch's events, its sums, and random numbers that must not be disturbed.
+
+The way of the loss: ExactTrainer.compute_loss() gives each batch's mean loss and its number of
+samples to EpochSums, which keeps them on the device. At the end of the epoch EpochEvents, the first
+of all callbacks, adds up over batches and ranks and leaves the means in Observations.epoch_means
+(and, as epoch_train_loss and so on, in the Trainer's log). LogCallback, a later callback of the
+same event, takes them into the epoch's row, which is written when the evaluation is known.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,48 +20,77 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
+from harness.train.run.failures import Diverged
 
-class EpochEdges(TrainerCallback):
-    """Tells the trainer when an epoch and its updates begin and end."""
+
+class EpochEvents(TrainerCallback):
+    """What ExactTrainer does when its training, epochs and updates begin and end."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.begin_training()
-        self.trainer.exchange.begin(state.max_steps)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Before the run is recorded as finished.
-        self.trainer.exchange.end()
-        if self.trainer.compiled is not None:
-            self.trainer.observations.checked |= self.trainer.compiled.found()
-        self.trainer.test()
+        trainer, context = self.trainer, self.trainer.context
+        trainer.sums = trainer.empty_sums()
+        if before := context.epoch_so_far.get("sums"):
+            trainer.sums.restore(before, rank0=args.process_index == 0)
+        if context.settings.rank_dropout == "own":
+            # One seed for all would give every rank the same dropout mask at every step.
+            seed_from(context.settings.seed, context.world.rank)
+        trainer.exchange.begin(state.max_steps)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
         # accelerate does not reach the sampler of several ranks that resume inside an epoch.
-        self.trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
-        self.trainer.begin_epoch()
+        trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
+        trainer.exchange.begin_epoch()
+        if hasattr(trainer.to_device, "set_epoch"):
+            trainer.to_device.set_epoch(trainer.order.epoch)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.batches_fetched()
+        self.trainer.load_late_rng_state()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        done = state.global_step + 1
-        self.trainer.exchange.after_update(done, last=done >= state.max_steps)
+        update = state.global_step + 1
+        self.trainer.exchange.after_update(update, last=update >= state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.count_samples()
-        if self.trainer.compiled is not None:
-            self.trainer.compiled.after_update(state.global_step)
+        """The Trainer has counted an update of its own: make it the run's count."""
+        trainer, plan = self.trainer, self.trainer.plan
+        if not trainer.exchange.count_step(state, control) and plan is not None:
+            plan.count_step(state)
+        if trainer.compiled is not None:
+            trainer.compiled.after_update(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.log_epoch()
+        trainer, exchange = self.trainer, self.trainer.exchange
+        totals = exchange.end_epoch(state.epoch or 0.0, trainer.sums.total())
+        trainer.sums = trainer.empty_sums()
+        loss, samples, norm, clipped, updates, overflowed = totals
+        # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
+        if not math.isfinite(loss) or (overflowed and not args.fp16):
+            where = f"in epoch {state.epoch:.0f}{exchange.caution}"
+            raise Diverged(f"loss or gradient is not finite {where}")
+        means = {"train_loss": loss / max(samples, 1), "train_samples": samples}
+        if (made := updates - overflowed) > 0:
+            means |= {"grad_norm": norm / made, "clipped_share": clipped / made}
+            means["skipped_updates"] = int(overflowed)
+        trainer.observations.epoch_means = means
+        trainer.log({f"epoch_{name}": value for name, value in means.items()})
         control.should_save |= args.save_strategy == SaveStrategy.STEPS
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the run is recorded as finished."""
+        trainer = self.trainer
+        trainer.exchange.end()
+        if trainer.compiled is not None:
+            trainer.observations.checked |= trainer.compiled.observed()
+        if trainer.test_dataset is not None:
+            trainer.test()
 
-class Sums:
-    """What is added up over an epoch: kept as it comes in the step, added on the device later."""
+
+class EpochSums:
+    """Losses and gradient norms of an epoch: kept as they come in the step, folded now and then."""
 
     FOLD = 64  # values kept before they are added: one small operation then, instead of one each
 
@@ -96,9 +133,9 @@ class Sums:
         self.losses, self.weights, self.norms = [], [], []
 
     def total(self) -> list[float]:
-        """Loss x samples and samples over all ranks; then the sum of the norms, the updates that
-        were clipped, all updates, and those whose gradient was not finite: equal on all ranks, or
-        where they train apart, added up over them, so that each rank's updates count.
+        """Sum of loss x samples, and samples, over all ranks; then sum of the norms, clipped
+        updates, all updates, and updates whose gradient was not finite: these are equal on all
+        ranks, or are added up too where ranks train apart, so that each rank's updates count.
         """
         self.fold()
         updates = torch.full_like(self.loss, self.updates)
@@ -110,12 +147,12 @@ class Sums:
             dist.all_reduce(numbers if self.apart else numbers[:2])
         return list(numbers.tolist())
 
-    def restore(self, total: list[float], leader: bool) -> None:
-        """Go on from a checkpoint inside the epoch; what belongs to all ranks is counted once."""
-        if leader:
+    def restore(self, total: list[float], rank0: bool) -> None:
+        """Go on from a checkpoint inside the epoch; sums over ranks are restored on rank 0."""
+        if rank0:
             self.loss += total[0]
             self.samples = int(total[1])
-        if self.apart and not leader:
+        if self.apart and not rank0:
             return
         self.norm += total[2]
         self.clipped += total[3]
@@ -123,8 +160,8 @@ class Sums:
         self.overflowed += total[5]
 
 
-def draw_from(*numbers: int) -> None:
-    """Random numbers of torch that follow from these numbers."""
+def seed_from(*numbers: int) -> None:
+    """Seed torch from several numbers."""
     torch.manual_seed(int(np.random.SeedSequence(list(numbers)).generate_state(1)[0]))
 
 

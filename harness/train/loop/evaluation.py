@@ -1,84 +1,91 @@
 """Evaluation: each rank counts its own samples on its device; at the end all are put together.
 
 The Trainer's own loop gathers loss, logits and classes of every batch, asks all ranks for their
-shapes before, and empties the device's cache after. Here the loop is the same and is left nothing
-to gather.
+shapes before, and empties the device's cache after. Here it runs with nothing left to gather.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers import TrainingArguments
 
 from harness.core.identity import EVAL_BATCH
-from harness.train.data.text_layout import InParts
-from harness.train.loop.checkpoints import Checkpoints
 from harness.train.measure.metrics import BatchMetrics
+from harness.train.run.failures import Diverged
+from harness.train.strategy import sharding
 
-# A GPU that is started from Python is kept busy by so many; a processor gains nothing from them.
+# A GPU that is driven from Python is kept busy by so many; a processor gains nothing from them.
 ON_GPU = 512
 
 
 def eval_batch(cuda: bool, samples: int, ranks: int) -> int:
-    """What a rank takes at a time where no flag says it: never more than its share of the set."""
+    """The default batch of a rank: never more than its share of the set."""
     return min(ON_GPU, max(1, -(-samples // ranks))) if cuda else EVAL_BATCH
 
 
-class Evaluation(InParts, Checkpoints):
-    """The part of ExactTrainer that evaluates."""
+class Evaluation:
+    """The metrics of the evaluation that goes on, or of the last one."""
 
-    counting: BatchMetrics | None = None  # while its evaluation goes on
+    def __init__(self) -> None:
+        self.active: BatchMetrics | None = None  # while it goes on
+        self.last: BatchMetrics | None = None
 
-    def choose_eval_batch(self, args: Any, dataset: Any) -> None:
-        if self.settings.eval_batch is None and dataset is not None:
-            ranks = args.world_size * max(1, args.n_gpu)
-            cuda = args.device.type == "cuda"
-            args.per_device_eval_batch_size = eval_batch(cuda, len(dataset), ranks)
-
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        *args: Any,
-        metric_key_prefix: str = "eval",
-        **kwargs: Any,
-    ) -> Any:
-        metrics, prefix = self.compute_metrics, metric_key_prefix
-        if not isinstance(metrics, BatchMetrics) or description == "Prediction":
-            more = {**kwargs, "metric_key_prefix": prefix}
-            return super().evaluation_loop(dataloader, description, *args, **more)
+    @contextmanager
+    def counting(self, metrics: BatchMetrics, args: TrainingArguments) -> Iterator[None]:
         metrics.begin()
-        self.counting = metrics
+        self.active, batch_wise = metrics, args.batch_eval_metrics
+        args.batch_eval_metrics = False  # with it, the device's cache is emptied each time
         try:
-            output = super().evaluation_loop(
-                dataloader, description, *args, metric_key_prefix=prefix, **kwargs
-            )
+            yield
         finally:
-            self.counting = None
-        samples = len(dataloader.dataset)
-        found = metrics.result(lambda mine: self._of_all_samples(mine, samples))
-        output.metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
-        return output
+            self.active, args.batch_eval_metrics = None, batch_wise
+        self.last = metrics
 
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        found = super().prediction_step(*args, **kwargs)
-        if self.counting is None:
-            return found
-        _, logits, labels = found
-        self.counting.add(logits, labels)
-        return None, None, None
+    def result(self, samples: int, args: TrainingArguments) -> dict[str, float]:
+        """Over all samples of the set (a collective)."""
+        assert self.last is not None
+        return self.last.result(partial(in_order, samples=samples, args=args))
 
-    def _of_all_samples(self, mine: torch.Tensor, samples: int) -> torch.Tensor:
-        """A row for each sample, in the order of the set, without those that fill up the end.
+    def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:
+        """Of the samples that this rank evaluated."""
+        if self.last is None:
+            return {}
+        return self.last.rank_quality(args.process_index, args.world_size, args.eval_batch_size)
 
-        The ranks take batches in turn, all of one size.
-        """
-        ranks = self.args.world_size
-        if ranks == 1:
-            return mine
-        everyone = [torch.empty_like(mine) for _ in range(ranks)]
-        dist.all_gather(everyone, mine.contiguous())
-        turns = zip(*(rows.split(self.args.eval_batch_size) for rows in everyone), strict=True)
-        return torch.cat([rows for turn in turns for rows in turn])[:samples]
+
+def in_order(mine: torch.Tensor, samples: int, args: TrainingArguments) -> torch.Tensor:
+    """A row for each sample, in the order of the set, without those that fill up the end.
+
+    The ranks take batches in turn, all of one size.
+    """
+    if args.world_size == 1:
+        return mine
+    everyone = [torch.empty_like(mine) for _ in range(args.world_size)]
+    dist.all_gather(everyone, mine.contiguous())
+    turns = zip(*(rows.split(args.eval_batch_size) for rows in everyone), strict=True)
+    return torch.cat([rows for turn in turns for rows in turn])[:samples]
+
+
+def test_metrics(trainer: Any) -> dict[str, Any]:
+    """Of the test set, evaluated once, with the best weights where these are kept."""
+    update = trainer.state.global_step
+    if trainer.args.load_best_model_at_end:
+        update = trainer.state.best_global_step
+        sharding.load_from_leader(trainer.model, trainer.weights_file(update), trainer.settings)
+    sharding.average_buffers(trainer.model)
+    loader = trainer.get_test_dataloader(trainer.test_dataset)
+    # Not evaluate(): this belongs to no epoch, and those who record epochs are not told.
+    metrics = trainer.evaluation_loop(loader, "Test", metric_key_prefix="test").metrics
+    if not math.isfinite(metrics["test_loss"]):
+        raise Diverged(f"test_loss is {metrics['test_loss']} at update {update}")
+    metrics.pop("test_model_preparation_time", None)
+    evaluated = (log for log in trainer.state.log_history if "eval_loss" in log)
+    epochs = {log["step"]: log["epoch"] for log in evaluated}
+    return {**metrics, "test_epoch": round(epochs[update], 6)}

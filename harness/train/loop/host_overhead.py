@@ -10,44 +10,45 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import accelerate
 import accelerate.optimizer
+import transformers
 from accelerate.utils import is_lomo_available
 from torch import nn
 
-from harness.train.loop.evaluation import Evaluation
+# Private methods are overridden and one function is replaced: checked with these alone.
+CHECKED = {"transformers": "5.23", "accelerate": "1.15"}
 
 
-class Lean(Evaluation):
-    """The part of ExactTrainer that leaves work out."""
+def patch_libraries() -> None:
+    """The one place in which a library is changed; fails with versions that were not checked."""
+    for library in (transformers, accelerate):
+        name, version = library.__name__, library.__version__
+        if version.split(".")[:2] != CHECKED[name].split("."):
+            raise RuntimeError(
+                f"{name} {version} is installed, but the Trainer's private methods were checked "
+                f"with {CHECKED[name]} only: pip install -r requirements.txt"
+            )
+    # It looks for a package on the disk, twice a step.
+    accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
 
-    parameters: list[nn.Parameter]  # of the model, as training steps on them
 
-    def settle(self, model: nn.Module) -> None:
-        """The model is as it will be trained: what a walk over its modules finds stays the same."""
-        self.parameters = list(model.parameters())
-        # In the instance, also where a wrapper hands attributes on to the model inside.
-        model.__dict__["train"] = _train_once(model, self.model)
-        model.__dict__["zero_grad"] = functools.partial(_forget_gradients, self.parameters)
-        # It looks for a package on the disk, twice a step.
-        accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
+def settle(model: nn.Module, inner: nn.Module) -> list[nn.Parameter]:
+    """The model is as it will be trained: walks over its modules need not be repeated.
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        self.accelerator.unscale_gradients()
-        return nn.utils.clip_grad_norm_(self.parameters, self.args.max_grad_norm)
+    Returns its parameters.
+    """
+    parameters = list(model.parameters())
+    # In the instance, also where a wrapper hands attributes on to the model inside.
+    model.__dict__["train"] = _train_once(model, inner)
+    model.__dict__["zero_grad"] = functools.partial(_forget_gradients, parameters)
+    return parameters
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        return grad_norm  # where nothing is clipped, it is not computed for the log alone
 
-    def floating_point_ops(self, inputs: Any) -> int:
-        """The Trainer's count is wrong for most models (FLOPs are counted by closed form)."""
-        return 0
-
-    def store_flos(self) -> None:
-        """Nothing is counted: no collective and no waiting at each log entry."""
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs.pop("total_flos", None)  # not counted is not zero
-        super().log(logs, start_time)
+def clip_gradients(trainer: Any, model: nn.Module) -> Any:
+    """What accelerate does, without its walk over the modules for the parameters."""
+    trainer.accelerator.unscale_gradients()
+    return nn.utils.clip_grad_norm_(trainer.parameters, trainer.args.max_grad_norm)
 
 
 def _train_once(model: nn.Module, inner: nn.Module) -> Callable[..., nn.Module]:
@@ -71,17 +72,15 @@ def _forget_gradients(parameters: list[nn.Parameter], set_to_none: bool = True) 
             parameter.grad.zero_()
 
 
-# ----
-# --torch_compile: that the model was compiled, and in which updates.
-#
-# Compiling takes seconds to minutes. It belongs into the first updates, which are left out of the
-# rates; where texts of a new length or a last short batch set it off later, the record says so.
-
-KEPT = 50  # updates that are written down
-
-
 class Compiled:
-    """Counts as torch does; only where compiling was asked for, as it loads the compiler."""
+    """With --torch_compile: that the model was compiled, and in which updates.
+
+    Compiling takes seconds to minutes. It belongs into the first updates, which are left out of the
+    rates; where texts of a new length or a last short batch set it off later, the record says so.
+    Counts as torch does; made only with the flag, as it loads the compiler.
+    """
+
+    MOST_UPDATES = 50  # that are recorded
 
     def __init__(self, model: nn.Module, inner: nn.Module) -> None:
         from torch._dynamo import OptimizedModule
@@ -108,8 +107,8 @@ class Compiled:
             self.seen = now
             self.updates.append(update)
 
-    def found(self) -> dict[str, Any]:
+    def observed(self) -> dict[str, Any]:
         return {
             "compiled_graphs": self.seen - self.before,
-            "compiled_in_updates": self.updates[:KEPT],
+            "compiled_in_updates": self.updates[: self.MOST_UPDATES],
         }

@@ -159,7 +159,7 @@ class Trackers(TrainerCallback):
             tracker.on_log(args, state, control, logs=logs, model=more.get("model"))
 
 
-def follow(trainer: Any) -> None:
+def add_trackers(trainer: Any) -> None:
     """Only rank 0 has trackers, and those after whoever writes the record; nothing without any."""
     if not trainer.args.report_to:
         return

@@ -1,9 +1,9 @@
-"""transformers' Trainer with the traps taken out that falsify a comparison (docs/traps.md).
+"""transformers' Trainer without the traps that falsify a comparison (docs/traps.md).
 
-The loop, the optimizer, the schedule and the distribution are the Trainer's. What differs is
-listed here in one place: the loss is a mean over samples however the batch is split, an epoch's
-order depends on (seed, epoch) alone, evaluation leaves the random state alone, the epoch's loss is
-that of all samples on all ranks, a run that diverges ends, and checkpoints are whole or ignored.
+The loop, the optimizer, the schedule and the distribution are the Trainer's. Every method that is
+overridden stands in ExactTrainer, once, with its reason. What takes more than a few lines is done
+by a collaborator: epoch.py (events and sums of an epoch), evaluation.py, checkpoints.py,
+elastic_schedule.py, host_overhead.py, progress.py, and the strategy's Exchange.
 """
 
 from __future__ import annotations
@@ -11,38 +11,44 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Sampler
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-)
+from transformers import PrinterCallback, ProgressCallback, Trainer
 
 from harness.core.strategies import is_apart
 from harness.train.context import Context
 from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder
-from harness.train.loop.checkpoints import WEIGHTS
-from harness.train.loop.elastic_schedule import Plan
-from harness.train.loop.epoch import EpochEdges, Sums, draw_from, untouched_random_state
-from harness.train.loop.host_overhead import Compiled, Lean
-from harness.train.loop.progress import Console, follow
+from harness.train.loop import checkpoints, host_overhead
+from harness.train.loop.elastic_schedule import Plan, by_samples
+from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
+from harness.train.loop.evaluation import Evaluation, eval_batch, test_metrics
+from harness.train.loop.host_overhead import Compiled
+from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
 from harness.train.measure.link import link_of_run
 from harness.train.measure.metrics import BatchMetrics
-from harness.train.run.failures import Diverged, last_call
+from harness.train.run.failures import Diverged
+from harness.train.run.preemption import preemption
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import exchange_of, sharding, verify
 
 
-class ExactTrainer(Lean):
-    """Takes the run it belongs to; everything else as for the Trainer."""
+class ExactTrainer(Trainer):
+    """Takes the context of the run, a last step for each batch on its device, and a data set for
+    one evaluation at the end; everything else is as for the Trainer.
+    """
 
+    plan: Plan | None = None  # with --elastic_batch scale
     compiled: Compiled | None = None  # with --torch_compile
+    order: EpochOrder
+    share = 1.0  # of the batch's samples that are in the part being fed
     rehearsing = False
+    late_rng_state: str | None = None  # checkpoint whose random state is still to be loaded
 
     def __init__(
         self,
@@ -51,92 +57,127 @@ class ExactTrainer(Lean):
         test_dataset: Dataset | None = None,
         **kwargs: Any,
     ) -> None:
+        host_overhead.patch_libraries()
+        self.context, self.settings, self.to_device = context, context.settings, to_device
+        self.test_dataset = test_dataset
+        args, model, settings = kwargs["args"], kwargs["model"], context.settings
         # These heads take **kwargs but ignore num_items_in_batch, on which the Trainer relies: it
         # would multiply loss and gradient by the number of ranks and of accumulation steps.
-        kwargs["model"].accepts_loss_kwargs = False
-        self.context, self.settings, self.to_device = context, context.settings, to_device
-        self.test_dataset = test_dataset  # for once, at the end; each epoch has the eval_dataset
-        if self.settings.batchnorm == "sync":
-            kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(kwargs["model"])
-        self.choose_eval_batch(kwargs["args"], kwargs.get("eval_dataset"))
+        model.accepts_loss_kwargs = False
+        if settings.batchnorm == "sync":
+            kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if settings.eval_batch is None and kwargs.get("eval_dataset") is not None:
+            samples, ranks = len(kwargs["eval_dataset"]), args.world_size * max(1, args.n_gpu)
+            cuda = args.device.type == "cuda"
+            args.per_device_eval_batch_size = eval_batch(cuda, samples, ranks)
         super().__init__(**kwargs)
-        if self.settings.elastic_batch == "scale":
+        if settings.elastic_batch == "scale":
             self.plan = Plan.of(context, len(kwargs["train_dataset"]))
         self.exchange = exchange_of(context)
-        self.observations = Observations(context.recorded_world.size, self.exchange)
-        if isinstance(self.compute_metrics, BatchMetrics):
-            self.observations.metrics = self.compute_metrics
-        recorders = [c for c in self.callback_handler.callbacks if isinstance(c, Recorder)]
-        self.recorder = recorders[0] if recorders else Recorder()
-        self.recorder.observations = self.observations
+        self.evaluation = Evaluation()
         # Before the model is split or wrapped: its shapes are looked at.
         self.utilisation = Utilisation(
             context, self.model, self._one_sample, lambda: self.observations.devices
         )
-        self.laid_out = text_layout.arrange(
-            self.model, self.data_collator, self.settings, self.args
-        )
-        if self.settings.strategy == "fsdp":
-            sharding.shard(self.model, self.settings, self.args.device)
+        self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
+        if settings.strategy == "fsdp":
+            sharding.shard(self.model, settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
             # is neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
             self.is_distributed_loading_by_transformers = True
         if self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        self.sums = self.empty_sums()
+        self.exposure, self.comm_probe = Exposure(context), CommProbe(self)
+        measures = [self.utilisation, self.exposure, self.comm_probe]
+        self.observations = Observations(
+            context.recorded_world.size, self.exchange, self.evaluation.rank_metrics, measures
+        )
+        self._arrange_callbacks()
+
+    def _arrange_callbacks(self) -> None:
+        """EpochEvents come first, as the recorder needs an epoch's sums; the probe comes last, as
+        it may run only when the step has been recorded.
+        """
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
-        self.callback_handler.callbacks.insert(0, EpochEdges(self))
-        if self.settings.save != "none" and (call := last_call()):
-            self.add_callback(call)
-        follow(self)
-        self.sums = self._no_sums()
-        self.exposure, self.comm_probe = Exposure(context), CommProbe(self)
-        self.observations.measures = [self.utilisation, self.exposure, self.comm_probe]
-        self.add_callback(self.comm_probe)  # last: the step has been recorded
+        given = self.callback_handler.callbacks
+        self.recorder = next((one for one in given if isinstance(one, Recorder)), Recorder())
+        self.recorder.observations = self.observations
+        self.callback_handler.callbacks.insert(0, EpochEvents(self))
+        if self.settings.save != "none" and (callback := preemption()):
+            self.add_callback(callback)
+        add_trackers(self)
+        self.add_callback(self.comm_probe)
+
+    def close(self) -> None:
+        """Training has ended or broken off: the terminal is given back."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, Console):
+                callback.close()
+
+    def is_world_process_zero(self) -> bool:
+        # Without a process group every process is the Trainer's first; only one of them records.
+        return bool(super().is_world_process_zero()) and self.context.is_rank0
 
     # ---- batches, loss and gradient ----
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
+        # The Trainer's order depends on seed + epoch, so that runs with neighbouring seeds share
+        # orders.
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         whole = 1 if self.plan is None else self.plan.batch
         order = self.exchange.sampler(len(data))
         self.order = order or EpochOrder(len(data), self.settings.seed, whole)
         return self.order
 
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        # Normalising, augmenting and the like are done on the device, for the whole batch.
+        return self.to_device(super()._prepare_inputs(inputs))
+
     def _one_sample(self) -> dict[str, Any]:
         collate: Any = getattr(self.data_collator, "padded", self.data_collator)
         with untouched_random_state():
             return self.to_device(collate([self.train_dataset[0]]))
 
-    def begin_epoch(self) -> None:
-        self.exchange.begin_epoch()
-        if hasattr(self.to_device, "set_epoch"):
-            self.to_device.set_epoch(self.order.epoch)
-
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        return self.to_device(super()._prepare_inputs(inputs))
-
     def compute_loss_context_manager(self) -> Any:
+        # accelerate casts in the model that it prepares, and it does not prepare DataParallel.
         stack = super().compute_loss_context_manager()
-        if self.settings.strategy == "dp" and self.settings.precision in (
-            "bf16",
-            "fp16",
-        ):
-            # accelerate casts in the model that it prepares, and it does not prepare DataParallel.
-            dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float16
+        precision = self.settings.precision
+        if self.settings.strategy == "dp" and precision in ("bf16", "fp16"):
+            dtype = torch.bfloat16 if precision == "bf16" else torch.float16
             stack.enter_context(torch.autocast(self.args.device.type, dtype=dtype))
         return stack
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        shape = batch_shape(inputs)
-        loss = super().training_step(model, inputs, *args, **kwargs)
+        # Measured; and a batch of texts may come in parts of similar length.
+        shape, parts = batch_shape(inputs), text_layout.parts_of(inputs)
+        if parts:
+            loss = self._training_step_in_parts(model, parts, *args, **kwargs)
+        else:
+            loss = super().training_step(model, inputs, *args, **kwargs)
         self.exposure.backward_ended(self.accelerator.sync_gradients)
         if not self.rehearsing:
             self.utilisation.add(self.state.global_step, shape)
             self.comm_probe.fed(inputs)
         return loss
 
+    def _training_step_in_parts(self, model: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
+        """The mean loss of a batch is that of its parts, each weighed by its share of the samples,
+        and so is the gradient, which is exchanged with the last part.
+        """
+        samples, losses = sum(len(part["labels"]) for part in parts), []
+        for part in parts[:-1]:
+            self.share = len(part["labels"]) / samples
+            with self.accelerator.no_sync(model):
+                losses.append(super().training_step(model, part, *args, **kwargs))
+        self.share = len(parts[-1]["labels"]) / samples
+        losses.append(super().training_step(model, parts[-1], *args, **kwargs))
+        self.share = 1.0
+        return torch.stack(losses).sum()
+
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # Added up for the epoch's exact loss; the Trainer logs a mean of rounded means.
         samples = len(inputs["labels"])  # label smoothing takes them out
         result = super().compute_loss(model, inputs, *args, **kwargs)
         if model.training:
@@ -146,9 +187,10 @@ class ExactTrainer(Lean):
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
+        # The parameters are known; the Trainer walks over all modules each time.
         if self.exchange.update_norm is not None:
             return self.exchange.update_norm
-        norm = super()._clip_grad_norm(model)
+        norm = host_overhead.clip_gradients(self, model)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self._record_norm(norm)
         return norm
@@ -156,26 +198,37 @@ class ExactTrainer(Lean):
     def _record_norm(self, norm: torch.Tensor) -> None:
         self.sums.add_norm(norm, self.args.max_grad_norm)
 
-    def is_world_process_zero(self) -> bool:
-        # Without a process group every process is the Trainer's first: one of them records.
-        return bool(super().is_world_process_zero()) and self.context.is_rank0
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        # Where nothing is clipped, the norm is not computed for the log alone.
+        return grad_norm
 
     @contextmanager
     def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        """no_sync for our sharding: gradients are exchanged with the last batch of an update."""
+        # no_sync for our sharding: gradients are exchanged with the last batch of an update.
         self.model.set_requires_gradient_sync(False)
         try:
             yield
         finally:
             self.model.set_requires_gradient_sync(True)
 
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        # The Trainer's count is wrong for most models: measure/flops.py counts.
+        return 0
+
+    def store_flos(self) -> None:
+        """Nothing is counted: no collective and no waiting at each log entry."""
+
+    # ---- the model and the schedule ----
+
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        # The Trainer would not wrap for --strategy dp on one GPU.
         wrapped = super()._wrap_model(model, training, dataloader)
         if self.settings.strategy == "dp" and training and wrapped is self.model:
-            return torch.nn.DataParallel(wrapped)  # one GPU only: the Trainer would not wrap it
+            return torch.nn.DataParallel(wrapped)
         return wrapped
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        # The model is as it will be trained: the strategy attaches, and what runs is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
         checked |= verify.observe_decay(self.optimizer) | self.laid_out
@@ -191,78 +244,79 @@ class ExactTrainer(Lean):
         self.comm_probe.use(model)
         if self.context.checkpoint is not None:
             self.exchange.load(self.context.checkpoint)
-        self.settle(model)
+        self.parameters = host_overhead.settle(model, self.model)
         self.compiled = Compiled(model, self.model) if self.args.torch_compile else None
         if self.compiled is None:
-            verify.observe_dtype(self.model, self.settings, self.observations.checked)
+            verify.observe_dtype(self.model, self.settings, checked)
         self.observations.link = link_of_run(self.model, self.context.world, self.args.device)
         return model, loader
 
-    # ---- the epoch's sums ----
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        # With updates of changing size the rate falls by samples.
+        if self.plan is None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        return by_samples(super().create_scheduler(self.plan.asked_updates(), optimizer), self.plan)
 
-    def close(self) -> None:
-        """The training has ended or broken off."""
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, Console):
-                callback.close()
+    # ---- how far the training is ----
 
-    def _no_sums(self) -> Sums:
-        apart = is_apart(self.settings)
-        return Sums(self.args.device, reused=self.args.torch_compile, apart=apart)
+    def set_initial_training_values(self, *args: Any) -> Any:
+        # The Trainer divides updates; peers make them together, an elastic run changes their size.
+        if (values := self.exchange.training_values()) is not None:
+            return values
+        values = super().set_initial_training_values(*args)
+        if self.plan is None:
+            return values
+        self.order.trained = {self.plan.position.epoch: self.plan.position.samples}
+        return (*values[:-1], self.plan.updates)
 
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Batches may be fed and gradients exchanged, and the training goes on as if they had not
-        been. Between two updates.
-        """
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        sums, self.sums = self.sums, self._no_sums()
-        self.rehearsing = True
-        with untouched_random_state(), self.exchange.rehearsed(), self.recorder.paused():
-            yield
-            self.model.zero_grad()
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        self.sums, self.rehearsing = sums, False
+    def _init_training_state(self, *args: Any) -> tuple[int, int]:
+        # The same where a run is resumed. An elastic run's sampler leaves out what was trained on.
+        position: tuple[int, int] = super()._init_training_state(*args)
+        if (of_exchange := self.exchange.resume_at(self.state.global_step)) is not None:
+            return of_exchange
+        return position if self.plan is None else (self.plan.position.epoch, 0)
 
-    def begin_training(self) -> None:
-        self.sums = self._no_sums()
-        if before := self.context.epoch_so_far.get("sums"):
-            self.sums.restore(before, leader=self.args.process_index == 0)
-        if self.settings.rank_dropout == "own":
-            # One seed for all would give every rank the same dropout mask at every step.
-            draw_from(self.settings.seed, self.context.world.rank)
+    def _run_epoch(self, **kwargs: Any) -> None:
+        # The same for the rest of the epoch in which an elastic run goes on.
+        plan = self.plan
+        if plan is None or kwargs["epoch"] != plan.position.epoch:
+            super()._run_epoch(**kwargs)
+            return
+        kwargs["num_update_steps_per_epoch"] = plan.rest
+        kwargs["steps_in_epoch"] = plan.rest * self.args.gradient_accumulation_steps
+        if plan.rest == 0:
+            self.state.epoch = plan.position.epoch + 1
+        super()._run_epoch(**kwargs)
+        if plan.rest == 0:
+            # The Trainer takes an epoch without updates for the end of all data.
+            self.control.should_training_stop = False
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
+        # The states of another number of processes are those of other ranks. And in an elastic
+        # run's epoch batches are fetched first, which draws random numbers.
         if self.context.other_processes:
-            # The states in a checkpoint are those of other ranks.
             own = self.settings.rank_dropout == "own"
             rank = self.args.process_index if own else 0
-            draw_from(self.settings.seed, rank, self.state.global_step)
+            seed_from(self.settings.seed, rank, self.state.global_step)
+        elif self.plan and self.plan.position.samples and self.late_rng_state is None:
+            self.late_rng_state = checkpoint
         else:
             super()._load_rng_state(checkpoint)
 
-    def log_epoch(self) -> None:
-        totals = self.exchange.end_epoch(self.state.epoch or 0.0, self.sums.total())
-        loss, samples, norm, clipped, updates, overflowed = totals
-        self.sums = self._no_sums()
-        # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
-        if not math.isfinite(loss) or (overflowed and not self.args.fp16):
-            where = f"in epoch {self.state.epoch:.0f}{self.exchange.caution}"
-            raise Diverged(f"loss or gradient is not finite {where}")
-        entry = {
-            "epoch_train_loss": loss / max(samples, 1),
-            "epoch_train_samples": samples,
-        }
-        if updates > overflowed:
-            entry |= {
-                "epoch_grad_norm": norm / (updates - overflowed),
-                "epoch_clipped_share": clipped / (updates - overflowed),
-                "epoch_skipped_updates": int(overflowed),
-            }
-        self.log(entry)
+    def load_late_rng_state(self) -> None:
+        if self.late_rng_state:
+            self._load_rng_state(self.late_rng_state)
+            self.late_rng_state = ""
+
+    # ---- the loss (its way: epoch.py) ----
+
+    def empty_sums(self) -> EpochSums:
+        apart = is_apart(self.settings)
+        return EpochSums(self.args.device, reused=self.args.torch_compile, apart=apart)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # A run that diverges ends; and what is not counted is not logged as zero.
+        logs.pop("total_flos", None)
         if "loss" in logs:
             logs["loss"] = self.exchange.logged_loss(logs["loss"], self.state.global_step)
         super().log(logs, start_time)
@@ -273,32 +327,125 @@ class ExactTrainer(Lean):
                 where = f"at update {self.state.global_step}{self.exchange.caution}"
                 raise Diverged(f"{name} is {logs[name]} {where}")
 
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Between two updates: batches may be fed and gradients exchanged, and the training goes
+        on as if they had not been.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        sums, self.sums = self.sums, self.empty_sums()
+        self.rehearsing = True
+        with untouched_random_state(), self.exchange.rehearsed(), self.recorder.paused():
+            yield
+            self.model.zero_grad()
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        self.sums, self.rehearsing = sums, False
+
     # ---- evaluation ----
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        # One model is evaluated, that of all ranks, and the training after it is as without it.
         sharding.average_buffers(self.model)
         if self.compiled is not None and "dtype" not in self.observations.checked:
             # A hook would break the graph in two, and without it all would be compiled again.
             verify.observe_dtype(self.model, self.settings, self.observations.checked)
         with untouched_random_state(), self.exchange.shared():
-            return super().evaluate(*args, **kwargs)
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        return metrics
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        *args: Any,
+        metric_key_prefix: str = "eval",
+        **kwargs: Any,
+    ) -> Any:
+        # Each rank counts its own samples; the Trainer would gather the logits of every batch.
+        metrics, kwargs["metric_key_prefix"] = self.compute_metrics, metric_key_prefix
+        if not isinstance(metrics, BatchMetrics) or description == "Prediction":
+            return super().evaluation_loop(dataloader, description, *args, **kwargs)
+        with self.evaluation.counting(metrics, self.args):
+            output = super().evaluation_loop(dataloader, description, *args, **kwargs)
+        values = self.evaluation.result(len(dataloader.dataset), self.args)
+        output.metrics.update({f"{metric_key_prefix}_{k}": v for k, v in values.items()})
+        return output
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # Counted where it is computed; and a batch of texts may come in parts.
+        if parts := text_layout.parts_of(inputs):
+            predict = super().prediction_step
+            results = [predict(model, part, *args, **kwargs) for part in parts]
+            loss, logits, labels = text_layout.join_predictions(inputs, results)
+        else:
+            loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        if self.evaluation.active is None:
+            return loss, logits, labels
+        self.evaluation.active.add(logits, labels)
+        return None, None, None
 
     def test(self) -> None:
         """The test set, once, where each epoch is evaluated on a validation set."""
-        if self.test_dataset is None:
-            return
-        update = self.state.global_step
-        if self.args.load_best_model_at_end:
-            update = self.state.best_global_step
-            file = self._checkpoint(update) / WEIGHTS
-            sharding.load_from_leader(self.model, file, self.settings)
+        self.observations.test_metrics = test_metrics(self)
+
+    # ---- checkpoints ----
+
+    def weights_file(self, update: int) -> Path:
+        """In the checkpoint that was written after this update."""
+        return Path(self.args.output_dir) / f"checkpoint-{update}" / checkpoints.WEIGHTS
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # Whole or ignored: the Trainer's would be resumed from half written.
+        epoch, epoch_so_far = self.state.epoch or 0, self.recorder.partial_epoch()
+        if epoch_so_far and abs(epoch - round(epoch)) < 1e-6:
+            return  # a run resumed from here would never write this epoch's row: save after it
         sharding.average_buffers(self.model)
-        loader = self.get_test_dataloader(self.test_dataset)
-        # Not evaluate(): this belongs to no epoch, and those who record epochs are not told.
-        found = self.evaluation_loop(loader, "Test", metric_key_prefix="test").metrics
-        if not math.isfinite(found["test_loss"]):
-            raise Diverged(f"test_loss is {found['test_loss']} at update {update}")
-        found.pop("test_model_preparation_time", None)
-        evaluated = (log for log in self.state.log_history if "eval_loss" in log)
-        epochs = {log["step"]: log["epoch"] for log in evaluated}
-        self.observations.test_metrics = {**found, "test_epoch": round(epochs[update], 6)}
+        folder = self.weights_file(self.state.global_step).parent
+        # A rank that does not see it, on a disk of its own, would forget which one is the best.
+        folder.mkdir(parents=True, exist_ok=True)
+        with self.exchange.shared():
+            super()._save_checkpoint(model, trial)
+        self.exchange.save(folder)
+        epoch_so_far["sums"] = self.sums.total()
+        checkpoints.complete(folder, self.context, self.state, epoch_so_far)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        # Shards are put together on every rank, and written by one.
+        sharded = self.settings.strategy == "fsdp"
+        weights = sharding.whole_weights(self.model) if sharded else None
+        if self.args.should_save:
+            self._save(output_dir, state_dict=weights)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        # Under the names that the weights have in memory: the Trainer saves a ViT under the names
+        # of its first publication, and when it resumes it finds none of them.
+        folder = output_dir or self.args.output_dir
+        checkpoints.save_weights(self.model, Path(folder), state_dict)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        # Strict: a weight that is not found would stay as it was first drawn.
+        checkpoints.load_weights(self.model, Path(resume_from_checkpoint), self.settings)
+
+    def _load_best_model(self) -> None:
+        # Rank 0's on every rank; the Trainer would read it where it may not lie.
+        if self.test_dataset is None:  # otherwise test() does it
+            file = self.weights_file(self.state.best_global_step)
+            sharding.load_from_leader(self.model, file, self.settings)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        # Replicas that train apart have their own (exchange.save); shards are put together.
+        if self.settings.strategy == "fsdp":
+            checkpoints.save_sharded_optimizer(self, Path(output_dir))
+        elif not is_apart(self.settings):
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # As they were saved.
+        if self.settings.strategy == "fsdp":
+            if checkpoint is not None:
+                checkpoints.load_sharded_optimizer(self, Path(checkpoint))
+        elif not is_apart(self.settings):
+            super()._load_optimizer_and_scheduler(checkpoint)

@@ -19,7 +19,7 @@ from harness.core.topology import World
 PIECE = 64 * 2**20  # bytes that are in memory at once
 
 
-def follow_leader(folder: RunFolder, world: World) -> None:
+def follow_rank0(folder: RunFolder, world: World) -> None:
     """What a node still has of a run that rank 0 does not have any more is set aside there, too."""
     if world.nodes == 1:
         return
@@ -40,7 +40,7 @@ def on_own_disk(written: Path, world: World) -> bool:
     return world.local_rank == 0 and not written.is_file()
 
 
-def give_to_leader(file: Path, world: World) -> None:
+def give_to_rank0(file: Path, world: World) -> None:
     """A small file that every rank has written on its own disk, for rank 0's as well."""
     if world.nodes == 1:
         return

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from transformers import TrainerCallback, TrainingArguments
 
 from harness.train.measure.base import EpochMeasure
-from harness.train.measure.metrics import BatchMetrics
 from harness.train.measure.resources import CpuTime, of_all_ranks
 from harness.train.strategy.base import Exchange
+
+RankMetrics = Callable[[TrainingArguments], dict[str, Any]]
 
 
 class Observations:
     """What ExactTrainer knows beyond the Trainer's events; nothing with the stock Trainer."""
 
-    def __init__(self, world_size: int, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        exchange: Exchange | None = None,
+        rank_metrics: RankMetrics = lambda args: {},
+        measures: Sequence[EpochMeasure] = (),
+    ) -> None:
         self.world_size, self.exchange = world_size, exchange
+        self.rank_metrics = rank_metrics  # of the samples that this rank evaluated last
+        self.measures = measures  # of what is measured beside the time of steps
         self.checked: dict[str, Any] = {}  # what the model, optimizer and batches really are
         self.link: dict[str, Any] | None = None  # between nodes, measured before the first step
-        self.metrics: BatchMetrics | None = None  # of the last evaluation
+        self.epoch_means: dict[str, float] = {}  # of the epoch that has ended, over all samples
         self.test_metrics: dict[str, Any] = {}  # of the test set, evaluated once at the end
-        self.measures: list[EpochMeasure] = []  # what is measured beside the time of steps
 
     @property
     def observed(self) -> dict[str, Any]:
@@ -48,12 +57,6 @@ class Observations:
         if self.exchange:
             return self.exchange.gather(row, self.world_size)
         return of_all_ranks(row, self.world_size)
-
-    def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:
-        """The metrics of the samples that this rank evaluated last."""
-        if self.metrics is None:
-            return {}
-        return self.metrics.rank_quality(args.process_index, args.world_size, args.eval_batch_size)
 
 
 class Recorder(TrainerCallback):

@@ -33,7 +33,7 @@ from harness.core.strategies import STRATEGIES
 from harness.core.topology import world_of
 from harness.train.context import Context
 from harness.train.measure.telemetry import start_sampler
-from harness.train.run.checkpoint_copies import follow_leader
+from harness.train.run.checkpoint_copies import follow_rank0
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle, broadcast_from_rank0
 from harness.train.session import Session
@@ -175,8 +175,8 @@ def _has_cuda() -> bool:
 # A run is opened: what is asked, whether it can be done here, and whether it has been done.
 
 
-def start(settings: Settings) -> Lifecycle | None:
-    """Open a run, or say where its record is when it has been finished before."""
+def _open(settings: Settings) -> tuple[Context, Lock | None]:
+    """Whether the run can be made here, and its folder, which rank 0 locks."""
     world = world_of(os.environ)
     quiet(bars=world.rank == 0 and sys.stderr.isatty())
     try:
@@ -195,28 +195,40 @@ def start(settings: Settings) -> Lifecycle | None:
         lock = _locked(folder, wait_s=30 if world.elastic else 5) if world.rank == 0 else None
     except UserError as error:
         refuse(settings.script, error, world.rank == 0 or not world.launched)
-    context = Context(settings, world, args, folder, session, launch_of(world))
-    leader, launch = context.is_rank0, context.launch
-    before = broadcast_from_rank0(folder.outcome() if leader else None)
-    goes_on = leader and attempts.went_on(folder, launch.unix if launch else None)
-    if launch is not None and leader:
-        warn(settings)
-    if settings.rerun and not broadcast_from_rank0(goes_on):
-        if leader and folder.path.exists():
+    return Context(settings, world, args, folder, session, launch_of(world)), lock
+
+
+def _is_finished(context: Context) -> bool:
+    """Whether there is nothing to do; with --rerun the earlier record is set aside."""
+    folder, launch, rank0 = context.folder, context.launch, context.is_rank0
+    before = broadcast_from_rank0(folder.outcome() if rank0 else None)
+    goes_on = rank0 and attempts.went_on(folder, launch.unix if launch else None)
+    if launch is not None and rank0:
+        warn(context.settings)
+    if context.settings.rerun and not broadcast_from_rank0(goes_on):
+        if rank0 and folder.path.exists():
             print(f"the earlier record is kept in {folder.set_aside()}")
-    elif before == FINISHED:
-        if leader:
-            print(f"already finished: {folder.path} (--rerun measures again)")
-        session.already_finished()
+        return False
+    if before == FINISHED and rank0:
+        print(f"already finished: {folder.path} (--rerun measures again)")
+    return bool(before == FINISHED)
+
+
+def start(settings: Settings) -> Lifecycle | None:
+    """Open a run; None if it has been finished before."""
+    context, lock = _open(settings)
+    settings, world, args = context.settings, context.world, context.args
+    if _is_finished(context):
+        context.session.already_finished()
         if lock is not None:
             lock.release()
         if dist.is_initialized():
             dist.destroy_process_group()
         return None
-    if not session.open():
+    if not context.session.open():
         return None
     sampler = start_sampler(settings.telemetry_hz, world, max(args.n_gpu, 1))
-    follow_leader(folder, world)
+    follow_rank0(context.folder, world)
     if dist.is_initialized():
         dist.barrier()
     # Before the model is made: the head's weights are drawn from it, on every rank alike.

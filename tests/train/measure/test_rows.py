@@ -10,7 +10,7 @@ import torch
 from harness.core import attempts
 from harness.core.attempts import best_of
 from harness.core.records import RunFolder, append_row, write_json
-from harness.train.loop.epoch import Sums
+from harness.train.loop.epoch import EpochSums
 from harness.train.measure.clock import StepClock
 from harness.train.measure.rows import mean_of_log, quantile
 
@@ -36,7 +36,7 @@ def test_steps_leave_out_what_pauses_the_epoch() -> None:
 
 
 def test_sums_of_an_epoch_by_hand() -> None:
-    sums = Sums(torch.device("cpu"))
+    sums = EpochSums(torch.device("cpu"))
     for n in range(1, 101):  # more than are kept before they are added
         sums.add_loss(torch.tensor(float(n)), samples=2)
         sums.add_norm(torch.tensor(float("inf") if n == 50 else n / 50), bound=1.0)
@@ -44,11 +44,11 @@ def test_sums_of_an_epoch_by_hand() -> None:
     assert (loss, samples) == (2 * 5050, 200)
     assert norm == pytest.approx((5050 - 50) / 50)
     assert (clipped, updates, overflowed) == (50, 100, 1)
-    again = Sums(torch.device("cpu"))
-    again.restore(sums.total(), leader=True)
+    again = EpochSums(torch.device("cpu"))
+    again.restore(sums.total(), rank0=True)
     assert again.total() == sums.total()
-    other = Sums(torch.device("cpu"))
-    other.restore(sums.total(), leader=False)  # what is added over ranks is counted once
+    other = EpochSums(torch.device("cpu"))
+    other.restore(sums.total(), rank0=False)  # what is added over ranks is counted once
     assert other.total()[:2] == [0.0, 0.0]
 
 

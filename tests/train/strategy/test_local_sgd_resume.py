@@ -17,7 +17,7 @@ from tests.support import toys
 from tests.support.ranks import ran, ranks, run_script, script
 from tests.support.replicas import Diary
 from tests.support.sweeps import untimed_rows
-from tests.train.run.test_disks import trained
+from tests.train.run.test_checkpoint_copies import trained
 from tests.train.run.test_resume import broken_off, only_run, weights_of
 
 pytestmark = pytest.mark.process

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from harness.train.loop.host_overhead import Lean
+from harness.train.loop import host_overhead
+from harness.train.loop.trainer import ExactTrainer
 from tests.support.ranks import ranks
 from tests.support.toys import CPU, Net, Points, logged, ours, weights
 
@@ -19,7 +20,12 @@ pytestmark = pytest.mark.process
 
 CASES = [(), ("--grad_acc=2",), ("--max_grad_norm=0",), ("--max_grad_norm=0.01",)]
 # What is taken from the Trainer again for the other arm.
-METHODS = ("_clip_grad_norm", "_get_grad_norm", "floating_point_ops", "store_flos", "settle")
+METHODS = ("_get_grad_norm", "floating_point_ops", "store_flos")
+FUNCTIONS: dict[str, Any] = {
+    "clip_gradients": lambda trainer, model: Trainer._clip_grad_norm(trainer, model),
+    "settle": lambda model, inner: [],
+    "patch_libraries": lambda: None,
+}
 
 
 def trained(folder: str, more: tuple[str, ...]) -> dict[str, Any]:
@@ -38,9 +44,11 @@ def trained(folder: str, more: tuple[str, ...]) -> dict[str, Any]:
 
 def both(folder: str, more: tuple[str, ...]) -> list[dict[str, Any]]:
     found = [trained(f"{folder}/ours", more)]
-    stock: dict[str, Any] = {name: getattr(Trainer, name, None) for name in METHODS}
-    stock["settle"] = lambda self, model: None
-    with mock.patch.multiple(Lean, **stock):
+    stock: dict[str, Any] = {name: getattr(Trainer, name) for name in METHODS}
+    with (
+        mock.patch.multiple(ExactTrainer, **stock),
+        mock.patch.multiple(host_overhead, **FUNCTIONS),
+    ):
         return [*found, trained(f"{folder}/stock", more)]
 
 
@@ -108,3 +116,12 @@ def looked_up(folder: str) -> int:
 def test_no_package_is_looked_for_in_the_step(tmp_path: Path) -> None:
     (count,) = ranks(1, looked_up, str(tmp_path), env=CPU)
     assert count <= 3  # in 16 steps
+
+
+@pytest.mark.parametrize("library", ["transformers", "accelerate"])
+def test_a_version_that_was_not_checked_is_refused(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(getattr(host_overhead, library), "__version__", "99.0.1")
+    with pytest.raises(RuntimeError, match=f"{library} 99.0.1 .* were checked with"):
+        host_overhead.patch_libraries()

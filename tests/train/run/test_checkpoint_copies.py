@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from harness.core.records import RunFolder, read_rows
 from harness.core.topology import world_of
-from harness.train.run.checkpoint_copies import follow_leader, give_to_leader, hand_out, on_own_disk
+from harness.train.run.checkpoint_copies import follow_rank0, give_to_rank0, hand_out, on_own_disk
 from tests.support.ranks import Done, ran, ranks
 from tests.support.sweeps import untimed_rows
 from tests.train.run.test_resume import stop_at
@@ -42,18 +42,18 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
     if world.rank == 1:
         run.path.mkdir()
         (run.path / "old").write_text("of a run that rank 0 does not have")
-    follow_leader(run, world)
+    follow_rank0(run, world)
     aside = Path("run.earlier-1/old").is_file()
     dist.barrier()
     checkpoint.mkdir(parents=True)
     (checkpoint / f"own_{world.rank}").write_text(f"of {world.rank}")
-    give_to_leader(checkpoint / f"own_{world.rank}", world)
+    give_to_rank0(checkpoint / f"own_{world.rank}", world)
     if world.rank == 0:
         (checkpoint / "inner").mkdir()
         (checkpoint / "inner" / "weights").write_text("w" * 100)
         (checkpoint / "whole").write_text("last")
     own = [on_own_disk(checkpoint / "whole", world)]
-    follow_leader(run, world)  # it is there: nothing is set aside
+    follow_rank0(run, world)  # it is there: nothing is set aside
     for _ in range(2):  # the second time all is there
         hand_out([checkpoint], "whole", world)
     if world.rank == 1:
