@@ -1,4 +1,4 @@
-"""What a person sees of a run: what is compared, a bar on a terminal, a line an epoch."""
+"""A run while it goes on: lines and a bar for a person, numbers for trackers (--report_to)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.run.recorder import Recorder
 
-TESTED = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
+PREFIX = "harness"  # of what trackers receive
+TEST_METRICS = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
 
 
 class Console(TrainerCallback):
-    """Rank 0 speaks; without a terminal only whole lines are printed."""
+    """Rank 0 prints; without a terminal whole lines only, and no bar."""
 
     def __init__(self, recorder: Recorder, context: Context) -> None:
         self.recorder, self.context = recorder, context
@@ -38,7 +39,7 @@ class Console(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        self._say_what_runs(args, state)
+        self._print_what_runs(args, state)
         if self.screen.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -52,36 +53,36 @@ class Console(TrainerCallback):
             )
             self.bar.start()
 
-    def _say_what_runs(self, args: Any, state: Any) -> None:
+    def _print_what_runs(self, args: Any, state: Any) -> None:
         settings, data = self.context.settings, self.context.data_facts
-        seen = self.recorder.observations.observed
+        observed = self.recorder.observations.observed
         acc, gpus = args.gradient_accumulation_steps, max(1, args.n_gpu)
         size = args.world_size
         batch = batch_of_trainer(args)
         schedule = args.lr_scheduler_type.value
         held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
-        say = self.screen.print
-        say(
+        show = self.screen.print
+        show(
             f"[bold]{settings.script} {settings.setup}[/bold]  "
             f"{settings.model} on {data['dataset']}"
         )
-        say(
+        show(
             f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
             f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
-        made_of = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
+        terms = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
         if settings.target_batch:
-            batch, made_of = settings.target_batch, f"of all peers, each {batch} at a time"
-        say(
-            f"  {seen['strategy']} on {seen['world']} process(es), {seen['device']}, "
+            batch, terms = settings.target_batch, f"of all peers, each {batch} at a time"
+        show(
+            f"  {observed['strategy']} on {observed['world']} process(es), {observed['device']}, "
             f"{settings.precision}, seed {settings.seed}"
         )
-        say(
-            f"  effective batch {batch} = {made_of}; {state.max_steps:,} updates at a learning "
+        show(
+            f"  effective batch {batch} = {terms}; {state.max_steps:,} updates at a learning "
             f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
         )
         if state.global_step:
-            say(f"  goes on from update {state.global_step} of an earlier attempt")
+            show(f"  goes on from update {state.global_step} of an earlier attempt")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar is not None:
@@ -104,9 +105,10 @@ class Console(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
         if state.is_world_process_zero:
-            if tested := self.recorder.observations.test_metrics:
-                shown = "  ".join(f"{n} {tested[n]:.4f}" for n in TESTED if n in tested)
-                self.screen.print(f"  test set, weights of epoch {tested['test_epoch']:g}: {shown}")
+            if metrics := self.recorder.observations.test_metrics:
+                shown = "  ".join(f"{n} {metrics[n]:.4f}" for n in TEST_METRICS if n in metrics)
+                epoch = metrics["test_epoch"]
+                self.screen.print(f"  test set, weights of epoch {epoch:g}: {shown}")
             self.screen.print(f"  recorded in {self.context.folder.path}")
 
     def close(self) -> None:
@@ -116,25 +118,18 @@ class Console(TrainerCallback):
 
 
 def utilisation(row: dict[str, Any]) -> list[str]:
-    """How much of the devices is used, and how long: neither says anything without the other."""
+    """MFU and GPU utilisation: a GPU may be busy all the time and still compute little."""
     mfu, busy = row.get("mfu"), gpu_utilisation_percent(row)
     if mfu is None and busy is None:
         return []
-    told = "unknown" if mfu is None else f"{mfu:.1%}"
-    return [f"MFU {told} (GPU utilisation {'unknown' if busy is None else f'{busy:.0f}%'})"]
-
-
-# ----
-# What is recorded of a run, also for the trackers that --report_to names.
-#
-# They are the Trainer's own callbacks, and are told in the way in which the Trainer tells them what
-# it logs: one path for all of them.
-
-PREFIX = "harness"
+    share = "unknown" if mfu is None else f"{mfu:.1%}"
+    return [f"MFU {share} (GPU utilisation {'unknown' if busy is None else f'{busy:.0f}%'})"]
 
 
 class Trackers(TrainerCallback):
-    """Hands on each epoch's row and, at the end, the summary; on rank 0."""
+    """Hands on each epoch's row and, at the end, the summary, on rank 0. The trackers are the
+    Trainer's own callbacks, and receive them as they receive what the Trainer logs.
+    """
 
     def __init__(
         self, recorder: Recorder, folder: RunFolder, trackers: list[TrainerCallback]
@@ -146,13 +141,13 @@ class Trackers(TrainerCallback):
         row = self.recorder.last_row
         if row is not None and row is not self.sent:
             self.sent = row
-            self._tell(numbers(row, PREFIX), args, state, control, kwargs)
+            self._send(numbers(row, PREFIX), args, state, control, kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         summary = read_json(self.folder.summary) or {}
-        self._tell(numbers(summary, f"{PREFIX}/summary"), args, state, control, kwargs)
+        self._send(numbers(summary, f"{PREFIX}/summary"), args, state, control, kwargs)
 
-    def _tell(
+    def _send(
         self, logs: dict[str, float], args: Any, state: Any, control: Any, more: dict[str, Any]
     ) -> None:
         for tracker in self.trackers if logs else ():
@@ -160,7 +155,7 @@ class Trackers(TrainerCallback):
 
 
 def add_trackers(trainer: Any) -> None:
-    """Only rank 0 has trackers, and those after whoever writes the record; nothing without any."""
+    """Rank 0 alone has trackers, and after the recorder, whose rows they receive."""
     if not trainer.args.report_to:
         return
     kinds = tuple(get_reporting_integration_callbacks(trainer.args.report_to))
@@ -172,7 +167,7 @@ def add_trackers(trainer: Any) -> None:
 
 
 def numbers(content: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Every number that is known, by its path: harness/gpu/power_w/mean; of a list by its place."""
+    """Every known number by its path: harness/gpu/power_w/mean; elements of lists by index."""
     return dict(_walk(plain(content), name))
 
 

@@ -1,4 +1,5 @@
-"""What a process of an elastic run does besides training (core/topology.py decides)."""
+"""What a process of an elastic run does besides training (core/topology.py decides), and the store
+in which its nodes meet."""
 
 from __future__ import annotations
 
@@ -20,46 +21,43 @@ from harness.train.context import Launch
 
 
 def launch_of(world: World) -> Launch | None:
-    """Of an elastic run (a collective: every rank calls it); None for one that ends with a rank."""
+    """None for a run that ends when a rank is lost (a collective)."""
     if not world.elastic:
         return None
-    began = psutil.Process(os.getppid()).create_time()
-    mine = (began, topology.restarts_left(os.environ))
-    told = [mine] * world.size
+    agent_began = psutil.Process(os.getppid()).create_time()
+    mine = (agent_began, topology.restarts_left(os.environ))
+    of_ranks = [mine] * world.size
     if dist.is_initialized() and world.size > 1:
-        dist.all_gather_object(told, mine)
-    return Launch(min(unix for unix, _ in told), min(left for _, left in told))
+        dist.all_gather_object(of_ranks, mine)
+    return Launch(min(unix for unix, _ in of_ranks), min(left for _, left in of_ranks))
 
 
 def warn(settings: Settings) -> None:
-    """What would go wrong only when a node is lost."""
-    told = [topology.warning(settings)]
+    """Of what would go wrong only once a node is lost."""
+    warnings = [topology.warning(settings)]
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if shared and dist.is_initialized() and dist.get_backend() == "gloo":
-        told.append(
+        warnings.append(
             "restarts fail on gloo, because the processes find the addresses of the attempt "
             "before: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on every node"
         )
-    for text in filter(None, told):
+    for text in filter(None, warnings):
         print(f"harness: warning: {text}", file=sys.stderr)
 
 
-def wait_for_peers(settings: Settings) -> None:
-    """From now on all ranks meet often: one that says nothing for this long is gone.
+def shorten_timeout(settings: Settings) -> None:
+    """From now on all ranks exchange often: one that is silent for this long is gone.
 
-    Not before: while rank 0 loads a model for the first time, the others wait for it.
+    Not before, as ranks may wait long while rank 0 loads a model for the first time.
     """
     seconds = dict(settings.trainer).get("ddp_timeout", topology.PEERS_WAIT_S)
     _set_pg_timeout(timedelta(seconds=seconds))
 
 
-# ----
-# python -m harness store PORT: where the nodes of an elastic run meet, so that each may be lost.
-#
-# Without it the first node holds the rendezvous, and the run ends with that node.
-
-
 def run(options: argparse.Namespace) -> int:
+    """python -m harness store PORT: where the nodes of an elastic run meet, so that each may be
+    lost. Without it the first node holds the rendezvous, and the run ends with that node.
+    """
     try:
         store = TCPStore("127.0.0.1", options.port, is_master=True, wait_for_workers=False)
     except DistNetworkError:

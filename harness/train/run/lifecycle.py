@@ -19,7 +19,7 @@ from harness.core.records import read_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
 from harness.train.run.checkpoint_copies import hand_out
-from harness.train.run.elastic import wait_for_peers
+from harness.train.run.elastic import shorten_timeout
 from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.recorder import Recorder
 
@@ -69,7 +69,7 @@ class Lifecycle:
                 if not (broken / COMPLETE).is_file():
                     shutil.rmtree(broken, ignore_errors=True)
         if context.launch is not None and dist.is_initialized():
-            wait_for_peers(context.settings)
+            shorten_timeout(context.settings)
         self.recorder = trainer.recorder
         checkpoint = context.checkpoint
         try:
