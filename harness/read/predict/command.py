@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -66,8 +65,8 @@ def fit_lines(fitted: Fitted) -> Iterator[str]:
     model, line = fitted.model, fitted.model.line
     yield f"{fitted.name} on {fitted.machine}: fitted on {fitted.runs} runs of one machine"
     if len(line.batches) > 1:
-        said = f"{line.fixed_s * 1e3:.3g} ms + {line.per_sample_s * 1e3:.3g} ms a sample"
-        yield f"a step of one process computes {said}, over batches {_listed(line.batches)}"
+        formula = f"{line.fixed_s * 1e3:.3g} ms + {line.per_sample_s * 1e3:.3g} ms a sample"
+        yield f"a step of one process computes {formula}, over batches {_listed(line.batches)}"
     else:
         yield f"a step of one process takes {line.fixed_s * 1e3:.4g} ms at {_listed(line.batches)}"
     off = ", ".join(f"{batch}: {each:+.1%}" for batch, each in line.residuals)
@@ -80,8 +79,8 @@ def fit_lines(fitted: Fitted) -> Iterator[str]:
         yield f"assumed: {assumption}"
 
 
-def prediction_lines(fitted: Fitted, found: Outcome, link: Link, epochs: int) -> Iterator[str]:
-    each = found.prediction
+def prediction_lines(fitted: Fitted, result: Outcome, link: Link, epochs: int) -> Iterator[str]:
+    each = result.prediction
     plan = each.plan
     over = f" over {link}" if plan.shape.nodes > 1 else ""
     batch = f"batch {plan.batch} each ({each.samples} an update)"
@@ -96,13 +95,13 @@ def prediction_lines(fitted: Fitted, found: Outcome, link: Link, epochs: int) ->
     yield f"  made of      {parts}; most: {each.dominating}"
     yield f"  samples/s    {each.samples_per_s:,.4g}"
     yield f"  efficiency   {each.efficiency:.3f} of {plan.shape.ranks} x one process"
-    evaluation = _of_time(found.eval_s)
-    yield f"  epoch        {_of_time(found.epoch_s)} of training, evaluation {evaluation}"
-    total = None if found.whole_s is None else epochs * found.whole_s
+    evaluation = _of_time(result.eval_s)
+    yield f"  epoch        {_of_time(result.epoch_s)} of training, evaluation {evaluation}"
+    total = None if result.whole_s is None else epochs * result.whole_s
     yield f"  {epochs:>3} epochs   {_of_time(total)}"
-    energy = UNKNOWN if found.energy_j is None else f"{epochs * found.energy_j / 3.6e6:,.4g} kWh"
+    energy = UNKNOWN if result.energy_j is None else f"{epochs * result.energy_j / 3.6e6:,.4g} kWh"
     yield f"  energy       {energy} (devices alone)"
-    yield f"  cost         {UNKNOWN if found.cost is None else f'{epochs * found.cost:,.4g}'}"
+    yield f"  cost         {UNKNOWN if result.cost is None else f'{epochs * result.cost:,.4g}'}"
     if plan.shape.nodes > 1:
         yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
         yield from _of_the_link(each)
@@ -111,9 +110,9 @@ def prediction_lines(fitted: Fitted, found: Outcome, link: Link, epochs: int) ->
         yield f"note: batch {plan.batch} is extrapolated: {_listed(batches)} were measured"
 
 
-def _of_the_link(found: Prediction) -> Iterator[str]:
-    sizes = found.correction.sizes
-    if found.correction.of_link:
+def _of_the_link(prediction: Prediction) -> Iterator[str]:
+    sizes = prediction.correction.sizes
+    if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
         yield f"note: all-reduce over this link was measured, at {measured} MB"
     elif sizes:
@@ -125,15 +124,15 @@ def _of_the_link(found: Prediction) -> Iterator[str]:
         )
 
 
-def why_no_interval(fitted: Fitted, found: Prediction) -> str:
+def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
     if fitted.model.line.spread is None:
         return "too few runs of one process repeat a batch"
-    if found.plan.shape.nodes > 1 and found.plan.strategy in APART:
+    if prediction.plan.shape.nodes > 1 and prediction.plan.strategy in APART:
         return (
             "connections that rest between exchanges begin slowly again, which is not modelled: "
             "over long delays a step takes longer"
         )
-    if found.plan.shape.nodes > 1 and found.correction.spread is None:
+    if prediction.plan.shape.nodes > 1 and prediction.correction.spread is None:
         return "no spread of all-reduces over links was measured"
     return "what processes of a machine cost each other was measured once"
 
@@ -173,8 +172,8 @@ def advice_table(choices: list[Choice]) -> Table:
     return table_of(headings, rows, keys=2)
 
 
-def _strategy(found: Prediction) -> str:
-    plan = found.plan
+def _strategy(prediction: Prediction) -> str:
+    plan = prediction.plan
     compress = "" if plan.compress == "none" else f" {plan.compress}"
     every = f" every {plan.sync_every}" if plan.strategy in APART else ""
     return f"{plan.strategy}{compress}{every}"
@@ -204,52 +203,51 @@ MOST = 100_000  # nodes; what is beyond is a slip of the finger
 
 
 def run(options: argparse.Namespace) -> int:
-    fitted = fit_records(options.records, _given(options))
+    given = Given(options.gradient_mb, options.backend, options.sharing, options.train_size)
+    fitted = fit_records(options.records, given)
     link = _link(options.link)
     plan = _plan(options, fitted, link)
     if options.advise:
         return _advise(options, fitted, plan)
-    found = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
+    result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
     curve = over_nodes(fitted.model, plan, plan.shape.nodes) if plan.shape.nodes > 1 else []
     if options.json:
-        print_json({**as_fields(found), "assumed": fitted.assumed})
+        print_json({**as_fields(result), "assumed": fitted.assumed})
     else:
         console = screen()
         for line in (*fit_lines(fitted), "",
-                     *prediction_lines(fitted, found, link, options.epochs)):  # fmt: skip
+                     *prediction_lines(fitted, result, link, options.epochs)):  # fmt: skip
             console.print(line)
         if curve:
             show(curve_table(curve))
             console.print(bend_line(curve))
     if options.plot:
-        _draw(options.plot, curve or [found.prediction], f"{fitted.name} over {link}")
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        figure = curve_figure(curve or [result.prediction], f"{fitted.name} over {link}")
+        figure.savefig(options.plot, dpi=150)
     return 0
 
 
-def _given(asked: argparse.Namespace) -> Given:
-    return Given(asked.gradient_mb, asked.backend, asked.sharing, asked.train_size)
-
-
-def _plan(asked: argparse.Namespace, fitted: Fitted, link: Link) -> Plan:
-    nodes, per_node, _ = parse_setup(asked.setup)
+def _plan(options: argparse.Namespace, fitted: Fitted, link: Link) -> Plan:
+    nodes, per_node, _ = parse_setup(options.setup)
     if nodes > MOST:
-        raise UserError(f"--setup {asked.setup}: {MOST:,} nodes at most")
-    if asked.strategy not in STRATEGIES:
-        raise UserError(f"--strategy {asked.strategy}: there is {', '.join(STRATEGIES)}")
-    if nodes > 1 and asked.link is None:
+        raise UserError(f"--setup {options.setup}: {MOST:,} nodes at most")
+    if options.strategy not in STRATEGIES:
+        raise UserError(f"--strategy {options.strategy}: there is {', '.join(STRATEGIES)}")
+    if nodes > 1 and options.link is None:
         raise UserError(
-            f"--setup {asked.setup} has {nodes} nodes and the link between them is not known: "
+            f"--setup {options.setup} has {nodes} nodes and the link between them is not known: "
             "give --link, for example 25gbit,0.1ms; torchrun ... -m harness link measures one"
         )
-    if asked.sync_every % asked.fragments:
-        raise UserError(f"--fragments {asked.fragments}: must divide --sync_every")
-    if (asked.deadline or asked.budget) and not asked.advise:
+    if options.sync_every % options.fragments:
+        raise UserError(f"--fragments {options.fragments}: must divide --sync_every")
+    if (options.deadline or options.budget) and not options.advise:
         raise UserError("--deadline and --budget go with --advise")
-    batch = asked.batch or fitted.model.line.batches[-1]
+    batch = options.batch or fitted.model.line.batches[-1]
     return Plan(
-        Shape(nodes, per_node), batch, wire_of(link), asked.strategy, asked.compress,
-        asked.sync_every, asked.sync_scope, asked.fragments, asked.overlap, asked.blocks,
-        asked.emulated,
+        Shape(nodes, per_node), batch, wire_of(link), options.strategy, options.compress,
+        options.sync_every, options.sync_scope, options.fragments, options.overlap, options.blocks,
+        options.emulated,
     )  # fmt: skip
 
 
@@ -264,24 +262,24 @@ def _link(text: str | None) -> Link:
     return found
 
 
-def _advise(asked: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
-    if (asked.deadline is None) == (asked.budget is None):
+def _advise(options: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
+    if (options.deadline is None) == (options.budget is None):
         raise UserError("--advise needs --deadline (hours) or --budget, one of them")
     choices = advise(
-        fitted, plan, asked.epochs, asked.deadline, asked.budget, asked.cost_per_gpu_hour
+        fitted, plan, options.epochs, options.deadline, options.budget, options.cost_per_gpu_hour
     )
-    if asked.json:
+    if options.json:
         print_json({"choices": [_choice_fields(choice) for choice in choices]})
         return 0 if choices else 1
     console = screen()
-    limit = f"{asked.deadline:g} h" if asked.deadline else f"a budget of {asked.budget:g}"
+    limit = f"{options.deadline:g} h" if options.deadline else f"a budget of {options.budget:g}"
     for line in (*fit_lines(fitted), ""):
         console.print(line)
     if not choices:
-        console.print(f"nothing up to {asked.setup} keeps {limit} for {asked.epochs} epochs")
+        console.print(f"nothing up to {options.setup} keeps {limit} for {options.epochs} epochs")
         return 1
-    how = "fewest device hours" if asked.deadline else "fastest"
-    console.print(f"{asked.epochs} epochs within {limit}, {how} first:")
+    how = "fewest device hours" if options.deadline else "fastest"
+    console.print(f"{options.epochs} epochs within {limit}, {how} first:")
     show(advice_table(choices[:SHOWN]))
     console.print(
         "quality is not predicted: other effective batches and diloco are other trainings "
@@ -294,8 +292,3 @@ def _advise(asked: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
 def _choice_fields(choice: Choice) -> dict[str, Any]:
     own = {"hours": choice.hours, "device_hours": choice.device_hours, "cost": choice.cost}
     return {**own, **as_fields(choice.found)}
-
-
-def _draw(file: Path, curve: list[Prediction], title: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    curve_figure(curve, title).savefig(file, dpi=150)
