@@ -95,14 +95,10 @@ BASE = Style(BLACK, "X", "-")  # stands out from the cycle below
 
 
 def cycle(number: int) -> Style:
-    """Six colours with their markers; each further round has another dash."""
+    """Six colours with their markers; each further round has other markers and another dash."""
     again, at = divmod(number, len(LINES))
-    return Style(*LINES[at], DASHES[again % len(DASHES)])
-
-
-def styles_of(names: Iterable[str]) -> dict[str, Style]:
-    """A style for each name, the same wherever it occurs in the figure."""
-    return {name: cycle(number) for number, name in enumerate(dict.fromkeys(names))}
+    marker = LINES[(at + again) % len(LINES)][1]
+    return Style(LINES[at][0], marker, DASHES[again % len(DASHES)])
 
 
 # ---- panels and their surroundings
@@ -111,11 +107,21 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
 def panels(count: int, height: float, wide: int | None = None) -> tuple[Figure, list[Axes]]:
     """A figure of README width with this many panels."""
     wide = min(count, wide) if wide else beside(count)
-    rows = math.ceil(count / wide)
-    figure = Figure(figsize=(WIDTH, height * rows + 0.5), layout="constrained")
-    axes = [figure.add_subplot(rows, wide, n + 1) for n in range(count)]
-    for panel in axes:
-        calm(panel)
+    figure, axes = grid([height] * math.ceil(count / wide), wide)
+    for place in axes[count:]:
+        place.remove()
+    return figure, axes[:count]
+
+
+def grid(
+    heights: Sequence[float], wide: int = 1, width: float = WIDTH
+) -> tuple[Figure, list[Axes]]:
+    """Rows of panels, each row with its height; the panels row by row."""
+    figure = Figure(figsize=(width, sum(heights) + 0.5), layout="constrained")
+    places = figure.add_gridspec(len(heights), wide, height_ratios=heights)
+    axes = [figure.add_subplot(places[y, x]) for y in range(len(heights)) for x in range(wide)]
+    for place in axes:
+        calm(place)
     return figure, axes
 
 
@@ -175,13 +181,16 @@ def run_points(
 
 
 def mean_with_interval(
-    axes: Axes, at: float, values: Sequence[float], style: Style, across: bool = False
-) -> tuple[float, float, float]:
+    axes: Axes, at: float, values: Sequence[float], style: Style, rate: bool = False,
+    across: bool = False,
+) -> tuple[float, float, float]:  # fmt: skip
     """The mean as a marker and its 95 % interval as a bar, upright or across; (mean, low, high)."""
-    found = spread(values)
+    found = spread(values, rate)
     assert found.mean is not None
     low = found.mean if found.low is None else found.low
     high = found.mean if found.high is None else found.high
+    if math.isinf(high):  # an open end is drawn as far away as the other one, by factors
+        high = found.mean**2 / low
     ends, middle = ([at, at], [low, high]), ([at], [found.mean])
     if across:
         ends, middle = (ends[1], ends[0]), (middle[1], middle[0])
@@ -281,13 +290,12 @@ def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
     return joined_by.join([*shown[:MOST_LISTED], *([f"and {left} more"] if left > 0 else [])])
 
 
-def numbers_of(values: Sequence[float], form: str = "{:,.4g}") -> str:
+def numbers_of(values: Sequence[float], rate: bool = False) -> str:
     """mean (least to most, n), for a text in place of the figure."""
-    mean = sum(values) / len(values)
+    mean = f"{spread(values, rate).mean:,.4g}"
     if len(values) == 1:
-        return f"{form.format(mean)} (one run)"
-    low, high = form.format(min(values)), form.format(max(values))
-    return f"{form.format(mean)} ({low} to {high}, n = {len(values)})"
+        return f"{mean} (one run)"
+    return f"{mean} ({min(values):,.4g} to {max(values):,.4g}, n = {len(values)})"
 
 
 # ---- files, and drawings inside a page

@@ -84,7 +84,7 @@ def test_what_is_not_told_apart_is_held_against_all_that_it_may_be() -> None:
     told = breakdown(parts={COMPUTE: 0.75, COMMUNICATION: 0.5, DATA: 0.125, EVALUATION: 0.125})
     assert {n: s for n, s in lost(told, run).items() if s} == {UNSEPARATED: 0.5}
     said = causes.not_known(run)
-    assert said is not None and "computing, exchanging, waiting for slower ranks" in said
+    assert said is not None and "computing, communicating, waiting for slower ranks" in said
     assert causes.not_known(ONE) is None
 
 
@@ -215,7 +215,7 @@ def test_where_ranks_do_not_tell_the_probe_and_the_data_do(tmp_path: Path) -> No
     # A quarter of a step is waiting for data and a quarter communicating; the first steps took 2 s.
     assert told == {
         DATA: 0.5, COMMUNICATION: 0.5, UNSEPARATED: 1.0, FIRST: 0.4, EVALUATION: 0.4, SAVING: 0.2,
-        "start and rest": 1.0,
+        "startup and other": 1.0,
     }  # fmt: skip
     assert found.evaluation_s == 2 * 2 / 16
 
@@ -281,7 +281,7 @@ def test_help_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["explain", str(path), str(path)]) == 0
     shown = capsys.readouterr().out
     assert "Less than 10 % is lost against the baseline." in shown
-    assert "Not known from this record: computing, exchanging" in shown
+    assert "Not known from this record: computing, communicating" in shown
     assert "baseline's share, ms" in shown and "unknown" in shown
 
 

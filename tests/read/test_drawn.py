@@ -24,11 +24,8 @@ from harness.read.drawing import (
     save,
 )
 from harness.read.explain.time_breakdown import PARTS
-from harness.read.figures.catalogue import FIGURES, draw_all, propagation_delay, show
-from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch
-from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency, throughput
-from harness.read.figures.target import frontier, targets_of, time_to_accuracy
-from harness.read.figures.time import usage, where_time_went
+from harness.read.figures.catalogue import FIGURES, draw, draw_all, show
+from harness.read.figures.target import targets_of
 from harness.read.records.sweeps import SweepResults, read_all, read_results
 from tests.read.test_read import lines
 from tests.read.test_sweep_table import Plan
@@ -72,7 +69,7 @@ def failed_at(drawn: Drawn, panel: int = 0) -> list[float]:
 def test_curves_have_a_mean_an_interval_and_their_runs(plan: Plan) -> None:
     for seed, last in ((1, 0.8), (2, 0.9), (3, 1.0)):
         plan.run(seed=seed, epochs=epochs(0.5, last))
-    drawn = accuracy_by_epoch(measured(plan))
+    drawn = draw("accuracy", measured(plan))
     (axes,) = drawn.figure.axes
     assert axes.get_title() == "1_1" and axes.get_ylabel() == "accuracy"
     assert list(np.asarray(axes.lines[0].get_ydata())) == pytest.approx([0.5, 0.9])
@@ -93,7 +90,7 @@ def test_learning_rates_are_lines_and_set_ups_panels(plan: Plan) -> None:
             plan.run(setup, lr, epochs=epochs(0.5, 0.6), label={"lr": lr})
     for entry in plan.content["runs"]:
         entry["label"].pop("per_gpu_batch")
-    drawn = loss_by_epoch(measured(plan, axes=["setup", "lr"]))
+    drawn = draw("loss", measured(plan, axes=["setup", "lr"]))
     titles = [axes.get_title() for axes in drawn.figure.axes]
     assert titles == ["1_1", "2_1", "", ""]  # the losses of training above those of the test
     assert [axes.get_ylabel() for axes in drawn.figure.axes][::2] == ["training loss", "test loss"]
@@ -104,7 +101,7 @@ def test_learning_rates_are_lines_and_set_ups_panels(plan: Plan) -> None:
 def test_a_run_that_failed_ends_with_a_cross(plan: Plan) -> None:
     plan.run(seed=1, epochs=epochs(0.5, 0.6, 0.7))
     plan.run(seed=2, epochs=epochs(0.5, 0.1), outcome="diverged", reason="loss nan")
-    drawn = accuracy_by_epoch(measured(plan))
+    drawn = draw("accuracy", measured(plan))
     assert failed_at(drawn) == [2.0] and "diverged" in texts(drawn)
 
 
@@ -113,20 +110,20 @@ def test_what_has_no_room_is_said(plan: Plan) -> None:
         plan.run("1_1", batch, epochs=epochs(0.5, 0.6))
         plan.run("1_2", 1, seed=batch, epochs=epochs(0.5, 0.6))
     # Batches may have panels of their own, another axis may not.
-    drawn = accuracy_by_epoch(measured(plan))
+    drawn = draw("accuracy", measured(plan))
     assert drawn.notes == ["4 more panels are not drawn"]
     for entry in plan.content["runs"]:
         entry["label"]["warmup"] = entry["label"].pop("per_gpu_batch")
-    drawn = accuracy_by_epoch(measured(plan, axes=["setup", "warmup"]))
+    drawn = draw("accuracy", measured(plan, axes=["setup", "warmup"]))
     assert "1_1: 3 more lines are not drawn: warmup 13; warmup 14; warmup 15 ..." in drawn.notes
 
 
 def test_one_epoch_makes_no_line(plan: Plan) -> None:
     plan.run(epochs=epochs(0.5))
     with pytest.raises(NothingToDraw, match="one epoch makes no line"):
-        accuracy_by_epoch(measured(plan))
+        draw("accuracy", measured(plan))
     with pytest.raises(NothingToDraw, match="no epoch of any run has train_loss or eval_loss"):
-        loss_by_epoch(measured(without_loss(plan)))
+        draw("loss", measured(without_loss(plan)))
 
 
 def without_loss(plan: Plan) -> Plan:
@@ -143,15 +140,15 @@ def test_epoch_time_over_the_batch(plan: Plan) -> None:
         for seed in (1, 2):
             plan.run("1_1", batch, seed, train_time_s=seconds + seed)
     plan.run("1_1", 64, 1, outcome="oom", reason="planted")
-    drawn = epoch_time_by_batch(measured(plan))
+    drawn = draw("epoch_time", measured(plan))
     assert points(drawn) == [(4, 20.5), (4, 21), (16, 10.5), (16, 11)]
     means = [tuple(np.asarray(line.get_ydata())) for line in drawn.figure.axes[0].lines]
     assert (20.75, 10.75) in means
     assert failed_at(drawn) == [64.0] and "oom" in texts(drawn)  # marked, not left out
-    assert "setup 1_1 at 64 oom" in drawn.alt
+    assert ": 1_1 at 64 oom" in drawn.alt
     plan.content["runs"] = plan.content["runs"][:2]
     with pytest.raises(NothingToDraw, match="the batch per GPU does not vary"):
-        epoch_time_by_batch(measured(plan))
+        draw("epoch_time", measured(plan))
 
 
 def scaled(plan: Plan, hold: str) -> SweepResults:
@@ -169,7 +166,7 @@ def scaled(plan: Plan, hold: str) -> SweepResults:
     [("per_gpu_batch", "weak", [1, 0.75, 0.5]), ("effective_batch", "strong", [1, 0.75, 0.5])],
 )
 def test_scaling_efficiency(hold: str, kind: str, expected: list[float], plan: Plan) -> None:
-    drawn = scaling_efficiency(scaled(plan, hold))
+    drawn = draw("efficiency", scaled(plan, hold))
     line, *_, ideal = drawn.figure.axes[0].lines
     assert list(np.asarray(line.get_xdata())) == [1, 2, 4]
     assert list(np.asarray(line.get_ydata())) == pytest.approx(expected)
@@ -178,7 +175,7 @@ def test_scaling_efficiency(hold: str, kind: str, expected: list[float], plan: P
 
 
 def test_throughput_has_the_line_of_the_ideal(plan: Plan) -> None:
-    drawn = throughput(scaled(plan, "per_gpu_batch"))
+    drawn = draw("throughput", scaled(plan, "per_gpu_batch"))
     ends = [tuple(np.asarray(line.get_ydata())) for line in drawn.figure.axes[0].lines]
     assert (100.0, 150.0, 200.0) in ends and (100.0, 400.0) in ends
     assert drawn.notes == []
@@ -189,11 +186,13 @@ def test_shared_cores_and_missing_devices_are_said(plan: Plan) -> None:
     plan.run("1_1", 4)
     plan.run("1_2", 4, devices=2, environment=crowded)
     found = measured(plan)
-    assert "1 of 2 runs had more processes than cores (up to 2" in throughput(found).notes[0]
-    assert "1 of 2 runs" in scaling_efficiency(found).notes[0]
+    assert (
+        "1 of 2 runs had more processes than cores (up to 2" in draw("throughput", found).notes[0]
+    )
+    assert "1 of 2 runs" in draw("efficiency", found).notes[0]
     plan.content["runs"].pop()
     with pytest.raises(NothingToDraw, match="the number of devices does not vary"):
-        throughput(measured(plan))
+        draw("throughput", measured(plan))
 
 
 def test_set_ups_with_as_many_devices_are_told_apart(plan: Plan) -> None:
@@ -201,28 +200,28 @@ def test_set_ups_with_as_many_devices_are_told_apart(plan: Plan) -> None:
         plan.run(setup, 4, 1, devices, train_samples_per_s=rate)
     plan.run("4_1", 8, 1, 4, outcome="oom", reason="planted")
     found = measured(plan)
-    for drawn, best, other in ((throughput(found), 300.0, 200.0),
-                               (scaling_efficiency(found), 0.75, 0.5)):  # fmt: skip
+    for drawn, best, other in ((draw("throughput", found), 300.0, 200.0),
+                               (draw("efficiency", found), 0.75, 0.5)):  # fmt: skip
         drawn_lines = [line.get_ydata() for line in drawn.figure.axes[0].lines]
         values = [tuple(map(float, np.asarray(line))) for line in drawn_lines]
         assert any(len(line) == 2 and line[-1] == best for line in values)
         assert any(other in line for line in values) and (best, other) not in values
-    assert set(texts(throughput(found))) == {"1_4", "2_2", "oom", "ideal"}
-    assert failed_at(throughput(found)) == [4.0]
+    assert set(texts(draw("throughput", found))) == {"1_4", "2_2", "oom", "ideal"}
+    assert failed_at(draw("throughput", found)) == [4.0]
 
 
 def test_no_efficiency_of_unlike_work(plan: Plan) -> None:
     plan.run("1_1", 4, environment={"effective_batch": 4})
     plan.run("1_2", 4, devices=2, environment={"effective_batch": 6})
     with pytest.raises(NothingToDraw, match="no two set-ups have the same batch"):
-        scaling_efficiency(measured(plan))
+        draw("efficiency", measured(plan))
 
 
 def test_machines_are_lines_of_their_own(plan: Plan) -> None:
     for seed, machine, rate in ((1, "a-cpux2", 100), (2, "b-cpux8", 900)):
         for setup, devices in (("1_1", 1), ("1_2", 2)):
             plan.run(setup, 4, seed, devices, machine=machine, train_samples_per_s=rate)
-    drawn = throughput(measured(plan))
+    drawn = draw("throughput", measured(plan))
     (legend,) = drawn.figure.legends
     names = [text.get_text() for text in legend.get_texts()]
     assert names == ["batch per GPU 4, a-cpux2", "batch per GPU 4, b-cpux8"]
@@ -234,7 +233,7 @@ def test_gpus_of_one_kind_are_one_line(plan: Plan) -> None:
     for setup, devices in (("1_1", 1), ("1_2", 2)):
         gpus = {"gpus": ["a GPU"] * devices}
         plan.run(setup, 4, 1, devices, machine=f"a-gpux{devices}", environment=gpus)
-    drawn = throughput(measured(plan))
+    drawn = draw("throughput", measured(plan))
     assert any(len(np.asarray(line.get_xdata())) == 2 for line in drawn.figure.axes[0].lines)
 
 
@@ -242,11 +241,11 @@ def test_links_of_several_kinds_are_no_propagation(plan: Plan) -> None:
     plan.run("2_1", 4, label={"link": "1ms"})
     plan.run("4_1", 4, label={"link": "1ms"})
     with pytest.raises(NothingToDraw, match="per_gpu_batch varies too"):
-        propagation_delay(measured(plan, axes=["setup", "per_gpu_batch", "link"]))
+        draw("propagation", measured(plan, axes=["setup", "per_gpu_batch", "link"]))
     for entry in plan.content["runs"]:
         entry["label"].pop("per_gpu_batch")
     with pytest.raises(NothingToDraw, match="several set-ups or machines"):
-        propagation_delay(measured(plan, axes=["setup", "link"]))
+        draw("propagation", measured(plan, axes=["setup", "link"]))
 
 
 # ---- time and energy to accuracy ----
@@ -257,19 +256,19 @@ def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
     plan.run("1_1", 4, 2, epochs=epochs(0.9, 0.9))
     plan.run("1_1", 4, 3, epochs=epochs(0.5, 0.6))
     plan.run("1_1", 16, 1, outcome="oom", reason="planted")
-    drawn = time_to_accuracy(measured(plan, target={"metric": "accuracy", "value": 0.85}))
+    drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
     assert points(drawn) == [(2.0, 0.0), (4.0, 0.0)]
     assert texts(drawn) == ["1 of 3 missed", "oom"]
     assert "batch per GPU 4: 4 s, 1 of 3 missed" in drawn.alt  # a miss counts in the median
     with pytest.raises(NothingToDraw, match="no run reaches"):
-        time_to_accuracy(measured(plan, target={"metric": "accuracy", "value": 0.95}))
+        draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.95}))
 
 
 def test_a_target_is_made_where_none_is_named(plan: Plan) -> None:
     plan.run(seed=1, epochs=epochs(0.5, 0.8))
     (target,) = targets_of(measured(plan)).values()
     assert target.value == 0.76  # 95 % of the 0.8 in the summary
-    drawn = time_to_accuracy(measured(plan))
+    drawn = draw("time_to_accuracy", measured(plan))
     assert drawn.notes == ["target: 95% of the best mean accuracy, as no sweep names one"]
 
 
@@ -277,7 +276,7 @@ def test_the_frontier_is_what_nothing_else_beats(plan: Plan) -> None:
     for batch, seconds, accuracy in ((1, 40, 0.9), (4, 20, 0.8), (16, 30, 0.7), (64, 10, 0.6)):
         plan.run("1_1", batch, train_time_s=seconds, accuracy=accuracy, energy_j=100.0 * seconds)
     plan.run("1_1", 256, outcome="oom", reason="planted")
-    drawn = frontier(measured(plan))
+    drawn = draw("frontier", measured(plan))
     assert [axes.get_xlabel() for axes in drawn.figure.axes] == [
         "training time (s)", "energy of the devices (kJ)",
     ]  # fmt: skip
@@ -325,12 +324,12 @@ def test_parts_add_up_to_all_of_the_time(plan: Plan) -> None:
         {"compute_s": 4.0, "comm_exposed_s": 10.0, "comm_wait_s": 6.8},
         {"compute_s": 11.0, "comm_exposed_s": 3.2, "comm_wait_s": 0.0},
     )
-    drawn = where_time_went(measured(plan))
+    drawn = draw("where_time_went", measured(plan))
     (row,) = bars(drawn)
     assert row == pytest.approx({
-        "computing": 6.0, "waiting for data": 3.0, "exchanging": 4.0,
+        "computing": 6.0, "waiting for data": 3.0, "communicating": 4.0,
         "waiting for slower ranks": 7.0, "first steps": 2.0, "evaluation": 5.0, "saving": 2.0,
-        "start and rest": 11.0,
+        "startup and other": 11.0,
     })  # fmt: skip
     assert [*row] == [name for name in PARTS if name in row]
     assert math.fsum(row.values()) == pytest.approx(ALL_OF_IT["wall_s"])
@@ -344,10 +343,10 @@ def test_the_bar_of_several_runs_is_their_mean_time(plan: Plan) -> None:
         folder = plan.run("1_2", seed=seed, devices=2, epochs=[timed()], **{**ALL_OF_IT, **more})
         told = {"compute_s": 8.0, "comm_exposed_s": 8.0, "comm_wait_s": 0.0}
         with_ranks(folder, told if seed == 1 else {"compute_s": None}, told)
-    (row,) = bars(where_time_went(measured(plan)))
+    (row,) = bars(draw("where_time_went", measured(plan)))
     assert row == pytest.approx({
-        "not told apart": 20.0, "first steps": 2.0, "evaluation": 5.0, "saving": 2.0,
-        "start and rest": 21.0,
+        "not separated": 20.0, "first steps": 2.0, "evaluation": 5.0, "saving": 2.0,
+        "startup and other": 21.0,
     })  # fmt: skip
     assert math.fsum(row.values()) == pytest.approx(50.0)
 
@@ -357,7 +356,7 @@ def test_runs_without_timed_steps_are_named_and_not_drawn(plan: Plan) -> None:
     for seed in (1, 2):
         plan.run("1_1", 8, seed, epochs=epochs(0.5))
     plan.run("1_1", 16, outcome="oom", reason="planted")
-    drawn = where_time_went(measured(plan))
+    drawn = draw("where_time_went", measured(plan))
     assert [label.get_text() for label in drawn.figure.axes[0].get_yticklabels()] == ["1_1 b4"]
     assert drawn.notes == [
         "not drawn: has no timed steps: measure a longer run, or more epochs (1_1 b8: 2 runs)",
@@ -365,11 +364,11 @@ def test_runs_without_timed_steps_are_named_and_not_drawn(plan: Plan) -> None:
     ]
     plan.content["runs"] = plan.content["runs"][1:]
     with pytest.raises(NothingToDraw, match=r"where its time went: has no timed steps.*b8: 2 runs"):
-        where_time_went(measured(plan))
+        draw("where_time_went", measured(plan))
     plan.content["runs"].clear()
     plan.run(seed=5, outcome="oom", reason="planted")
     with pytest.raises(NothingToDraw, match="no run tells where its time went: none finished"):
-        where_time_went(measured(plan))
+        draw("where_time_went", measured(plan))
 
 
 # ---- over the time of a run ----
@@ -385,7 +384,7 @@ def test_usage_shows_every_device_of_every_node(plan: Plan) -> None:
     for node in (0, 1):
         rows = [reading(1000.0 + s, 10.0 * s + 50 * node, None, 30.0) for s in range(5)]
         lines(folder / "telemetry" / f"node_{node}.jsonl", [*rows, {"no": "time"}])
-    drawn = usage(measured(plan))
+    drawn = draw("usage", measured(plan))
     named = [axes.get_ylabel() for axes in drawn.figure.axes]
     # What is known of no device has no panel.
     assert named == ["GPU busy (%)", "GPU memory (GiB)", "cores busy (%)", "node memory (GiB)"]
@@ -402,7 +401,7 @@ def test_many_readings_are_averaged_and_few_runs_drawn(plan: Plan) -> None:
         folder = plan.run("1_1", batch)
         rows = [reading(float(s), s % 2 * 100, 200.0, 1.0) for s in range(4000)]
         lines(folder / "telemetry" / "node_0.jsonl", rows)
-    drawn = usage(measured(plan))
+    drawn = draw("usage", measured(plan))
     assert len(drawn.figure.axes) == 3 * 5
     (line, *_) = drawn.figure.axes[0].lines
     assert set(np.asarray(line.get_ydata())) == {50.0}
@@ -413,7 +412,7 @@ def test_many_readings_are_averaged_and_few_runs_drawn(plan: Plan) -> None:
 
 
 def test_the_dark_one_differs_in_colours_alone(plan: Plan, tmp_path: Path) -> None:
-    drawn = throughput(scaled(plan, "per_gpu_batch"))
+    drawn = draw("throughput", scaled(plan, "per_gpu_batch"))
     inside = for_page(drawn, "mine-throughput")
     files = save(drawn, tmp_path, "throughput")
     assert [file.name for file in files] == [
@@ -431,7 +430,7 @@ def test_the_dark_one_differs_in_colours_alone(plan: Plan, tmp_path: Path) -> No
 
 
 def test_darkening_twice_changes_nothing(plan: Plan) -> None:
-    drawn = throughput(scaled(plan, "per_gpu_batch"))
+    drawn = draw("throughput", scaled(plan, "per_gpu_batch"))
     darken(drawn.figure)
     once = [to_hex(line.get_color()) for line in drawn.figure.axes[0].lines]
     darken(drawn.figure)

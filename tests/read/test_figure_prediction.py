@@ -18,8 +18,7 @@ from harness.core.links import Link
 from harness.launch.plan import axes_of, plan
 from harness.launch.sweepfile import load
 from harness.read.drawing import FAINT, Drawn, NothingToDraw
-from harness.read.figures.catalogue import figure_for
-from harness.read.figures.prediction import prediction
+from harness.read.figures.catalogue import draw, figure_for
 from harness.read.predict.cases import tasks_of
 from harness.read.predict.exchange import GLOO, Reduction, Shape, allreduce, wire_of
 from harness.read.predict.model import Model, Plan, fit_line, predict
@@ -67,7 +66,7 @@ def far(
 
 
 def drawn_of(root: Path) -> Drawn:
-    return prediction(read_results(root))
+    return draw("prediction", read_results(root))
 
 
 def marks(drawn: Drawn, hollow: bool = False, panel: int = 0) -> list[tuple[float, float]]:
@@ -173,7 +172,7 @@ def test_a_prediction_has_its_interval_where_it_has_one(tmp_path: Path) -> None:
     ((task,), _) = tasks_of(found)
     diloco, ddp = sorted((c.found for c in task.cases), key=lambda f: f.step_s)
     assert diloco.low_s is None and ddp.low_s is not None and ddp.high_s is not None
-    lines = prediction(found).figure.axes[0].lines
+    lines = draw("prediction", found).figure.axes[0].lines
     bars = [line for line in lines if len({*np.asarray(line.get_xdata())}) == 1]
     upright = [np.asarray(bar.get_ydata()) for bar in bars if len(np.asarray(bar.get_ydata())) == 2]
     assert [[*bar] for bar in upright] == [pytest.approx([1e3 * ddp.low_s, 1e3 * ddp.high_s])]

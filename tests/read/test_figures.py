@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import shutil
+import statistics
 from pathlib import Path
 
 import nbformat
@@ -17,7 +18,8 @@ from PIL import Image
 from harness.cli import main
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.figures.catalogue import FIGURES as ALL
-from harness.read.figures.catalogue import propagation
+from harness.read.figures.catalogue import draw
+from harness.read.records.sweeps import read_results
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
 FIGURES = {
@@ -37,7 +39,7 @@ FIGURES = {
 def test_every_run_is_a_point_and_every_mean_on_a_line(root: Path) -> None:
     runs, groups = load_sweep_runs(root / PUBLISHED), load_sweep(root / PUBLISHED)
     assert len(runs) == 66 and set(runs["state"]) == {"finished"}
-    figure = propagation(runs, groups)
+    figure = draw("propagation", read_results(root / PUBLISHED)).figure
     assert [axes.get_title() for axes in figure.axes] == ["bert", "vit"]
     for axes in figure.axes:
         linked = runs[runs["link"].notna() & (runs["script"] == axes.get_title())]
@@ -48,8 +50,8 @@ def test_every_run_is_a_point_and_every_mean_on_a_line(root: Path) -> None:
             slow, fast = fast, slow
         assert (slow.get_label(), fast.get_label()) == ("100 Mbit/s", "rate not limited")
         assert list(slow.get_xdata()) == [0, 1, 5, 20, 80] == list(fast.get_xdata())
-        mean = linked[linked["link"] == "20ms/100mbit"]["train_samples_per_s"].mean()
-        assert slow.get_ydata()[3] == pytest.approx(mean)
+        rates = linked[linked["link"] == "20ms/100mbit"]["train_samples_per_s"]
+        assert slow.get_ydata()[3] == pytest.approx(statistics.harmonic_mean(rates))
         base = groups[groups["baseline"] & (groups["script"] == axes.get_title())]
         assert axes.lines[-1].get_ydata()[0] == pytest.approx(base["train_samples_per_s"].item())
 

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 
 from harness.cli import main
 from harness.core.settings import UserError
-from harness.read.figures.strategies import strategies
+from harness.read.figures.catalogue import draw
+from harness.read.figures.panels import Styles
 from harness.read.labels import shown_axes, strategy_text
 from harness.read.records.sweeps import read_sweep
 from tests.read.test_sweep_table import TARGET, Plan, row_of, table
@@ -240,30 +241,31 @@ def full(plan: Links) -> Figure:
                 plan.measured(FAR, math.inf if link == SLOW and seed < 3 else 8.0 + seed,
                               accuracy=0.95 - seed / 100, **at)  # fmt: skip
                 plan.measured(DDP, 40.0 * seed**2, **at)
-    return strategies(read_sweep(plan.write()))
+    return draw("strategies", read_sweep(plan.write())).figure
 
 
 def test_panels_by_setup_and_rate_lines_by_strategy(plan: Links) -> None:
     panels = drawn(full(plan))
     assert [*panels] == [
-        *("set-up 2_1, 1000 Mbit/s", "set-up 2_1, 50 Mbit/s", "quality 2"),
-        *("set-up 4_1, 1000 Mbit/s", "set-up 4_1, 50 Mbit/s", "quality 5"),
+        *("2_1, 1000 Mbit/s", "4_1, 1000 Mbit/s"),
+        *("2_1, 50 Mbit/s", "4_1, 50 Mbit/s"),
+        *("quality 4", "quality 5"),
     ]
-    axes = panels["set-up 2_1, 50 Mbit/s"]
+    axes = panels["2_1, 50 Mbit/s"]
     x, y = line(axes, "ddp")
     assert x == pytest.approx([20, 80], rel=0.05) and y == [160, 160]  # medians of 40, 160, 360
-    assert line(panels["set-up 4_1, 1000 Mbit/s"], "diloco h50")[1] == [10]
+    assert line(panels["4_1, 1000 Mbit/s"], "diloco h50")[1] == [10]
     assert axes.get_yscale() == "log" and "accuracy 0.9 (s)" in axes.get_ylabel()
     times = [y for points in axes.collections for _, y in np.asarray(points.get_offsets()).tolist()]
     # Every run that reached it is a point: at 80 ms two of diloco did not.
     assert sorted(times) == sorted([40, 160, 360] * 2 + [9, 10, 11] + [11])
-    scales = {panels[name].get_ylim() for name in panels if name.startswith("set-up")}
+    scales = {panels[name].get_ylim() for name in panels if name.endswith("Mbit/s")}
     assert len(scales) == 1  # to be compared by eye
 
 
 def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> None:
     panels = drawn(full(plan))
-    axes = panels["set-up 2_1, 50 Mbit/s"]
+    axes = panels["2_1, 50 Mbit/s"]
     texts = {text.get_text(): text for text in axes.texts}
     assert set(texts) == {"↑ 2 of 3", "missed"}
     assert texts["↑ 2 of 3"].xy[0] == 80 and 0.9 < texts["↑ 2 of 3"].xy[1] < 1
@@ -274,12 +276,12 @@ def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> Non
     assert strip.get_y() > 360 and axes.get_ylim()[1] == pytest.approx(
         strip.get_y() + strip.get_height()
     )
-    assert "↑ 2 of 3" not in {t.get_text() for t in panels["set-up 2_1, 1000 Mbit/s"].texts}
+    assert "↑ 2 of 3" not in {t.get_text() for t in panels["2_1, 1000 Mbit/s"].texts}
 
 
 def test_the_loss_of_quality_is_stated(plan: Links) -> None:
     panels = drawn(full(plan))
-    axes = panels["quality 2"]
+    axes = panels["quality 4"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["diloco h50"]
     (text,) = (text.get_text() for text in axes.texts)
     # -1, -2 and -3 points on each of three links: sd is sqrt(6 / 8).
@@ -290,13 +292,40 @@ def test_the_loss_of_quality_is_stated(plan: Links) -> None:
 
 def test_strategies_keep_their_colours_and_the_baseline_is_black(plan: Links) -> None:
     figure = full(plan)
-    (legend,) = figure.legends
-    marks = {mark.get_label(): mark.get_color() for mark in legend.get_lines()}
+    marks = colours(figure)
     assert [*marks] == ["ddp", "diloco h50"] and marks["ddp"] == "#000000"
     for title, axes in drawn(figure).items():
-        if title.startswith("set-up"):
+        if title.endswith("Mbit/s"):
             shown = {str(found.get_label()): to_hex(found.get_color()) for found in axes.lines}
             assert {name: shown[name].upper() for name in marks} == marks
+
+
+def colours(figure: Figure) -> dict[str, str]:
+    """Of the names in the legend; only these occur in the figure, but for references."""
+    (legend,) = figure.legends
+    return {str(mark.get_label()): str(mark.get_color()) for mark in legend.get_lines()}
+
+
+def test_strategies_setups_and_links_have_one_colour_on_a_page(plan: Links) -> None:
+    """In every figure, whichever of them a sweep has and in whatever order it has them."""
+    full(plan)
+    other = Links(plan.output_dir.parent / "other")
+    for how in (FAR, FAR | {"sync_every": 10}, POWER, DDP):
+        other.measured(how, 8.0, setup="4_1")
+    sweeps = [read_sweep(plan.folder), read_sweep(other.write())]
+    styles = Styles(sweeps)
+    shown: dict[str, set[str]] = {}
+    for sweep in sweeps:
+        for name in ("strategies", "frontier"):
+            for label, colour in colours(draw(name, sweep, styles).figure).items():
+                shown.setdefault(label, set()).add(colour)
+    assert {*shown} == {"ddp", "diloco h50", "diloco h10", "ddp powersgd"}
+    assert all(len(found) == 1 for found in shown.values())
+    assert len({colour for (colour,) in shown.values()}) == len(shown)
+    for axis, values in (("setup", {"2_1", "4_1"}), ("link", {SLOW, FAST})):
+        of_axis = styles.of_axis(axis, values)
+        assert {*of_axis} == values and len({*of_axis.values()}) == 2
+        assert of_axis == Styles(reversed(sweeps)).of_axis(axis, values)
 
 
 def test_nothing_lies_over_anything(plan: Links) -> None:
@@ -339,13 +368,13 @@ def test_what_the_figure_needs(
 def test_an_axis_that_it_cannot_show_is_named(plan: Links) -> None:
     plan.measured(DDP | {"lr": 0.1}, 40)
     with pytest.raises(UserError, match="lr varies too"):
-        strategies(read_sweep(plan.write()))
+        draw("strategies", read_sweep(plan.write()))
 
 
 def test_without_a_link_there_is_nothing_to_draw(plan: Links) -> None:
     plan.waiting(DDP)
     with pytest.raises(UserError, match="no finished run has a link"):
-        strategies(read_sweep(plan.write(baseline=None)))
+        draw("strategies", read_sweep(plan.write(baseline=None)))
 
 
 @pytest.mark.parametrize("baseline", [None, FAR])
@@ -353,8 +382,8 @@ def test_one_strategy_alone_is_compared_with_nothing(
     plan: Links, baseline: dict[str, Any] | None
 ) -> None:
     plan.measured(FAR, 8)
-    figure = strategies(read_sweep(plan.write(baseline=baseline)))
-    assert [axes.get_title() for axes in figure.axes] == ["set-up 2_1, 50 Mbit/s"]
+    figure = draw("strategies", read_sweep(plan.write(baseline=baseline))).figure
+    assert [axes.get_title() for axes in figure.axes] == ["2_1, 50 Mbit/s"]
 
 
 def test_the_file_is_called_after_the_figure_and_says_what_is_missing(

@@ -127,7 +127,7 @@ def test_an_explanation_has_its_place(
 ) -> None:
     """What it says is tested where real runs are (test_explain.py)."""
     monkeypatch.setattr(
-        "harness.read.report.report.explained",
+        "harness.read.report.report.explain_sweep",
         lambda found: [f"{found.name} & its <reasons>"],
     )
     plan.run()

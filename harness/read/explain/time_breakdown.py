@@ -20,9 +20,9 @@ from harness.read.records.runs import Run
 from harness.read.statistics import Spread, spread
 
 COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED = (
-    "computing", "waiting for data", "exchanging", "waiting for slower ranks", "not told apart"
+    "computing", "waiting for data", "communicating", "waiting for slower ranks", "not separated"
 )  # fmt: skip
-FIRST, EVALUATION, SAVING, REST = "first steps", "evaluation", "saving", "start and rest"
+FIRST, EVALUATION, SAVING, REST = "first steps", "evaluation", "saving", "startup and other"
 
 # In display order: the parts of a step, then the time outside timed steps.
 IN_STEP = (COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED)

@@ -13,69 +13,29 @@ from harness.core.command_line import print_json
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.drawing import Drawn, NothingToDraw, listed, numbers_of, save
+from harness.read.drawing import Drawn, save
 from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch
+from harness.read.figures.links import propagation, strategies
+from harness.read.figures.panels import Styles
 from harness.read.figures.prediction import prediction
 from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency, throughput
-from harness.read.figures.strategies import propagation, strategies
 from harness.read.figures.target import frontier, time_to_accuracy
 from harness.read.figures.time import usage, where_time_went
-from harness.read.records.baseline import load_sweep, load_sweep_runs
 from harness.read.records.sweeps import SweepResults, read_results, read_sweep
 
 matplotlib.use("Agg")  # files, no windows
 
 
-def propagation_delay(sweep: SweepResults) -> Drawn:
-    """Samples a second over the delay between nodes."""
-    _with_links(sweep)
-    if others := [axis for axis in sweep.axes if axis not in ("script", "setup", "link")]:
-        raise NothingToDraw(f"{', '.join(others)} varies too")
-    linked = [g for g in sweep.groups if g.finished and g.label.get("link") is not None]
-    if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
-        raise NothingToDraw("links of several set-ups or machines do not go into one line")
-    rows = load_sweep(sweep.file)
-    figure = propagation(load_sweep_runs(sweep.file), rows)
-    return Drawn(figure, "Training samples/s over the delay between nodes: " + _speeds(sweep))
-
-
-def slow_links(sweep: SweepResults) -> Drawn:
-    """Time to the target over the delay between nodes, a line a strategy."""
-    _with_links(sweep)
-    said = [
-        f"{sweep.name_of(g)} {numbers_of(finite)} s"
-        for g in sweep.groups
-        if (finite := [t for t in g.values("tta_train_s") if t != float("inf")])
-    ]
-    alt = f"Training time to {sweep.target} over the delay between nodes: "
-    return Drawn(strategies(sweep), alt + listed(said) + ".")
-
-
-def _with_links(sweep: SweepResults) -> None:
-    if "link" not in sweep.axes or not sweep.file.is_file():
-        raise NothingToDraw("no sweep over links")
-
-
-def _speeds(sweep: SweepResults) -> str:
-    rate = "train_samples_per_s"
-    said = (
-        f"{sweep.name_of(group)} {numbers_of(group.values(rate))}"
-        for group in sweep.groups
-        if group.values(rate)
-    )
-    return listed(said) + "."
-
-
 # Name of the file -> what draws it, and what it is called. The one list of figures.
-FIGURES: dict[str, tuple[Callable[[SweepResults], Drawn], str]] = {
+FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
     "accuracy": (accuracy_by_epoch, "Accuracy by epoch"),
     "loss": (loss_by_epoch, "Loss by epoch"),
     "epoch_time": (epoch_time_by_batch, "Epoch time by batch"),
     "throughput": (throughput, "Throughput by number of devices"),
     "efficiency": (scaling_efficiency, "Scaling efficiency"),
     "time_to_accuracy": (time_to_accuracy, "Time to accuracy"),
-    "propagation": (propagation_delay, "Propagation delay"),
-    "strategies": (slow_links, "Strategies on slow links"),
+    "propagation": (propagation, "Propagation delay"),
+    "strategies": (strategies, "Strategies on slow links"),
     "usage": (usage, "Utilisation, power and memory over time"),
     "where_time_went": (where_time_went, "Where the time went"),
     "frontier": (frontier, "What accuracy costs"),
@@ -83,12 +43,19 @@ FIGURES: dict[str, tuple[Callable[[SweepResults], Drawn], str]] = {
 }
 
 
-def draw_all(sweep: SweepResults) -> tuple[dict[str, Drawn], dict[str, str]]:
-    """The figures that the records have something for; of the others why not."""
+def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
+    """styles: those of the page that the figure stands on; alone, those of its sweep."""
+    return FIGURES[name][0](sweep, styles or Styles([sweep]))
+
+
+def draw_all(
+    sweep: SweepResults, styles: Styles | None = None
+) -> tuple[dict[str, Drawn], dict[str, str]]:
+    """The figures that the records have something for; for the others why not."""
     drawn, missing = {}, {}
-    for name, (function, _) in FIGURES.items():
+    for name in FIGURES:
         try:
-            drawn[name] = function(sweep)
+            drawn[name] = draw(name, sweep, styles)
         except UserError as error:
             missing[name] = str(error)
     return drawn, missing
@@ -119,13 +86,13 @@ def _has_one_process(sweep: SweepResults) -> bool:
 def show(parts: Sequence[SweepResults], name: str) -> Drawn | None:
     """A figure of the largest sweep whose question it answers, else of the smallest that has it.
 
-    One with several seeds goes before, then one with a target. None where no sweep has it: then
-    it is said why.
+    Among them, sweeps with several seeds and with a target come first. None where no sweep has
+    it: then the reasons are printed.
     """
-    reasons: dict[str, None] = {}
+    styles, reasons = Styles(parts), dict[str, None]()
     for sweep in sorted(parts, key=lambda part: _rank(part, name)):
         try:
-            drawn = FIGURES[name][0](sweep)
+            drawn = draw(name, sweep, styles)
         except UserError as error:
             reasons[str(error)] = None
             continue
@@ -165,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
 def _one(folder: Path, out: Path | None) -> tuple[list[Path], SweepResults]:
     sweep = read_sweep(folder)
     name = figure_for(sweep)
-    return save(FIGURES[name][0](sweep), out or sweep.folder, name, ("png",)), sweep
+    return save(draw(name, sweep), out or sweep.folder, name, ("png",)), sweep
 
 
 def _every(folder: Path, out: Path | None) -> tuple[list[Path], SweepResults]:

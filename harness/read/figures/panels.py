@@ -1,17 +1,51 @@
-"""Which groups share a panel of a figure, and what its lines are called."""
+"""Which groups share a panel of a figure, what its lines are called, and in which style."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from harness.read.drawing import MOST_LINES, MOST_PANELS
-from harness.read.labels import strategy_text
+from matplotlib.axes import Axes
+
+from harness.core.records import FAILURES
+from harness.core.strategies import STRATEGIES
+from harness.read.drawing import (
+    BASE,
+    DASHES,
+    MOST_LINES,
+    MOST_PANELS,
+    Drawn,
+    Style,
+    cycle,
+    listed,
+    mean_with_interval,
+    numbers_of,
+    run_points,
+)
+from harness.read.labels import (
+    STRATEGY,
+    column_of,
+    heading_of,
+    plain_text,
+    shown_axes,
+    strategy_text,
+)
 from harness.read.records.groups import Group
+from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
+from harness.read.statistics import is_rate
 
 # These may have panels of their own, in this order, where a panel would hold too many lines.
 INTO_PANELS = ("link", "strategy", "model", "per_gpu_batch", "lr")
+# The first of these that a sweep varies decides the colour of its groups.
+COLOUR_BY = ("strategy", "setup", "link", "lr", "per_gpu_batch")
+# These have one style on a whole page.
+OF_PAGE = ("strategy", "setup", "link")
+MACHINE = "machine"
+# Values that are understood without the name of their axis.
+BARE = ("script", "model", "strategy", "setup", "link", MACHINE)
 
 
 class Line(NamedTuple):
@@ -19,61 +53,185 @@ class Line(NamedTuple):
     groups: list[Group]
 
 
-class PanelOf(NamedTuple):
+class Panel(NamedTuple):
     title: str
     lines: list[Line]
 
 
-def panels_and_lines(
-    sweep: SweepResults, groups: Sequence[Group], across: Iterable[str] = (), by_setup: bool = True
-) -> tuple[list[PanelOf], list[str]]:
-    """The panels with their lines, and what there was no room for.
+def axis_text(group: Group, axis: str) -> str:
+    """What a group is on an axis, the same in every title, legend and list; "" where unknown."""
+    if axis == STRATEGY:
+        return strategy_text({**group.label, STRATEGY: group.setting(STRATEGY)}) or "plain"
+    value = group.machine_kind if axis == MACHINE else group.setting(axis)
+    if value is None:
+        return ""
+    text = plain_text(value)
+    return text if axis in BARE else f"{heading_of(column_of(axis))} {text}"
+
+
+class Styles:
+    """The styles of a page: a strategy, a set-up, a link has the same one in all its figures."""
+
+    def __init__(self, sweeps: Iterable[SweepResults]) -> None:
+        known: dict[str, set[str]] = {axis: set() for axis in OF_PAGE}
+        for sweep in sweeps:
+            for axis in OF_PAGE:
+                if axis in (*sweep.axes, STRATEGY):
+                    known[axis] |= {_key(group, axis) for group in sweep.groups}
+        self._styles = {axis: _ordered_styles(values) for axis, values in known.items()}
+
+    def of_axis(self, axis: str, values: Iterable[str]) -> dict[str, Style]:
+        """Of these values: of other axes than the page's the figure's own styles."""
+        given = dict.fromkeys(values)
+        if axis not in self._styles:
+            return {value: cycle(number) for number, value in enumerate(given)}
+        return {value: style for value, style in self._styles[axis].items() if value in given}
+
+    def of_groups(
+        self, sweep: SweepResults, groups: Sequence[Group]
+    ) -> tuple[list[str], dict[str, Style]]:
+        """For each group the value that decides its colour, and the styles of these values."""
+        axis = next((axis for axis in COLOUR_BY if axis in sweep.axes), "")
+        names = [_key(group, axis) if axis else "" for group in groups]
+        return names, self.of_axis(axis, names)
+
+    def of_lines(self, sweep: SweepResults, panels: Iterable[Panel]) -> dict[str, Style]:
+        """Lines that differ on one axis have its styles. On several, the first decides the colour;
+        marker and dash then distinguish lines of one colour.
+        """
+        lines: dict[str, list[Group]] = {}
+        for panel in panels:
+            for line in panel.lines:
+                lines.setdefault(line.name, []).extend(line.groups)
+        for axis in (axis for axis in OF_PAGE if axis in sweep.axes):
+            values = [{_key(group, axis) for group in groups} for groups in lines.values()]
+            if all(len(value) == 1 for value in values) and len(set().union(*values)) > 1:
+                break
+        else:
+            return self.of_axis("", lines)
+        of_axis = self.of_axis(axis, set().union(*values))
+        styles, used = {}, Counter[str]()
+        for name, (value,) in zip(lines, values, strict=True):
+            number = used[value]
+            used[value] += 1
+            other = Style(of_axis[value].colour, cycle(number).marker, DASHES[number % 3])
+            styles[name] = of_axis[value] if len(of_axis) == len(lines) else other
+        return styles
+
+
+def _key(group: Group, axis: str) -> str:
+    """A set-up without its tag, which names the link."""
+    return group.topology if axis == "setup" else axis_text(group, axis)
+
+
+def _ordered_styles(values: Collection[str]) -> dict[str, Style]:
+    """By the values alone, not by the order in which records are found; plain ddp stands out."""
+    strategies = [*STRATEGIES]
+
+    def natural(text: str) -> tuple[int, list[Any]]:
+        family = text.split(" ")[0]
+        rank = strategies.index(family) if family in strategies else -1
+        parts = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)
+        return rank, [float(p) if n % 2 else p for n, p in enumerate(parts)]
+
+    # single is last: it is the rarest in a figure of strategies.
+    others = [*sorted({*values} - {"ddp", "single"}, key=natural), "single"]
+    return {"ddp": BASE} | {value: cycle(number) for number, value in enumerate(others)}
+
+
+def arrange(
+    sweep: SweepResults, groups: Sequence[Group], across: Collection[str] = (),
+    by_setup: bool = True, most: int = MOST_PANELS,
+) -> tuple[list[Panel], list[str]]:  # fmt: skip
+    """The panels with their lines, and notes on what there was no room for.
 
     across: axes along which a line goes, so that its groups differ in them alone.
     """
-    first = ["script", "setup"] if by_setup else ["script"]
-    across = {*across}
-    beside = [axis for axis in first if axis not in across]
+    beside = [axis for axis in ("script", "setup")[: 1 + by_setup] if axis not in across]
     more = [axis for axis in INTO_PANELS if axis in sweep.axes and axis not in across]
-    shared = _arranged(sweep, groups, beside, across)
-    while more and max(len(lines) for lines in shared.values()) > MOST_LINES:
+    arranged = _arranged(sweep, groups, beside, across)
+    while more and max(len(lines) for lines in arranged.values()) > MOST_LINES:
         beside.append(more.pop(0))
-        shared = _arranged(sweep, groups, beside, across)
-    notes = []
-    if left := len(shared) - MOST_PANELS:
-        notes += [f"{left} more panels are not drawn"] if left > 0 else []
-    drawn = []
-    for title, lines in [*shared.items()][:MOST_PANELS]:
+        arranged = _arranged(sweep, groups, beside, across)
+    notes, panels = left_out(len(arranged) - most, "panels"), []
+    for title, lines in [*arranged.items()][:most]:
         names = [*lines]
         if len(names) > MOST_LINES:
             rest = "; ".join(names[MOST_LINES:][:5])
             notes.append(f"{title}: {len(names) - MOST_LINES} more lines are not drawn: {rest} ...")
-        drawn.append(PanelOf(title, [Line(name, lines[name]) for name in names[:MOST_LINES]]))
-    return drawn, notes
+        panels.append(Panel(title, [Line(name, lines[name]) for name in names[:MOST_LINES]]))
+    return panels, notes
 
 
 def _arranged(
-    sweep: SweepResults, groups: Sequence[Group], beside: list[str], across: set[str]
+    sweep: SweepResults, groups: Sequence[Group], beside: Sequence[str], across: Collection[str]
 ) -> dict[str, dict[str, list[Group]]]:
-    found: dict[str, dict[str, list[Group]]] = {}
+    machine = [MACHINE] if len(sweep.machines) > 1 else []
+    within = [a for a in (*shown_axes(sweep.axes), *machine) if a not in {*beside, *across}]
+    arranged: dict[str, dict[str, list[Group]]] = {}
     for group in groups:
-        title = panel_title(sweep, group, beside)
-        name = sweep.text_of(group, {*beside, *across})
-        found.setdefault(title, {}).setdefault(name, []).append(group)
-    return found
-
-
-def panel_title(sweep: SweepResults, group: Group, beside: Iterable[str]) -> str:
-    words: list[str] = []
-    for axis in beside:
-        if axis == "setup":
-            words.append(group.topology)
-        elif axis == "strategy":
-            words.append(strategy_text(group.label) or "")
-        elif (value := group.setting(axis)) is not None:
-            words.append(f"{value}" if axis in ("script", "model", "link") else f"{axis} {value:g}")
-    return ", ".join(word for word in words if word)
+        title = ", ".join(text for axis in beside if (text := _key(group, axis)))
+        name = ", ".join(text for axis in within if (text := axis_text(group, axis)))
+        arranged.setdefault(title, {}).setdefault(name, []).append(group)
+    return arranged
 
 
 def in_order(lines: Iterable[Line], key: Callable[[Group], Any]) -> list[Line]:
     return [Line(line.name, sorted(line.groups, key=key)) for line in lines]
+
+
+def left_out(count: int, what: str) -> list[str]:
+    return [f"{count} more {what} are not drawn"] if count > 0 else []
+
+
+# ---- runs of a group
+
+
+def run_name(run: Run) -> str:
+    """What distinguishes a run from the others of its group."""
+    seed, repeat = run.repetition
+    words = [f"seed {seed}"] if seed is not None else []
+    words += [f"repeat {repeat}"] if repeat not in (None, 1) else []
+    return ", ".join(words) or "one run"
+
+
+def failures(group: Group) -> list[str]:
+    """Outcomes of the failed runs of a group, counted."""
+    counts = Counter(run.state for run in group.runs if run.state in FAILURES)
+    return [state if n == 1 else f"{n} x {state}" for state, n in counts.items()]
+
+
+def failed_groups(sweep: SweepResults) -> str:
+    """All groups with failed runs, for a note."""
+    return listed(
+        f"{sweep.short_name_of(group)} ({', '.join(states)})"
+        for group in sweep.groups
+        if (states := failures(group))
+    )
+
+
+class Point(NamedTuple):
+    """The mean of a group at its place on the horizontal axis."""
+
+    x: float
+    mean: float
+    low: float
+    high: float
+    values: list[float]
+    text: str
+
+
+def draw_group(
+    drawn: Drawn, axes: Axes, x: float, group: Group, measure: str, line: str, style: Style
+) -> Point | None:
+    """Each run as a point, their mean with its interval; None where no run has the measure."""
+    runs = [run for run in group.finished if measure in run.measures]
+    if not runs:
+        return None
+    values = [run.measures[measure] for run in runs]
+    tips = [f"{line}, {x:g}, {run_name(r)}: {r.measures[measure]:,.4g}" for r in runs]
+    run_points(drawn, axes, [x] * len(values), values, style, tips)
+    rate = is_rate(measure)
+    mean, low, high = mean_with_interval(axes, x, values, style, rate)
+    text = f"{line or 'all'} at {x:g} {numbers_of(values, rate)}"
+    return Point(x, mean, low, high, values, text)

@@ -12,6 +12,7 @@ from harness.core.settings import UserError
 from harness.read.drawing import for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import draw_all
+from harness.read.figures.panels import Styles
 from harness.read.labels import label_text
 from harness.read.records.baseline import group_rows, run_row
 from harness.read.records.loading import UNFINISHED
@@ -35,9 +36,9 @@ def run(options: argparse.Namespace) -> int:
 def make_report(folder: Path, out: Path) -> list[Path]:
     """Write everything below out; the page and the text are named last, when all is there."""
     parts, problems = read_all(folder)
-    sections: list[Section] = []
+    styles, sections = Styles(parts), list[Section]()
     for sweep in parts:
-        sections.append(_section(sweep, {s.name for s in sections}))
+        sections.append(_section(sweep, styles, {s.name for s in sections}))
         _write_numbers(sweep, out / sections[-1].name)
         _write_figures(sections[-1], out)
     page_file, text_file = out / "report.html", out / "report.md"
@@ -46,9 +47,9 @@ def make_report(folder: Path, out: Path) -> list[Path]:
     return [page_file, text_file, *(out / section.name for section in sections)]
 
 
-def _section(sweep: SweepResults, taken: set[str]) -> Section:
+def _section(sweep: SweepResults, styles: Styles, taken: set[str]) -> Section:
     table, _ = sweep_table(sweep)
-    figures, not_drawn = draw_all(sweep)
+    figures, not_drawn = draw_all(sweep, styles)
     return Section(
         name=_file_name(sweep.name, taken),
         title=table.title,

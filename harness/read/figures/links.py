@@ -1,0 +1,282 @@
+"""Over the delay between nodes: speed, a line a rate; time to the target, a line a strategy."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from harness.core.links import Link, plain_link
+from harness.read.drawing import (
+    FAINT,
+    Drawn,
+    NothingToDraw,
+    Style,
+    cycle,
+    delay_axis,
+    describe,
+    grid,
+    legend,
+    line,
+    listed,
+    log_axis,
+    mean_with_interval,
+    named_rows,
+    numbers_of,
+    panels,
+    run_points,
+    small_text,
+)
+from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
+from harness.read.labels import STRATEGY, shown_axes
+from harness.read.records.baseline import RATE, baseline_of
+from harness.read.records.groups import Group
+from harness.read.records.sweeps import SweepResults
+from harness.read.statistics import spread
+
+TIME, QUALITY = "tta_train_s", "accuracy"
+NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
+DELAY = "delay between the nodes, one way (ms)"
+COLUMN_WIDTH = 4.6  # inches
+MISS_ROW = 0.085  # of a panel's height: a line of small text
+APART = 1.06  # strategies at the same delay stand side by side, this factor from one to the next
+
+
+def _linked(sweep: SweepResults) -> list[Group]:
+    if "link" not in sweep.axes or not sweep.file.is_file():
+        raise NothingToDraw("no sweep over links")
+    linked = [g for g in sweep.groups if g.finished and g.label.get("link") is not None]
+    if not linked:
+        raise NothingToDraw(NO_LINK)
+    return linked
+
+
+def _link(group: Group) -> Link:
+    return plain_link(group.label["link"])
+
+
+def _rate_text(link: Link) -> str:
+    text = str(Link(rate_mbit=link.rate_mbit))
+    return text.replace("mbit", " Mbit/s").replace("none", "rate not limited")
+
+
+def _slowest_last(link: Link) -> tuple[float, str]:
+    return -(link.rate_mbit or math.inf), str(link)
+
+
+def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
+    """Samples per second, each run a point; dashed: the baseline."""
+    linked = _linked(sweep)
+    if others := [axis for axis in sweep.axes if axis not in ("script", "setup", "link")]:
+        raise NothingToDraw(f"{', '.join(others)} varies too")
+    if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
+        raise NothingToDraw("links of several set-ups or machines do not go into one line")
+    rates = sorted({replace(_link(group), delay_ms=0.0) for group in linked}, key=_slowest_last)
+    of_rates = {_rate_text(rate): cycle(number) for number, rate in enumerate(rates)}
+    arranged, notes = arrange(sweep, linked, ("setup", "link"))
+    figure, axes = panels(len(arranged), 3.3)
+    drawn, texts = Drawn(figure, notes=notes), []
+    for place, panel in zip(axes, arranged, strict=True):
+        groups = sorted(panel.lines[0].groups, key=lambda g: _link(g).delay_ms)
+        for rate, style in of_rates.items():
+            points = [
+                draw_group(drawn, place, _link(group).delay_ms, group, RATE, rate, style)
+                for group in groups
+                if _rate_text(_link(group)) == rate
+            ]
+            known = [point for point in points if point is not None]
+            line(place, [p.x for p in known], [p.mean for p in known], style, label=rate)
+            texts += [f"{rate} {point.text} ms" for point in known]
+        for base, mean in _baselines(sweep, groups):
+            place.axhline(mean, color=FAINT, linestyle="--", linewidth=1.2)
+            small_text(place, f"{axis_text(base, 'setup')}, no network", (1, mean), (-4, 3),
+                       ha="right", va="bottom", xycoords=("axes fraction", "data"))  # fmt: skip
+        delay_axis(place, sorted({_link(group).delay_ms for group in groups}))
+        log_axis(place, "y")
+        describe(place, panel.title, DELAY, "training samples/s" if place is axes[0] else "")
+    legend(figure, of_rates)
+    drawn.alt = f"Training samples/s over the delay between nodes: {listed(texts)}."
+    return drawn
+
+
+def _baselines(sweep: SweepResults, groups: Sequence[Group]) -> list[tuple[Group, float]]:
+    """The groups that these are compared with, each once, and their means."""
+    bases = {id(base): base for group in groups if (base := baseline_of(sweep, group))}
+    return [(base, mean) for base in bases.values() if (mean := base.mean(RATE)) is not None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A group with its place in the figure of strategies."""
+
+    group: Group
+    base: Group | None
+    column: tuple[str, str]  # script, set-up
+    row: Link  # without its delay
+    delay: float
+
+    @property
+    def strategy(self) -> str:
+        return axis_text(self.group, STRATEGY)
+
+    @property
+    def times(self) -> list[float]:
+        return self.group.values(TIME)
+
+    @property
+    def differences(self) -> list[float]:
+        """Final accuracy less that of the baseline with the same seed, in points, per seed."""
+        if self.base is None or self.base is self.group:
+            return []
+        base = self.base.by_repetition(QUALITY)
+        values = self.group.by_repetition(QUALITY)
+        return [100 * (value - base[key]) for key, value in values.items() if key in base]
+
+
+def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
+    """Columns of panels by set-up, rows by rate; below, what the strategies cost in quality."""
+    cells = _cells(sweep)
+    columns = [*dict.fromkeys(cell.column for cell in cells)]
+    rows = sorted({cell.row for cell in cells}, key=_slowest_last)
+    of_strategies = styles.of_axis(STRATEGY, [cell.strategy for cell in cells])
+    heights = [2.5] * len(rows)
+    if any(cell.differences for cell in cells):
+        heights.append(0.65 + 0.24 * len(of_strategies))
+    figure, axes = grid(heights, len(columns), COLUMN_WIDTH * len(columns))
+    target = str(sweep.target).replace(" at least ", " ").replace(" at most ", " ")
+    drawn, span = Drawn(figure), _span(cells)
+    delays = sorted({cell.delay for cell in cells})
+    for n, place in enumerate(axes):
+        y, x = divmod(n, len(columns))
+        mine = [cell for cell in cells if cell.column == columns[x]]
+        if y == len(rows):
+            _quality(drawn, place, mine, of_strategies, names=x == 0)
+            continue
+        _times(drawn, place, [c for c in mine if c.row == rows[y]], of_strategies)
+        delay_axis(place, delays)
+        _time_axis(place, span, labels=x == 0)
+        others = str(replace(rows[y], rate_mbit=None)).replace("none", "")
+        title = [*columns[x], _rate_text(rows[y]), others]
+        describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
+                 f"training time to {target} (s)" if x == 0 else "")  # fmt: skip
+    legend(figure, of_strategies)
+    reached = [(c, [t for t in c.times if math.isfinite(t)]) for c in cells]
+    texts = [f"{sweep.name_of(c.group)} {numbers_of(times)} s" for c, times in reached if times]
+    drawn.alt = f"Training time to {sweep.target} over the delay between nodes: {listed(texts)}."
+    return drawn
+
+
+def _cells(sweep: SweepResults) -> list[Cell]:
+    linked = _linked(sweep)
+    if sweep.target is None:
+        raise NothingToDraw(
+            f"{sweep.file}: has no target, and the figure shows the time to it: write for example "
+            "target: {metric: accuracy, value: 0.9} into the sweep file"
+        )
+    shown = ("script", "strategy", "setup", "link")
+    if others := [axis for axis in shown_axes(sweep.axes) if axis not in shown]:
+        raise NothingToDraw(
+            f"{sweep.file}: {', '.join(others)} varies too: there is no figure for it"
+        )
+    if not any(group.values(TIME) for group in linked):
+        raise NothingToDraw(f"no epoch of any run has a number named {sweep.target.metric}")
+    return [
+        Cell(
+            group=group,
+            base=baseline_of(sweep, group),
+            column=(str(group.label.get("script") or ""), str(group.label.get("setup") or "")),
+            row=replace(_link(group), delay_ms=0.0),
+            delay=_link(group).delay_ms,
+        )
+        for group in linked
+    ]
+
+
+def _times(drawn: Drawn, axes: Axes, cells: Sequence[Cell], styles: dict[str, Style]) -> None:
+    misses: Counter[float] = Counter()
+    nearest = min((cell.delay for cell in cells), default=0.0)
+    for number, (name, style) in enumerate(styles.items()):
+        mine = sorted((c for c in cells if c.strategy == name and c.times), key=lambda c: c.delay)
+        aside = APART ** (number - (len(styles) - 1) / 2)
+        points = [(c.delay, run, t) for c in mine for run in c.group.finished
+                  if math.isfinite(t := run.measures.get(TIME, math.inf))]  # fmt: skip
+        tips = [f"{name}, {delay:g} ms, {run_name(run)}: {t:,.4g} s" for delay, run, t in points]
+        run_points(drawn, axes, [d * aside for d, _, _ in points], [t for *_, t in points], style,
+                   tips)  # fmt: skip
+        # The median: a miss is infinite, and so would be the mean.
+        medians = [statistics.median(c.times) for c in mine]
+        finite = [m if math.isfinite(m) else math.nan for m in medians]
+        line(axes, [c.delay * aside for c in mine], finite, style, marker=style.marker,
+             markersize=5, label=name)  # fmt: skip
+        for cell in mine:
+            if missed := sum(map(math.isinf, cell.times)):
+                # On the left edge there is no room on the left.
+                side = 1 if cell.delay == nearest else -1
+                text = f"\u2191 {missed} of {len(cell.times)}"
+                _miss(axes, cell.delay, misses[cell.delay], text, style, side)
+                misses[cell.delay] += 1
+
+
+def _miss(axes: Axes, delay: float, number: int, text: str, style: Style, side: int) -> None:
+    """At the top edge, one below the other: they lie above every number."""
+    height, transform = 1 - MISS_ROW * (number + 0.5), axes.get_xaxis_transform()
+    axes.plot([delay], [height], marker=style.marker, color=style.colour, markersize=4.5,
+              linestyle="", transform=transform)  # fmt: skip
+    small_text(axes, text, (delay, height), (6 * side, 0), fontsize=7.5, xycoords=transform,
+               ha="left" if side > 0 else "right")  # fmt: skip
+
+
+class Span(NamedTuple):
+    """Of the times in all panels, and how much of a panel's height the misses above them take."""
+
+    low: float
+    high: float
+    missed: float
+
+
+def _span(cells: Sequence[Cell]) -> Span:
+    times = [t for cell in cells for t in cell.times if math.isfinite(t)] or [1.0]
+    missed = Counter((c.column, c.row, c.delay) for c in cells if any(map(math.isinf, c.times)))
+    share = min(MISS_ROW * max(missed.values(), default=0), 0.7)
+    return Span(min(times) / 1.3, max(times) * 1.3, share)
+
+
+def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
+    """The same in all panels, with a strip for the misses at the top."""
+    log_axis(axes, "y")
+    top = span.high * (span.high / span.low) ** (span.missed / (1 - span.missed))
+    powers = range(math.floor(math.log10(span.low)), math.ceil(math.log10(span.high)))
+    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    ticks = [tick for tick in ticks if span.low <= tick <= span.high]
+    axes.set_yticks(ticks, [f"{tick:,g}" if labels else "" for tick in ticks])
+    axes.set_ylim(span.low, top)
+    if span.missed:
+        axes.axhspan(span.high, top, color="#f2f2f2", zorder=0, linewidth=0)
+        small_text(axes, "missed", (1, 1 - MISS_ROW / 2), (4, 0), xycoords="axes fraction")
+
+
+def _quality(
+    drawn: Drawn, axes: Axes, cells: Sequence[Cell], styles: dict[str, Style], names: bool
+) -> None:
+    """Final accuracy less the baseline's, each run a point, the mean with its interval."""
+    compared = [name for name in styles
+                if any(c.strategy == name and c.differences for c in cells)]  # fmt: skip
+    axes.axvspan(-1, 1, color="#eeeeee", zorder=0)
+    axes.axvline(0, color=FAINT, linestyle="--", linewidth=1.2)
+    for height, name in enumerate(compared):
+        values = [v for c in cells if c.strategy == name for v in c.differences]
+        tips = [f"{name}: {value:+.2f} points" for value in values]
+        run_points(drawn, axes, values, [height] * len(values), styles[name], tips)
+        mean, *_ = mean_with_interval(axes, height, values, styles[name], across=True)
+        sd = spread(values).sd
+        small_text(axes, f"{mean:+.1f}" + ("" if sd is None else f" \u00b1 {sd:.1f}"), (1, height),
+                   (4, 0), xycoords=("axes fraction", "data"))  # fmt: skip
+    named_rows(axes, compared if names else [""] * len(compared))
+    bases = {axis_text(c.base, STRATEGY) for c in cells if c.base is not None}
+    base = bases.pop() if len(bases) == 1 else "the baseline"
+    describe(axes, x=f"final accuracy less that of {base}, points (grey: within one)")
