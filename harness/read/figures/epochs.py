@@ -8,23 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from harness.core.records import FAILURES
-from harness.read.drawing import (
-    FAILED,
-    MOST_PANELS,
-    Drawn,
-    NothingToDraw,
-    Style,
-    beside,
-    describe,
-    fitted,
-    legend,
-    line,
-    listed,
-    numbers_of,
-    panels,
-    run_points,
-    small_text,
-)
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Panel, Styles, arrange, run_name
 from harness.read.labels import heading_of
 from harness.read.records.loading import is_number
@@ -52,12 +37,12 @@ def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Dr
         raise NothingToDraw(f"no epoch of any run has {' or '.join(metrics)}")
     if all(len(run.epochs) < 2 for group in groups for run in group.runs):
         raise NothingToDraw("one epoch makes no line")
-    arranged, notes = arrange(sweep, groups, most=MOST_PANELS // len(metrics))
+    arranged, notes = arrange(sweep, groups, most=kit.MOST_PANELS // len(metrics))
     of_lines = styles.of_lines(sweep, arranged)
-    wide = beside(len(arranged))
+    wide = kit.beside(len(arranged))
     blocks = [arranged[n : n + wide] for n in range(0, len(arranged), wide)]
     rows = [(metric, block) for block in blocks for metric in metrics]
-    figure, axes = panels(len(rows) * wide, 2.4, wide)
+    figure, axes = kit.panels(len(rows) * wide, 2.4, wide)
     drawn, texts = Drawn(figure, notes=notes), []
     for y, (metric, block) in enumerate(rows):
         for x, place in enumerate(axes[y * wide : (y + 1) * wide]):
@@ -65,14 +50,14 @@ def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Dr
                 place.set_visible(False)
                 continue
             texts.append(_draw(drawn, place, block[x], metric, of_lines))
-            describe(
+            kit.describe(
                 place,
                 block[x].title if metric == metrics[0] else "",
                 "epoch" if metric == metrics[-1] else "",
                 _title(metric) if x == 0 else "",
             )
-    legend(figure, of_lines)
-    drawn.alt = f"{' and '.join(map(_title, metrics))} by epoch. " + listed(
+    kit.legend(figure, of_lines)
+    drawn.alt = f"{' and '.join(map(_title, metrics))} by epoch. " + kit.listed(
         filter(None, texts), " "
     )
     return drawn
@@ -100,12 +85,12 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
             bars += _mean(axes, [c for _, c in curves], styles[name])
             _runs(drawn, axes, curves, name, styles[name])
             ends = [curve[max(curve)] for _, curve in curves]
-            last.append(f"{name or 'all runs'} {numbers_of(ends)}")
+            last.append(f"{name or 'all runs'} {kit.numbers_of(ends)}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if not values:
         return ""
-    fitted(axes, values, bars, share=max(values) <= 1 and not metric.endswith("loss"))
-    return f"{panel.title}, {_title(metric)} at the end: {listed(last)}."
+    kit.fitted(axes, values, bars, share=max(values) <= 1 and not metric.endswith("loss"))
+    return f"{panel.title}, {_title(metric)} at the end: {kit.listed(last)}."
 
 
 def _mean(axes: Axes, curves: list[Curve], style: Style) -> list[float]:
@@ -115,7 +100,7 @@ def _mean(axes: Axes, curves: list[Curve], style: Style) -> list[float]:
     means = [float(s.mean or 0.0) for s in spreads]
     lows = [mean if s.low is None else s.low for s, mean in zip(spreads, means, strict=True)]
     highs = [mean if s.high is None else s.high for s, mean in zip(spreads, means, strict=True)]
-    line(axes, epochs, means, style, marker=style.marker, markersize=4, zorder=3)
+    kit.line(axes, epochs, means, style, marker=style.marker, markersize=4, zorder=3)
     if lows != means:
         axes.fill_between(epochs, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
     return [*lows, *highs]
@@ -126,9 +111,11 @@ def _runs(
 ) -> None:
     points = [(run, epoch, v) for run, curve in curves for epoch, v in curve.items()]
     tips = [f"{name}, {run_name(run)}, epoch {epoch:g}: {v:.4g}" for run, epoch, v in points]
-    run_points(drawn, axes, [e for _, e, _ in points], [v for _, _, v in points], style, tips)
+    kit.run_points(drawn, axes, [e for _, e, _ in points], [v for _, _, v in points], style, tips)
     for run, curve in curves:
         if run.state in FAILURES:
             end = max(curve)
-            axes.plot([end], [curve[end]], marker="X", color=FAILED, markersize=8, zorder=5)
-            small_text(axes, run.state, (end, curve[end]), (5, 5), color=FAILED, va="bottom")
+            axes.plot([end], [curve[end]], marker="X", color=kit.FAILED, markersize=8, zorder=5)
+            kit.small_text(
+                axes, run.state, (end, curve[end]), (5, 5), color=kit.FAILED, va="bottom"
+            )

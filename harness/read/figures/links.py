@@ -12,26 +12,8 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from harness.core.links import Link, plain_link
-from harness.read.drawing import (
-    FAINT,
-    Drawn,
-    NothingToDraw,
-    Style,
-    cycle,
-    delay_axis,
-    describe,
-    grid,
-    legend,
-    line,
-    listed,
-    log_axis,
-    mean_with_interval,
-    named_rows,
-    numbers_of,
-    panels,
-    run_points,
-    small_text,
-)
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
 from harness.read.labels import STRATEGY, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
@@ -77,9 +59,9 @@ def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
     if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
         raise NothingToDraw("links of several set-ups or machines do not go into one line")
     rates = sorted({replace(_link(group), delay_ms=0.0) for group in linked}, key=_slowest_last)
-    of_rates = {_rate_text(rate): cycle(number) for number, rate in enumerate(rates)}
+    of_rates = {_rate_text(rate): kit.cycle(number) for number, rate in enumerate(rates)}
     arranged, notes = arrange(sweep, linked, ("setup", "link"))
-    figure, axes = panels(len(arranged), 3.3)
+    figure, axes = kit.panels(len(arranged), 3.3)
     drawn, texts = Drawn(figure, notes=notes), []
     for place, panel in zip(axes, arranged, strict=True):
         groups = sorted(panel.lines[0].groups, key=lambda g: _link(g).delay_ms)
@@ -90,17 +72,17 @@ def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
                 if _rate_text(_link(group)) == rate
             ]
             known = [point for point in points if point is not None]
-            line(place, [p.x for p in known], [p.mean for p in known], style, label=rate)
+            kit.line(place, [p.x for p in known], [p.mean for p in known], style, label=rate)
             texts += [f"{rate} {point.text} ms" for point in known]
         for base, mean in _baselines(sweep, groups):
-            place.axhline(mean, color=FAINT, linestyle="--", linewidth=1.2)
-            small_text(place, f"{axis_text(base, 'setup')}, no network", (1, mean), (-4, 3),
+            place.axhline(mean, color=kit.FAINT, linestyle="--", linewidth=1.2)
+            kit.small_text(place, f"{axis_text(base, 'setup')}, no network", (1, mean), (-4, 3),
                        ha="right", va="bottom", xycoords=("axes fraction", "data"))  # fmt: skip
-        delay_axis(place, sorted({_link(group).delay_ms for group in groups}))
-        log_axis(place, "y")
-        describe(place, panel.title, DELAY, "training samples/s" if place is axes[0] else "")
-    legend(figure, of_rates)
-    drawn.alt = f"Training samples/s over the delay between nodes: {listed(texts)}."
+        kit.delay_axis(place, sorted({_link(group).delay_ms for group in groups}))
+        kit.log_axis(place, "y")
+        kit.describe(place, panel.title, DELAY, "training samples/s" if place is axes[0] else "")
+    kit.legend(figure, of_rates)
+    drawn.alt = f"Training samples/s over the delay between nodes: {kit.listed(texts)}."
     return drawn
 
 
@@ -147,7 +129,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     heights = [2.5] * len(rows)
     if any(cell.differences for cell in cells):
         heights.append(0.65 + 0.24 * len(of_strategies))
-    figure, axes = grid(heights, len(columns), COLUMN_WIDTH * len(columns))
+    figure, axes = kit.grid(heights, len(columns), COLUMN_WIDTH * len(columns))
     target = str(sweep.target).replace(" at least ", " ").replace(" at most ", " ")
     drawn, span = Drawn(figure), _span(cells)
     delays = sorted({cell.delay for cell in cells})
@@ -158,16 +140,18 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
             _quality(drawn, place, mine, of_strategies, names=x == 0)
             continue
         _times(drawn, place, [c for c in mine if c.row == rows[y]], of_strategies)
-        delay_axis(place, delays)
+        kit.delay_axis(place, delays)
         _time_axis(place, span, labels=x == 0)
         others = str(replace(rows[y], rate_mbit=None)).replace("none", "")
         title = [*columns[x], _rate_text(rows[y]), others]
-        describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
+        kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
                  f"training time to {target} (s)" if x == 0 else "")  # fmt: skip
-    legend(figure, of_strategies)
+    kit.legend(figure, of_strategies)
     reached = [(c, [t for t in c.times if math.isfinite(t)]) for c in cells]
-    texts = [f"{sweep.name_of(c.group)} {numbers_of(times)} s" for c, times in reached if times]
-    drawn.alt = f"Training time to {sweep.target} over the delay between nodes: {listed(texts)}."
+    texts = [f"{sweep.name_of(c.group)} {kit.numbers_of(times)} s" for c, times in reached if times]
+    drawn.alt = (
+        f"Training time to {sweep.target} over the delay between nodes: {kit.listed(texts)}."
+    )
     return drawn
 
 
@@ -206,12 +190,12 @@ def _times(drawn: Drawn, axes: Axes, cells: Sequence[Cell], styles: dict[str, St
         points = [(c.delay, run, t) for c in mine for run in c.group.finished
                   if math.isfinite(t := run.measures.get(TIME, math.inf))]  # fmt: skip
         tips = [f"{name}, {delay:g} ms, {run_name(run)}: {t:,.4g} s" for delay, run, t in points]
-        run_points(drawn, axes, [d * aside for d, _, _ in points], [t for *_, t in points], style,
-                   tips)  # fmt: skip
+        x, y = [delay * aside for delay, _, _ in points], [t for *_, t in points]
+        kit.run_points(drawn, axes, x, y, style, tips)
         # The median: a miss is infinite, and so would be the mean.
         medians = [statistics.median(c.times) for c in mine]
         finite = [m if math.isfinite(m) else math.nan for m in medians]
-        line(axes, [c.delay * aside for c in mine], finite, style, marker=style.marker,
+        kit.line(axes, [c.delay * aside for c in mine], finite, style, marker=style.marker,
              markersize=5, label=name)  # fmt: skip
         for cell in mine:
             if missed := sum(map(math.isinf, cell.times)):
@@ -227,7 +211,7 @@ def _miss(axes: Axes, delay: float, number: int, text: str, style: Style, side: 
     height, transform = 1 - MISS_ROW * (number + 0.5), axes.get_xaxis_transform()
     axes.plot([delay], [height], marker=style.marker, color=style.colour, markersize=4.5,
               linestyle="", transform=transform)  # fmt: skip
-    small_text(axes, text, (delay, height), (6 * side, 0), fontsize=7.5, xycoords=transform,
+    kit.small_text(axes, text, (delay, height), (6 * side, 0), fontsize=7.5, xycoords=transform,
                ha="left" if side > 0 else "right")  # fmt: skip
 
 
@@ -248,7 +232,7 @@ def _span(cells: Sequence[Cell]) -> Span:
 
 def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
     """The same in all panels, with a strip for the misses at the top."""
-    log_axis(axes, "y")
+    kit.log_axis(axes, "y")
     top = span.high * (span.high / span.low) ** (span.missed / (1 - span.missed))
     powers = range(math.floor(math.log10(span.low)), math.ceil(math.log10(span.high)))
     ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
@@ -257,7 +241,7 @@ def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
     axes.set_ylim(span.low, top)
     if span.missed:
         axes.axhspan(span.high, top, color="#f2f2f2", zorder=0, linewidth=0)
-        small_text(axes, "missed", (1, 1 - MISS_ROW / 2), (4, 0), xycoords="axes fraction")
+        kit.small_text(axes, "missed", (1, 1 - MISS_ROW / 2), (4, 0), xycoords="axes fraction")
 
 
 def _quality(
@@ -267,16 +251,16 @@ def _quality(
     compared = [name for name in styles
                 if any(c.strategy == name and c.differences for c in cells)]  # fmt: skip
     axes.axvspan(-1, 1, color="#eeeeee", zorder=0)
-    axes.axvline(0, color=FAINT, linestyle="--", linewidth=1.2)
+    axes.axvline(0, color=kit.FAINT, linestyle="--", linewidth=1.2)
     for height, name in enumerate(compared):
         values = [v for c in cells if c.strategy == name for v in c.differences]
         tips = [f"{name}: {value:+.2f} points" for value in values]
-        run_points(drawn, axes, values, [height] * len(values), styles[name], tips)
-        mean, *_ = mean_with_interval(axes, height, values, styles[name], across=True)
+        kit.run_points(drawn, axes, values, [height] * len(values), styles[name], tips)
+        mean, *_ = kit.mean_with_interval(axes, height, values, styles[name], across=True)
         sd = spread(values).sd
-        small_text(axes, f"{mean:+.1f}" + ("" if sd is None else f" \u00b1 {sd:.1f}"), (1, height),
-                   (4, 0), xycoords=("axes fraction", "data"))  # fmt: skip
-    named_rows(axes, compared if names else [""] * len(compared))
+        text = f"{mean:+.1f}" + ("" if sd is None else f" \u00b1 {sd:.1f}")
+        kit.small_text(axes, text, (1, height), (4, 0), xycoords=("axes fraction", "data"))
+    kit.named_rows(axes, compared if names else [""] * len(compared))
     bases = {axis_text(c.base, STRATEGY) for c in cells if c.base is not None}
     base = bases.pop() if len(bases) == 1 else "the baseline"
-    describe(axes, x=f"final accuracy less that of {base}, points (grey: within one)")
+    kit.describe(axes, x=f"final accuracy less that of {base}, points (grey: within one)")

@@ -11,19 +11,8 @@ from matplotlib.axes import Axes
 
 from harness.core.records import FAILURES
 from harness.core.strategies import STRATEGIES
-from harness.read.drawing import (
-    BASE,
-    DASHES,
-    MOST_LINES,
-    MOST_PANELS,
-    Drawn,
-    Style,
-    cycle,
-    listed,
-    mean_with_interval,
-    numbers_of,
-    run_points,
-)
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, Style
 from harness.read.labels import (
     STRATEGY,
     column_of,
@@ -84,7 +73,7 @@ class Styles:
         """Of these values: of other axes than the page's the figure's own styles."""
         given = dict.fromkeys(values)
         if axis not in self._styles:
-            return {value: cycle(number) for number, value in enumerate(given)}
+            return {value: kit.cycle(number) for number, value in enumerate(given)}
         return {value: style for value, style in self._styles[axis].items() if value in given}
 
     def of_groups(
@@ -114,7 +103,7 @@ class Styles:
         for name, (value,) in zip(lines, values, strict=True):
             number = used[value]
             used[value] += 1
-            other = Style(of_axis[value].colour, cycle(number).marker, DASHES[number % 3])
+            other = Style(of_axis[value].colour, kit.cycle(number).marker, kit.DASHES[number % 3])
             styles[name] = of_axis[value] if len(of_axis) == len(lines) else other
         return styles
 
@@ -136,12 +125,12 @@ def _ordered_styles(values: Collection[str]) -> dict[str, Style]:
 
     # single is last: it is the rarest in a figure of strategies.
     others = [*sorted({*values} - {"ddp", "single"}, key=natural), "single"]
-    return {"ddp": BASE} | {value: cycle(number) for number, value in enumerate(others)}
+    return {"ddp": kit.BASE} | {value: kit.cycle(number) for number, value in enumerate(others)}
 
 
 def arrange(
     sweep: SweepResults, groups: Sequence[Group], across: Collection[str] = (),
-    by_setup: bool = True, most: int = MOST_PANELS,
+    by_setup: bool = True, most: int = kit.MOST_PANELS,
 ) -> tuple[list[Panel], list[str]]:  # fmt: skip
     """The panels with their lines, and notes on what there was no room for.
 
@@ -150,16 +139,18 @@ def arrange(
     beside = [axis for axis in ("script", "setup")[: 1 + by_setup] if axis not in across]
     more = [axis for axis in INTO_PANELS if axis in sweep.axes and axis not in across]
     arranged = _arranged(sweep, groups, beside, across)
-    while more and max(len(lines) for lines in arranged.values()) > MOST_LINES:
+    while more and max(len(lines) for lines in arranged.values()) > kit.MOST_LINES:
         beside.append(more.pop(0))
         arranged = _arranged(sweep, groups, beside, across)
     notes, panels = left_out(len(arranged) - most, "panels"), []
     for title, lines in [*arranged.items()][:most]:
         names = [*lines]
-        if len(names) > MOST_LINES:
-            rest = "; ".join(names[MOST_LINES:][:5])
-            notes.append(f"{title}: {len(names) - MOST_LINES} more lines are not drawn: {rest} ...")
-        panels.append(Panel(title, [Line(name, lines[name]) for name in names[:MOST_LINES]]))
+        if len(names) > kit.MOST_LINES:
+            rest = "; ".join(names[kit.MOST_LINES :][:5])
+            notes.append(
+                f"{title}: {len(names) - kit.MOST_LINES} more lines are not drawn: {rest} ..."
+            )
+        panels.append(Panel(title, [Line(name, lines[name]) for name in names[: kit.MOST_LINES]]))
     return panels, notes
 
 
@@ -203,7 +194,7 @@ def failures(group: Group) -> list[str]:
 
 def failed_groups(sweep: SweepResults) -> str:
     """All groups with failed runs, for a note."""
-    return listed(
+    return kit.listed(
         f"{sweep.short_name_of(group)} ({', '.join(states)})"
         for group in sweep.groups
         if (states := failures(group))
@@ -230,8 +221,8 @@ def draw_group(
         return None
     values = [run.measures[measure] for run in runs]
     tips = [f"{line}, {x:g}, {run_name(r)}: {r.measures[measure]:,.4g}" for r in runs]
-    run_points(drawn, axes, [x] * len(values), values, style, tips)
+    kit.run_points(drawn, axes, [x] * len(values), values, style, tips)
     rate = is_rate(measure)
-    mean, low, high = mean_with_interval(axes, x, values, style, rate)
-    text = f"{line or 'all'} at {x:g} {numbers_of(values, rate)}"
+    mean, low, high = kit.mean_with_interval(axes, x, values, style, rate)
+    text = f"{line or 'all'} at {x:g} {kit.numbers_of(values, rate)}"
     return Point(x, mean, low, high, values, text)

@@ -9,21 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from harness.read.drawing import (
-    FAINT,
-    MOST_PANELS,
-    Drawn,
-    NothingToDraw,
-    Style,
-    describe,
-    interval,
-    legend,
-    listed,
-    log_axis,
-    mean_with_interval,
-    panels,
-    run_points,
-)
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
     Styles,
     axis_text,
@@ -52,10 +39,10 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
     if not tasks:
         raise NothingToDraw("; ".join(not_predicted))
     notes = [f"not predicted: {reason}" for reason in not_predicted]
-    notes += left_out(len(tasks) - MOST_PANELS, "panels")
-    tasks = tasks[:MOST_PANELS]
+    notes += left_out(len(tasks) - kit.MOST_PANELS, "panels")
+    tasks = tasks[: kit.MOST_PANELS]
     cases = [case for task in tasks for case in task.cases]
-    figure, axes = panels(len(tasks), 4.4 if len(tasks) == 1 else 3.4)
+    figure, axes = kit.panels(len(tasks), 4.4 if len(tasks) == 1 else 3.4)
     drawn = Drawn(figure)
     of_strategies = styles.of_axis(STRATEGY, [axis_text(case.group, STRATEGY) for case in cases])
     for place, task in zip(axes, tasks, strict=True):
@@ -63,16 +50,16 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
             style = of_strategies[axis_text(case.group, STRATEGY)]
             _mark(drawn, place, sweep, case, style)
         _diagonal(place, task)
-    legend(figure, of_strategies, [
-        Line2D([], [], color=FAINT, marker="o", markerfacecolor="none", linestyle="", markersize=5,
-               label="textbook's alpha-beta"),
-        Line2D([], [], color=FAINT, linestyle="--", linewidth=1.2, label="as measured"),
-        Patch(color=FAINT, alpha=0.15, linewidth=0, label=f"within {NEAR:.0%}"),
+    kit.legend(figure, of_strategies, [
+        Line2D([], [], color=kit.FAINT, marker="o", markerfacecolor="none", linestyle="",
+               markersize=5, label="textbook's alpha-beta"),
+        Line2D([], [], color=kit.FAINT, linestyle="--", linewidth=1.2, label="as measured"),
+        Patch(color=kit.FAINT, alpha=0.15, linewidth=0, label=f"within {NEAR:.0%}"),
     ])  # fmt: skip
     if failed := failed_groups(sweep):
         notes.append(f"failed runs have no place here: {failed}")
     drawn.notes = [*map(_fitted_on, tasks), *notes]
-    numbers = listed(f"{sweep.short_name_of(case.group)} {_numbers(case)}" for case in cases)
+    numbers = kit.listed(f"{sweep.short_name_of(case.group)} {_numbers(case)}" for case in cases)
     drawn.alt = f"Predicted step time against measured. {_errors(cases)}. {numbers}."
     return drawn
 
@@ -86,12 +73,12 @@ def _mark(drawn: Drawn, axes: Axes, sweep: SweepResults, case: Case, style: Styl
         f"{name}, {run_name(run)}: {step:,.4g} ms measured, {predicted:,.4g} ms predicted"
         for run, step in zip(case.group.finished, steps, strict=True)
     ]
-    run_points(drawn, axes, steps, [predicted] * len(steps), style, tips)
-    mean, *_ = mean_with_interval(axes, predicted, steps, style, across=True)
-    axes.plot([mean], [1e3 * found.baseline_s], color=FAINT, marker="o", alpha=0.7,
+    kit.run_points(drawn, axes, steps, [predicted] * len(steps), style, tips)
+    mean, *_ = kit.mean_with_interval(axes, predicted, steps, style, across=True)
+    axes.plot([mean], [1e3 * found.baseline_s], color=kit.FAINT, marker="o", alpha=0.7,
               markerfacecolor="none", markersize=5, linestyle="", zorder=2)  # fmt: skip
     if found.low_s is not None and found.high_s is not None:
-        interval(axes, [mean, mean], [1e3 * found.low_s, 1e3 * found.high_s], style)
+        kit.interval(axes, [mean, mean], [1e3 * found.low_s, 1e3 * found.high_s], style)
 
 
 def _diagonal(axes: Axes, task: Task) -> None:
@@ -99,15 +86,15 @@ def _diagonal(axes: Axes, task: Task) -> None:
     marks = [s for c in task.cases for s in (*c.measured_s, c.found.step_s, c.found.baseline_s)]
     low, high = 1e3 * min(marks) / 1.15, 1e3 * max(marks) * 1.15
     ends = [low, high]
-    axes.plot(ends, ends, color=FAINT, linestyle="--", linewidth=1.2, zorder=1)
+    axes.plot(ends, ends, color=kit.FAINT, linestyle="--", linewidth=1.2, zorder=1)
     axes.fill_between(ends, [(1 - NEAR) * e for e in ends], [(1 + NEAR) * e for e in ends],
-                      color=FAINT, alpha=0.15, linewidth=0, zorder=0)  # fmt: skip
+                      color=kit.FAINT, alpha=0.15, linewidth=0, zorder=0)  # fmt: skip
     if high > 4 * low:
-        log_axis(axes, "x")
-        log_axis(axes, "y")
+        kit.log_axis(axes, "x")
+        kit.log_axis(axes, "y")
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    describe(axes, task.name, "measured step time (ms)", "predicted step time (ms)")
+    kit.describe(axes, task.name, "measured step time (ms)", "predicted step time (ms)")
 
 
 def _errors(cases: Sequence[Case]) -> str:

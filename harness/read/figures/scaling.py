@@ -6,22 +6,8 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 
-from harness.read.drawing import (
-    FAINT,
-    Drawn,
-    NothingToDraw,
-    Style,
-    crosses,
-    describe,
-    doubling_axis,
-    fitted,
-    interval,
-    legend,
-    line,
-    listed,
-    panels,
-    small_text,
-)
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
     Panel,
     Point,
@@ -67,13 +53,13 @@ def _against(
         raise NothingToDraw(f"no finished run has {measure}")
     arranged, notes = arrange(sweep, groups, across, by_setup=False)
     of_lines = styles.of_lines(sweep, arranged)
-    figure, axes = panels(len(arranged), 3.0)
+    figure, axes = kit.panels(len(arranged), 3.0)
     drawn, texts = Drawn(figure, notes=[*notes, *_shared_cores(sweep)]), []
     for panel_axes, panel in zip(axes, arranged, strict=True):
         texts.append(_lines(drawn, panel_axes, panel, of_lines, measure, place, ideal))
-        describe(panel_axes, panel.title, x, y if panel_axes is axes[0] else "")
-    legend(figure, of_lines)
-    drawn.alt = f"{y} over {x}, means. " + listed(texts, " ")
+        kit.describe(panel_axes, panel.title, x, y if panel_axes is axes[0] else "")
+    kit.legend(figure, of_lines)
+    drawn.alt = f"{y} over {x}, means. " + kit.listed(texts, " ")
     return drawn
 
 
@@ -98,14 +84,14 @@ def _lines(
         best = _best([(point.x, point.mean) for point in points])
         if ideal and len(best) > 1:
             bars.append(_ideal(axes, points, styles[name]))
-        line(axes, [*best], [*best.values()], styles[name])
+        kit.line(axes, [*best], [*best.values()], styles[name])
     _same_place(axes, panel, place, measure)
-    doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
+    kit.doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
     if values:
-        fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars)
+        kit.fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars)
         axes.set_ylim(bottom=0)
-    crosses(axes, failed)
-    return f"{panel.title}: {listed(texts)}."
+    kit.crosses(axes, failed)
+    return f"{panel.title}: {kit.listed(texts)}."
 
 
 def _ideal(axes: Axes, points: Sequence[Point], style: Style) -> float:
@@ -113,8 +99,8 @@ def _ideal(axes: Axes, points: Sequence[Point], style: Style) -> float:
     first, last = points[0], points[-1].x
     end = first.mean * last / first.x
     dotted = style._replace(dash=":")
-    line(axes, [first.x, last], [first.mean, end], dotted, alpha=0.8)
-    small_text(axes, "ideal", (last, end), (-4, 2), ha="right", va="bottom")
+    kit.line(axes, [first.x, last], [first.mean, end], dotted, alpha=0.8)
+    kit.small_text(axes, "ideal", (last, end), (-4, 2), ha="right", va="bottom")
     return end
 
 
@@ -133,7 +119,7 @@ def _same_place(axes: Axes, panel: Panel, place: Callable[[Group], float], measu
         for group, at in zip(groups, places, strict=True):
             mean = group.mean(measure)
             if places.count(at) > 1 and mean is not None:
-                small_text(axes, group.topology, (at, mean), (7, 0))
+                kit.small_text(axes, group.topology, (at, mean), (7, 0))
 
 
 def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
@@ -141,7 +127,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     groups = [group for group in _scaled(sweep) if group.finished]
     arranged, notes = arrange(sweep, groups, _along(sweep), by_setup=False)
     of_lines = styles.of_lines(sweep, arranged)
-    figure, axes = panels(len(arranged), 3.0)
+    figure, axes = kit.panels(len(arranged), 3.0)
     drawn, texts, kinds = Drawn(figure, notes=notes), [], set[str]()
     for place, panel in zip(axes, arranged, strict=True):
         top, words = 1.0, []
@@ -152,25 +138,27 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
             kinds |= {kind for *_, kind in points[1:]}
             style = of_lines[name]
             best = _best([(at, value) for at, value, *_ in points])
-            line(place, [*best], [*best.values()], style)
+            kit.line(place, [*best], [*best.values()], style)
             for at, value, low, high, _ in points:
-                interval(place, [at, at], [low, high], style)
+                kit.interval(place, [at, at], [low, high], style)
                 place.plot([at], [value], color=style.colour, marker=style.marker, markersize=6)
                 top = max(top, high)
             words += [f"{name or 'all'} {value:.2f} on {at:g}" for at, value, *_ in points[1:]]
-        place.axhline(1.0, color=FAINT, linestyle=":", linewidth=1.4)
-        small_text(place, "ideal", (0.98, 1.0), (0, 2), ha="right", va="bottom",
+        place.axhline(1.0, color=kit.FAINT, linestyle=":", linewidth=1.4)
+        kit.small_text(place, "ideal", (0.98, 1.0), (0, 2), ha="right", va="bottom",
                    xycoords=place.get_yaxis_transform())  # fmt: skip
-        doubling_axis(place, {_devices(g) for _, groups in panel.lines for g in groups})
+        kit.doubling_axis(place, {_devices(g) for _, groups in panel.lines for g in groups})
         place.set_ylim(0, max(1.1, top * 1.05))
-        describe(place, panel.title, "devices", "scaling efficiency" if place is axes[0] else "")
-        texts.append(f"{panel.title}: {listed(words) or 'nothing to compare'}.")
+        kit.describe(
+            place, panel.title, "devices", "scaling efficiency" if place is axes[0] else ""
+        )
+        texts.append(f"{panel.title}: {kit.listed(words) or 'nothing to compare'}.")
     if not kinds:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
     kind = " and ".join(sorted(kinds))
-    legend(figure, of_lines)
+    kit.legend(figure, of_lines)
     drawn.notes += [*_shared_cores(sweep), f"{kind}; bars are 95 % intervals over the seeds"]
-    drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + listed(texts, " ")
+    drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + kit.listed(texts, " ")
     return drawn
 
 

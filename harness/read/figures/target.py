@@ -9,23 +9,8 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from harness.read.drawing import (
-    FAILED,
-    FAINT,
-    INK,
-    Drawn,
-    NothingToDraw,
-    Style,
-    describe,
-    grid,
-    legend,
-    listed,
-    log_axis,
-    named_rows,
-    panels,
-    run_points,
-    small_text,
-)
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, failed_groups, failures, left_out, run_name
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target, time_to_target
@@ -80,7 +65,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     notes = left_out(sum(max(len(rows) - MOST_ROWS, 0) for _, rows in blocks), "groups")
     if sweep.target is None:
         notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
-    figure, axes = grid([0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks])
+    figure, axes = kit.grid([0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks])
     drawn = Drawn(figure, notes=notes)
     texts = [
         _block(drawn, place, sweep, target, rows[:MOST_ROWS], styles)
@@ -105,18 +90,18 @@ def _block(
         f"{sweep.name_of(group)}: {_row(drawn, axes, height, group, times, of_values[value])}"
         for height, ((group, times), value) in enumerate(zip(rows, values, strict=True))
     ]
-    named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
+    kit.named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
     known = [t for _, times in rows for _, t in times]
     finite = [t for t in known if math.isfinite(t)]
     has_text = len(finite) < len(known) or any(failures(group) for group, _ in rows)
     if max(finite) > 8 * min(finite):
-        log_axis(axes, "x")
+        kit.log_axis(axes, "x")
         axes.set_xlim(min(finite) / 1.2, max(finite) * (3 if has_text else 1.2))
     else:
         axes.set_xlim(0, max(finite) * (1.4 if has_text else 1.1))
     short = str(target).replace(" at least ", " ").replace(" at most ", " ")
-    describe(axes, x=f"training time to {short} (s)")
-    return f"To {target}: {listed(texts)}."
+    kit.describe(axes, x=f"training time to {short} (s)")
+    return f"To {target}: {kit.listed(texts)}."
 
 
 def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, style: Style) -> str:
@@ -124,15 +109,16 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
     missed, failed = len(times) - len(reached), failures(group)
     if reached:
         tips = [f"{run_name(run)}: {t:,.4g} s" for run, t in reached]
-        run_points(drawn, axes, [t for _, t in reached], [height] * len(reached), style, tips)
+        kit.run_points(drawn, axes, [t for _, t in reached], [height] * len(reached), style, tips)
     median = statistics.median([t for _, t in times]) if times else math.inf
     if math.isfinite(median):
         axes.plot([median] * 2, [height - 0.3, height + 0.3], color=style.colour, linewidth=2,
                   zorder=5)  # fmt: skip
     texts = [*([f"{missed} of {len(times)} missed"] if missed else []), *failed]
     if texts:
-        small_text(axes, ", ".join(texts), (1, height), (-3, 0), ha="right",
-                   xycoords=("axes fraction", "data"), color=FAILED if failed else INK)  # fmt: skip
+        colour, edge = kit.FAILED if failed else kit.INK, ("axes fraction", "data")
+        kit.small_text(axes, ", ".join(texts), (1, height), (-3, 0), ha="right", xycoords=edge,
+                       color=colour)  # fmt: skip
     value = f"{median:,.3g} s" if math.isfinite(median) else "not reached"
     return ", ".join([value, *texts])
 
@@ -152,7 +138,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     values, of_values = styles.of_groups(sweep, groups)
     scripts = [*dict.fromkeys(map(_script, groups))]
     parts = [(*cost, script) for cost in costs for script in scripts]
-    figure, axes = panels(len(parts), 4.0 if len(scripts) == 1 else 3.2, len(scripts))
+    figure, axes = kit.panels(len(parts), 4.0 if len(scripts) == 1 else 3.2, len(scripts))
     drawn, texts = Drawn(figure), []
     for place, (measure, title, unit, script) in zip(axes, parts, strict=True):
         points = [
@@ -164,10 +150,10 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
             place.set_visible(False)
             continue
         texts.append(_best(place, sweep, points, ", ".join(filter(None, [script, title]))))
-        describe(place, script, title, "final accuracy" if script == scripts[0] else "")
+        kit.describe(place, script, title, "final accuracy" if script == scripts[0] else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
-            log_axis(place, "x")
-    legend(figure, of_values)
+            kit.log_axis(place, "x")
+    kit.legend(figure, of_values)
     if failed := failed_groups(sweep):
         drawn.notes.append(f"failed runs have no place here: {failed}")
     drawn.notes.append("numbered: no other is both better and cheaper. " + " ".join(texts))
@@ -186,7 +172,7 @@ def _point(
     qualities = [run.measures[QUALITY] for run in runs]
     tips = [f"{sweep.name_of(group)}, {run_name(r)}: {c:,.4g}, {q:.4f}"
             for r, c, q in zip(runs, costs, qualities, strict=True)]  # fmt: skip
-    run_points(drawn, axes, costs, qualities, style, tips)
+    kit.run_points(drawn, axes, costs, qualities, style, tips)
     point = Point(group, statistics.mean(costs), statistics.mean(qualities))
     axes.plot([point.cost], [point.quality], color=style.colour, marker=style.marker,
               markersize=6, zorder=3)  # fmt: skip
@@ -199,11 +185,11 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[Point], title: str) 
     for point in sorted(points, key=lambda p: (p.cost, -p.quality)):
         if not best or point.quality > best[-1].quality:
             best.append(point)
-    axes.step([p.cost for p in best], [p.quality for p in best], where="post", color=FAINT,
+    axes.step([p.cost for p in best], [p.quality for p in best], where="post", color=kit.FAINT,
               linewidth=1.2, linestyle="--", zorder=1)  # fmt: skip
     texts = []
     for number, (group, cost, quality) in enumerate(best, 1):
-        small_text(axes, str(number), (cost, quality), (-5, 6), ha="right", va="bottom",
+        kit.small_text(axes, str(number), (cost, quality), (-5, 6), ha="right", va="bottom",
                    fontsize=9, weight="bold")  # fmt: skip
         texts.append(f"{number} {sweep.short_name_of(group)} ({quality:.4f} at {cost:,.4g})")
     return f"{title}: {'; '.join(texts)}."

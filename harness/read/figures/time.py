@@ -12,19 +12,8 @@ from matplotlib.axes import Axes
 
 from harness.core.records import read_rows
 from harness.core.settings import UserError
-from harness.read.drawing import (
-    FAINT,
-    Drawn,
-    NothingToDraw,
-    cycle,
-    describe,
-    grid,
-    legend,
-    listed,
-    named_rows,
-    panels,
-    small_text,
-)
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, NothingToDraw
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -67,7 +56,7 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
     if failed := failed_groups(sweep):
         notes.append(f"failed runs are left out: {failed}")
     rows = rows[:MOST_ROWS]
-    figure, (axes,) = grid([0.28 * len(rows) + 0.9])
+    figure, (axes,) = kit.grid([0.28 * len(rows) + 0.9])
     left = [0.0] * len(rows)
     for name in PARTS:
         widths = [parts.get(name, 0.0) for _, parts in rows]
@@ -77,13 +66,13 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
                       hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
             left = [a + b for a, b in zip(left, widths, strict=True)]
     for height, total in enumerate(left):
-        small_text(axes, duration(total), (total, height), (4, 0))
-    named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
+        kit.small_text(axes, duration(total), (total, height), (4, 0))
+    kit.named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
     axes.set_xlim(0, max(left) * 1.12)
-    describe(axes, x="time of a run from its start to its end (s), mean over the seeds")
-    legend(figure, {}, axes.get_legend_handles_labels()[0])
+    kit.describe(axes, x="time of a run from its start to its end (s), mean over the seeds")
+    kit.legend(figure, {}, axes.get_legend_handles_labels()[0])
     texts = (f"{sweep.name_of(g)} {duration(sum(p.values()))}: {_shares(p)}" for g, p in rows)
-    return Drawn(figure, "Where the time of a run went. " + listed(texts) + ".", notes)
+    return Drawn(figure, "Where the time of a run went. " + kit.listed(texts) + ".", notes)
 
 
 def _parts(sweep: SweepResults, group: Group, untold: dict[str, list[str]]) -> dict[str, float]:
@@ -104,7 +93,7 @@ def _parts(sweep: SweepResults, group: Group, untold: dict[str, list[str]]) -> d
 def _counted(names: Sequence[str]) -> str:
     """Each group once, with how many of its runs."""
     counts = Counter(names).items()
-    return listed((f"{name}: {n} run{'s' if n > 1 else ''}" for name, n in counts), ", ")
+    return kit.listed((f"{name}: {n} run{'s' if n > 1 else ''}" for name, n in counts), ", ")
 
 
 def _shares(parts: dict[str, float]) -> str:
@@ -145,7 +134,7 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
     if len(runs) > MOST_RUNS:
         notes.append(f"{len(runs) - MOST_RUNS} more groups have readings: not drawn")
         runs = _of_unlike_kinds(runs)[:MOST_RUNS]
-    figure, axes = panels(len(shown) * len(runs), 1.6, len(runs))
+    figure, axes = kit.panels(len(shown) * len(runs), 1.6, len(runs))
     drawn, texts = Drawn(figure, notes=notes), []
     for x, (group, run, readings) in enumerate(runs):
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
@@ -156,8 +145,10 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
             values = _draw_series(place, _series(readings, quantity), begin)
             for row in run.epochs:
                 if is_number(row.get("unix")):
-                    place.axvline(row["unix"] - begin, color=FAINT, linestyle=":", linewidth=0.8)
-            describe(
+                    place.axvline(
+                        row["unix"] - begin, color=kit.FAINT, linestyle=":", linewidth=0.8
+                    )
+            kit.describe(
                 place,
                 cut(name) if y == 0 else "",
                 "time since the start (s)" if y == len(shown) - 1 else "",
@@ -227,6 +218,8 @@ def _draw_series(
         whole = len(readings) - len(readings) % step
         means = np.array(readings[:whole], float).reshape(-1, step, 2).mean(axis=1)
         values = [float(value) for value in means[:, 1]]
-        axes.plot(means[:, 0] - begin, values, color=cycle(node).colour, linewidth=1, alpha=0.85)
+        axes.plot(
+            means[:, 0] - begin, values, color=kit.cycle(node).colour, linewidth=1, alpha=0.85
+        )
         shown += values
     return shown
