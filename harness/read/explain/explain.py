@@ -19,20 +19,8 @@ from harness.read.compare.comparable import (
     singles,
     why_not,
 )
-from harness.read.explain.causes import (
-    LARGE,
-    Cause,
-    bound,
-    ideal,
-    not_known,
-    number,
-    of_run,
-    of_scaling,
-    percent,
-    run_context,
-    seconds,
-    share_lost,
-)
+from harness.read.explain import causes
+from harness.read.explain.causes import LARGE, Cause, number, percent, seconds
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     PARTS,
@@ -90,13 +78,13 @@ def explain(
     if baseline is None and breakdown.devices > 1:
         baseline = nearest(run, beside)
     base = None if baseline is None else group_breakdown(baseline)
-    context = run_context(run, baseline)
+    context = causes.run_context(run, baseline)
     single = singles([*beside, *([given] if given else [])])
     others = [(micro_batch(group), group_breakdown(group)) for group in single]
-    alone = of_run(breakdown, context, others)
+    alone = causes.of_run(breakdown, context, others)
     scaling, does_lose = [], False
-    if base is not None and (does_lose := share_lost(breakdown, base) >= LARGE):
-        scaling = of_scaling(breakdown, base, context)
+    if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
+        scaling = causes.of_scaling(breakdown, base, context)
     candidates = scaling if does_lose else alone
     main = next((cause for cause in candidates if cause.share >= LARGE), None)
     hidden_s = 0.0 if does_lose else breakdown.parts[UNSEPARATED] or 0.0
@@ -124,8 +112,8 @@ def explain(
         sentences.append(f"Nothing stands out: no cause takes {percent(LARGE)} of the run.")
     also = _others(main, [*scaling, *alone])
     sentences += [f"Also: {_cause_text(breakdown, cause)}" for cause in also]
-    sentences += filter(None, [not_known(breakdown), *_notes(run, breakdown)])
-    should = dict.fromkeys(PARTS) if base is None else ideal(breakdown, base)
+    sentences += filter(None, [causes.not_known(breakdown), *_notes(run, breakdown)])
+    should = dict.fromkeys(PARTS) if base is None else causes.ideal(breakdown, base)
     parts = tuple(
         (name, value, breakdown.spreads[name], should[name])
         for name, value in breakdown.parts.items()
@@ -143,10 +131,10 @@ def group_breakdown(group: Group) -> TimeBreakdown:
     return mean_breakdown([time_breakdown(run) for run in group.finished])
 
 
-def _others(main: Cause | None, causes: Sequence[Cause]) -> list[Cause]:
+def _others(main: Cause | None, candidates: Sequence[Cause]) -> list[Cause]:
     """Causes that also stand out, each once: a loss in scaling comes before a large cost."""
     by_key: dict[str, Cause] = {}
-    for cause in causes:
+    for cause in candidates:
         if cause.share >= LARGE and (main is None or cause.key != main.key):
             by_key.setdefault(cause.key, cause)
     return [*by_key.values()][:MOST_CAUSES]
@@ -198,7 +186,7 @@ def _against(
 
 
 def _cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
-    value, more = bound(breakdown, cause)
+    value, more = causes.bound(breakdown, cause)
     if cause.in_step:
         gain = f"{100 * more:+.0f} %" if more < 1 else f"{1 + more:.1f} times as many"
         without = f"at most {number(value)} samples/s ({gain})"

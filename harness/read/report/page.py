@@ -1,4 +1,4 @@
-"""The parts that a report is made of, whatever it is written as."""
+"""A report as one HTML page that needs nothing else, and as Markdown for a README."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.read.tables.sweep_table import SweepTable
 
 @dataclass
 class Section:
-    """What the report says of one sweep, or of the runs of one task that are of no sweep."""
+    """One sweep, or the runs of one task that belong to no sweep."""
 
     name: str  # of its folder of files
     title: str
@@ -30,13 +30,17 @@ class Section:
     failures: list[tuple[str, str, str]]  # which, what became of it, where
     fairness: list[str]
     problems: list[str]
-    drawings: dict[str, str] = field(default_factory=dict)  # as they stand in the page
+    drawings: dict[str, str] = field(default_factory=dict)  # SVG inside the page
+
+    @property
+    def lists(self) -> list[tuple[str, Sequence[str]]]:
+        """Lists of sentences that are not empty, with their titles."""
+        lists = (("Explanation", self.explained), ("Fairness", self.fairness),
+                 ("Not read", self.problems))  # fmt: skip
+        return [(title, texts) for title, texts in lists if texts]
 
 
-# ----
-# The report as Markdown, its tables in the form that a README takes.
-
-# Words that the tables use; each table says what it uses besides.
+# Words that all tables use; each table defines its own besides.
 DEFINITIONS = {
     "samples/s": "training samples of the timed steps over all processes, divided by their time; "
     "evaluation, saving and the first steps are left out.",
@@ -49,9 +53,9 @@ DEFINITIONS = {
     "scaling efficiency": "weak X_N/(N X_1) of samples/s at equal batch per device, strong "
     "T_1/(N T_N) of training time at equal effective batch.",
     "time to accuracy": "training time to the end of the first epoch that reaches the target; a "
-    "miss takes for ever, and is counted.",
-    "where the time went": "of the rank in the middle, means over the seeds; what the records do "
-    "not tell apart is one part.",
+    "miss is infinite, and is counted.",
+    "where the time went": "of the median rank, means over the seeds; what the records do not "
+    "separate is one part.",
 }
 
 
@@ -71,14 +75,9 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         if section.nodes.rows:
             yield "\n### By node\n"
             yield from markdown_lines(section.nodes)
-        for title, texts in (
-            ("Explanation", section.explained),
-            ("To be fair", section.fairness),
-            ("Not read", section.problems),
-        ):
-            if texts:
-                yield f"\n### {title}\n"
-                yield from (f"- {escaped(text)}" for text in texts)
+        for title, texts in section.lists:
+            yield f"\n### {title}\n"
+            yield from (f"- {escaped(text)}" for text in texts)
         if section.failures:
             yield "\n### Not finished\n"
             yield from (
@@ -92,10 +91,6 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
             yield f"\n{FIGURES[name][1]}" + "".join(f"; {escaped(note)}" for note in drawn.notes)
     yield "\n## Definitions\n"
     yield from (f"- **{word}**: {text}" for word, text in DEFINITIONS.items())
-
-
-# ----
-# The report as one HTML page that needs nothing else: no network, no other file.
 
 
 def page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> str:
@@ -135,17 +130,12 @@ def _section(section: Section) -> Iterator[str]:
     yield f"<p>{_text(section.about)}</p>"
     yield "<h3>Results</h3>"
     yield from html_lines(section.results)
-    for title, texts in (
-        ("Explanation", section.explained),
-        ("To be fair", section.fairness),
-        ("Not read", section.problems),
-    ):
-        if texts:
-            yield f"<h3>{title}</h3>"
-            yield from _list(texts)
+    for title, texts in section.lists:
+        yield f"<h3>{title}</h3>"
+        yield from _list(texts)
     if section.failures:
         yield "<h3>Not finished</h3>"
-        yield from html_lines(table_of(["run", "what became of it", "record"], section.failures))
+        yield from html_lines(table_of(["run", "outcome", "record"], section.failures))
     yield from _figures(section)
     if section.nodes.rows:
         yield "<h3>By node</h3>"
@@ -173,7 +163,7 @@ def _figures(section: Section) -> Iterator[str]:
         yield f"</div><figcaption>{_text(said)} ({files})</figcaption>"
         yield f"<details><summary>In words</summary><p>{_text(drawn.alt)}</p></details></figure>"
     if section.not_drawn:
-        yield "<details><summary>Figures that these records have nothing for</summary>"
+        yield "<details><summary>Figures that these records cannot fill</summary>"
         yield from _list([f"{FIGURES[n][1]}: {why}" for n, why in section.not_drawn.items()])
         yield "</details>"
 
