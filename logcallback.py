@@ -19,7 +19,7 @@ from typing import Any
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
-from harness.core.records import SCHEMA, RunFolder, read_json, write_json
+from harness.core.records import RunFolder, write_json
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
 from harness.train.measure import base, rows
@@ -99,11 +99,10 @@ class LogCallback(Recorder):
         self._begin_attempt(args)
         self.earlier_wall_s = attempts.total_wall_s(self.folder)
         self.machine = environment()
-        if self.first_update:
-            before = read_json(self.folder.environment) or {}
+        if self.first_update and (before := self.folder.read_environment()) is not None:
             self.first_learning_rate = before.get("first_learning_rate")
             # What an attempt before has seen in its first steps is true of the run.
-            self.observed_before = before.get("observed", {})
+            self.observed_before = {**before.get("observed", {})}
         self._write_environment(state)
         self._report_progress(state)
 
@@ -116,7 +115,7 @@ class LogCallback(Recorder):
         # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
         self.folder.summary.unlink(missing_ok=True)
         settings = recorded_settings(self.context.settings if self.context else None, args)
-        write_json(self.folder.settings, {"schema": SCHEMA, **settings})
+        self.folder.write_settings(settings)
 
     def _write_environment(self, state: TrainerState) -> None:
         """Where it ran, and what was checked or derived at the start."""

@@ -1,13 +1,13 @@
-"""attempts.jsonl: when a run was started, how each start ended, how long each took.
+"""attempts.jsonl and summary.json: how each attempt at a run ended, and what became of the run.
 
-A run that is broken off and started again is one run: its time is the sum of its attempts.
+A run that is interrupted and started again is one run: its time is the sum of its attempts.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +16,23 @@ from harness.core.records import (
     SCHEMA,
     RunFolder,
     append_row,
-    read_json,
-    read_rows,
     write_json,
 )
+from harness.core.schema.environment import CommProbeRecord
+from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, FailureRecord, Spread
 
-# By rank, of one attempt; null where a process that was killed had told nothing.
+# By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What a process that goes on with a run knows of its own start."""
+    """How and when a process opened the run that it continues."""
 
-    unix: float  # when it opened the run
-    # When the checkpoint that it goes on from was whole; None without one.
+    unix: float
+    # When the checkpoint that it continues from was complete; None without one.
     counted_unix: float | None = None
-    # Since when the launcher runs that starts lost processes again; None where there is none.
+    # Since when the launcher runs that restarts lost processes; None without one.
     launcher_unix: float | None = None
 
 
@@ -43,11 +43,11 @@ def begin(
     effective_batch: int | None = None,
     opened: Opened | None = None,
 ) -> int:
-    """Note the start of an attempt; returns its number. Closes one that was killed before."""
+    """Record the start of an attempt; returns its number. Closes one that was killed before."""
     if (killed := unended(folder)) is not None:
         _close_killed(folder, killed)
-    rows, _ = read_rows(folder.attempts)
-    attempt = sum(row["event"] == "start" for row in rows) + 1
+    rows = folder.read_attempts()
+    attempt = len(starts_of(rows)) + 1
     append_row(
         folder.attempts,
         {
@@ -64,80 +64,86 @@ def begin(
     return attempt
 
 
-def unended(folder: RunFolder) -> dict[str, Any] | None:
-    """The start of the attempt that has no end yet: it goes on, or was killed."""
-    rows, _ = read_rows(folder.attempts)
-    starts = [row for row in rows if row["event"] == "start"]
-    ended = sum(row["event"] == "end" and row["attempt"] is not None for row in rows)
+def starts_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptStart]:
+    return [row for row in rows if row["event"] == "start"]
+
+
+def ends_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptEnd]:
+    return [row for row in rows if row["event"] == "end"]
+
+
+def unended(folder: RunFolder) -> AttemptStart | None:
+    """The start of the attempt that has no end yet: it is going on, or was killed."""
+    rows = folder.read_attempts()
+    starts = starts_of(rows)
+    ended = sum(row["attempt"] is not None for row in ends_of(rows))
     return starts[-1] if len(starts) > ended else None
 
 
 def lost(
-    rows: list[dict[str, Any]], update: int, opened: Opened, now_unix: float
+    rows: Sequence[AttemptStart | AttemptEnd], update: int, opened: Opened, now_unix: float
 ) -> dict[str, float | int | None]:
-    """What it has cost that the attempt before broke off; all null for the first attempt."""
-    begun = [row for row in rows if row["event"] == "start"]
-    if not begun:
+    """The cost of the interruption of the attempt before; all null for the first attempt."""
+    starts = starts_of(rows)
+    if not starts:
         return {"gap_s": None, "lost_s": None, "redone_updates": None}
-    start = begun[-1]
-    end, *unbegun = rows[rows.index(start) + 1 :]
+    start = starts[-1]
+    # Processes that failed before they began an attempt have left further ends.
+    end, *before_training = ends_of(rows[rows.index(start) + 1 :])
     ended_unix = end["unix"] or start["unix"]
-    in_vain_s = sum(row["wall_s"] or 0.0 for row in unbegun)
+    wasted_s = sum(row["wall_s"] or 0.0 for row in before_training)
     gap_s = None
     if opened.launcher_unix is not None and opened.launcher_unix <= ended_unix:
-        gap_s = max(opened.unix - ended_unix - in_vain_s, 0.0)
+        gap_s = max(opened.unix - ended_unix - wasted_s, 0.0)
     counted_unix = max(opened.counted_unix or 0.0, start["unix"])
-    thrown_away_s = max(ended_unix - counted_unix, 0.0)
-    reached = end.get("update")
+    discarded_s = max(ended_unix - counted_unix, 0.0)
+    reached = end["update"]
     return {
         "gap_s": gap_s,
-        "lost_s": thrown_away_s + in_vain_s + (gap_s or 0.0) + now_unix - opened.unix,
+        "lost_s": discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix,
         "redone_updates": None if reached is None else max(reached - update, 0),
     }
 
 
 def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
-    """Whether the same launcher has been at this run before: it starts lost processes again."""
-    rows, _ = read_rows(folder.attempts)
-    heard = [row["unix"] for row in rows if row["unix"] is not None]
-    return launcher_unix is not None and bool(heard) and max(heard) >= launcher_unix
+    """Whether the same launcher has worked on this run before: it restarts lost processes."""
+    times = [row["unix"] for row in folder.read_attempts() if row["unix"] is not None]
+    return launcher_unix is not None and bool(times) and max(times) >= launcher_unix
 
 
 def totals(folder: RunFolder) -> dict[str, Any]:
-    """Of all attempts: what breaking off has cost, and how often the launcher has started again."""
-    rows, _ = read_rows(folder.attempts)
-    starts = [row for row in rows if row["event"] == "start"]
+    """Over all attempts: the cost of interruptions, and how often the launcher restarted."""
+    starts = starts_of(folder.read_attempts())
     return {
-        "restarts": sum(row.get("gap_s") is not None for row in starts),
-        "lost_s": sum(row.get("lost_s") or 0.0 for row in starts),
-        "redone_updates": sum(row.get("redone_updates") or 0 for row in starts),
+        "restarts": sum(row["gap_s"] is not None for row in starts),
+        "lost_s": sum(row["lost_s"] or 0.0 for row in starts),
+        "redone_updates": sum(row["redone_updates"] or 0 for row in starts),
     }
 
 
 def total_elapsed_s(folder: RunFolder) -> float | None:
-    """All attempts, and the time between those that one launcher has started; None if unknown."""
-    rows, _ = read_rows(folder.attempts)
-    if any(row["event"] == "end" and row["wall_s"] is None for row in rows):
+    """All attempts, and the gaps between those that one launcher started; None if unknown."""
+    rows = folder.read_attempts()
+    if any(row["wall_s"] is None for row in ends_of(rows)):
         return None
-    return total_wall_s(folder) + sum(row.get("gap_s") or 0.0 for row in rows)
+    return total_wall_s(folder) + sum(row["gap_s"] or 0.0 for row in starts_of(rows))
 
 
-def _close_killed(folder: RunFolder, start: dict[str, Any]) -> None:
-    """A killed process said nothing; what a rank told of it, and of its time, is kept."""
-    last = read_json(folder.progress) or {}
-    heard = last.get("attempt") == start["attempt"]
-    failure = first_failure(folder, since=start["unix"]) or {}
+def _close_killed(folder: RunFolder, start: AttemptStart) -> None:
+    """A killed process leaves no end; what was reported of it, and of its time, is kept."""
+    progress = folder.read_progress()
+    last: Mapping[str, Any] = {}
+    if progress is not None and progress.get("attempt") == start["attempt"]:
+        last = progress
+    failure = first_failure(folder, since=start["unix"])
     append_row(
         folder.attempts,
         {
             "event": "end",
             "attempt": start["attempt"],
-            "outcome": failure.get("outcome", "interrupted"),
-            "reason": failure.get("reason", "the process was killed"),
-            "unix": last.get("unix") if heard else None,
-            "update": last.get("update") if heard else None,
-            "wall_s": last.get("wall_s") if heard else None,
-            **{name: last.get(name) if heard else None for name in CPU_TIME},
+            "outcome": failure["outcome"] if failure else "interrupted",
+            "reason": failure["reason"] if failure else "the process was killed",
+            **{name: last.get(name) for name in ("unix", "update", "wall_s", *CPU_TIME)},
         },
     )
 
@@ -147,15 +153,13 @@ def only_follows(reason: str) -> bool:
     return "peer" in reason.lower()
 
 
-def first_failure(folder: RunFolder, since: float) -> dict[str, Any] | None:
-    """What the rank told that failed first; ranks that follow it fail a moment later.
+def first_failure(folder: RunFolder, since: float) -> FailureRecord | None:
+    """The failure of the rank that failed first; ranks that follow it fail a moment later.
 
-    By their words rather than by their clocks, which on several machines differ.
+    Told by their messages before their clocks, which differ between machines.
     """
-    files = sorted((folder.path / "ranks").glob("failure_*.json"))
-    told = [failure for file in files if (failure := read_json(file)) is not None]
-    fresh = [failure for failure in told if failure["unix"] >= since]
-    return min(fresh, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
+    recent = [failure for failure in folder.read_failures() if failure["unix"] >= since]
+    return min(recent, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
 
 
 def end(
@@ -167,7 +171,7 @@ def end(
     update: int | None = None,
     begun: bool = True,
 ) -> None:
-    """Note how the attempt ended that was begun last; one that never began is noted as such."""
+    """Record how the latest attempt ended; one that never began training has no number."""
     open_start = unended(folder)
     if open_start is not None and not begun:
         _close_killed(folder, open_start)  # not this one: it died before
@@ -188,43 +192,37 @@ def end(
 
 
 def total_wall_s(folder: RunFolder) -> float:
-    """Time spent in all attempts that have ended, as far as they told it."""
-    rows, _ = read_rows(folder.attempts)
-    return sum(row["wall_s"] or 0.0 for row in rows if row["event"] == "end")
+    """Time spent in all attempts that have ended, as far as it is known."""
+    return sum(row["wall_s"] or 0.0 for row in ends_of(folder.read_attempts()))
 
 
 def total_cpu_time(folder: RunFolder) -> dict[str, Any]:
-    """Processor time of all attempts that have ended, as far as they told it: in all, by rank."""
-    rows, _ = read_rows(folder.attempts)
+    """Processor time of all attempts that have ended, as far as known: in total, and by rank."""
+    ends: list[Mapping[str, Any]] = [*ends_of(folder.read_attempts())]
     found: dict[str, Any] = {}
     for name in CPU_TIME:
-        told = [row[name] for row in rows if row.get(name)]
-        ranks = {len(of_attempt) for of_attempt in told}
-        found[name.removesuffix("_per_rank")] = sum(map(sum, told)) if told else None
-        # Only attempts of as many processes can be added up rank by rank.
-        found[name] = [sum(of) for of in zip(*told, strict=True)] if len(ranks) == 1 else None
+        known = [row[name] for row in ends if row.get(name)]
+        ranks = {len(of_attempt) for of_attempt in known}
+        found[name.removesuffix("_per_rank")] = sum(map(sum, known)) if known else None
+        # Only attempts with equally many processes can be added up rank by rank.
+        found[name] = [sum(of) for of in zip(*known, strict=True)] if len(ranks) == 1 else None
     return found
 
 
-def tell_progress(folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Where the attempt is: for whoever watches, and for its time should it be killed."""
+def tell_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+    """How far the attempt is: for whoever watches, and for its time should it be killed."""
     write_json(folder.progress, {**facts, "unix": time.time()}, durable=False)
 
-
-# ----
-# summary.json: what became of a run, from its rows. Written last, by rename.
 
 # Taken from the last epoch's row.
 QUALITY = (
     "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
-
-
 MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
-
-
 SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
+
+Rows = Sequence[Mapping[str, Any]]  # of epochs.jsonl, where fields are asked for by their names
 
 
 def write_summary(
@@ -232,17 +230,21 @@ def write_summary(
     outcome: str,
     reason: str | None = None,
     best_metric: str | None = None,
-    facts: dict[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """The same fields for a run that finished and for one that did not get far."""
-    rows, _ = read_rows(folder.epochs)
-    last = rows[-1] if rows else {}
-    timed_s = sum(row["timed_s"] for row in rows)
-    rate = sum(row["timed_samples"] for row in rows) / timed_s if timed_s else None
+    epochs: list[EpochRow] = folder.read_epochs()[0]
+    rows: Rows = epochs
+    last: Mapping[str, Any] = rows[-1] if rows else {}
+    timed_s = sum(row["timed_s"] for row in epochs)
+    rate = sum(row["timed_samples"] for row in epochs) / timed_s if timed_s else None
     per_gpu = last.get("train_samples_per_s_per_gpu")
     share = per_gpu / last["train_samples_per_s"] if per_gpu else None
-    train_time_s = sum(row["epoch_time_s"] for row in rows)
+    samples = sum(row["samples"] for row in epochs)
+    train_time_s = sum(row["epoch_time_s"] for row in epochs)
     elapsed_s = total_elapsed_s(folder)
+    energy_j = _sum_of(rows, "energy_j")
+    probe = probe_of(folder)
     write_json(
         folder.summary,
         {
@@ -251,73 +253,69 @@ def write_summary(
             "reason": reason,
             "epochs_done": len(rows),
             "updates": last.get("updates"),
-            "samples": sum(row["samples"] for row in rows),
+            "samples": samples,
             **{name: last[name] for name in QUALITY if name in last},
             **best_of(rows, best_metric),
             "train_samples_per_s": rate,
             "train_samples_per_s_per_gpu": rate * share if rate and share else None,
             "train_time_s": train_time_s,
-            "eval_time_s": sum(row.get("eval_time_s") or 0.0 for row in rows),
+            "eval_time_s": sum(row.get("eval_time_s") or 0.0 for row in epochs),
             "wall_s": total_wall_s(folder),
             **totals(folder),
             "goodput_share": train_time_s / elapsed_s if elapsed_s else None,
             **total_cpu_time(folder),
-            "peak_memory_gib": _most(rows, "peak_memory_gib_per_rank"),
-            "reserved_memory_gib": _most(rows, "reserved_memory_gib_per_rank"),
-            "comm_share": (probe_of(folder) or {}).get("comm_share"),
+            "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
+            "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
+            "comm_share": None if probe is None else probe["comm_share"],
             **{name: _sum_of(rows, name) for name in SUMS},
             **{name: _mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
             "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
-            "joules_per_sample": _share(_sum_of(rows, "energy_j"), rows),
+            "joules_per_sample": energy_j / samples if energy_j is not None and samples else None,
             **(facts or {}),
         },
     )
 
 
-def _sum_of(rows: list[dict[str, Any]], name: str) -> float | None:
+def _sum_of(rows: Rows, name: str) -> float | None:
     """Unknown where one row does not know it, or there is none."""
     known = [row[name] for row in rows if row.get(name) is not None]
     return sum(known) if known and len(known) == len(rows) else None
 
 
-def gpu_utilisation_percent(row: dict[str, Any]) -> float | None:
-    """Mean over an epoch and its devices; None where nobody knows."""
-    found = (row.get("gpu") or {}).get("utilisation_percent")
-    return None if found is None else found["mean"]
+def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
+    """Mean over an epoch and its devices; None where it is unknown."""
+    spread: Spread | None = (row.get("gpu") or {}).get("utilisation_percent")
+    return None if spread is None else spread["mean"]
 
 
-def _mean_of(rows: list[dict[str, Any]], values: list[float | None]) -> float | None:
+def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
     """Over the timed seconds; unknown where one epoch that has any does not know it."""
     timed = [(row["timed_s"], v) for row, v in zip(rows, values, strict=True) if row["timed_s"]]
     known = [(seconds, value) for seconds, value in timed if value is not None]
     if not known or len(known) < len(timed):
         return None
-    return sum(s * v for s, v in known) / sum(s for s, _ in known)
+    mean: float = sum(s * v for s, v in known) / sum(s for s, _ in known)
+    return mean
 
 
-def _most(rows: list[dict[str, Any]], name: str) -> float | None:
+def _largest(rows: Rows, name: str) -> float | None:
     """Of all ranks and epochs."""
-    return max((of for row in rows for of in row.get(name) or []), default=None)
+    return max((value for row in rows for value in row.get(name) or []), default=None)
 
 
-def probe_of(folder: RunFolder) -> dict[str, Any] | None:
-    """What was measured of exchanging, in any start of the run."""
-    found: dict[str, Any] | None = (read_json(folder.environment) or {}).get("comm_probe")
-    return found
-
-
-def _share(total: float | None, rows: list[dict[str, Any]]) -> float | None:
-    samples = sum(row["samples"] for row in rows)
-    return total / samples if total is not None and samples else None
+def probe_of(folder: RunFolder) -> CommProbeRecord | None:
+    """What the exchange adds to a step, as measured in any attempt."""
+    environment = folder.read_environment()
+    return None if environment is None else environment.get("comm_probe")
 
 
 def finish(
     folder: RunFolder,
     best_metric: str | None,
     wall_s: float,
-    cpu_time: dict[str, list[float] | None],
+    cpu_time: Mapping[str, list[float] | None],
     update: int,
-    facts: dict[str, Any],
+    facts: Mapping[str, Any],
 ) -> None:
     """The run has been trained to its end."""
     end(folder, FINISHED, None, wall_s, cpu_time, update)
@@ -326,11 +324,11 @@ def finish(
 
 
 def larger_is_better(metric: str) -> bool:
-    """Of what can choose the best epoch, only a loss is better when it is small."""
+    """Of the metrics that can select the best epoch, only a loss is better when smaller."""
     return metric.removeprefix("eval_") != "loss"
 
 
-def best_of(rows: list[dict[str, Any]], metric: str | None) -> dict[str, Any]:
+def best_of(rows: Rows, metric: str | None) -> dict[str, Any]:
     """The epoch with the best value of a metric, the earlier one if two are equal."""
     name = str(metric).removeprefix("eval_")
     column = "eval_loss" if name == "loss" else name

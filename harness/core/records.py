@@ -20,10 +20,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from harness.core.schema.environment import EnvironmentRecord, SettingsRecord
 from harness.core.schema.rows import FINISHED as FINISHED
-from harness.core.schema.rows import OUTCOMES
+from harness.core.schema.rows import (
+    OUTCOMES,
+    AttemptEnd,
+    AttemptStart,
+    EpochRow,
+    FailureRecord,
+    ProgressRecord,
+    RankRow,
+    SummaryRecord,
+    TelemetryRow,
+)
 
 # Raised whenever a definition in harness/core/schema changes: unequal versions are not compared.
 SCHEMA = 1
@@ -36,13 +47,22 @@ FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
 SERVER_KILLED = 255
 
 
+# Names that are also needed without a folder: below a run's folder, and below a sweep's.
+ATTEMPTS, SUMMARY, FAILURE_OF_RANK = "attempts.jsonl", "summary.json", "ranks/failure_"
+SWEEP = "sweep.json"
+
+
 # A folder whose name ends so holds an earlier record that --rerun set aside.
 ASIDE = ".earlier-"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The one place that knows the file names."""
+    """The one place that knows the files of a run: their names, and what reading them gives.
+
+    Reading checks nothing but that a file is JSON (harness/core/schema/validation.py checks more):
+    training and launching go on with whatever an interrupted process has left.
+    """
 
     path: Path
 
@@ -56,7 +76,7 @@ class RunFolder:
 
     @property
     def attempts(self) -> Path:
-        return self.path / "attempts.jsonl"
+        return self.path / ATTEMPTS
 
     @property
     def epochs(self) -> Path:
@@ -64,11 +84,15 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
-        return self.path / "summary.json"
+        return self.path / SUMMARY
 
     @property
     def progress(self) -> Path:
         return self.path / "progress.json"
+
+    @property
+    def peers(self) -> Path:
+        return self.path / "peers.json"
 
     def telemetry(self, node: int) -> Path:
         return self.path / "telemetry" / f"node_{node}.jsonl"
@@ -77,19 +101,60 @@ class RunFolder:
         return self.path / "ranks" / f"rank_{rank}.jsonl"
 
     def failure(self, rank: int) -> Path:
-        return self.path / "ranks" / f"failure_{rank}.json"
+        return self.path / f"{FAILURE_OF_RANK}{rank}.json"
 
     def lock(self, by: str) -> Path:
-        """What keeps two of a kind (run: processes, claim: runners of sweeps) from one run.
+        """Excludes a second process of the same kind (run: training, claim: runners of sweeps).
 
         Beside the folder, which may be moved aside while the lock is held.
         """
         return self.path.parent / ".locks" / f"{self.path.name}.{by}"
 
+    def read_settings(self) -> SettingsRecord | None:
+        return cast(SettingsRecord | None, read_json(self.settings))
+
+    def read_environment(self) -> EnvironmentRecord | None:
+        return cast(EnvironmentRecord | None, read_json(self.environment))
+
+    def read_summary(self) -> SummaryRecord | None:
+        return cast(SummaryRecord | None, read_json(self.summary))
+
+    def read_progress(self) -> ProgressRecord | None:
+        return cast(ProgressRecord | None, read_json(self.progress))
+
+    def read_failure(self, rank: int) -> FailureRecord | None:
+        return cast(FailureRecord | None, read_json(self.failure(rank)))
+
+    def read_failures(self) -> list[FailureRecord]:
+        """What each rank that failed has left, in the order of the ranks."""
+        files = _numbered(self.failure(0))
+        return [cast(FailureRecord, row) for file in files if (row := read_json(file)) is not None]
+
+    def read_epochs(self) -> tuple[list[EpochRow], int]:
+        """The rows, and the number of lines that are not readable."""
+        rows, broken = read_rows(self.epochs)
+        return cast(list[EpochRow], rows), broken
+
+    def read_attempts(self) -> list[AttemptStart | AttemptEnd]:
+        return cast(list[AttemptStart | AttemptEnd], read_rows(self.attempts)[0])
+
+    def read_ranks(self) -> dict[int, list[RankRow]]:
+        """The rows of each rank that has any, in the order of the ranks."""
+        files = _numbered(self.rank(0))
+        return {_number(file): cast(list[RankRow], read_rows(file)[0]) for file in files}
+
+    def read_telemetry(self) -> dict[int, list[TelemetryRow]]:
+        """The readings of each node."""
+        files = _numbered(self.telemetry(0))
+        return {_number(file): cast(list[TelemetryRow], read_rows(file)[0]) for file in files}
+
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        write_json(self.settings, {"schema": SCHEMA, **settings})
+
     def outcome(self) -> str | None:
         """What became of the run; None while it has no outcome."""
-        found = read_json(self.summary)
-        return None if found is None else str(found.get("outcome"))
+        summary = self.read_summary()
+        return None if summary is None else str(summary.get("outcome"))
 
     def set_aside(self) -> Path:
         """Move the whole folder out of the way, so that a new record can stand in its place."""
@@ -98,6 +163,16 @@ class RunFolder:
             number += 1
         self.path.rename(aside)
         return aside
+
+
+def _numbered(first: Path) -> list[Path]:
+    """The files that are named like this one but for their number, by number."""
+    pattern = first.name.replace("0", "*")
+    return sorted(first.parent.glob(pattern), key=_number)
+
+
+def _number(file: Path) -> int:
+    return int(file.stem.rsplit("_", 1)[1])
 
 
 def plain(value: Any) -> Any:
@@ -127,7 +202,7 @@ def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The content, or None where there is no such file or it is not readable as JSON."""
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_bytes().decode("utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
@@ -156,7 +231,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     rows: list[dict[str, Any]] = []
     broken = 0
     try:
-        text = path.read_text("utf-8", errors="replace")
+        text = path.read_bytes().decode("utf-8", errors="replace")
     except OSError:
         return rows, broken
     for line in text.splitlines():

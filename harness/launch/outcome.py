@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
@@ -17,13 +16,11 @@ from harness.core.provenance import settings_of
 from harness.core.records import (
     FAILURES,
     FINISHED,
-    SCHEMA,
     SERVER_KILLED,
     RunFolder,
     log_of,
-    read_json,
-    write_json,
 )
+from harness.core.schema.rows import SummaryRecord
 from harness.launch.launcher import Exit
 from harness.launch.plan import Job
 
@@ -79,7 +76,7 @@ def settle(
     stopped: why this runner ended the run (timeout or interrupted), None if it did not.
     """
     folder = job.folder
-    summary = read_json(folder.summary) if written_since(folder.summary, began_unix) else None
+    summary = folder.read_summary() if written_since(folder.summary, began_unix) else None
     outside = _from_outside(run_exit, stopped, oom_kills) or _silent(
         folder, run_exit, began_unix, log
     )
@@ -96,12 +93,12 @@ def settle(
         wall_s = time.time() - began_unix if run_exit.wall_s is None else run_exit.wall_s
         _close_attempt(folder, outcome, reason, wall_s)
         if not folder.settings.is_file():
-            write_json(folder.settings, {"schema": SCHEMA, **settings_of(job.settings)})
+            folder.write_settings(settings_of(job.settings))
     write_summary(folder, outcome, reason, job.settings.best_metric)
     return outcome
 
 
-def _with_cause(job: Job, summary: dict[str, Any], began_unix: float) -> str:
+def _with_cause(job: Job, summary: SummaryRecord, began_unix: float) -> str:
     """The outcome that rank 0 recorded, or that of a rank on another disk whose failure it felt."""
     outcome, reason = str(summary["outcome"]), str(summary.get("reason"))
     if outcome != "interrupted" and not attempts.only_follows(reason):
@@ -157,7 +154,7 @@ def _silent(
     """(outcome, reason) where a rank died without recording why; the others only miss it."""
     for failure in sorted(run_exit.failures, key=lambda failure: failure["unix"]):
         rank, code = failure["rank"], failure["exit_code"]
-        recorded = read_json(folder.failure(rank))
+        recorded = folder.read_failure(rank)
         if recorded is not None and recorded["unix"] >= began_unix:
             continue
         if code == REFUSED:
@@ -183,8 +180,8 @@ def _from_inside(folder: RunFolder, run_exit: Exit, began: float, log: Path) -> 
 
 
 def _close_attempt(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
-    begun, last, update = attempts.unended(folder), read_json(folder.progress) or {}, None
-    if begun is not None and last.get("attempt") == begun["attempt"]:
+    begun, last, update = attempts.unended(folder), folder.read_progress(), None
+    if begun is not None and last is not None and last["attempt"] == begun["attempt"]:
         # Its own clock counts, as far as it was recorded.
         wall_s, update = last["wall_s"], last["update"]
     attempts.end(folder, outcome, reason, wall_s, update=update)

@@ -65,10 +65,10 @@ class Worker(ABC):
 
     def is_settled(self, state: State, rerun: str | None) -> bool:
         """Whether its record has an outcome that stays; then it is this state's."""
-        summary = read_json(state.job.folder.summary) or {}
-        known = settled(summary.get("outcome"), rerun)
-        if known is not None:
-            state.state, state.reason, state.known = known, summary.get("reason"), True
+        summary = state.job.folder.read_summary()
+        known = settled(summary["outcome"], rerun) if summary is not None else None
+        if summary is not None and known is not None:
+            state.state, state.reason, state.known = known, summary["reason"], True
         return known is not None
 
     def report(self, state: State, took_s: float, log: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.identity import number
-from harness.core.records import FINISHED, read_json, read_rows
+from harness.core.records import FINISHED
 from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
 
 STYLES = {FINISHED: "green", RUNNING: "bold cyan", WAITING: "dim", ELSEWHERE: "cyan",
@@ -121,13 +122,14 @@ def short_label(state: State, states: list[State]) -> str:
 
 def progress_of(state: State) -> tuple[str, ...]:
     """Epoch, accuracy, loss, samples/s and elapsed, as far as they are recorded."""
-    rows: list[dict[str, Any]] = []
+    rows: Sequence[Mapping[str, Any]] = ()
     if state.state not in (WAITING, SKIPPED):
-        rows, _ = read_rows(state.job.folder.epochs)
-    last: dict[str, Any] = rows[-1] if rows else {}
+        rows, _ = state.job.folder.read_epochs()
+    last: Mapping[str, Any] = rows[-1] if rows else {}
     epoch = last.get("epoch")
     if state.state == RUNNING:
-        epoch = (read_json(state.job.folder.progress) or {}).get("epoch", epoch)
+        progress = state.job.folder.read_progress()
+        epoch = progress["epoch"] if progress is not None else epoch
     elapsed_s = state.took_s
     if state.state == RUNNING and state.began_s is not None:
         elapsed_s = time.monotonic() - state.began_s

@@ -20,7 +20,7 @@ from harness.core.command_line import BadValue, field_of, natural, one_of, typed
 from harness.core.identity import number
 from harness.core.links import link_of
 from harness.core.provenance import command_line, without_home
-from harness.core.records import SCHEMA, read_json, write_json
+from harness.core.records import SCHEMA, SWEEP, read_json, write_json
 from harness.core.rules import why_not_elastic
 from harness.core.settings import UserError
 from harness.launch.agents import environment_with
@@ -345,7 +345,7 @@ def _signals(worker: Worker) -> Iterator[list[int]]:
 
 def _describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -> None:
     """sweep.json: what readers need to know of the plan; a different earlier one is kept aside."""
-    path = folder / "sweep.json"
+    path = folder / SWEEP
     content = {
         "schema": SCHEMA,
         "name": sweep.name,

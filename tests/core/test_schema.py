@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.schema.document import flat
 from harness.core.schema.fields import Field
-from harness.core.schema.validation import RECORDS, fields, validate, validate_rows
+from harness.core.schema.validation import RECORDS, check_types, fields, validate
 from harness.core.settings import UserError
 
 FAILURE = {"rank": 0, "outcome": "oom", "reason": "too much", "unix": 1.5}
@@ -36,9 +36,9 @@ def test_what_is_as_declared_is_valid() -> None:
     validate("failure", FAILURE, "here")
     validate("ranks", RANK, "here")
     validate("ranks", {**RANK, "telemetry": {"gpus": [], "node": NODE, "energy_j": None}}, "here")
-    # Metrics of one's own stand among the fields of an epoch; what is not complete may know less.
-    validate_rows("epochs", [{"epoch": 1.0, "perplexity": 3.5, "wall_s": None}], "here")
-    validate("ranks", {"epoch": 1, "epoch_time_s": None}, "here", complete=False)
+    # Where types alone are checked, a record may know less, and metrics may be in per cent.
+    check_types("epochs", {"epoch": 1.0, "perplexity": 3.5, "wall_s": None}, "here")
+    check_types("epochs", {"accuracy": 87.5, "gpu": {"power_w": None}, "eval_samples": 8.0}, "here")
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,22 @@ def test_other_kinds_of_values() -> None:
         validate("failure", {**FAILURE, "outcome": "gone"}, "x")
     with pytest.raises(UserError, match=r"x: unix is missing: expected number >= 0, s since 1970"):
         validate("failure", {k: v for k, v in FAILURE.items() if k != "unix"}, "x")
-    with pytest.raises(UserError, match=r"x row 2: peak_memory_gib_per_rank\[1\] is '-1': expect"):
-        validate_rows("epochs", [{}, {"peak_memory_gib_per_rank": [1, -1]}], "x")
-    with pytest.raises(UserError, match=r"x: versions.torch is '2': expected text, or null"):
-        validate("environment", {"versions": {"torch": 2}}, "x", complete=False)
-    with pytest.raises(UserError, match=r"precision is 'fp8': expected `fp32` or `tf32` or `bf16`"):
-        validate("settings", {"precision": "fp8"}, "x", complete=False)
-    with pytest.raises(UserError, match=r"schema is '2': expected integer 1"):
-        validate("summary", {"schema": 2}, "x", complete=False)
-    with pytest.raises(UserError, match=r"x: accuracy is 'high': expected number"):
-        validate("summary", {"accuracy": "high"}, "x", complete=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("epochs", {"peak_memory_gib_per_rank": [1, "2"]}, r"peak_memory_gib_per_rank\[1\] is '2'"),
+        ("environment", {"versions": {"torch": 2}}, "versions.torch is '2': expected text, or nul"),
+        ("environment", {"launch": {"sweep": 7}}, "launch.sweep is '7': expected text$"),
+        ("settings", {"grad_acc": 1.5}, "grad_acc is '1.5': expected integer >= 1, or null$"),
+        ("summary", {"accuracy": "high"}, "accuracy is 'high': expected number from 0 to 1"),
+        ("summary", {"attempts": True}, "attempts is 'True': expected integer >= 1$"),
+    ],
+)
+def test_another_type_is_refused_everywhere(kind: str, value: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^x: {message}"):
+        check_types(kind, value, "x")
 
 
 def all_fields() -> Iterator[tuple[str, Field]]:

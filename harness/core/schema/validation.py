@@ -13,7 +13,7 @@ from harness.core.schema.environment import (
     SweepRecord,
     setting_fields,
 )
-from harness.core.schema.fields import Field, Kind, fields_of
+from harness.core.schema.fields import LARGEST, Field, Kind, fields_of
 from harness.core.schema.rows import (
     AttemptEnd,
     AttemptStart,
@@ -63,53 +63,78 @@ def fields(kind: str) -> dict[str, Field]:
     return {**found, **setting_fields()} if kind == "settings" else found
 
 
-def validate(kind: str, value: Mapping[str, Any], where: str, complete: bool = True) -> None:
-    """Raise a UserError that names the place, the field, its value and what was expected.
+def validate(kind: str, value: Mapping[str, Any], where: object) -> None:
+    """Raise a UserError unless this is what a run of this project writes.
 
-    Complete: every field that a run of this project writes is there, none is null that it always
-    knows, and there is no other. Without it, what is there is checked: records that were imported
-    or cut off know less.
+    The one line names the place, the field, its value and what was expected.
     """
-    checks = _checks(kind, complete)
-    for name, content in value.items():
-        check = checks.get(name)
-        if check is not None and not check(content):
-            raise UserError(f"{where}: {_wrong(fields(kind)[name], content, complete)}")
-    if complete and (problem := _incomplete(kind, value)):
-        raise UserError(f"{where}: {problem}")
-
-
-def validate_rows(kind: str, rows: Iterable[Mapping[str, Any]], where: str) -> None:
-    """What is there in each row; the message names the row, from 1."""
-    checks = _checks(kind, complete=False)
-    for number, row in enumerate(rows, 1):
-        for name, content in row.items():
-            check = checks.get(name)
-            if check is not None and not check(content):
-                problem = _wrong(fields(kind)[name], content, complete=False)
-                raise UserError(f"{where} row {number}: {problem}")
-
-
-def _incomplete(kind: str, value: Mapping[str, Any]) -> str | None:
     known = fields(kind)
     for name, field in known.items():
         if field.required and name not in value:
-            return f"{name} is missing: expected {field.kind}"
+            raise UserError(f"{where}: {name} is missing: expected {field.kind}")
     for name, content in value.items():
         number = isinstance(content, (int, float)) or content is None
         if name not in known and not (RECORDS[kind].numbers_of_others and number):
-            return f"{name} is {content!r}, which is no field of {RECORDS[kind].file}"
-    return None
+            raise UserError(
+                f"{where}: {name} is {content!r}, which is no field of {RECORDS[kind].file}"
+            )
+    _check(kind, value, where)
 
 
-def _wrong(field: Field, content: Any, complete: bool) -> str:
+def check_types(kind: str, value: Mapping[str, Any], where: object) -> None:
+    """Raise a UserError if a field that is there has another type than the declared one.
+
+    Records that were imported, cut off or written by LogCallback with metrics of its user know
+    less, and a metric may have another range.
+    """
+    for name in _doubtful(fields(kind), value):
+        if not _checks(kind, strict=False)[name](value[name]):
+            raise UserError(f"{where}: {_wrong(fields(kind)[name], value[name], strict=False)}")
+
+
+def _check(kind: str, value: Mapping[str, Any], where: object) -> None:
+    checks = _checks(kind, strict=True)
+    for name, content in value.items():
+        if name in checks and not checks[name](content):
+            raise UserError(f"{where}: {_wrong(fields(kind)[name], content, strict=True)}")
+
+
+# What JSON gives for a declared type without anything left to look at.
+CERTAIN: dict[type, tuple[type, ...]] = {
+    float: (float, int), int: (int,), str: (str,), bool: (bool,),
+}  # fmt: skip
+NUMBERS = {float, int, type(None)}
+_DOUBTS: dict[tuple[Any, ...], tuple[str, ...]] = {}
+
+
+def _doubtful(known: dict[str, Field], value: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields whose value has to be looked at, since its type alone does not show that it fits.
+
+    Rows of one kind have few combinations of names and types, so that nearly all rows of a
+    thousand runs cost one look-up here.
+    """
+    shape = (id(known), *value, *map(type, value.values()))
+    doubts = _DOUBTS.get(shape)
+    if doubts is None:
+        doubts = _DOUBTS[shape] = tuple(
+            name
+            for name, content in value.items()
+            if name in known
+            and content is not None
+            and known[name].kind.base is not object
+            and type(content) not in CERTAIN.get(known[name].kind.base, ())
+        )
+    return doubts
+
+
+def _wrong(field: Field, content: Any, strict: bool) -> str:
     """The innermost value that does not fit."""
     name, kind = field.name, field.kind
     while True:
         inner: Iterable[tuple[str, Kind, Any]] = ()
         if kind.record is not None and isinstance(content, dict):
             known = fields_of(kind.record)
-            if complete:
+            if strict:
                 for missing in (n for n, f in known.items() if f.required and n not in content):
                     return f"{name}.{missing} is missing: expected {known[missing].kind}"
                 for unknown in (n for n in content if n not in known):
@@ -119,22 +144,24 @@ def _wrong(field: Field, content: Any, complete: bool) -> str:
             inner = [(f"{name}.{n}", kind.item, v) for n, v in content.items()]
         elif kind.item is not None and isinstance(content, list):
             inner = [(f"{name}[{n}]", kind.item, v) for n, v in enumerate(content)]
-        wrong = [entry for entry in inner if not _check_of(entry[1], complete)(entry[2])]
+        wrong = [entry for entry in inner if not _check_of(entry[1], strict)(entry[2])]
         if not wrong:
             return f"{name} is {str(content)[:60]!r}: expected {kind}"
         name, kind, content = wrong[0]
 
 
 @cache
-def _checks(kind: str, complete: bool) -> dict[str, Check]:
-    return {name: _check_of(field.kind, complete) for name, field in fields(kind).items()}
+def _checks(kind: str, strict: bool) -> dict[str, Check]:
+    return {name: _check_of(field.kind, strict) for name, field in fields(kind).items()}
 
 
 @cache
-def _check_of(kind: Kind, complete: bool) -> Check:
+def _check_of(kind: Kind, strict: bool) -> Check:
     """Made once for each kind, as small as can be: a thousand runs have a million values."""
-    null = kind.nullable or not complete
+    null = kind.nullable or not strict
     base, low, high = kind.base, kind.value.minimum, kind.value.maximum
+    if not strict:
+        low, high = -LARGEST, LARGEST
     if base is object:
         return lambda value: True
     if base in (int, float):
@@ -148,32 +175,48 @@ def _check_of(kind: Kind, complete: bool) -> Check:
 
         return check
     if base is dict:
-        return _check_of_dict(kind, complete, null)
+        return _check_of_dict(kind, strict, null)
+    if base is list and not strict and kind.item is not None and kind.item.base is float:
+        return lambda value: (
+            NUMBERS.issuperset(map(type, value)) if type(value) is list else value is None
+        )
     if base is list:
-        of = _check_of(kind.item or Kind(object), complete)
+        of = _check_of(kind.item or Kind(object), strict)
         return lambda value: all(map(of, value)) if type(value) is list else value is None and null
-    choices = kind.value.choices
+    choices = kind.value.choices if strict else ()
     return lambda value: (
         (not choices or value in choices) if type(value) is base else value is None and null
     )
 
 
-def _check_of_dict(kind: Kind, complete: bool, null: bool) -> Check:
+def _check_of_dict(kind: Kind, strict: bool, null: bool) -> Check:
     if kind.record is None:
-        of = _check_of(kind.item or Kind(object), complete)
+        if kind.item is None or kind.item.base is object:
+            return lambda value: type(value) is dict or (value is None and null)
+        of = _check_of(kind.item, strict)
         return lambda value: (
             all(map(of, value.values())) if type(value) is dict else value is None and null
         )
     known = fields_of(kind.record)
-    checks = {name: _check_of(field.kind, complete) for name, field in known.items()}
-    needed = [name for name, field in known.items() if field.required] if complete else []
+    checks = {name: _check_of(field.kind, strict) for name, field in known.items()}
+    needed = [name for name, field in known.items() if field.required]
+    if not strict and all(field.kind.base is float for field in known.values()):
+        return lambda value: (
+            NUMBERS.issuperset(map(type, value.values())) if type(value) is dict else value is None
+        )
+    if not strict:
+        return lambda value: (
+            all(checks[name](value[name]) for name in _doubtful(known, value))
+            if type(value) is dict
+            else value is None
+        )
 
     def check(value: Any) -> bool:
         if type(value) is not dict:
             return value is None and null
         for name, content in value.items():
             of = checks.get(name)
-            if complete if of is None else not of(content):
+            if of is None or not of(content):
                 return False
         return all(name in value for name in needed)
 

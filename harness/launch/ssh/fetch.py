@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from harness.core.records import RunFolder
+from harness.core.records import ATTEMPTS, FAILURE_OF_RANK, SUMMARY, RunFolder
 
 OF_RANK = re.compile(r"_(\d+)\.\w+$")
 
@@ -87,16 +87,16 @@ def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None
     clock_s: by how much the host's clock is ahead of ours. Equal files are not written again.
     """
     here = _rows(folder.attempts.read_bytes() if folder.attempts.is_file() else b"")
-    there = _rows(files["attempts.jsonl"].content if "attempts.jsonl" in files else b"")
+    there = _rows(files[ATTEMPTS].content if ATTEMPTS in files else b"")
     if _latest(here) > _latest(there):
         # Failures of ranks are still news: rank 0 may have had no time to record them.
-        files = {name: sent for name, sent in files.items() if name.startswith("ranks/failure_")}
-    elif files and "summary.json" not in files:
+        files = {name: sent for name, sent in files.items() if name.startswith(FAILURE_OF_RANK)}
+    elif files and SUMMARY not in files:
         folder.summary.unlink(missing_ok=True)  # of the previous attempt: this one has none yet
     if None not in (_began(here), _began(there)) and _began(here) != _began(there) and files:
         folder.set_aside()
     # The summary last: a reader who sees it may rely on the rest.
-    for name in sorted(files, key=lambda name: (name == "summary.json", name)):
+    for name in sorted(files, key=lambda name: (name == SUMMARY, name)):
         _write(folder.path / name, files[name], clock_s)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records import RunFolder, read_rows
+from harness.core.records import RunFolder
 from harness.core.settings import UserError
 from harness.read.records.loading import is_number
 from harness.read.records.runs import Run
@@ -138,10 +138,8 @@ def _from_ranks(
 
 def _recorded_by_ranks(folder: RunFolder, epochs: int) -> list[dict[str, float]]:
     """Per rank the sums over all epochs; a value that is missing in one epoch is left out."""
-    files = (folder.path / "ranks").glob("rank_*.jsonl")
     ranks = []
-    for file in sorted(files, key=lambda f: int(f.stem.removeprefix("rank_"))):
-        rows, _ = read_rows(file)
+    for rows in folder.read_ranks().values():
         names = ("compute_s", "comm_exposed_s", "comm_wait_s")
         sums = {name: total(rows, name) for name in names if len(rows) == epochs}
         ranks.append({name: value for name, value in sums.items() if value is not None})

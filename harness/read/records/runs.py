@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,10 +14,18 @@ from harness.core.attempts import larger_is_better
 from harness.core.identity import SHOWN_ONLY
 from harness.core.links import Link
 from harness.core.locks import is_held
-from harness.core.records import FAILURES, FINISHED, RunFolder, read_json, read_rows
+from harness.core.records import FAILURES, FINISHED, RunFolder
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import machine_kind
-from harness.read.records.loading import UNFINISHED, is_number, link_numbers, settings_of
+from harness.read.records.loading import (
+    UNFINISHED,
+    environment_of,
+    epochs_of,
+    is_number,
+    link_numbers,
+    settings_of,
+    summary_of,
+)
 
 # A planned run without a record: not begun yet, or refused by the plan.
 WAITING, SKIPPED = "waiting", "skipped"
@@ -173,9 +182,12 @@ class Run:
         size = self.environment.get("processes_per_node")
         if self.state != FINISHED or self.folder is None or not self.nodes or not size:
             return ()
+        rows_of = self.folder.read_ranks()
+        last: dict[int, Mapping[str, Any]] = defaultdict(dict)
+        last |= {rank: rows[-1] for rank, rows in rows_of.items() if rows}
         nodes = []
         for node in range(self.nodes):
-            ranks = [_last_row(self.folder, rank) for rank in range(node * size, (node + 1) * size)]
+            ranks = [last[rank] for rank in range(node * size, (node + 1) * size)]
             sums = {name: _sum(ranks, field) for name, field in SUMMED.items()}
             nodes.append(sums | {name: _mean(ranks, field) for name, field in AVERAGED.items()})
         return tuple(nodes)
@@ -185,17 +197,17 @@ class Run:
         """The state at this moment: a run without outcome is running, or was interrupted."""
         if self.state != UNFINISHED:
             return self.state
-        written = (read_json(self.directory.progress) or {}).get("unix")
-        recent = is_number(written) and time.time() - written < QUIET_S
+        last = self.directory.read_progress()
+        recent = last is not None and time.time() - last["unix"] < QUIET_S
         return RUNNING if recent or is_held(self.directory.lock("run")) else INTERRUPTED
 
     @property
     def progress(self) -> str:
         """How far a run without outcome has come."""
-        last = read_json(self.directory.progress) or {}
+        last = self.directory.read_progress()
         done = len(self.epochs)
         text = f"{done} epoch{'' if done == 1 else 's'} recorded"
-        if last.get("update") is not None and last.get("updates"):
+        if last is not None:
             text += f", update {last['update']} of {last['updates']}"
         return text
 
@@ -214,9 +226,8 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
     """What one folder holds; records of other definitions are refused."""
     settings = settings_of(folder) if folder.settings.exists() else {}
-    summary = read_json(folder.summary)
-    environment = read_json(folder.environment) or {}
-    epochs, broken = read_rows(folder.epochs)
+    summary, environment = summary_of(folder), environment_of(folder)
+    epochs, broken = epochs_of(folder)
     state, reason, measures = UNFINISHED, None, {}
     if summary is not None:
         state, reason = str(summary.get("outcome")), summary.get("reason")
@@ -283,17 +294,12 @@ def _known(value: Any) -> float:
     return float(value) if is_number(value) else math.nan
 
 
-def _last_row(folder: RunFolder, rank: int) -> dict[str, Any]:
-    rows, _ = read_rows(folder.rank(rank))
-    return rows[-1] if rows else {}
-
-
-def _sum(ranks: list[dict[str, Any]], name: str) -> float | None:
+def _sum(ranks: list[Mapping[str, Any]], name: str) -> float | None:
     known = [value for row in ranks if is_number(value := row.get(name))]
     return math.fsum(known) if len(known) == len(ranks) else None
 
 
-def _mean(ranks: list[dict[str, Any]], name: str) -> float | None:
+def _mean(ranks: list[Mapping[str, Any]], name: str) -> float | None:
     """Over the samples: ranks need not have the same number of them."""
     # A rank without samples has no accuracy and does not count.
     rows = [row for row in ranks if row.get("eval_samples") != 0]

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.core.records import RunFolder, find_runs
+from harness.core.records import SCHEMA, SWEEP, RunFolder, find_runs
 from harness.core.settings import UserError
 from harness.read.labels import group_text, short_text
 from harness.read.records.groups import Group, group_key, make_groups
@@ -29,9 +29,7 @@ from harness.read.records.runs import (
     read_run,
 )
 
-FILE = "sweep.json"
-SCHEMA = 1
-
+FILE = SWEEP
 # Runs that differ in these are of different tasks and share no figure and no table.
 TASK = ("script", "model", "dataset")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -274,7 +274,8 @@ class CommProbe(EpochMeasure, TrainerCallback):
         return {}
 
     def facts(self) -> dict[str, Any]:
-        result, missing = self.result, self.missing
+        result: Mapping[str, Any] | None = self.result
+        missing = self.missing
         if result is None and missing == NOT_YET:
             # An earlier attempt may have got as far as the probe.
             result = probe_of(self.context.folder)

@@ -6,7 +6,6 @@ import errno
 import signal
 import sys
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,8 @@ import torch.distributed as dist
 from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.provenance import settings_of
-from harness.core.records import SCHEMA, RunFolder, write_json
+from harness.core.records import RunFolder, write_json
+from harness.core.schema.rows import FailureRecord
 from harness.train.context import Context, Launch
 from harness.train.measure.resources import CpuTime
 from harness.train.run.recorder import Recorder
@@ -77,7 +77,7 @@ def record_failure(context: Context, recorder: Recorder, error: BaseException) -
         return
     settings = context.settings
     if not folder.settings.is_file():
-        write_json(folder.settings, {"schema": SCHEMA, **settings_of(settings)})
+        folder.write_settings(settings_of(settings))
     write_summary(folder, outcome, reason, settings.best_metric)
     print(f"{outcome}: {reason}; the record is in {folder.path}", file=sys.stderr)
 
@@ -104,7 +104,7 @@ def _let_rank0_record(folder: RunFolder) -> None:
         time.sleep(0.05)
 
 
-def _first_failure(context: Context, wait_s: float) -> dict[str, Any] | None:
+def _first_failure(context: Context, wait_s: float) -> FailureRecord | None:
     """The failure of another rank that came first, if one comes within this time."""
     until = time.monotonic() + wait_s
     while True:

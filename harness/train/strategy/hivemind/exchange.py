@@ -258,7 +258,7 @@ class PeersExchange(Exchange):
             return all(_counts_at(epoch, p) or p.get("ended") for p in ready)
 
         state.wait(all_published, EPOCH_END_S)
-        file = self.context.folder.path / "peers.json"
+        file = self.context.folder.peers
         recorded = read_json(file) or {}
         sums: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"peers": 0}
         for name, peer in state.known.items():
