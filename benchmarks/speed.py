@@ -199,7 +199,7 @@ def _measure(turn: Turn, asked: argparse.Namespace, work: Path) -> dict[str, Any
     finally:
         shutil.rmtree(out, ignore_errors=True)
     fed = {name: sum(rank["fed"][name] for rank in ranks) for name in ranks[0]["fed"]}
-    return found | ranks[0] | {"fed": fed}
+    return {**found, **ranks[0], "fed": fed}
 
 
 def _write(record: dict[str, Any], out: Path) -> None:

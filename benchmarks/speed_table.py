@@ -61,7 +61,7 @@ def _both_exact(case: Case, *runs: dict[str, Any]) -> bool:
 def _off(run: dict[str, Any], other: dict[str, Any]) -> float:
     """Largest difference of test losses over the epochs, as a share of the other's."""
     pairs = zip(run["quality"], other["quality"], strict=True)
-    return max(abs(a["eval_loss"] / b["eval_loss"] - 1) for a, b in pairs)
+    return float(max(abs(a["eval_loss"] / b["eval_loss"] - 1) for a, b in pairs))
 
 
 def _good(runs: Runs) -> Runs:
@@ -150,7 +150,7 @@ def _data(case: Case, facts: dict[str, Any]) -> str:
 
 def _optimizer_ms(facts: dict[str, Any], limit: dict[str, float]) -> float:
     """Weight, gradient and two moments are read, all but the gradient written: seven numbers."""
-    return facts["parameters"] * 7 * 4 / limit["copy_gb_per_s"] / 1e6
+    return float(facts["parameters"] * 7 * 4 / limit["copy_gb_per_s"] / 1e6)
 
 
 def _row(arm: str, own: Runs, runs: Runs, found: dict[str, Any], processes: int) -> list[str]:
@@ -179,7 +179,7 @@ def _row(arm: str, own: Runs, runs: Runs, found: dict[str, Any], processes: int)
 
 
 def _mean(run: dict[str, Any], part: str) -> float:
-    return statistics.mean(epoch[part] for epoch in run["epochs"][WARMED_UP:])
+    return float(statistics.mean(epoch[part] for epoch in run["epochs"][WARMED_UP:]))
 
 
 def _whole(run: dict[str, Any]) -> float:

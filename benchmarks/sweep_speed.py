@@ -118,7 +118,7 @@ def table(runs: int, processes: int, pairs: list[dict[str, Any]]) -> str:
 
 
 def _middle(values: Any) -> float:
-    return statistics.median(list(values))
+    return float(statistics.median(list(values)))
 
 
 def _spread(values: list[float]) -> str:

@@ -113,7 +113,7 @@ def world() -> tuple[int, int]:
 
 
 def cuda() -> bool:
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 def start(recipe: str, task: dict[str, Any]) -> dict[str, Any]:
