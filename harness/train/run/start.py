@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import datasets
-import huggingface_hub
 import torch
 import torch.distributed as dist
+from huggingface_hub.utils.tqdm import disable_progress_bars as disable_hub_progress_bars
 from transformers import HfArgumentParser, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
 from transformers.integrations import get_available_reporting_integrations
@@ -47,7 +47,7 @@ def quiet(bars: bool) -> None:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not bars:
         datasets.disable_progress_bars()
-        huggingface_hub.utils.disable_progress_bars()
+        disable_hub_progress_bars()
     # The Trainer passes it on by its older name; it means what it did.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
 
@@ -168,7 +168,7 @@ def _saving(settings: Settings, passed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_cuda() -> bool:
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 # ----
