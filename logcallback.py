@@ -245,7 +245,8 @@ class LogCallback(Recorder):
     def _fed(self, state: TrainerState) -> int:
         """Samples of this epoch's updates, had every batch been full."""
         updates = state.global_step - self.updates_before
-        return updates * int(self.batch) + int(self.epoch_so_far.get("samples", 0))
+        fed: int = updates * int(self.batch) + int(self.epoch_so_far.get("samples", 0))
+        return fed
 
     def partial_epoch(self) -> dict[str, Any]:
         """What a checkpoint inside an epoch has to know of that epoch; empty between epochs."""
