@@ -67,7 +67,7 @@ def test_flags_and_names_go_in_any_order() -> None:
     options = parser_of("nodes").read(["2", "--link", "lan", "--", "torchrun", "--my-flag", "--"])
     assert (options.nodes, options.link) == (2, "lan")
     assert options.command == ["torchrun", "--my-flag", "--"]
-    assert parser_of("sweep").read(["f", "--limit=-2:"]).limit == "-2:"
+    assert parser_of("sweep").read(["f", "--limit=-2:"]).limit == slice(-2, None)
     assert parser_of("sweep").read(["f", "--launcher", "ssh", "--ssh", "-F c d"]).ssh == "-F c d"
 
 
