@@ -54,7 +54,7 @@ ONE = r"""#!/bin/bash
 
 note='/home/me/my project/outputs/sweeps/mine/jobs/mine.ab12'_${SLURM_ARRAY_TASK_ID:-0}.json
 began=$(date +%s)
-signal=
+signal= reminder=
 tell() {
     printf '{"job": "%s", "began": %s, "ended": %s, "code": %s, "signal": "%s"}\n' \
         "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" "$began" "$1" "$2" "$signal" >"$note.new"
@@ -67,6 +67,7 @@ last_call() {
     signal=USR1
     touch "$HARNESS_LAST_CALL"
     sleep 40 && scancel --signal=TERM "$SLURM_JOB_ID" &
+    reminder=$!
 }
 trap last_call USR1
 trap 'signal=${signal:-TERM}' TERM
@@ -87,6 +88,8 @@ while :; do
     code=$?
     kill -0 "$step" 2>/dev/null || break
 done
+# Or it would end the job after its return from the queue.
+[ -z "$reminder" ] || kill "$reminder" 2>/dev/null
 if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 0 ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
 fi

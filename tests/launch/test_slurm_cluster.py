@@ -58,7 +58,7 @@ def jobs_of(cluster: Mapping[str, str], name: str = "mine-tiny") -> list[str]:
 
 
 def rows_of(out: Path, part: str = "") -> list[dict[str, Any]]:
-    (found,) = [run for run in find_runs(out) if part in str(run.path)]
+    (found,) = [run for run in find_runs(out) if part in ("", run.path.parent.name)]
     return untimed_rows(found)
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_does_not_fit_into_the_limit_goes_back_into_the_queue(
     (job,) = jobs_of(cluster)
     ask(cluster, "scancel", "--signal=USR1", "--batch", job)
     printed, error = runner.communicate(timeout=100)
-    assert runner.returncode == 0, error
+    assert runner.returncode == 0, printed + error
     (run,) = find_runs(out)
     rows, _ = read_rows(run.epochs)
     assert [row["epoch"] for row in rows] == [float(n) for n in range(1, 31)]

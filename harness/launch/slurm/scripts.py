@@ -105,7 +105,7 @@ def _lead_s(timeout_s: float | None) -> int:
 # The note that the script writes is also there where the cluster has no accounting.
 NOTE = """note={note}_${{SLURM_ARRAY_TASK_ID:-0}}.json
 began=$(date +%s)
-signal=
+signal= reminder=
 tell() {{
     printf '{{"job": "%s", "began": %s, "ended": %s, "code": %s, "signal": "%s"}}\\n' \\
         "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "$began" "$1" "$2" "$signal" >"$note.new"
@@ -118,6 +118,7 @@ last_call() {{
     signal=USR1
     touch "$HARNESS_LAST_CALL"
     sleep {patience} && scancel --signal=TERM "$SLURM_JOB_ID" &
+    reminder=$!
 }}
 trap last_call USR1
 trap 'signal=${{signal:-TERM}}' TERM
@@ -175,6 +176,8 @@ END = """while :; do
     code=$?
     kill -0 "$step" 2>/dev/null || break
 done
+# Or it would end the job after its return from the queue.
+[ -z "$reminder" ] || kill "$reminder" 2>/dev/null
 if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {again} ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
 fi
