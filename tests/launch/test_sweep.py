@@ -130,9 +130,9 @@ def test_failures_are_results_and_the_sweep_goes_on(
 ) -> None:
     (tmp_path / "vit.py").write_text(PLANTED)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "GRACE_S", 1.0)
+    monkeypatch.setattr(runner, "GRACE_S", 4.0)
     file, out = sweep_file(tmp_path, FAILING), tmp_path / "out"
-    argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "off", "--timeout", "6"]
+    argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "off", "--timeout", "10"]
     assert main(argv) == 1
     told = {s["seed"]: (s["outcome"], s["reason"]) for s in seeds_of(out)}
     assert told[1] == ("finished", None)
