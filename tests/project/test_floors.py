@@ -209,6 +209,17 @@ def test_a_room_is_seen_at_a_glance(room: str) -> None:
     assert (HARNESS / room.replace(".", "/") / "__init__.py").read_text("utf-8").startswith('"""')
 
 
+def test_the_page_on_architecture_names_what_is_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    picture = page.split("```")[1]
+    assert [room for room in ROOMS if room.rpartition(".")[2] not in picture] == []
+    files = re.findall(r"`((?:core|train|launch|read|tests|docs|harness)/[\w/.]*)`", page)
+    assert len(files) > 20
+    places = [ROOT / f if f.split("/")[0] in ("tests", "docs", "harness") else HARNESS / f
+              for f in files]  # fmt: skip
+    assert [place for place in places if not place.exists()] == []
+
+
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_files_are_short(file: Path) -> None:
     assert len(file.read_text("utf-8").splitlines()) <= MOST_LINES
