@@ -411,12 +411,14 @@ def trainer_argv(settings: Settings) -> list[str]:
 
 def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
     given: dict[str, Any] = {}
+    # -o as --o, wherever it stands: a word with one dash would be taken for a value.
+    names = names_of(script)
+    short = re.compile("-([a-z])(=.*)?", re.DOTALL)
+    argv = [f"-{w}" if (m := short.fullmatch(w)) and m[1] in names else w for w in argv]
     position = 0
     while position < len(argv):
         word = argv[position]
         position += 1
-        if re.fullmatch("-[a-z]", word) and word[1:] in names_of(script):
-            word = f"-{word}"  # -o as --o
         if not word.startswith("--"):
             if position == 1 and word.endswith((".yaml", ".yml", ".json")):
                 continue

@@ -167,8 +167,8 @@ class RunFolder:
 
 def _numbered(first: Path) -> list[Path]:
     """The files that are named like this one but for their number, by number."""
-    pattern = first.name.replace("0", "*")
-    return sorted(first.parent.glob(pattern), key=_number)
+    files = first.parent.glob(first.name.replace("0", "*"))
+    return sorted((f for f in files if f.stem.rsplit("_", 1)[1].isdecimal()), key=_number)
 
 
 def _number(file: Path) -> int:

@@ -89,7 +89,10 @@ def test_spellings(words: str) -> None:
 def test_flags_with_and_without_value() -> None:
     for words, value in {"--tiny": True, "--tiny=false": False, "--tiny yes": True}.items():
         assert parse("vit", words.split(), ALONE).tiny is value
-    assert parse("bert", ["-o", "a b"], ALONE).output_dir == "a b"
+    for words in (["-o", "a b"], ["-o=a b"], ["--tiny", "-o", "a b"], ["--lr", "1", "-o", "a b"]):
+        assert parse("bert", words, ALONE).output_dir == "a b"
+    several = parse("bert", ["--weight_decay", "0.5", "-o", "a b"], ALONE)
+    assert (several.output_dir, several.trainer) == ("a b", (("weight_decay", 0.5),))
     assert parse("bert", ["--setup=1_1_P100far"], ALONE).setup == "1_1_P100far"
     assert parse("bert", ["--warmup_steps=-1"], ALONE).trainer == (("warmup_steps", -1),)
 

@@ -16,6 +16,8 @@ import transformers
 from accelerate.utils import is_lomo_available
 from torch import nn
 
+from harness.core.settings import UserError
+
 # Private methods are overridden and one function is replaced: checked with these alone.
 CHECKED = {"transformers": "5.23", "accelerate": "1.15"}
 
@@ -25,7 +27,7 @@ def patch_libraries() -> None:
     for library in (transformers, accelerate):
         name, version = library.__name__, library.__version__
         if version.split(".")[:2] != CHECKED[name].split("."):
-            raise RuntimeError(
+            raise UserError(
                 f"{name} {version} is installed, but the Trainer's private methods were checked "
                 f"with {CHECKED[name]} only: pip install -r requirements.txt"
             )

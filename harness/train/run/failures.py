@@ -69,7 +69,8 @@ def record_failure(context: Context, recorder: Recorder, error: BaseException) -
         reason = first["reason"] + (f" (rank {first['rank']})" if many else "")
     cpu_time = (recorder.cpu or CpuTime.of(context)).per_rank()
     begun = bool(recorder.attempt)
-    attempts.end(folder, outcome, reason, context.wall_s, cpu_time, recorder.update, begun)
+    update = recorder.update if begun else None
+    attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun)
     folder.progress.unlink(missing_ok=True)
     if restarts:
         # What becomes of the run is not known yet.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import Trainer
 
+from harness.core.settings import UserError
 from harness.train.loop import host_overhead
 from harness.train.loop.trainer import ExactTrainer
 from tests.support.ranks import ranks
@@ -123,5 +124,5 @@ def test_a_version_that_was_not_checked_is_refused(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(getattr(host_overhead, library), "__version__", "99.0.1")
-    with pytest.raises(RuntimeError, match=f"{library} 99.0.1 .* were checked with"):
+    with pytest.raises(UserError, match=f"{library} 99.0.1 .* were checked with"):
         host_overhead.patch_libraries()
