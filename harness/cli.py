@@ -266,7 +266,7 @@ def predict(parser: Parser) -> None:
 
 
 def share(text: str) -> float:
-    value = 0.0 if text == "0" else positive(text)
+    value = 0.0 if re.fullmatch(r"0(\.0*)?", text) else positive(text)
     if value > 1:
         raise BadValue(f"{text}: expected a share, 0 to 1")
     return value

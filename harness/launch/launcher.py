@@ -199,6 +199,8 @@ class Launcher:
         attempt = self.attempt
         del self.agents[number]
         agent.close()
+        if number >= attempt.request.job.nodes:
+            return  # kept from an earlier run on more nodes: no part of this one
         if number in attempt.lost or self._can_lose(number):
             attempt.running.discard(number)
             attempt.lost[number] = time.monotonic()

@@ -8,6 +8,7 @@ no spread: standard deviation and interval are then None, never zero.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class Estimate:
 
 def is_rate(measure: str) -> bool:
     """Amounts per second: their mean is the total amount by the total time."""
-    return "_per_s" in measure or measure.endswith("_mbit") or measure == "mfu"
+    per_second = re.search(r"_per_s(?![a-z])", measure)  # and not joules_per_sample
+    return per_second is not None or measure.endswith("_mbit") or measure == "mfu"
 
 
 def spread(values: Sequence[float], rate: bool = False) -> Spread:

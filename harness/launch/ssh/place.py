@@ -137,12 +137,12 @@ class Ssh(Machines):
         """Ask all hosts at once, and report the problems of every one."""
         answers = self._at_all(self.remote.hosts, self._ask)
         if errors := [text for text in answers.values() if isinstance(text, str)]:
-            raise UserError("\n  ".join(errors))
+            raise UserError("; ".join(errors))
         self.host_facts = {host: f for host, f in answers.items() if isinstance(f, HostFacts)}
         by_name = {str(host): facts for host, facts in self.host_facts.items()}
         here = {"commit": commit()["commit"], "source": source()}
         if errors := problems(by_name, self.remote, here):
-            raise UserError("\n  ".join(errors))
+            raise UserError("; ".join(errors))
         busy = [f"{name}: {f.disturbed}" for name, f in by_name.items() if f.disturbed]
         if busy and self.options.isolation == "error":
             raise UserError(f"{busy[0]}: wait, or measure anyway with --isolation warn")

@@ -198,7 +198,7 @@ class Run:
         if self.state != UNFINISHED:
             return self.state
         last = self.directory.read_progress()
-        recent = last is not None and time.time() - last["unix"] < QUIET_S
+        recent = last is not None and time.time() - last.get("unix", 0.0) < QUIET_S
         return RUNNING if recent or is_held(self.directory.lock("run")) else INTERRUPTED
 
     @property
@@ -207,8 +207,8 @@ class Run:
         last = self.directory.read_progress()
         done = len(self.epochs)
         text = f"{done} epoch{'' if done == 1 else 's'} recorded"
-        if last is not None:
-            text += f", update {last['update']} of {last['updates']}"
+        if last is not None and last.get("update") is not None:
+            text += f", update {last['update']} of {last.get('updates')}"
         return text
 
 
