@@ -57,7 +57,7 @@ class Estimate:
 
 def is_rate(measure: str) -> bool:
     """Amounts per second: their mean is the total amount by the total time."""
-    per_second = re.search(r"_per_s(?![a-z])", measure)  # and not joules_per_sample
+    per_second = re.search(r"_per_s(econd)?(_|$)", measure)  # and not joules_per_sample
     return per_second is not None or measure.endswith("_mbit") or measure == "mfu"
 
 

@@ -48,7 +48,7 @@ def test_a_mean_of_rates_is_the_total_by_the_total() -> None:
     assert spread([1.0, 100.0], rate=True).high == math.inf
     assert spread([0.0, 2.0], rate=True).mean == 1  # no time passes no sample
     rates = ("train_samples_per_s", "train_samples_per_s_per_gpu", "tflops_per_s_without_padding",
-             "link_bandwidth_mbit", "mfu")  # fmt: skip
+             "train_samples_per_second", "link_bandwidth_mbit", "mfu")  # fmt: skip
     assert all(is_rate(name) for name in rates)
     assert not any(is_rate(name) for name in ("accuracy", "wall_s", "joules_per_sample"))
 
