@@ -23,9 +23,9 @@ from harness.core.settings import Settings, flag_fields
 from harness.launch.places import Local, Options, launched
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
+from tests.support.broken_runs import broken_off
 from tests.support.ranks import script
 from tests.support.sweeps import sweep_file
-from tests.train.run.test_resume import broken_off
 
 pytestmark = pytest.mark.process
 

@@ -16,11 +16,11 @@ from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.train.data.images import load_images
 from harness.train.strategy import sharding
+from tests.support.broken_runs import only_run
 from tests.support.quality import expected
 from tests.support.ranks import ran, ranks, run_script, script
 from tests.support.sweeps import untimed_rows
 from tests.support.toys import CPU, FEATURES, Net, weights
-from tests.train.run.test_resume import only_run
 
 pytestmark = pytest.mark.process
 

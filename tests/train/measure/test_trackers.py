@@ -13,9 +13,9 @@ from transformers.integrations import integration_utils
 from harness.core.records import read_json, read_rows
 from harness.train.loop.progress import Trackers, numbers
 from harness.train.run import start
+from tests.support.broken_runs import only_run
 from tests.support.ranks import ranks, script
 from tests.support.toys import Net, Points, ours
-from tests.train.run.test_resume import only_run
 
 SMALL = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "2", "--b", "8"]
 

@@ -31,9 +31,9 @@ from harness.train.measure.flops import (
     rates,
     sums_of,
 )
+from tests.support.broken_runs import broken_off, only_run
 from tests.support.ranks import ranks, script
 from tests.support.toys import CLASSES, FEATURES, ours
-from tests.train.run.test_resume import broken_off, only_run
 
 SMALL = ["--tiny", "--test_size", "32", "--save", "none", "--telemetry_hz", "0"]
 PEAK = 0.25

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from harness.core.records import RunFolder, read_rows
-from harness.core.topology import world_of
 from harness.train.run.checkpoint_copies import follow_rank0, give_to_rank0, hand_out, on_own_disk
+from tests.support.broken_runs import own_node, trained_on_own_disk
 from tests.support.ranks import Done, ran, ranks
 from tests.support.sweeps import untimed_rows
-from tests.train.run.test_resume import stop_at
 
 pytestmark = pytest.mark.process
 
@@ -22,15 +20,6 @@ ARGV = [
     "--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16",
     "--setup", "2_1", "--output_dir", "out", "--dropout", "0.1", "--full_determinism",
 ]  # fmt: skip
-
-
-def own_node(folder: str) -> Any:
-    """This rank is a node, and its folder its disk."""
-    os.environ |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    disk = Path(folder, os.environ["RANK"])
-    disk.mkdir(exist_ok=True)
-    os.chdir(disk)
-    return world_of(os.environ)
 
 
 def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
@@ -76,14 +65,9 @@ def test_what_rank_0_has_the_other_node_gets(
     assert second == (whole, [True, False], True)
 
 
-def trained(folder: str, argv: list[str], update: int, how: str) -> Any:
-    own_node(folder)
-    return stop_at("vit", argv, ".", update, how)
-
-
 def train(folder: Path, *more: str, update: int = -1, how: str = "term") -> Done:
     folder.mkdir(exist_ok=True)
-    return ran(2, trained, str(folder), [*ARGV, *more], update, how)
+    return ran(2, trained_on_own_disk, str(folder), [*ARGV, *more], update, how)
 
 
 def checkpoints(folder: Path, rank: int) -> list[str]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from harness.core.records import RunFolder, read_rows
+from harness.core.records import read_rows
+from tests.support.broken_runs import alone, attempts_of, elastic, only_run, stop_at, weights_of
 from tests.support.ranks import Done, ran, run_script, script
 from tests.support.sweeps import untimed_rows
-from tests.train.run.test_resume import only_run, stop_at, weights_of
 
 pytestmark = pytest.mark.process
 
@@ -24,20 +23,6 @@ SMALL = [
     # Adam makes whole steps of rounding errors where a gradient is zero, as of a key's bias.
     "--adam_epsilon", "1e-3",
 ]  # fmt: skip
-
-
-def elastic(**more: str) -> dict[str, str]:
-    """What torchrun --max_restarts=3 tells a process, each on a node of its own."""
-    return {"TORCHELASTIC_MAX_RESTARTS": "3", "LOCAL_WORLD_SIZE": "1", **more}
-
-
-def alone() -> dict[str, str]:
-    """The only process that is left."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    return elastic(**rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 
 
 def writing_down(name: str, argv: list[str], cwd: str, log: str, stop: int | None) -> Any:
@@ -77,12 +62,6 @@ def fed(log: Path, count: int, batches: int, train_samples: int) -> list[list[in
         for r in range(count)
     ]  # fmt: skip
     return [[n for batch in passes for n in batch] for passes in zip(*of_ranks, strict=True)]
-
-
-def attempts_of(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    rows, broken = read_rows(folder.attempts)
-    assert broken == 0
-    return tuple([r for r in rows if r["event"] == event] for event in ("start", "end"))  # type: ignore[return-value]
 
 
 @pytest.mark.slow

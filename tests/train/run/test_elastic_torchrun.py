@@ -14,14 +14,12 @@ import torch
 from harness.core.links import Link
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.launch.netns.emulation import EmulatedNodes
-from tests.support.ranks import script
+from tests.support.broken_runs import attempts_of, only_run, weights_of
+from tests.support.ranks import ROOT, script
 from tests.support.sweeps import untimed_rows, wait_for
-from tests.train.run.test_elastic import attempts_of
-from tests.train.run.test_resume import only_run, weights_of
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).resolve().parents[3]
 ARGV = [
     "--tiny", "--train_size", "640", "--test_size", "65", "--epochs", "3", "--b", "16",
     "--dropout", "0", "--save_steps", "5", "--setup", "2_1",

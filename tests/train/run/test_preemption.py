@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from harness.core.records import read_json, read_rows
 from harness.train.run.lifecycle import whole_checkpoints
+from tests.support.broken_runs import ARGV, assert_same_training, only_run
 from tests.support.ranks import script
-from tests.support.sweeps import untimed_rows
-from tests.train.run.test_resume import ARGV, only_run, weights_of
 
 pytestmark = pytest.mark.process
 
@@ -49,10 +47,7 @@ def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path:
 
     script("vit", *ARGV, *more, "--o", str(tmp_path / "whole"), count=count)
     whole = only_run(tmp_path / "whole")
-    assert untimed_rows(folder) == untimed_rows(whole)
-    expected = weights_of(whole)
-    for name, weight in weights_of(folder).items():
-        assert torch.equal(weight, expected[name]), name
+    assert_same_training(folder, whole)
 
 
 def test_nobody_is_called_where_nothing_is_saved(tmp_path: Path) -> None:

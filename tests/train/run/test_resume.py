@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,66 +13,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification
 
 from harness.core.records import RunFolder, read_json, read_rows
-from tests.support.ranks import Done, ran, run_script, script
-from tests.support.sweeps import untimed_rows
+from tests.support.broken_runs import ARGV, assert_same_training, broken_off, only_run
+from tests.support.ranks import script
 
 pytestmark = pytest.mark.process
-
-# Dropout is on: the random state has to be restored, not only weights and optimizer.
-ARGV = [
-    "--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16",
-    "--full_determinism", "--log_every", "3",
-]  # fmt: skip
-
-
-def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
-    """The script, with its last rank made to stop at this update, or after the row of an epoch."""
-    module = __import__(name)
-
-    class Stopper(module.Console):  # type: ignore[name-defined,misc]
-        def stop(self, reached: bool) -> None:
-            if reached and self.context.world.rank == self.context.world.size - 1:
-                if how == "crash":
-                    raise RuntimeError("planted")
-                if how == "oom":
-                    raise MemoryError("planted: cannot allocate")
-                number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
-                os.kill(os.getpid(), number[how.split()[0]])
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.stop(len(how.split()) == 1 and state.global_step == update)
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            super().on_evaluate(args, state, control, **kwargs)
-            self.stop("row" in how and state.global_step == update)
-
-        def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.stop("evaluating" in how and state.global_step == update)
-
-    module.Console = Stopper
-    return run_script(name, argv, cwd)
-
-
-def broken_off(count: int, argv: list[str], update: int, how: str, name: str = "bert") -> Done:
-    """Run a script until it is made to stop; it must not end well."""
-    done = ran(count, stop_at, name, argv, ".", update, how)
-    assert done.code != 0
-    return done
-
-
-def only_run(root: Path) -> RunFolder:
-    (folder,) = [p.parent for p in root.glob("*/*/*/settings.json")]
-    return RunFolder(folder)
 
 
 def rank_rows(folder: RunFolder, rank: int) -> list[dict[str, Any]]:
     names = ("epoch", "rank", "eval_samples", "eval_accuracy")
     return [{name: row[name] for name in names} for row in read_rows(folder.rank(rank))[0]]
-
-
-def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
-    (checkpoint,) = folder.path.glob("checkpoint-*")
-    return load_file(checkpoint / "model.safetensors")
 
 
 # 16 updates an epoch with one rank, 8 with two: all stop inside epoch 2 or at its evaluation.
@@ -135,14 +82,10 @@ def test_a_broken_run_goes_on(
     assert "goes on from update" in done.out
     undisturbed = whole(name, count, more)
     assert folder.epochs.read_text().startswith(before)  # no row was touched
-    for row, expected_row in zip(untimed_rows(folder), untimed_rows(undisturbed), strict=True):
-        assert row == expected_row
+    assert_same_training(folder, undisturbed)
     for rank in range(count):  # one row an epoch, however often the epoch was begun
         for row, one in zip(rank_rows(folder, rank), rank_rows(undisturbed, rank), strict=True):
             assert row == one
-    expected = weights_of(undisturbed)
-    for key, weight in weights_of(folder).items():
-        assert torch.equal(weight, expected[key]), key
 
     summary = read_json(folder.summary)
     assert summary is not None

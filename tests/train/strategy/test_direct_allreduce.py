@@ -22,11 +22,11 @@ from harness.train.strategy.direct_allreduce import DirectAllreduce
 from harness.train.strategy.verify import refuse_impossible
 from tests.core.test_settings import launched
 from tests.support import toys
+from tests.support.broken_runs import assert_same_weights, broken_off, only_run
 from tests.support.exchanges import SHAPES, Arm, drawn, flat, group
 from tests.support.ranks import ranks, script
 from tests.support.replicas import BY_RANK, SGD, arms
 from tests.support.sweeps import untimed_rows
-from tests.train.run.test_resume import broken_off, only_run, weights_of
 
 SIZES = (0, 1, 2, 3, 7, 1001)  # also fewer numbers than ranks
 
@@ -249,9 +249,7 @@ def test_a_broken_off_run_goes_on_and_is_that_of_the_backend(tmp_path: Path) -> 
     assert folder.path.name != whole.path.name and "_ddp-direct_" in folder.path.name
     for row, expected in zip(untimed_rows(folder), untimed_rows(whole), strict=True):
         assert {name: row[name] for name in SAME} == {name: expected[name] for name in SAME}
-    theirs = weights_of(whole)
-    for name, weight in weights_of(folder).items():
-        assert torch.equal(weight, theirs[name]), name
+    assert_same_weights(folder, whole)
     observed = (read_json(folder.environment) or {})["observed"]
     assert observed["gradient_hook"] == "DirectGradients.hook"
 

@@ -14,11 +14,15 @@ from safetensors.torch import load_file
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.settings import UserError
 from tests.support import toys
+from tests.support.broken_runs import (
+    assert_same_training,
+    broken_off,
+    only_run,
+    trained_on_own_disk,
+)
 from tests.support.ranks import ran, ranks, run_script, script
 from tests.support.replicas import Diary
 from tests.support.sweeps import untimed_rows
-from tests.train.run.test_checkpoint_copies import trained
-from tests.train.run.test_resume import broken_off, only_run, weights_of
 
 pytestmark = pytest.mark.process
 
@@ -138,11 +142,7 @@ def test_killed_between_two_exchanges_it_goes_on(tmp_path: Path) -> None:
     done = script("vit", *argv, "--o", str(broken), count=2)
     assert done.code == 0 and "goes on from update 12" in done.out, done.err
     one, other = only_run(whole), only_run(broken)
-    for row, expected in zip(untimed_rows(other), untimed_rows(one), strict=True):
-        assert row == expected
-    expected_weights = weights_of(one)
-    for name, weight in weights_of(other).items():
-        assert torch.equal(weight, expected_weights[name]), name
+    assert_same_training(other, one)
     seen = [(read_json(folder.environment) or {})["observed"] for folder in (one, other)]
     # A piece each second update and two more at the end, in force for the first time after 7.
     assert seen[0] == seen[1] and (seen[0]["exchanges"], seen[0]["first_exchange_update"]) == (
@@ -164,11 +164,11 @@ DISKS = [
 def test_on_disks_of_their_own_each_node_finds_what_it_has_written(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir(), broken.mkdir()
-    assert ran(2, trained, str(whole), DISKS, 0, "").code == 0
-    assert ran(2, trained, str(broken), DISKS, 13, "kill").code
+    assert ran(2, trained_on_own_disk, str(whole), DISKS, 0, "").code == 0
+    assert ran(2, trained_on_own_disk, str(broken), DISKS, 13, "kill").code
     own = next((broken / "1").glob("out/vit/2_1/*/checkpoint-12/apart_1.pt"))
     assert not (own.parent / "apart_0.pt").exists()
-    assert ran(2, trained, str(broken), DISKS, 0, "").code == 0
+    assert ran(2, trained_on_own_disk, str(broken), DISKS, 0, "").code == 0
     runs = [next(RunFolder(p) for p in f.glob("0/out/vit/2_1/*")) for f in (whole, broken)]
     assert untimed_rows(runs[0]) == untimed_rows(runs[1])
     weights = [load_file(max(r.path.glob("checkpoint-*/model.safetensors"))) for r in runs]
