@@ -63,8 +63,6 @@ class LogCallback(Recorder):
         self.observed_before: dict[str, Any] = {}  # by an earlier attempt
         self.earlier_wall_s = self.save_time_s = self.ended_s = self.reported_s = 0.0
 
-    # ---- the run begins ----
-
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -72,9 +70,7 @@ class LogCallback(Recorder):
             self.began_s = time.perf_counter()
             self.cpu.restart()
         cuda, devices = args.device.type == "cuda", max(args.n_gpu, 1)  # of this process
-        self.batch = batch_of_trainer(args)
-        if self.context is not None:
-            self.batch = self.context.settings.target_batch or self.batch  # of all peers
+        self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
@@ -132,8 +128,6 @@ class LogCallback(Recorder):
             **base.facts(self.measures),
         }
         write_json(self.folder.environment, {**self.machine, **facts})
-
-    # ---- an epoch ----
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
@@ -263,8 +257,6 @@ class LogCallback(Recorder):
     def paused(self) -> AbstractContextManager[None]:
         return base.excluded(self.clock, self.measures)
 
-    # ---- evaluation and saving ----
-
     def on_evaluate(
         self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
@@ -295,8 +287,6 @@ class LogCallback(Recorder):
         more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
         if (row := self.row.write(self.quality, more)) is not None:
             self.quality, self.last_row = {}, row
-
-    # ---- the run ends ----
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()

@@ -34,6 +34,7 @@ SERVE = (
 )
 # Each run that torchrun starts takes the next: connections of the one before may linger.
 PORTS = itertools.cycle(range(PORT + 1, PORT + 1000))
+PEERS_END_S = 3.0  # at the end of a run peers must not wait for those that were lost
 
 Event = dict[str, Any]  # event: ready, port, ended or died; and what belongs to it
 
@@ -231,7 +232,7 @@ class WarmAgent(Agent):
                     elastic.rendezvous_config(number) if elastic else {"rank": number}
                 ),
                 "processes": job.processes,
-                "peers": job.peers,
+                "exit_barrier_s": PEERS_END_S if job.peers else None,
                 "min_nodes": elastic.least(job) if elastic else job.nodes,
                 "max_restarts": elastic.max_restarts if elastic else 0,
                 "environment": request.environment_of(number),

@@ -16,7 +16,7 @@ from harness.core.attempts import Opened
 from harness.core.identity import identity
 from harness.core.records import RunFolder
 from harness.core.settings import Settings
-from harness.core.topology import World, asked_processes
+from harness.core.topology import World, asked_processes, batch_of_trainer
 from harness.train.session import Session
 
 # In a checkpoint's folder, written last: a checkpoint without it is ignored.
@@ -76,6 +76,11 @@ class Context:
         """How many batches of per_gpu_batch the complete set-up trains on at once."""
         gpus = 1 if self.world.elastic else max(1, self.args.n_gpu)
         return self._processes * gpus
+
+    @property
+    def effective_batch(self) -> int:
+        """Samples of an update, by all processes together."""
+        return self.settings.target_batch or batch_of_trainer(self.args)
 
     @property
     def _processes(self) -> int:

@@ -1,7 +1,14 @@
-"""How a process takes part in a run: the contract, and ranks of one process group."""
+"""How a process takes part in a run: the contract, and ranks of one process group.
+
+Ranks must act alike, and each may see another disk: gather() and broadcast() are collectives of
+small Python objects, and give the value itself where there is no process group.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch.distributed as dist
 from transformers import TrainingArguments
 
 from harness.core.settings import Settings
@@ -44,3 +51,21 @@ class Session:
 
     def fail(self, outcome: str, interrupted: bool) -> None:
         """This process ends without completing the run."""
+
+
+def gather(value: Any) -> list[Any]:
+    """The value of each rank, in the order of ranks, on all of them."""
+    if not dist.is_initialized():
+        return [value]
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast(value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

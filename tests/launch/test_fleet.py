@@ -280,7 +280,7 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back(
 def peers(begin: Begin, job: Job) -> tuple[Launcher, list[Puppet]]:
     """A run whose nodes need no launcher to go on without each other."""
     launcher, puppets = begin()
-    assert puppets[0].asked("run")[0]["peers"] is False
+    assert puppets[0].asked("run")[0]["exit_barrier_s"] is None
     as_peers = replace(job, settings=replace(job.settings, strategy="hivemind"))
     launcher.attempt.request = replace(launcher.attempt.request, job=as_peers)
     return launcher, puppets

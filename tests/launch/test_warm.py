@@ -18,7 +18,7 @@ from harness.train.run import warm
 REQUEST = {
     "id": "1", "processes": 1, "nodes": 1, "node": 0, "address": "127.0.0.1",
     "rendezvous": "127.0.0.1:1", "rendezvous_config": {"rank": 0}, "min_nodes": 1,
-    "max_restarts": 0, "peers": False,
+    "max_restarts": 0, "exit_barrier_s": None,
 }  # fmt: skip
 
 

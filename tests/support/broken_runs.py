@@ -92,9 +92,6 @@ def attempts_of(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str,
     return starts, ends
 
 
-# Nodes: every rank is one.
-
-
 def elastic(**more: str) -> dict[str, str]:
     """What torchrun --max_restarts=3 tells a process, each on a node of its own."""
     return {"TORCHELASTIC_MAX_RESTARTS": "3", "LOCAL_WORLD_SIZE": "1", **more}

@@ -38,8 +38,6 @@ from tests.support.toys import (
 
 pytestmark = pytest.mark.process
 
-# ---- before the list: loss and gradient multiplied by accumulation and by ranks ----
-
 
 def stock_first_update(name: str, batch: int, acc: int) -> tuple[float, float]:
     """(loss, norm of the gradient) of the one update that 16 samples make."""
@@ -95,9 +93,6 @@ def test_trap_0_loss_multiplied_by_accumulation_and_ranks(tmp_path: Path) -> Non
     assert whole == pytest.approx(one["bert"][0], rel=1e-4)
     assert split == pytest.approx(whole, rel=1e-5)
     assert [rank["ours"] for rank in two] == [pytest.approx(whole, rel=1e-5)] * 2
-
-
-# ---- 1: NaN shown as a healthy loss ----
 
 
 class Poisoned(Points):
@@ -194,9 +189,6 @@ def test_trap_1_on_two_ranks_from_the_command_line(tmp_path: Path) -> None:
     assert read_json(found)["outcome"] == "diverged"
 
 
-# ---- 2: train_loss is that of one rank, and a mean over updates ----
-
-
 def stock_train_loss(count: int, **more: Any) -> dict[str, Any]:
     net = Net()
     trainer = stock(net, Points(count), **more)
@@ -246,9 +238,6 @@ def test_trap_2_train_loss_is_rank_local(tmp_path: Path) -> None:
     assert abs(theirs_one["said"] - over_samples(theirs_one)) > 0.005
     assert own_one["said"] == pytest.approx(over_samples(own_one), abs=1e-6)
     assert own_one["recorded"] == [pytest.approx(own_one["said"], abs=1e-9)]
-
-
-# ---- 4, 5: evaluation ----
 
 
 def evaluations(folder: str) -> dict[str, Any]:

@@ -41,9 +41,6 @@ def batches(diaries: list[list[list[int]]]) -> list[list[int]]:
     return [sorted(flat(step)) for step in zip(*diaries, strict=True)]
 
 
-# ---- 7, 20: each sample once, and the same training however it is distributed ----
-
-
 def one_epoch(folder: str, batch: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for count in (13, 24):
@@ -97,9 +94,6 @@ def test_trap_7_samples_duplicated_and_20_distributed_equals_single(tmp_path: Pa
         assert apart(weight(count, "stock_13"), weight(1, "stock_13")) > 1e-3
 
 
-# ---- 8: grouping by length ----
-
-
 def by_length(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for strategy in ("group_by_length", "random"):
@@ -131,9 +125,6 @@ def test_trap_8_group_by_length_desynchronises_ranks(tmp_path: Path) -> None:
         parse("bert", argv(tmp_path, "--train_sampling_strategy=group_by_length"))
 
 
-# ---- 14: neighbouring seeds ----
-
-
 def orders(folder: str) -> dict[str, dict[int, list[list[int]]]]:
     found: dict[str, Any] = {"stock": {}, "ours": {}}
     for seed in (7, 8):
@@ -157,9 +148,6 @@ def test_trap_14_neighbouring_seeds_share_orders(tmp_path: Path) -> None:
     for i in range(4):
         for j in range(i):
             assert sum(a == b for a, b in zip(own[i], own[j], strict=True)) < 8
-
-
-# ---- 19: what a batch is ----
 
 
 def batch_sizes(folder: str) -> dict[str, Any]:

@@ -43,8 +43,6 @@ from tests.support.toys import (
 
 pytestmark = pytest.mark.process
 
-# ---- 9: what is drawn before the seed is set ----
-
 
 def as_in_a_new_process() -> None:
     """Undo what a forked process inherits: a new one draws its seeds from the system."""
@@ -106,9 +104,6 @@ def test_trap_9_unseeded_model_and_split(tmp_path: Path) -> None:
     # Another seed is another model on the same split; another data_seed another split.
     assert apart(other["head"], one["head"]) > 1e-3 and other["held_out"] == one["held_out"]
     assert drawn["held_out"] != one["held_out"] and apart(drawn["head"], one["head"]) == 0
-
-
-# ---- 10: going on with another batch or number of ranks ----
 
 
 def stock_saves(folder: str) -> None:
@@ -194,9 +189,6 @@ def _one_copy(folder: str, batch: int, found: str) -> Any:
     return our_goes_on(folder, batch)
 
 
-# ---- 22: torchrun on a machine without GPU ----
-
-
 def stock_without_use_cpu(folder: str) -> dict[str, Any]:
     net = Net()
     trainer = stock(net, Points(16), use_cpu=False)
@@ -238,9 +230,6 @@ def test_trap_22_one_process_trainings_without_a_gpu(tmp_path: Path) -> None:
     assert sorted(found[0]["ours"]["fed"] + found[1]["ours"]["fed"]) == list(range(16))
 
 
-# ---- 23: an evaluation before the training ----
-
-
 def evaluated_first(folder: str) -> dict[str, Any]:
     net = Net()
     trainer = stock(net, Points(16), Points(16))
@@ -270,9 +259,6 @@ def test_trap_23_evaluated_before_training_no_gradients_are_exchanged(tmp_path: 
         assert "asked for --strategy ddp" in rank["refused"]
         assert "refusing to record one as the other" in rank["refused"]
     assert apart(found[0]["weights"], found[1]["weights"]) > 1e-3
-
-
-# ---- 24: the weights of a checkpoint under other names ----
 
 
 def resumed_vit(folder: str) -> dict[str, Any]:
@@ -340,9 +326,6 @@ def test_trap_25_threads_depend_on_the_number_of_processes(tmp_path: Path) -> No
     )  # fmt: skip
     named = [re.findall(r"OMP_NUM_THREADS=(\d+) ", line) for line in done.stdout.splitlines()]
     assert len(named) == 2 and named[0] == named[1] and named[0]
-
-
-# ---- 26: a restart ----
 
 
 def stock_starts_again(folder: str) -> list[list[int]]:

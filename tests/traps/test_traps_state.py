@@ -39,8 +39,6 @@ from tests.support.toys import (
     weights,
 )
 
-# ---- 3: what throughput is ----
-
 EVALUATION_S = 0.4  # four batches of 0.1 s, twice as long as two epochs of training
 
 
@@ -90,9 +88,6 @@ def test_trap_3_throughput_contains_evaluation(tmp_path: Path) -> None:
     assert theirs < 2 * 16 / (2 * EVALUATION_S)
     assert found["our_fed"] == sum(row["fed_samples"] for row in found["our_rows"]) == 24
     assert sum(row["samples"] for row in found["our_rows"]) == 24
-
-
-# ---- 6: BatchNorm ----
 
 
 def statistics_of(net: Net) -> np.ndarray:
@@ -154,9 +149,6 @@ def test_trap_6_batchnorm_statistics_differ_between_ranks(tmp_path: Path) -> Non
     assert done.code == 2 and "needs GPUs" in done.err
 
 
-# ---- 12: evaluating changes training ----
-
-
 def evaluated_or_not(folder: str) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     data = Points(16)
@@ -185,9 +177,6 @@ def test_trap_12_evaluating_changes_training(tmp_path: Path) -> None:
         parse("bert", argv(tmp_path, "--eval_strategy=no"))
 
 
-# ---- 13: dropout masks ----
-
-
 def dropped(folder: str) -> dict[str, list[list[bool]]]:
     net = Net(dropout=0.5)
     stock(net, Points(32), num_train_epochs=2).train()
@@ -209,9 +198,6 @@ def test_trap_13_all_ranks_drop_the_same(tmp_path: Path) -> None:
     assert first["same"] == second["same"]
     # 16 units at one half: masks agree by chance once in 65,536 steps.
     assert all(a != b for a, b in zip(first["own"], second["own"], strict=True))
-
-
-# ---- 18: the search for unused parameters ----
 
 
 def searches(folder: str) -> dict[str, bool]:
@@ -243,9 +229,6 @@ def test_trap_18_ddp_searches_unused_parameters(tmp_path: Path) -> None:
         }  # fmt: skip
     with pytest.raises(UserError, match="always off"):
         parse("bert", argv(tmp_path, "--ddp_find_unused_parameters=true"))
-
-
-# ---- 21: resuming ----
 
 
 def stock_resumes(folder: str) -> dict[str, Any]:
@@ -357,9 +340,6 @@ def test_trap_21_resuming(tmp_path: Path) -> None:
                 assert row[key] == pytest.approx(expected[key], abs=1e-9), (name, key)
     assert ranks(2, our_finished, str(tmp_path / "ours"), env=CPU) == [False, False]
     assert ranks(1, our_batches_draw_nothing, str(tmp_path / "vit"), env=CPU) == [True]
-
-
-# ---- the account ----
 
 
 def test_every_trap_is_described_with_its_test() -> None:

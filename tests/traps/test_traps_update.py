@@ -35,8 +35,6 @@ from tests.support.toys import (
 
 pytestmark = pytest.mark.process
 
-# ---- 11: number formats ----
-
 
 class Watched(Net):
     """Net that notes the number format of its first layer's output."""
@@ -87,9 +85,6 @@ def test_trap_11_fp16_on_a_cpu_is_fp32(tmp_path: Path) -> None:
             for f in folders
         }
         assert formats[precision] == dtype
-
-
-# ---- 15, 16, 17: learning rate, clipping, weight decay ----
 
 
 class Rates(TrainerCallback):
@@ -213,9 +208,6 @@ def test_trap_17_weight_decay_of_embeddings_and_batchnorm(tmp_path: Path) -> Non
     # Ours: the same groups, so off unless asked for, and then on record.
     assert found[0.0] == {"groups": [0.0, 0.0], "recorded": 0.0}
     assert found[0.1] == {"groups": [0.1, 0.0], "recorded": 0.1}
-
-
-# ---- 27: PowerSGD ----
 
 
 def powersgd(epsilon: float | None) -> list[tuple[np.ndarray, np.ndarray]]:

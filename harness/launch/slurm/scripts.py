@@ -112,15 +112,15 @@ tell() {{
     mv "$note.new" "$note"
 }}
 # The ranks save, record and end, or just record. When a job is cancelled, SLURM sends them TERM.
-export HARNESS_LAST_CALL="${{note%.json}}.last_call"
-rm -f "$HARNESS_LAST_CALL"
-last_call() {{
+export HARNESS_PREEMPTION="${{note%.json}}.preemption"
+rm -f "$HARNESS_PREEMPTION"
+announce() {{
     signal=USR1
-    touch "$HARNESS_LAST_CALL"
+    touch "$HARNESS_PREEMPTION"
     sleep {patience} && scancel --signal=TERM "$SLURM_JOB_ID" &
     reminder=$!
 }}
-trap last_call USR1
+trap announce USR1
 trap 'signal=${{signal:-TERM}}' TERM
 tell null null"""
 

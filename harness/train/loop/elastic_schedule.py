@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from transformers import TrainerState
 
-from harness.core.topology import batch_of_trainer, effective_batch
+from harness.core.topology import effective_batch
 from harness.train.context import Context, Position
 
 
@@ -30,8 +30,8 @@ class Plan:
     @classmethod
     def of(cls, context: Context, train_samples: int) -> Self:
         """What is left to be done by as many processes as there are now."""
-        settings, args = context.settings, context.args
-        batch = batch_of_trainer(args)
+        settings = context.settings
+        batch = context.effective_batch
         asked = effective_batch(
             settings.per_gpu_batch or 1, settings.grad_acc, context.data_parallel_size
         )

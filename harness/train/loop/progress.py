@@ -19,7 +19,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from harness.core.attempts import gpu_utilisation_percent
 from harness.core.identity import number
-from harness.core.records import RunFolder, plain, read_json
+from harness.core.records import RunFolder, plain
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.run.recorder import Recorder
@@ -58,7 +58,7 @@ class Console(TrainerCallback):
         observed = self.recorder.observations.observed
         acc, gpus = args.gradient_accumulation_steps, max(1, args.n_gpu)
         size = args.world_size
-        batch = batch_of_trainer(args)
+        batch, own = self.context.effective_batch, batch_of_trainer(args)
         schedule = args.lr_scheduler_type.value
         held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
         show = self.screen.print
@@ -71,8 +71,8 @@ class Console(TrainerCallback):
             f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
         terms = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
-        if settings.target_batch:
-            batch, terms = settings.target_batch, f"of all peers, each {batch} at a time"
+        if batch != own:
+            terms = f"of all processes together, each {own} at a time"
         show(
             f"  {observed['strategy']} on {observed['world']} process(es), {observed['device']}, "
             f"{settings.precision}, seed {settings.seed}"
@@ -144,8 +144,8 @@ class Trackers(TrainerCallback):
             self._send(numbers(row, PREFIX), args, state, control, kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        summary = read_json(self.folder.summary) or {}
-        self._send(numbers(summary, f"{PREFIX}/summary"), args, state, control, kwargs)
+        summary = numbers(self.folder.read_summary() or {}, f"{PREFIX}/summary")
+        self._send(summary, args, state, control, kwargs)
 
     def _send(
         self, logs: dict[str, float], args: Any, state: Any, control: Any, more: dict[str, Any]

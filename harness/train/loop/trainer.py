@@ -2,7 +2,7 @@
 
 The loop, the optimizer, the schedule and the distribution are the Trainer's. Every method that is
 overridden stands in ExactTrainer, once, with its reason. What takes more than a few lines is done
-by a collaborator: epoch.py (events and sums of an epoch), evaluation.py, checkpoints.py,
+by a collaborator: epoch.py (events and sums of an epoch), evaluation.py,
 elastic_schedule.py, host_overhead.py, progress.py, and the strategy's Exchange.
 """
 
@@ -22,7 +22,7 @@ from harness.core.strategies import is_apart
 from harness.train.context import Context
 from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder
-from harness.train.loop import checkpoints, host_overhead
+from harness.train.loop import host_overhead
 from harness.train.loop.elastic_schedule import Plan, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
 from harness.train.loop.evaluation import Evaluation, eval_batch, test_metrics
@@ -32,8 +32,8 @@ from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
 from harness.train.measure.link import link_of_run
 from harness.train.measure.metrics import BatchMetrics
-from harness.train.run.failures import Diverged
-from harness.train.run.preemption import preemption
+from harness.train.run.checkpoints import complete
+from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import exchange_of, sharding, verify
 
@@ -119,8 +119,6 @@ class ExactTrainer(Trainer):
     def is_world_process_zero(self) -> bool:
         # Without a process group every process is the Trainer's first; only one of them records.
         return bool(super().is_world_process_zero()) and self.context.is_rank0
-
-    # ---- batches, loss and gradient ----
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         # The Trainer's order depends on seed + epoch, so that runs with neighbouring seeds share
@@ -218,8 +216,6 @@ class ExactTrainer(Trainer):
     def store_flos(self) -> None:
         """Nothing is counted: no collective and no waiting at each log entry."""
 
-    # ---- the model and the schedule ----
-
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         # The Trainer would not wrap for --strategy dp on one GPU.
         wrapped = super()._wrap_model(model, training, dataloader)
@@ -256,8 +252,6 @@ class ExactTrainer(Trainer):
         if self.plan is None:
             return super().create_scheduler(num_training_steps, optimizer)
         return by_samples(super().create_scheduler(self.plan.asked_updates(), optimizer), self.plan)
-
-    # ---- how far the training is ----
 
     def set_initial_training_values(self, *args: Any) -> Any:
         # The Trainer divides updates; peers make them together, an elastic run changes their size.
@@ -308,8 +302,6 @@ class ExactTrainer(Trainer):
             self._load_rng_state(self.late_rng_state)
             self.late_rng_state = ""
 
-    # ---- the loss (its way: epoch.py) ----
-
     def empty_sums(self) -> EpochSums:
         apart = is_apart(self.settings)
         return EpochSums(self.args.device, reused=self.args.torch_compile, apart=apart)
@@ -341,8 +333,6 @@ class ExactTrainer(Trainer):
             for buffer, before in buffers:
                 buffer.copy_(before)
         self.sums, self.rehearsing = sums, False
-
-    # ---- evaluation ----
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         # One model is evaluated, that of all ranks, and the training after it is as without it.
@@ -389,11 +379,9 @@ class ExactTrainer(Trainer):
         """The test set, once, where each epoch is evaluated on a validation set."""
         self.observations.test_metrics = test_metrics(self)
 
-    # ---- checkpoints ----
-
     def weights_file(self, update: int) -> Path:
         """In the checkpoint that was written after this update."""
-        return Path(self.args.output_dir) / f"checkpoint-{update}" / checkpoints.WEIGHTS
+        return Path(self.args.output_dir) / f"checkpoint-{update}" / sharding.WEIGHTS
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # Whole or ignored: the Trainer's would be resumed from half written.
@@ -408,7 +396,7 @@ class ExactTrainer(Trainer):
             super()._save_checkpoint(model, trial)
         self.exchange.save(folder)
         epoch_so_far["sums"] = self.sums.total()
-        checkpoints.complete(folder, self.context, self.state, epoch_so_far)
+        complete(folder, self.context, self.state, epoch_so_far)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         # Shards are put together on every rank, and written by one.
@@ -421,24 +409,25 @@ class ExactTrainer(Trainer):
         # Under the names that the weights have in memory: the Trainer saves a ViT under the names
         # of its first publication, and when it resumes it finds none of them.
         folder = output_dir or self.args.output_dir
-        checkpoints.save_weights(self.model, Path(folder), state_dict)
+        sharding.save_weights(self.model, Path(folder), state_dict)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         # Strict: a weight that is not found would stay as it was first drawn.
-        checkpoints.load_weights(self.model, Path(resume_from_checkpoint), self.settings)
+        file = Path(resume_from_checkpoint, sharding.WEIGHTS)
+        sharding.load_weights(self.model, file, self.settings, everywhere=True)
 
     def _load_best_model(self) -> None:
         # Rank 0's on every rank; the Trainer would read it where it may not lie.
         if self.test_dataset is None:  # otherwise test() does it
             file = self.weights_file(self.state.best_global_step)
-            sharding.load_from_leader(self.model, file, self.settings)
+            sharding.load_weights(self.model, file, self.settings)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         # Replicas that train apart have their own (exchange.save); shards are put together.
         if self.settings.strategy == "fsdp":
-            checkpoints.save_sharded_optimizer(self, Path(output_dir))
+            sharding.save_optimizer(self, Path(output_dir))
         elif not is_apart(self.settings):
             super()._save_optimizer_and_scheduler(output_dir)
 
@@ -446,6 +435,6 @@ class ExactTrainer(Trainer):
         # As they were saved.
         if self.settings.strategy == "fsdp":
             if checkpoint is not None:
-                checkpoints.load_sharded_optimizer(self, Path(checkpoint))
+                sharding.load_optimizer(self, Path(checkpoint))
         elif not is_apart(self.settings):
             super()._load_optimizer_and_scheduler(checkpoint)

@@ -18,6 +18,7 @@ from harness.core import topology
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 from harness.train.context import Launch
+from harness.train.session import gather
 
 
 def launch_of(world: World) -> Launch | None:
@@ -25,10 +26,7 @@ def launch_of(world: World) -> Launch | None:
     if not world.elastic:
         return None
     agent_began = psutil.Process(os.getppid()).create_time()
-    mine = (agent_began, topology.restarts_left(os.environ))
-    of_ranks = [mine] * world.size
-    if dist.is_initialized() and world.size > 1:
-        dist.all_gather_object(of_ranks, mine)
+    of_ranks = gather((agent_began, topology.restarts_left(os.environ)))
     return Launch(min(unix for unix, _ in of_ranks), min(left for _, left in of_ranks))
 
 

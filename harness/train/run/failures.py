@@ -1,14 +1,22 @@
-"""What ends a run before its time: every rank writes down why, and rank 0 writes the record."""
+"""What ends a run before its time: a failure, a signal, or a machine that will be taken away.
+
+Every rank writes down why it ends, and rank 0 the outcome of the run.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
@@ -18,6 +26,11 @@ from harness.core.schema.rows import FailureRecord
 from harness.train.context import Context, Launch
 from harness.train.measure.resources import CpuTime
 from harness.train.run.recorder import Recorder
+
+PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
+LOOK_EVERY_S = 1.0
+AHEAD = 3  # updates; the ranks of one run are never more than one apart
+READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
 
 
 class Diverged(RuntimeError):
@@ -114,3 +127,58 @@ def _first_failure(context: Context, wait_s: float) -> FailureRecord | None:
         if others or time.monotonic() >= until:
             return first
         time.sleep(0.05)
+
+
+class Preemption(TrainerCallback):
+    """The machine will be taken away: write a checkpoint while there is time, and exit.
+
+    Whoever started the run names a file, and creates it when the time has come. All ranks write the
+    checkpoint at the same update, on which they agree through the store in which they met: no step
+    waits for the agreement, and until the file is there nothing is exchanged.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.looked_s = 0.0
+        self.announced = self.saving = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.announced and not self._look():
+            return
+        update = self._agreed_update(args.process_index, args.world_size, state.global_step)
+        # At the end of an epoch its row comes first.
+        inside = abs(state.epoch - round(state.epoch)) > 1e-6
+        if update is not None and state.global_step >= update and inside:
+            control.should_save = self.saving = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.saving:
+            raise Stopped(signal.SIGUSR1, "the time limit is near: saved")
+
+    def _look(self) -> bool:
+        """Whether the file is there; now and then only, because it lies on a shared disk."""
+        now_s = time.monotonic()
+        if now_s - self.looked_s < LOOK_EVERY_S:
+            return False
+        self.looked_s = now_s
+        self.announced = self.file.exists()
+        if self.announced and dist.is_initialized():
+            _get_default_store().add(READY_RANKS, 1)
+        return self.announced
+
+    def _agreed_update(self, rank: int, world: int, update: int) -> int | None:
+        """The update at which all save; rank 0 chooses it once all ranks have seen the file."""
+        if world == 1:
+            return update
+        store = _get_default_store()
+        if store.check([UPDATE]):
+            return int(store.get(UPDATE))
+        if rank == 0 and store.add(READY_RANKS, 0) == world:
+            store.set(UPDATE, str(update + AHEAD))
+        return None
+
+
+def preemption() -> Preemption | None:
+    """None where nobody announces it."""
+    file = os.environ.get(PREEMPTION)
+    return Preemption(Path(file)) if file else None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,10 +16,11 @@ from harness.core.locks import Lock
 from harness.core.records import read_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
-from harness.train.run.checkpoint_copies import hand_out
+from harness.train.run.checkpoints import hand_out, remove_broken, whole_checkpoints
 from harness.train.run.elastic import shorten_timeout
 from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.recorder import Recorder
+from harness.train.session import broadcast
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Lifecycle:
         context = self.context = replace(self.context, data_facts=data_facts)
         context.session.check_data(data_facts.get("data_checksum"))
         checkpoints = whole_checkpoints(context.folder.path) if context.is_rank0 else []
-        checkpoint = broadcast_from_rank0(checkpoints[-1] if checkpoints else None)
+        checkpoint = broadcast(checkpoints[-1] if checkpoints else None)
         if checkpoint is None:
             return context
         hand_out(checkpoints, COMPLETE, context.world)
@@ -64,10 +63,7 @@ class Lifecycle:
         """Train, from the checkpoint if there is one."""
         context = self.context
         if context.is_rank0:
-            # What a killed process left half-written must not be taken for a checkpoint.
-            for broken in context.folder.path.glob("checkpoint-*"):
-                if not (broken / COMPLETE).is_file():
-                    shutil.rmtree(broken, ignore_errors=True)
+            remove_broken(context.folder.path)
         if context.launch is not None and dist.is_initialized():
             shorten_timeout(context.settings)
         self.recorder = trainer.recorder
@@ -131,18 +127,3 @@ class Lifecycle:
             # All ranks end together: torchrun stops the others as soon as one has left.
             dist.barrier()
             dist.destroy_process_group()
-
-
-def whole_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that were written to the end, oldest first."""
-    whole = [mark.parent for mark in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    return sorted(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]))
-
-
-def broadcast_from_rank0(value: Any) -> Any:
-    """Rank 0's value on every rank: its disk holds the record, and all ranks must act alike."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]

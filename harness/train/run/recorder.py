@@ -44,9 +44,10 @@ class Observations:
 
     @property
     def devices(self) -> int:
-        """How many train; in a run of peers, how many did in the epoch that has ended."""
-        default = self.epoch_fields.get("peers", self.world_size)
-        return int(self.checked.get("devices", default))
+        """How many train, or did in the epoch that has ended where processes come and go."""
+        if self.exchange is not None and self.exchange.devices is not None:
+            return self.exchange.devices
+        return int(self.checked.get("devices", self.world_size))
 
     def payload_bytes(self) -> int | None:
         """What this rank has handed over for sending; None if unknown."""

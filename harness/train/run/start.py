@@ -1,4 +1,6 @@
-"""How a training process speaks and how it ends."""
+"""A run is opened: its settings become TrainingArguments, its folder is locked, and what is there
+of an earlier run is looked at.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ from harness.core.strategies import STRATEGIES
 from harness.core.topology import world_of
 from harness.train.context import Context
 from harness.train.measure.telemetry import start_sampler
-from harness.train.run.checkpoint_copies import follow_rank0
+from harness.train.run.checkpoints import follow_rank0
 from harness.train.run.elastic import launch_of, warn
-from harness.train.run.lifecycle import Lifecycle, broadcast_from_rank0
-from harness.train.session import Session
+from harness.train.run.lifecycle import Lifecycle
+from harness.train.session import Session, broadcast
 from harness.train.strategy import session_of, verify
 
 
@@ -60,10 +62,6 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-# ----
-# Settings -> transformers' TrainingArguments.
 
 
 def arguments_of(settings: Settings, folder: Path, session: Session) -> TrainingArguments:
@@ -171,10 +169,6 @@ def _has_cuda() -> bool:
     return bool(torch.cuda.is_available())
 
 
-# ----
-# A run is opened: what is asked, whether it can be done here, and whether it has been done.
-
-
 def _open(settings: Settings) -> tuple[Context, Lock | None]:
     """Whether the run can be made here, and its folder, which rank 0 locks."""
     world = world_of(os.environ)
@@ -201,11 +195,11 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
 def _is_finished(context: Context) -> bool:
     """Whether there is nothing to do; with --rerun the earlier record is set aside."""
     folder, launch, rank0 = context.folder, context.launch, context.is_rank0
-    before = broadcast_from_rank0(folder.outcome() if rank0 else None)
+    before = broadcast(folder.outcome() if rank0 else None)
     goes_on = rank0 and attempts.went_on(folder, launch.unix if launch else None)
     if launch is not None and rank0:
         warn(context.settings)
-    if context.settings.rerun and not broadcast_from_rank0(goes_on):
+    if context.settings.rerun and not broadcast(goes_on):
         if rank0 and folder.path.exists():
             print(f"the earlier record is kept in {folder.set_aside()}")
         return False

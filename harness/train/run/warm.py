@@ -20,6 +20,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +32,6 @@ from harness.core.records import SERVER_KILLED, log_of
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 TRIES = 5  # to start the fork server
 REACH_S = 60.0  # for the first node to listen
-PEERS_END_S = 3.0  # for peers to end together
 running = threading.Event()  # set while a run is in progress
 
 
@@ -65,7 +66,6 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher import api
     from torch.distributed.launcher.api import elastic_launch
 
     def stop(signum: int, frame: Any) -> NoReturn:
@@ -74,14 +74,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     # Elastic sets its own handlers later; these hold before and after.
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     running.set()
-    agent = api.LocalElasticAgent
-    if request["peers"]:
-        # At the end of a run, a peer must not wait for those that were lost.
-        api.LocalElasticAgent = functools.partial(agent, exit_barrier_timeout=PEERS_END_S)
     try:
         if request["node"] and (reason := unreachable(request["rendezvous"])):
             return {"code": 1, "failures": [], "error": reason}
-        elastic_launch(_launch_config(request), rank_main)(request)
+        with _exit_barrier(request["exit_barrier_s"]):
+            elastic_launch(_launch_config(request), rank_main)(request)
     except ChildFailedError as error:
         failures = [
             {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
@@ -100,7 +97,6 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     finally:
-        api.LocalElasticAgent = agent
         running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -124,6 +120,24 @@ def _launch_config(request: dict[str, Any]) -> Any:
         monitor_interval=0.03,
         start_method="forkserver",
     )
+
+
+@contextmanager
+def _exit_barrier(within_s: float | None) -> Iterator[None]:
+    """How long the agents of a run wait for each other at its end; None: torch's five minutes.
+
+    LaunchConfig has no field for it, and its launcher makes the agent itself: the name under which
+    it finds the class is replaced, as checked with torch 2.13.
+    """
+    from torch.distributed.launcher import api
+
+    agent = api.LocalElasticAgent
+    if within_s is not None:
+        api.LocalElasticAgent = functools.partial(agent, exit_barrier_timeout=within_s)
+    try:
+        yield
+    finally:
+        api.LocalElasticAgent = agent
 
 
 def unreachable(address: str, within_s: float = REACH_S) -> str | None:

@@ -32,6 +32,8 @@ class Exchange:
         # For the record: what was exchanged and how, and what is added to an epoch's row.
         self.observed: dict[str, Any] = {}
         self.epoch_fields: dict[str, Any] = {}
+        # How many trained in the epoch that has ended; None: all ranks.
+        self.devices: int | None = None
         # Norm of the last update's gradient where the exchange clips it itself, as the average of
         # all processes; each norm is then handed to record_norm.
         self.update_norm: torch.Tensor | None = None
@@ -61,8 +63,6 @@ class Exchange:
     def end(self) -> None:
         """Training has ended; raises if not everything was exchanged that should have been."""
 
-    # ---- where the Trainer's steps are not the updates of the run ----
-
     def sampler(self, samples: int) -> EpochOrder | None:
         """The order of the samples; None: the run's own (seed, epoch)."""
         return None
@@ -83,8 +83,6 @@ class Exchange:
         """The mean loss since the last log entry, from the Trainer's."""
         return loss
 
-    # ---- epochs ----
-
     def begin_epoch(self) -> None:
         """Before the first batch of an epoch is drawn."""
 
@@ -95,8 +93,6 @@ class Exchange:
     def gather(self, row: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
         """The rows of all ranks (a collective)."""
         return of_all_ranks(row, world_size)
-
-    # ---- the shared weights ----
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from harness.core.records import read_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context
+from harness.train.session import broadcast, gather
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.direct_allreduce import DirectGradients
 
@@ -154,8 +155,7 @@ class DdpExchange(Exchange):
         if self.powersgd is None:
             return
         world, file = self.context.world, folder / powersgd_file(self.context.world.rank)
-        missing: list[Any] = [None] * world.size
-        dist.all_gather_object(missing, None if file.is_file() else file.name)
+        missing = gather(None if file.is_file() else file.name)
         if not any(missing) and not self.context.other_processes:
             self.powersgd.load_state_dict(safetensors.torch.load_file(file))
             return
@@ -164,10 +164,7 @@ class DdpExchange(Exchange):
                 f"{folder} lacks {', '.join(filter(None, missing))}, what PowerSGD still owed "
                 "there: copy it from the disk of the node that had this rank, or use --rerun"
             )
-        box = [_mean_state(folder) if world.rank == 0 else None]
-        dist.broadcast_object_list(box, src=0)
-        assert box[0] is not None
-        self.powersgd.load_state_dict(box[0])
+        self.powersgd.load_state_dict(broadcast(_mean_state(folder) if world.rank == 0 else None))
 
 
 def powersgd_file(rank: int) -> str:

@@ -25,6 +25,7 @@ from torch import nn
 
 from harness.core.settings import UserError
 from harness.core.topology import World
+from harness.train.session import gather
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.compress import CODECS, coded_bytes, quantised_mean
 from harness.train.strategy.direct_allreduce import DirectAllreduce
@@ -192,8 +193,6 @@ class ReplicaExchange(Exchange):
         work = dist.all_reduce(gradients, group=self.replicas.inside, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    # ---- between replicas ----
-
     def _begin_mean(self, row: torch.Tensor, wait: bool = True) -> PendingMean:
         """Begin to average a row over replicas; _finish_mean() ends it. wait: it will be awaited at
         once, and needs no thread.
@@ -246,8 +245,6 @@ class ReplicaExchange(Exchange):
     def _exchange(self, last: bool) -> None:
         raise NotImplementedError
 
-    # ---- the run ----
-
     def begin(self, updates: int) -> None:
         self.updates = updates
         if self.every > updates and self.context.is_rank0:
@@ -296,8 +293,6 @@ class ReplicaExchange(Exchange):
         finally:
             self.weights.put(own)
 
-    # ---- checkpoints ----
-
     def _file(self, folder: Path) -> Path:
         return folder / f"apart_{self.replicas.index}.pt"
 
@@ -332,11 +327,7 @@ class ReplicaExchange(Exchange):
 
     def load(self, folder: Path) -> None:
         saved, problem = self._read(self._file(folder))
-        problems: list[str | None] = [problem]
-        if dist.is_initialized() and self.context.world.size > 1:
-            problems *= self.context.world.size
-            dist.all_gather_object(problems, problem)
-        for line in filter(None, problems):
+        for line in filter(None, gather(problem)):
             raise UserError(f"{line}: use --rerun to start afresh; the old record is kept")
         self._restore(saved)
 

@@ -1,4 +1,4 @@
-"""A model's weights over ranks: split by FSDP, put together again, loaded from rank 0.
+"""A model's weights over ranks: split by FSDP, put together again, saved and loaded.
 
 accelerate silently replaces FSDP by DDP on a CPU, so that sharding is done here with torch's own
 fully_shard, on CPU and GPU alike.
@@ -22,9 +22,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from harness.core.settings import Settings
 
+WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -59,43 +62,62 @@ def whole_weights(model: nn.Module) -> dict[str, Any]:
     return weights
 
 
-def load_weights(model: nn.Module, weights: dict[str, Any]) -> None:
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
-
-
-def load_from_leader(model: nn.Module, file: Path, settings: Settings) -> None:
-    """Rank 0's weights on every rank (a collective), since only rank 0 may see the file.
-
-    Loaded rank by rank, a node without the file would silently go on with other weights.
+def save_weights(model: nn.Module, folder: Path, weights: dict[str, Any] | None = None) -> None:
+    """The model's own weights, or those of its shards put together, under the names that they have
+    in memory.
     """
-    leader = not dist.is_initialized() or dist.get_rank() == 0
+    if isinstance(model, PreTrainedModel):
+        model.save_pretrained(folder, state_dict=weights, save_original_format=False)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_model(model, str(folder / WEIGHTS))
+
+
+def load_weights(
+    model: nn.Module, file: Path, settings: Settings, everywhere: bool = False
+) -> None:
+    """A file's weights on every rank; a weight that is not in it raises (a collective).
+
+    everywhere: each rank reads it. Otherwise only rank 0 may see the file, and sends what it reads:
+    a node without the file would silently go on with other weights.
+    """
+    rank0 = not dist.is_initialized() or dist.get_rank() == 0
     if settings.strategy == "fsdp":
         # NCCL does not reach shards that are offloaded to the CPU: then every rank reads the file.
-        every_rank = settings.fsdp_offload
-        weights = safetensors.torch.load_file(file) if leader or every_rank else {}
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not every_rank)
+        everywhere |= settings.fsdp_offload
+        weights = safetensors.torch.load_file(file) if rank0 or everywhere else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not everywhere)
         set_model_state_dict(model, weights, options=options)
         return
-    if leader:
+    if rank0 or everywhere:
         safetensors.torch.load_model(model, file, strict=True)
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if not everywhere and dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in model.state_dict().values():
             whole = tensor.contiguous()
             dist.broadcast(whole, src=0)
             tensor.copy_(whole)
 
 
-def whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    state: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=WHOLE)
-    return state
+def save_optimizer(trainer: Any, folder: Path) -> None:
+    """In one piece, so that another number of processes can go on with it (a collective)."""
+    optimizer = _torch_optimizer(trainer.optimizer)
+    state = get_optimizer_state_dict(trainer.model, optimizer, options=WHOLE)
+    if trainer.args.should_save:
+        torch.save(state, folder / OPTIMIZER_NAME)
+        torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
 
 
-def load_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-) -> None:
-    set_optimizer_state_dict(
-        model, optimizer, state, options=StateDictOptions(full_state_dict=True)
-    )
+def load_optimizer(trainer: Any, folder: Path) -> None:
+    optimizer, options = _torch_optimizer(trainer.optimizer), StateDictOptions(full_state_dict=True)
+    state = torch.load(folder / OPTIMIZER_NAME, weights_only=True)
+    set_optimizer_state_dict(trainer.model, optimizer, state, options=options)
+    schedule = torch.load(folder / SCHEDULER_NAME, weights_only=True)
+    trainer.lr_scheduler.load_state_dict(schedule)
+
+
+def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """torch's optimizer inside accelerate's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 def average_buffers(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from harness.core.rules import DEVICE, Case, refuse
 from harness.core.settings import Settings
-from harness.core.strategies import is_apart
+from harness.core.strategies import STRATEGIES, is_apart
 from harness.core.topology import World
 
 
@@ -29,8 +29,11 @@ def pin_one_device(settings: Settings, local_rank: int = 0) -> None:
     Call it before CUDA is initialised. Of the visible devices, processes of one machine that share
     no process group each take their own.
     """
+    strategy = STRATEGIES.get(settings.strategy or "")
+    if strategy is None or strategy.processes == "many" or strategy.name == "dp":
+        return  # ranks have their device from torchrun; DataParallel is to use them all
     # Counting asks the driver and leaves CUDA uninitialised.
-    if settings.strategy in ("single", "hivemind") and (count := torch.cuda.device_count()) > 1:
+    if (count := torch.cuda.device_count()) > 1:
         all_devices = ",".join(map(str, range(count)))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_devices).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]

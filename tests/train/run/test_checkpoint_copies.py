@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from harness.core.records import RunFolder, read_rows
-from harness.train.run.checkpoint_copies import follow_rank0, give_to_rank0, hand_out, on_own_disk
+from harness.train.run.checkpoints import follow_rank0, give_to_rank0, hand_out, on_own_disk
 from tests.support.broken_runs import own_node, trained_on_own_disk
 from tests.support.ranks import Done, ran, ranks
 from tests.support.sweeps import untimed_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.records import read_json, read_rows
-from harness.train.run.lifecycle import whole_checkpoints
+from harness.train.run.checkpoints import whole_checkpoints
 from tests.support.broken_runs import ARGV, assert_same_training, only_run
 from tests.support.ranks import script
 
@@ -27,7 +27,7 @@ def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path:
     call, out = tmp_path / "last call", tmp_path / "out"
     call.touch()
     argv = [*ARGV, *more, "--o", str(out)]
-    done = script("vit", *argv, count=count, env={"HARNESS_LAST_CALL": str(call)})
+    done = script("vit", *argv, count=count, env={"HARNESS_PREEMPTION": str(call)})
     assert done.code == 138, done.err
     folder = only_run(out)
     summary = read_json(folder.summary) or {}
@@ -39,7 +39,7 @@ def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path:
     assert saved == 1 if count == 1 else 4 <= saved <= 6
 
     call.unlink()
-    done = script("vit", *argv, count=count, env={"HARNESS_LAST_CALL": str(call)})
+    done = script("vit", *argv, count=count, env={"HARNESS_PREEMPTION": str(call)})
     assert done.code == 0, done.err
     assert f"goes on from update {saved}" in done.out
     starts = [row for row in read_rows(folder.attempts)[0] if row["event"] == "start"]
@@ -54,5 +54,5 @@ def test_nobody_is_called_where_nothing_is_saved(tmp_path: Path) -> None:
     call = tmp_path / "call"
     call.touch()
     argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1", "--save", "none"]
-    done = script("vit", *argv, "--o", str(tmp_path), env={"HARNESS_LAST_CALL": str(call)})
+    done = script("vit", *argv, "--o", str(tmp_path), env={"HARNESS_PREEMPTION": str(call)})
     assert done.code == 0, done.err

@@ -25,9 +25,6 @@ pytestmark = pytest.mark.process
 BF16, FP16 = 2.0**-8, 2.0**-11  # half a unit of the last place
 
 
-# ---- none, bf16, fp16 ----
-
-
 def one_step(kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(what came, what is exact, mean size of what was averaged)."""
     rank = group()
@@ -100,9 +97,6 @@ def test_a_gradient_that_fp16_cannot_hold_is_a_result(tmp_path: Path) -> None:
     assert summary["outcome"] == "diverged" and said in summary["reason"]
 
 
-# ---- bytes ----
-
-
 def counted(kinds: list[str]) -> dict[str, tuple[list[int], list[int]]]:
     """Of each: bytes of six updates by the exchange's own count, and those given to all_reduce."""
     rank, seen, found = group(), [0], {}
@@ -142,9 +136,6 @@ def test_bytes_of_an_update_are_those_of_theory_and_those_that_are_reduced() -> 
             assert told == [first] * 2 + [each] * 4, kind
             # DDP's own exchange does not pass by here: the interface is read in test_traffic.py.
             assert reduced == (told if kind != "none" else [0] * 6), kind
-
-
-# ---- what is refused ----
 
 
 HOOKED = ("none backend", "bf16 backend", "fp16 backend", "powersgd:2 backend", "none direct",

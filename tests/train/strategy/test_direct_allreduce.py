@@ -81,9 +81,6 @@ def test_the_mean_is_the_closed_form_to_the_bit(count: int) -> None:
 ALONE = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-# ---- gradients ----
-
-
 def gradients(step: int, rank: int) -> list[torch.Tensor]:
     """Some are so small that a half of them is not exact, some the largest there are."""
     found = drawn(step, rank)
@@ -147,9 +144,6 @@ def test_gradients_are_the_closed_form_to_the_bit(count: int, ways: list[str]) -
             assert np.array_equal(came, true)
 
 
-# ---- what a step exchanges ----
-
-
 class Counts(TrainerCallback):
     """Collectives of this process by the end of each update, and messages sent directly."""
 
@@ -200,9 +194,6 @@ def test_a_step_exchanges_its_gradients_and_nothing_else(tmp_path: Path) -> None
             assert set(steps[1:]) == {(collectives, messages)}
 
 
-# ---- when a peer is gone ----
-
-
 def left_alone(how: str) -> str:
     """The error of a rank whose peer does not take part in the third update."""
     rank, arm = group(), Arm("none", exchange="direct", small=True)
@@ -227,9 +218,6 @@ def left_alone(how: str) -> str:
 def test_a_peer_that_is_silent_or_gone_ends_the_step(how: str, words: str) -> None:
     said, _ = ranks(2, left_alone, how)
     assert re.search(words, said), said
-
-
-# ---- runs ----
 
 
 SAME = ("epoch", "updates", "samples", "train_loss", "grad_norm", "eval_loss", "accuracy",
@@ -274,8 +262,6 @@ def test_replicas_exchange_the_same(count: int, tolerance: float, tmp_path: Path
             assert ours["bytes"] == theirs["bytes"] > 0
             assert ours["observed"] == theirs["observed"]
 
-
-# ---- what is refused ----
 
 REFUSED = {
     "--strategy fsdp": "--exchange direct does not go with --strategy fsdp, but with ddp, local_",

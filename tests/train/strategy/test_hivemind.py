@@ -203,7 +203,7 @@ def test_8_bits_take_any_gradient(value: float | None, shape: tuple[int, ...]) -
     """hivemind's own encoding fails for one number, and for numbers that are all the same."""
     from hivemind.compression import CompressionInfo, serialization
 
-    from harness.train.strategy.hivemind.library import Int8, patch_hivemind
+    from harness.train.strategy.hivemind import Int8, patch_hivemind
 
     patch_hivemind()
     sent = torch.randn(shape) if value is None else torch.full(shape, value)
@@ -240,7 +240,7 @@ def test_weights_meet_at_the_end_of_every_epoch() -> None:
 
 def test_another_version_of_the_library_is_refused() -> None:
     """It is patched, and its private methods are overridden: as they are in the pinned version."""
-    from harness.train.strategy.hivemind.library import VERSION, patch_hivemind
+    from harness.train.strategy.hivemind import VERSION, patch_hivemind
 
     assert f"hivemind=={VERSION} " in (ROOT / "requirements-hivemind.txt").read_text()
     with pytest.raises(UserError, match=rf"hivemind {VERSION}, and 1.2.0 is installed: {INSTALL}"):

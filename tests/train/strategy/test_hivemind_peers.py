@@ -39,9 +39,6 @@ def updates(folder: Path) -> int:
     return max((int(p.get("update") or 0) for p in found), default=0)
 
 
-# ---- what is refused ----
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -177,9 +174,6 @@ def test_a_peer_that_does_not_fit_is_refused_and_one_that_is_late(tmp_path: Path
     (tmp_path / "done").write_text("")
     assert run.code() == 0, run.err
     assert not (tmp_path / "out").exists()
-
-
-# ---- peers that join and leave ----
 
 
 @pytest.mark.process

@@ -31,7 +31,7 @@ from harness.train.measure.resources import (
 from harness.train.measure.telemetry import node_fields
 from harness.train.strategy import verify
 from harness.train.strategy.base import Exchange
-from harness.train.strategy.hivemind.library import forking
+from harness.train.strategy.hivemind import forking
 from harness.train.strategy.hivemind.optimizer import PeerOptimizer, Progress
 from harness.train.strategy.hivemind.session import Peers
 
@@ -158,8 +158,6 @@ class PeersExchange(Exchange):
             self.samples, self.pending = self.samples + self.pending, 0
             self.peers.publish(update=self.update, samples=self.samples, fed=self.fed)
 
-    # ---- the Trainer's counting ----
-
     def sampler(self, samples: int) -> EpochOrder:
         self.order = EndlessOrder(samples, self.settings.seed, self.peers.number)
         return self.order
@@ -197,8 +195,6 @@ class PeersExchange(Exchange):
         self.logged = update, self.steps
         return loss * (update - updates) / max(self.steps - steps, 1)
 
-    # ---- epochs ----
-
     def begin_epoch(self) -> None:
         assert self.order is not None
         self.epoch = self.update // self.updates_per_epoch
@@ -233,6 +229,7 @@ class PeersExchange(Exchange):
         sums = self._sum_over_peers(epoch)
         several_nodes = self.peers.recorded_world.nodes > 1
         network = int(sums["network"]) if several_nodes else None
+        self.devices = sums["peers"]
         self.epoch_fields = {
             "samples": int(sums["samples"]),
             "fed_samples": int(sums["fed"]),
@@ -287,8 +284,6 @@ class PeersExchange(Exchange):
     def gather(self, row: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
         """This peer's row, and what the others published at the end of the epoch."""
         return [row, *self.other_rows]
-
-    # ---- checkpoints ----
 
     def save(self, folder: Path) -> None:
         write_json(folder / "peer.json", {"position": self.order_began_at + self.fed})

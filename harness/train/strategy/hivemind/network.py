@@ -27,7 +27,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from harness.core.command_line import to_argv
 from harness.core.identity import identity, number
 from harness.core.settings import Settings, UserError
-from harness.train.strategy.hivemind.library import end_with_peer
+from harness.train.strategy.hivemind import end_with_peer
 
 # What libp2p would do by itself to be reached from anywhere.
 PRIVATE: dict[str, Any] = {
@@ -88,8 +88,6 @@ def own_address(towards: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-# ---- compatibility: does a peer that joins do what the run does? ----
-
 # Those with which one peer's gradient could mean something else than another's.
 LIBRARIES = ("torch", "transformers", "hivemind")
 
@@ -124,11 +122,6 @@ def check_checksum(here: Any, run: Any) -> None:
         )
 
 
-# ---- the state of the run in the DHT: who there is, and how far ----
-# Everything is published again every second and expires some seconds after its peer is gone, so
-# that nothing outlives a run and nobody has to say goodbye. Expiry is by the peers' own clocks,
-# which must agree within a few seconds.
-
 BEAT_S = 1.0
 EXPIRE_S = 8.0  # what is not published again for so long leaves the DHT
 GRACE_S = 4.0  # and is still believed for so long, because a look-up may fail once
@@ -138,7 +131,12 @@ SETTINGS, DATA, RECORDER, PEERS, OUTCOME = "settings", "data", "recorder", "peer
 
 
 class DhtState:
-    """Keys of the DHT, and a thread that publishes again what holds."""
+    """The state of the run in the DHT: who there is, and how far.
+
+    A thread publishes everything again each second, and it expires some seconds after its peer is
+    gone: nothing outlives a run, and nobody has to say goodbye. Expiry is by the peers' own clocks,
+    which must agree within a few seconds.
+    """
 
     def __init__(self, dht: Any) -> None:
         self.dht = dht

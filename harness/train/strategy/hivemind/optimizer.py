@@ -30,7 +30,7 @@ from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.utils import get_dht_time
 from torch import nn
 
-from harness.train.strategy.hivemind.library import Int8, end_with_peer
+from harness.train.strategy.hivemind import Int8, end_with_peer
 
 # To form a group: at 160 ms round trip a peer asks the DHT, connects and asks to join in about ten
 # round trips. Peers that are known to be there end the wait early; this is for those that are gone.

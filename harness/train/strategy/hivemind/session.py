@@ -26,7 +26,7 @@ from harness.core.rules import addresses_to_join
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.topology import World, asked_processes
 from harness.train.session import Session
-from harness.train.strategy.hivemind.library import patch_hivemind
+from harness.train.strategy.hivemind import patch_hivemind
 from harness.train.strategy.hivemind.network import (
     DATA,
     OUTCOME,
@@ -89,8 +89,6 @@ class Peers(Session):
     def state(self) -> DhtState:
         assert self._state is not None
         return self._state
-
-    # ---- the run begins ----
 
     def own_settings(self, settings: Settings) -> Settings:
         return settings
@@ -195,8 +193,6 @@ class Peers(Session):
                 check_checksum(checksum, there["checksum"])
         state.publish(DATA, {"checksum": checksum})
 
-    # ---- the run goes on ----
-
     def publish(self, **news: Any) -> None:
         self.own |= news
         self.state.publish_own(dict(self.own))
@@ -245,8 +241,6 @@ class Peers(Session):
     def over(self) -> bool:
         """Whether the recorder has ended the run."""
         return self._state is not None and self._state.outcome is not None
-
-    # ---- the run ends ----
 
     def finish(self) -> None:
         """The recorder tells all; the others wait until it has."""
