@@ -263,13 +263,13 @@ class LogCallback(Recorder):
         if not self.clock.marks:
             return  # before training: no epoch's
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
-        given = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
-        samples = given.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
-        self.quality |= rows.quality_of(given, samples, eval_s)
+        values = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
+        samples = values.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
+        self.quality |= rows.quality_of(values, samples, eval_s)
         self.rank_quality = self.observations.rank_metrics(args)
         if self.clock.running:
             self.clock.resume()
-        elif "runtime" in given:
+        elif "runtime" in values:
             self._write_row()  # one test set; of several no one says which is the last
         self.ended_s = time.perf_counter()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -69,19 +68,11 @@ def test_any_other_error_is_reported_with_its_name(monkeypatch: pytest.MonkeyPat
     assert warm.run(REQUEST)["error"] == "KeyError: 'what'"
 
 
-@pytest.mark.process
 def test_a_server_that_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Context:
-        def Pipe(self, duplex: bool) -> Any:
-            return multiprocessing.Pipe(duplex)
+    def killed(*args: Any) -> None:
+        raise EOFError
 
-        def Process(self, **how: Any) -> Any:
-            return self
-
-        def start(self) -> None:
-            raise EOFError
-
-    monkeypatch.setattr(warm.multiprocessing, "get_context", lambda _: Context())
+    monkeypatch.setattr(warm, "ProcessPoolExecutor", killed)
     monkeypatch.setattr(warm.time, "sleep", lambda _: None)
     with pytest.raises(RuntimeError, match="ended 5 times while it was loading"):
         warm._in_fresh_process(warm.inspect, [])

@@ -18,27 +18,27 @@ from harness.train.context import Context, Position
 
 
 @dataclass(frozen=True)
-class Plan:
+class ElasticSchedule:
     """What is still to be done from a position, with updates of this many samples."""
 
     position: Position
     train_samples: int
     epochs: int
     batch: int  # of an update now
-    asked_batch: int  # of an update of the whole set-up
+    full_batch: int  # of an update of the whole set-up
 
     @classmethod
     def of(cls, context: Context, train_samples: int) -> Self:
         """What is left to be done by as many processes as there are now."""
         settings = context.settings
         batch = context.effective_batch
-        asked = effective_batch(
+        full = effective_batch(
             settings.per_gpu_batch or 1, settings.grad_acc, context.data_parallel_size
         )
-        return cls(context.position, train_samples, settings.epochs or 1, batch, asked)
+        return cls(context.position, train_samples, settings.epochs or 1, batch, full)
 
     @property
-    def an_epoch(self) -> int:
+    def updates_per_epoch(self) -> int:
         """Updates of an epoch."""
         return self.train_samples // self.batch
 
@@ -51,7 +51,9 @@ class Plan:
     def updates(self) -> int:
         """Updates of the run, those before the position included."""
         after = self.epochs - self.position.epoch - 1
-        return self.position.update + (self.rest + after * self.an_epoch if after >= 0 else 0)
+        return self.position.update + (
+            self.rest + after * self.updates_per_epoch if after >= 0 else 0
+        )
 
     def epoch_at(self, update: int) -> float:
         """Epochs done after an update of the epoch in which it goes on."""
@@ -64,20 +66,22 @@ class Plan:
         if state.global_step <= self.position.update + self.rest:
             state.epoch = self.epoch_at(state.global_step)
 
-    def asked_updates(self) -> int:
+    def full_updates(self) -> int:
         """Updates of the run, had the whole set-up made them all."""
-        return self.epochs * (self.train_samples // self.asked_batch)
+        return self.epochs * (self.train_samples // self.full_batch)
 
-    def asked_update_at(self, update: float) -> float:
+    def full_update_at(self, update: float) -> float:
         """How many of those the samples are worth that were trained on until an update."""
         before = self.position.epoch * self.train_samples + self.position.samples
         since = (update - self.position.update) * self.batch
-        return (before + since) / self.asked_batch
+        return (before + since) / self.full_batch
 
 
-def by_samples(scheduler: Any, plan: Plan) -> Any:
+def by_samples(scheduler: Any, schedule: ElasticSchedule) -> Any:
     """The schedule of the complete set-up, read at the share of the samples trained on."""
     # Those without a clock, as reduce_lr_on_plateau, have none to set.
     for number, rate in enumerate(getattr(scheduler, "lr_lambdas", [])):
-        scheduler.lr_lambdas[number] = lambda update, rate=rate: rate(plan.asked_update_at(update))
+        scheduler.lr_lambdas[number] = lambda update, rate=rate: rate(
+            schedule.full_update_at(update)
+        )
     return scheduler

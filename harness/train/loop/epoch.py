@@ -56,9 +56,9 @@ class EpochEvents(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer has counted an update of its own: make it the run's count."""
-        trainer, plan = self.trainer, self.trainer.plan
-        if not trainer.exchange.count_step(state, control) and plan is not None:
-            plan.count_step(state)
+        trainer, elastic = self.trainer, self.trainer.elastic
+        if not trainer.exchange.count_step(state, control) and elastic is not None:
+            elastic.count_step(state)
         if trainer.compiled is not None:
             trainer.compiled.after_update(state.global_step)
 

@@ -81,7 +81,7 @@ def test_metrics(trainer: Any) -> dict[str, Any]:
         sharding.load_weights(trainer.model, trainer.weights_file(update), trainer.settings)
     sharding.average_buffers(trainer.model)
     loader = trainer.get_test_dataloader(trainer.test_dataset)
-    # Not evaluate(): this belongs to no epoch, and those who record epochs are not told.
+    # Not evaluate(): this belongs to no epoch, and callbacks would record it as one's evaluation.
     metrics = trainer.evaluation_loop(loader, "Test", metric_key_prefix="test").metrics
     if not math.isfinite(metrics["test_loss"]):
         raise Diverged(f"test_loss is {metrics['test_loss']} at update {update}")

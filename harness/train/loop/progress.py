@@ -41,13 +41,10 @@ class Console(TrainerCallback):
             return
         self._print_what_runs(args, state)
         if self.screen.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            )
-            self.bar = Progress(*columns, console=self.screen, transient=True)
+            self.bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TimeRemainingColumn(), console=self.screen, transient=True,
+            )  # fmt: skip
             self.task = self.bar.add_task(
                 "updates", total=state.max_steps, completed=state.global_step
             )

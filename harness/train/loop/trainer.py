@@ -23,7 +23,7 @@ from harness.train.context import Context
 from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder
 from harness.train.loop import host_overhead
-from harness.train.loop.elastic_schedule import Plan, by_samples
+from harness.train.loop.elastic_schedule import ElasticSchedule, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
 from harness.train.loop.evaluation import Evaluation, eval_batch, test_metrics
 from harness.train.loop.host_overhead import Compiled
@@ -43,7 +43,7 @@ class ExactTrainer(Trainer):
     one evaluation at the end; everything else is as for the Trainer.
     """
 
-    plan: Plan | None = None  # with --elastic_batch scale
+    elastic: ElasticSchedule | None = None  # with --elastic_batch scale
     compiled: Compiled | None = None  # with --torch_compile
     order: EpochOrder
     share = 1.0  # of the batch's samples that are in the part being fed
@@ -72,7 +72,7 @@ class ExactTrainer(Trainer):
             args.per_device_eval_batch_size = eval_batch(cuda, samples, ranks)
         super().__init__(**kwargs)
         if settings.elastic_batch == "scale":
-            self.plan = Plan.of(context, len(kwargs["train_dataset"]))
+            self.elastic = ElasticSchedule.of(context, len(kwargs["train_dataset"]))
         self.exchange = exchange_of(context)
         self.evaluation = Evaluation()
         # Before the model is split or wrapped: its shapes are looked at.
@@ -101,10 +101,10 @@ class ExactTrainer(Trainer):
         """
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
-        given = self.callback_handler.callbacks
-        self.recorder = next((one for one in given if isinstance(one, Recorder)), Recorder())
+        callbacks = self.callback_handler.callbacks
+        self.recorder = next((c for c in callbacks if isinstance(c, Recorder)), Recorder())
         self.recorder.observations = self.observations
-        self.callback_handler.callbacks.insert(0, EpochEvents(self))
+        callbacks.insert(0, EpochEvents(self))
         if self.settings.save != "none" and (callback := preemption()):
             self.add_callback(callback)
         add_trackers(self)
@@ -124,7 +124,7 @@ class ExactTrainer(Trainer):
         # The Trainer's order depends on seed + epoch, so that runs with neighbouring seeds share
         # orders.
         data: Any = self.train_dataset if train_dataset is None else train_dataset
-        whole = 1 if self.plan is None else self.plan.batch
+        whole = 1 if self.elastic is None else self.elastic.batch
         order = self.exchange.sampler(len(data))
         self.order = order or EpochOrder(len(data), self.settings.seed, whole)
         return self.order
@@ -249,39 +249,41 @@ class ExactTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         # With updates of changing size the rate falls by samples.
-        if self.plan is None:
+        if self.elastic is None:
             return super().create_scheduler(num_training_steps, optimizer)
-        return by_samples(super().create_scheduler(self.plan.asked_updates(), optimizer), self.plan)
+        return by_samples(
+            super().create_scheduler(self.elastic.full_updates(), optimizer), self.elastic
+        )
 
     def set_initial_training_values(self, *args: Any) -> Any:
         # The Trainer divides updates; peers make them together, an elastic run changes their size.
         if (values := self.exchange.training_values()) is not None:
             return values
         values = super().set_initial_training_values(*args)
-        if self.plan is None:
+        if self.elastic is None:
             return values
-        self.order.trained = {self.plan.position.epoch: self.plan.position.samples}
-        return (*values[:-1], self.plan.updates)
+        self.order.trained = {self.elastic.position.epoch: self.elastic.position.samples}
+        return (*values[:-1], self.elastic.updates)
 
     def _init_training_state(self, *args: Any) -> tuple[int, int]:
         # The same where a run is resumed. An elastic run's sampler leaves out what was trained on.
         position: tuple[int, int] = super()._init_training_state(*args)
         if (of_exchange := self.exchange.resume_at(self.state.global_step)) is not None:
             return of_exchange
-        return position if self.plan is None else (self.plan.position.epoch, 0)
+        return position if self.elastic is None else (self.elastic.position.epoch, 0)
 
     def _run_epoch(self, **kwargs: Any) -> None:
         # The same for the rest of the epoch in which an elastic run goes on.
-        plan = self.plan
-        if plan is None or kwargs["epoch"] != plan.position.epoch:
+        schedule = self.elastic
+        if schedule is None or kwargs["epoch"] != schedule.position.epoch:
             super()._run_epoch(**kwargs)
             return
-        kwargs["num_update_steps_per_epoch"] = plan.rest
-        kwargs["steps_in_epoch"] = plan.rest * self.args.gradient_accumulation_steps
-        if plan.rest == 0:
-            self.state.epoch = plan.position.epoch + 1
+        kwargs["num_update_steps_per_epoch"] = schedule.rest
+        kwargs["steps_in_epoch"] = schedule.rest * self.args.gradient_accumulation_steps
+        if schedule.rest == 0:
+            self.state.epoch = schedule.position.epoch + 1
         super()._run_epoch(**kwargs)
-        if plan.rest == 0:
+        if schedule.rest == 0:
             # The Trainer takes an epoch without updates for the end of all data.
             self.control.should_training_stop = False
 
@@ -292,7 +294,7 @@ class ExactTrainer(Trainer):
             own = self.settings.rank_dropout == "own"
             rank = self.args.process_index if own else 0
             seed_from(self.settings.seed, rank, self.state.global_step)
-        elif self.plan and self.plan.position.samples and self.late_rng_state is None:
+        elif self.elastic and self.elastic.position.samples and self.late_rng_state is None:
             self.late_rng_state = checkpoint
         else:
             super()._load_rng_state(checkpoint)

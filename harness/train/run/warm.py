@@ -20,7 +20,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -196,31 +198,16 @@ def inspect(scripts: list[str]) -> dict[str, Any]:
     return {"cuda_in_server": torch.cuda.is_initialized()}
 
 
-def _in_fresh_process(function: Any, *args: Any) -> dict[str, Any]:
+def _in_fresh_process(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """A function's result in a process forked from the server, which starts if necessary."""
     context = multiprocessing.get_context("forkserver")
     for _ in range(TRIES):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_call, args=(sender, function, args))
         try:
-            process.start()
-            sender.close()
-            error, result = receiver.recv()
-        except (EOFError, ConnectionError):
+            with ProcessPoolExecutor(1, context) as pool:
+                return pool.submit(function, *args).result()
+        except (BrokenProcessPool, EOFError, ConnectionError):
             time.sleep(0.3)  # the server was killed while it was loading: until it is gone
-            continue
-        process.join()
-        if error:
-            raise RuntimeError(error)
-        return dict(result)
     raise RuntimeError(f"the fork server ended {TRIES} times while it was loading")
-
-
-def _call(sender: Any, function: Any, args: tuple[Any, ...]) -> None:
-    try:
-        sender.send((None, function(*args)))
-    except BaseException:
-        sender.send((traceback.format_exc(), {}))
 
 
 def _print_to(log: Path) -> None:

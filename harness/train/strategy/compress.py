@@ -8,7 +8,7 @@ kept by parameter, because buckets change.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,10 +137,7 @@ class DdpExchange(Exchange):
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        if self.powersgd is None:
-            yield
-            return
-        with self.powersgd.rehearsed():
+        with self.powersgd.rehearsed() if self.powersgd else nullcontext():
             yield
 
     def save(self, folder: Path) -> None:

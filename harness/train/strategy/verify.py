@@ -112,11 +112,11 @@ def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
         if dtype := getattr(state, "sent_as", None):
             hook = f"{hook} in {str(dtype).removeprefix('torch.')}"
     if settings.strategy == "ddp" and hook != expected_hook(settings):
-        asked = f"--compress {settings.compress}"
+        flags = f"--compress {settings.compress}"
         if settings.exchange != "backend":
-            asked += f" --exchange {settings.exchange}"
+            flags += f" --exchange {settings.exchange}"
         raise RuntimeError(
-            f"asked for {asked}, but DDP exchanges gradients by {hook}: "
+            f"asked for {flags}, but DDP exchanges gradients by {hook}: "
             "refusing to record one as the other"
         )
     return {"gradient_hook": hook}

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from harness.core.records import RunFolder, read_rows
@@ -23,8 +24,6 @@ ARGV = [
 
 
 def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
-    import torch.distributed as dist
-
     world = own_node(folder)
     dist.init_process_group("gloo")
     run, checkpoint = RunFolder(Path("run")), Path("run/checkpoint-4")

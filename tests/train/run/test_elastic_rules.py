@@ -22,7 +22,7 @@ from harness.core.records import RunFolder, read_rows
 from harness.core.settings import Settings, UserError
 from harness.train.context import Launch, Position
 from harness.train.data.samples import EpochOrder
-from harness.train.loop.elastic_schedule import Plan
+from harness.train.loop.elastic_schedule import ElasticSchedule
 from harness.train.run import elastic as restarts
 from harness.train.run import failures
 from harness.train.run.failures import Stopped
@@ -108,21 +108,21 @@ def test_what_an_elastic_run_holds_is_part_of_its_name() -> None:
 
 
 # 100 samples, of which 48 have been trained on in the second of three epochs, in 20 updates.
-PLAN = Plan(Position(20, 1, 48), train_samples=100, epochs=3, batch=10, asked_batch=20)
+PLAN = ElasticSchedule(Position(20, 1, 48), train_samples=100, epochs=3, batch=10, full_batch=20)
 
 
 def test_a_plan_counts_samples() -> None:
-    assert (PLAN.an_epoch, PLAN.rest, PLAN.updates) == (10, 5, 20 + 5 + 10)
+    assert (PLAN.updates_per_epoch, PLAN.rest, PLAN.updates) == (10, 5, 20 + 5 + 10)
     assert [PLAN.epoch_at(u) for u in (20, 25)] == [1 + 48 / 98, 2.0]
     assert replace(PLAN, position=Position(30, 3)).updates == 30  # only the test is left
-    assert Plan(Position(), 100, 3, 20, 20).updates == PLAN.asked_updates() == 15
+    assert ElasticSchedule(Position(), 100, 3, 20, 20).updates == PLAN.full_updates() == 15
 
 
 def test_the_schedule_is_that_of_the_set_up_by_the_share_of_the_samples() -> None:
-    assert PLAN.asked_update_at(20) == (100 + 48) / 20
-    assert PLAN.asked_update_at(35) == (100 + 48 + 150) / 20
-    undisturbed = Plan(Position(), 100, 3, 20, 20)
-    assert [undisturbed.asked_update_at(u) for u in range(15)] == list(range(15))
+    assert PLAN.full_update_at(20) == (100 + 48) / 20
+    assert PLAN.full_update_at(35) == (100 + 48 + 150) / 20
+    undisturbed = ElasticSchedule(Position(), 100, 3, 20, 20)
+    assert [undisturbed.full_update_at(u) for u in range(15)] == list(range(15))
 
 
 def test_the_order_goes_on_behind_what_was_trained_on() -> None:

@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from transformers import TrainerCallback
 
+from harness.train.strategy import verify
+from harness.train.strategy.compress import DdpExchange
 from tests.support import toys
 from tests.support.ranks import ranks
 from tests.support.replicas import (
@@ -112,13 +117,6 @@ def test_at_every_h_updates_it_hands_over_one_hth_of_the_bytes_of_ddp(tmp_path: 
 
 def counted(folder: str, asked: list[list[str]]) -> list[int]:
     """What DDP hands over, by its own hook's count, and what diloco says and hands over."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    from harness.train.strategy import verify
-    from harness.train.strategy.compress import DdpExchange
-
     handed = [0]
 
     def attach(self: Any, model: Any, optimizer: Any) -> None:

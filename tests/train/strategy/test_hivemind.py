@@ -18,6 +18,10 @@ from tests.support.ranks import ROOT, ranks
 from tests.support.toys import Net, Points, apart, flat, ours, rows, summary, weights
 
 pytest.importorskip("hivemind")
+from hivemind.compression import CompressionInfo, serialization
+
+from harness.train.strategy.hivemind import VERSION, Int8, patch_hivemind
+from harness.train.strategy.hivemind.optimizer import state_interval
 
 TRAIN, TEST = Points(64), Points(10, draw=1)
 FLAGS = ["--strategy=hivemind", "--per_gpu_batch=4", "--epochs=2", "--lr=0.05",
@@ -201,10 +205,6 @@ def test_local_updates_average_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (0,)])
 def test_8_bits_take_any_gradient(value: float | None, shape: tuple[int, ...]) -> None:
     """hivemind's own encoding fails for one number, and for numbers that are all the same."""
-    from hivemind.compression import CompressionInfo, serialization
-
-    from harness.train.strategy.hivemind import Int8, patch_hivemind
-
     patch_hivemind()
     sent = torch.randn(shape) if value is None else torch.full(shape, value)
     packed = Int8().compress(sent, CompressionInfo.from_tensor(sent))
@@ -231,8 +231,6 @@ def test_batchnorm_statistics_are_averaged_with_the_weights(tmp_path: Path) -> N
 
 
 def test_weights_meet_at_the_end_of_every_epoch() -> None:
-    from harness.train.strategy.hivemind.optimizer import state_interval
-
     for updates in range(1, 200):
         assert updates % state_interval(updates) == 0 and state_interval(updates) <= 16
     assert [state_interval(updates) for updates in (33, 64, 97)] == [11, 16, 1]
@@ -240,8 +238,6 @@ def test_weights_meet_at_the_end_of_every_epoch() -> None:
 
 def test_another_version_of_the_library_is_refused() -> None:
     """It is patched, and its private methods are overridden: as they are in the pinned version."""
-    from harness.train.strategy.hivemind import VERSION, patch_hivemind
-
     assert f"hivemind=={VERSION} " in (ROOT / "requirements-hivemind.txt").read_text()
     with pytest.raises(UserError, match=rf"hivemind {VERSION}, and 1.2.0 is installed: {INSTALL}"):
         patch_hivemind("1.2.0")

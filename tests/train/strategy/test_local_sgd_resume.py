@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.settings import UserError
 from tests.support import toys
@@ -181,7 +182,6 @@ def test_on_disks_of_their_own_each_node_finds_what_it_has_written(tmp_path: Pat
 def best_of(folder: str, argv: list[str]) -> Any:
     """Trained with a validation set: what all ranks are left with."""
     import bert
-    from harness.core.command_line import parse
 
     kept: list[Any] = []
 

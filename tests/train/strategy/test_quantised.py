@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
+from harness.train.strategy import compress
 from tests.support.ranks import ranks
 
 pytestmark = pytest.mark.process
@@ -24,10 +26,6 @@ def rows_of(count: int, size: int) -> torch.Tensor:
 
 def means(size: int, code: str, spoilt: float) -> tuple[np.ndarray, int, dict[str, int]]:
     """The mean as this rank sees it, its bytes, and those handed to the collectives."""
-    import torch.distributed as dist
-
-    from harness.train.strategy import compress
-
     dist.init_process_group("gloo")
     row = rows_of(dist.get_world_size(), size)[dist.get_rank()].clone()
     if spoilt and dist.get_rank() == 1:

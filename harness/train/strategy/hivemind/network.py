@@ -51,15 +51,15 @@ class Dht(hivemind.DHT):
 def open_dht(host: str | None, initial_peers: list[str]) -> Dht:
     """It listens on one address, or on all of this machine if none is given."""
     listen = f"/ip4/{host or '0.0.0.0'}/tcp/0"  # noqa: S104 - a peer is there to be reached
-    given = f"--initial_peers {','.join(initial_peers)}"
+    flag = f"--initial_peers {','.join(initial_peers)}"
     try:
         return Dht(start=True, initial_peers=initial_peers, host_maddrs=[listen], **PRIVATE)
     except P2PDaemonError as error:
         if "multiaddr" in str(error):
             reason = str(error).rsplit('": ', 1)[-1]
-            raise UserError(f"{given}: {reason}") from None
+            raise UserError(f"{flag}: {reason}") from None
         raise UserError(
-            f"{given}: none of them answers. Is the run still there, and is its port open to this "
+            f"{flag}: none of them answers. Is the run still there, and is its port open to this "
             "machine?"
         ) from None
 

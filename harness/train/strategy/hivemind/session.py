@@ -158,8 +158,8 @@ class Peers(Session):
         """One that no peer has or had; of two that chose the same, one chooses again."""
         while True:
             others = [p for id_, p in self._all_peers() if id_ != self.state.id]
-            given = (self.state.get(RECORDER) or {}).get("given", 0)
-            number = int(max([given, *(p["number"] for p in others)])) + 1
+            highest = (self.state.get(RECORDER) or {}).get("highest_number", 0)
+            number = int(max([highest, *(p["number"] for p in others)])) + 1
             self.state.publish_own(
                 {"number": number, "update": 0, "samples": 0, "fed": 0, "loss": 0.0}
             )
@@ -225,8 +225,8 @@ class Peers(Session):
         """All wait while one evaluates: what others trained meanwhile would be in no one's time."""
         state = self.state
         if self.records:
-            given = max((p["number"] for p in state.known.values()), default=0)
-            state.publish(RECORDER, {"open": epoch, "given": given})
+            highest = max((p["number"] for p in state.known.values()), default=0)
+            state.publish(RECORDER, {"open": epoch, "highest_number": highest})
             return
 
         def may_begin() -> bool:
