@@ -24,7 +24,7 @@ from typing import IO, Any
 from harness.core.provenance import ROOT
 from harness.core.tasks import TASKS
 from harness.launch.plan import PORT, Elastic, Job, torchrun
-from harness.launch.ssh.hosts import SSH_FAILED
+from harness.launch.ssh import SSH_FAILED
 
 # In a process of its own: the part that torch elastic takes for the main module must be empty.
 SERVE = (

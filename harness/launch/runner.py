@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from harness.core.locks import Lock
 from harness.core.records import read_json
 from harness.core.settings import UserError
-from harness.launch import machine, outcome
+from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
 from harness.launch.launcher import Exit, Launcher
-from harness.launch.machine import Machine
 from harness.launch.outcome import (
     ELSEWHERE,
     RUNNING,
@@ -26,7 +25,7 @@ from harness.launch.outcome import (
     settled,
     written_since,
 )
-from harness.launch.places import Devices, Machines, Options, launched
+from harness.launch.places import Devices, Machine, Machines, Options, launched
 from harness.launch.plan import Job
 
 GRACE_S = 20.0  # for ranks that were asked to exit, before they are killed
@@ -230,8 +229,8 @@ class Runner(Worker):
         if self.options.isolation == "off" or not self.place.here or self.running or early:
             return
         self.isolation_s = now_s
-        self.others = machine.others(self.machine)
-        disturbance = machine.disturbance(self.others)
+        self.others = places.others(self.machine)
+        disturbance = places.disturbance(self.others)
         if disturbance is None:
             return
         if self.options.isolation == "error":

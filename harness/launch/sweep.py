@@ -23,17 +23,15 @@ from harness.core.provenance import command_line, without_home
 from harness.core.records import SCHEMA, SWEEP, read_json, write_json
 from harness.core.rules import why_not_elastic
 from harness.core.settings import UserError
+from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
-from harness.launch.machine import this_machine
 from harness.launch.netns.nodes import Netns
 from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
-from harness.launch.places import Local, Machines, Options, Place
+from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
 from harness.launch.screen import Screen
-from harness.launch.slurm import flags
 from harness.launch.slurm.queue import Cluster, Queue
-from harness.launch.ssh import hosts
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
@@ -132,8 +130,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pack", help="small runs side by side on disjoint devices; this disturbs what is measured"
     )
     switch("--cold", help="torchrun anew for each run: seconds slower each")
-    hosts.add_flags(parser)
-    flags.add_flags(parser)  # fmt: skip
+    ssh.add_flags(parser)
+    slurm.add_flags(parser)
 
 
 def options_of(given: argparse.Namespace) -> Options:
@@ -151,8 +149,8 @@ def options_of(given: argparse.Namespace) -> Options:
         pack=given.pack,
         cold=given.cold,
         isolation=given.isolation or "warn",
-        slurm=flags.slurm_of(vars(given)),
-        remote=hosts.remote_of(vars(given)),
+        slurm=slurm.slurm_of(vars(given)),
+        remote=ssh.remote_of(vars(given)),
     )
 
 

@@ -193,11 +193,11 @@ def test_a_network_that_has_ended_is_one_line() -> None:
 # Everything but the discipline itself is real: bridge, veth, classes, filters, counters.
 STAND_IN = """
 import subprocess, sys
-from harness.launch.netns import holder, netem
-def run(words, real=netem.run):
+from harness.launch.netns import carriers, holder
+def run(words, real=carriers.run_tool):
     at = words.index("netem") if "netem" in words else None
     return real(words if at is None else [*words[:at], "pfifo", "limit", "1000"])
-netem.run, netem.has_netem = run, lambda: True
+carriers.run_tool, holder.has_netem = run, lambda: True
 sys.exit(holder.main(sys.argv[1:]))
 """
 
@@ -224,8 +224,8 @@ def test_the_switch_wires_every_node_to_every_other(monkeypatch: pytest.MonkeyPa
 @pytest.mark.process
 @pytest.mark.root
 def test_netem_is_tried_and_not_believed() -> None:
-    code = "from harness.launch.netns import holder, netem; holder.become_owner(); " \
-           "print(netem.has_netem())"  # fmt: skip
+    code = "from harness.launch.netns import holder; holder.become_owner(); " \
+           "print(holder.has_netem())"  # fmt: skip
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     command = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem"]
     has = subprocess.run(command, capture_output=True).returncode == 0

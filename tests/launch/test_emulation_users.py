@@ -12,7 +12,8 @@ import pytest
 
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError
-from harness.launch.netns import holder, relay
+from harness.launch.netns import holder
+from harness.launch.netns.carriers import open_device
 from harness.launch.netns.emulation import EmulatedNodes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,10 +103,10 @@ def test_no_permission_for_namespaces_is_one_line() -> None:
 
 def test_what_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^/nothing/tun is missing: modprobe tun, as root$"):
-        relay.open_device("link0", "/nothing/tun")
+        open_device("link0", "/nothing/tun")
     (tmp_path / "tun").touch()
     with pytest.raises(UserError, match=r"tun: Inappropriate ioctl.*: modprobe tun, as root$"):
-        relay.open_device("link0", str(tmp_path / "tun"))
+        open_device("link0", str(tmp_path / "tun"))
     monkeypatch.setattr(holder.sys, "platform", "darwin")
     with pytest.raises(UserError, match="which only Linux has"):
         holder.become_owner()

@@ -10,9 +10,8 @@ import pytest
 from harness.core.locks import Lock
 from harness.core.records import read_json, write_json
 from harness.launch.launcher import Exit
-from harness.launch.machine import Machine
 from harness.launch.outcome import ELSEWHERE, State, settle
-from harness.launch.places import Local, Options
+from harness.launch.places import Local, Machine, Options
 from harness.launch.plan import Job, plan
 from harness.launch.runner import Runner
 from harness.launch.sweepfile import load

@@ -18,9 +18,8 @@ import pytest
 from harness.cli import main
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
-from harness.launch.machine import Machine
 from harness.launch.netns.nodes import Netns
-from harness.launch.places import Options
+from harness.launch.places import Machine, Options
 from harness.launch.plan import Elastic, Job, plan
 from harness.launch.sweepfile import load
 from tests.support.sweeps import (

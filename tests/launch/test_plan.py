@@ -11,8 +11,7 @@ import pytest
 from harness.core.command_line import parse
 from harness.core.identity import run_id
 from harness.core.settings import UserError
-from harness.launch.machine import Machine, disturbance, others, this_machine
-from harness.launch.places import Local, Options
+from harness.launch.places import Local, Machine, Options, disturbance, others, this_machine
 from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.sweepfile import header_of, load
 from harness.read.tables.columns import FACTS, OPTIONAL

@@ -13,11 +13,29 @@ import pytest
 
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError
-from harness.launch.netns import LARGEST_HANDOVER, ONE_PACKET, address, netem, queue_s, relay
-from harness.launch.netns import relay as tun
-from harness.launch.netns.relay import Channel, Relay, channel_of
+from harness.launch.netns.carriers import (
+    HEADER,
+    LARGEST_HANDOVER,
+    ONE_PACKET,
+    Channel,
+    Relay,
+    Switch,
+    address,
+    discipline,
+    queue_s,
+    run_tool,
+    shaping,
+    size_and_packets,
+    wiring,
+)
 
 MS = 1e-3
+
+
+def channel_of(link: Link, back: Link) -> Channel:
+    channel = Channel()
+    channel.change(link, back)
+    return channel
 
 
 def sent(wire: Channel, times: list[float], size: int = 1500, seed: int = 0) -> list[float | None]:
@@ -78,9 +96,9 @@ def packet(source: int, target: int, payload: bytes = b"", segment: int = 0) -> 
 
 def test_what_is_handed_over_at_once_counts_as_its_packets() -> None:
     payload = bytes(4000)
-    whole = tun.size_and_packets(packet(0, 1, payload, segment=1460))
+    whole = size_and_packets(packet(0, 1, payload, segment=1460))
     cut = [payload[at : at + 1460] for at in range(0, 4000, 1460)]
-    alone = [tun.size_and_packets(packet(0, 1, part)) for part in cut]
+    alone = [size_and_packets(packet(0, 1, part)) for part in cut]
     assert whole == (sum(size for size, _ in alone), len(cut)) == (4120, 3)
 
 
@@ -95,7 +113,7 @@ HANDOVERS = [
 
 @pytest.mark.parametrize(("links", "found"), HANDOVERS)
 def test_no_more_is_handed_over_than_a_link_takes(links: list[str], found: tuple[int, int]) -> None:
-    assert relay.handover([link_of(text).between(0, 1) for text in links]) == found
+    assert Relay.handover([link_of(text).between(0, 1) for text in links]) == found
 
 
 # ---- the relay itself, between sockets in place of devices ----
@@ -133,7 +151,7 @@ def rig() -> Iterator[Rig]:
 def test_packets_reach_the_node_that_they_are_for(rig: Rig) -> None:
     # IPv6, nobody's address and a broadcast go nowhere, and stop nothing.
     version_6 = bytearray(packet(0, 2))
-    version_6[tun.HEADER] = 0x60
+    version_6[HEADER] = 0x60
     rig.nodes[0].send(version_6)
     for target in (9, 254, -1):
         rig.nodes[0].send(packet(0, target))
@@ -175,7 +193,7 @@ def test_a_node_that_is_cut_off_hears_and_says_nothing(rig: Rig) -> None:
 
 
 def test_the_switch_in_words() -> None:
-    assert [" ".join(words) for words in netem.wiring(["/ns/a", "/ns/b"])] == [
+    assert [" ".join(words) for words in wiring(["/ns/a", "/ns/b"])] == [
         "ip link add bridge0 type bridge",
         "ip link set bridge0 up",
         "ip link add port0 type veth peer name link0 netns /ns/a",
@@ -197,25 +215,25 @@ def test_the_switch_in_words() -> None:
 
 def test_the_links_in_netems_words() -> None:
     links = [[link_of("20ms/200mbit/jitter2ms/loss1%").between(0, 1)] * 2] * 2
-    assert [" ".join(words) for words in netem.shaping(links)] == [
+    assert [" ".join(words) for words in shaping(links)] == [
         "tc qdisc replace dev port0 parent 1:2 handle 3: "
         "netem limit 2100 delay 20ms 2ms loss 1% rate 200000000bit",
         "tc qdisc replace dev port1 parent 1:1 handle 2: "
         "netem limit 2100 delay 20ms 2ms loss 1% rate 200000000bit",
     ]
-    assert netem.discipline(Link(), Link()) == "netem limit 833433 rate 100000000000bit"
-    assert netem.discipline(Link(80), Link(80)).startswith("netem limit 1000000 delay 80ms rate")
+    assert discipline(Link(), Link()) == "netem limit 833433 rate 100000000000bit"
+    assert discipline(Link(80), Link(80)).startswith("netem limit 1000000 delay 80ms rate")
 
 
 def test_netem_gets_single_packets_where_it_counts_them() -> None:
-    assert netem.handover([Link(20), Link()]) == LARGEST_HANDOVER
-    assert netem.handover([Link(20), Link(0, 2000)]) == ONE_PACKET
-    assert netem.handover([Link(0, None, 0, 0.1)]) == ONE_PACKET
+    assert Switch.handover([Link(20), Link()]) == LARGEST_HANDOVER
+    assert Switch.handover([Link(20), Link(0, 2000)]) == ONE_PACKET
+    assert Switch.handover([Link(0, None, 0, 0.1)]) == ONE_PACKET
 
 
 def test_what_the_switch_cannot_do_is_one_line() -> None:
     with pytest.raises(UserError, match=r"^emulated network: ip link show nothing9: .*nothing9"):
-        netem.run(["ip", "link", "show", "nothing9"])
+        run_tool(["ip", "link", "show", "nothing9"])
 
 
 def test_addresses_are_one_each() -> None:

@@ -18,9 +18,8 @@ from harness.launch.outcome import ELSEWHERE, WAITING, State
 from harness.launch.places import Options
 from harness.launch.plan import Job, plan
 from harness.launch.screen import Screen, standing
-from harness.launch.slurm import queue
+from harness.launch.slurm import Slurm, queue
 from harness.launch.slurm.cluster import Note, Submitted, exit_of
-from harness.launch.slurm.flags import Slurm
 from harness.launch.slurm.queue import Queue, Watched
 from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
 from harness.launch.sweepfile import load

@@ -22,16 +22,18 @@ from harness.launch.launcher import Exit
 from harness.launch.outcome import settle
 from harness.launch.places import Options
 from harness.launch.plan import Job, plan
+from harness.launch.ssh import Host, Remote
 from harness.launch.ssh import place as ssh_module
-from harness.launch.ssh.fetch import Fetched, merged, put, received, send
 from harness.launch.ssh.hosts import (
-    Host,
+    Fetched,
     HostFacts,
-    Remote,
     address_of,
     facts,
-    facts_of,
+    merged,
     problems,
+    put,
+    received,
+    send,
     warnings,
 )
 from harness.launch.ssh.place import Ssh
@@ -214,7 +216,7 @@ def test_a_host_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
         capture_output=True,
         check=True,
     ).stdout
-    told = facts_of(json.loads(line))
+    told = HostFacts(**json.loads(line))
     assert told.address == "127.0.0.1" and told.interface == "lo" and told.cores >= 1
     assert abs(told.unix - time.time()) < 60
     mine = facts()

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from harness.core.records import SCHEMA, append_row, write_json
 from harness.core.settings import UserError, as_mapping
-from harness.launch import machine
-from harness.launch.machine import Machine
+from harness.launch import places
 from harness.launch.outcome import RUNNING, SKIPPED, State, settled
+from harness.launch.places import Machine
 from harness.launch.plan import plan
 from harness.launch.screen import Screen, short, time_left_s, window
 from harness.launch.sweep import choose, overridden, skipped
@@ -303,7 +303,7 @@ BUSY = {"cpu_busy_share": 0.9, "gpu_processes": 1}
 def test_others_on_the_machine_are_refused_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "others", lambda _: BUSY)
+    monkeypatch.setattr(places, "others", lambda _: BUSY)
     file, out = sweep_file(tmp_path, GRID), tmp_path / "out"
     argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "error"]
     assert main(argv) == 2

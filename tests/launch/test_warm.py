@@ -10,8 +10,8 @@ import pytest
 import torch.distributed.launcher.api as launcher
 from torch.distributed import DistNetworkError
 
-from harness.launch import machine
-from harness.launch.machine import Machine
+from harness.launch import places
+from harness.launch.places import Machine
 from harness.train.run import warm
 
 REQUEST = {
@@ -108,18 +108,18 @@ class FakeDriver:
 def test_the_gpus_that_are_visible(
     visible: str | None, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "pynvml", FakeDriver())
+    monkeypatch.setattr(places, "pynvml", FakeDriver())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.this_machine().gpus == gpus
+    assert places.this_machine().gpus == gpus
 
 
 def test_processes_on_the_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "pynvml", FakeDriver())
+    monkeypatch.setattr(places, "pynvml", FakeDriver())
 
     def count(*gpus: str) -> int:
-        return int(machine.others(Machine(gpus, (0,)), interval_s=0.01)["gpu_processes"])
+        return int(places.others(Machine(gpus, (0,)), interval_s=0.01)["gpu_processes"])
 
     assert count("0") == 0 and count("1") == 1 and count("0", "1") == 1
     assert count("GPU-5a") == 1 and count() == 0

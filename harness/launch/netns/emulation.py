@@ -10,7 +10,7 @@ and from outside a node is reached only by enter(). The host name does not resol
 addresses or interfaces (GLOO_SOCKET_IFNAME=link0, NCCL_SOCKET_IFNAME=link0, --master_addr).
 
 Packets are carried by the kernel's netem where it exists and the user is root, otherwise by a relay
-in user space (relay.py). TCP is the machine's own, congestion control included, with buffers of
+in user space (carriers.py). TCP is the machine's own, congestion control included, with buffers of
 up to 64 MiB, so that it can fill 2 Gbit/s over 100 ms.
 """
 
@@ -32,9 +32,10 @@ from harness.core.links import Link, Network
 from harness.core.provenance import ROOT
 from harness.core.settings import UserError
 from harness.launch.agents import Node
-from harness.launch.netns import INTERFACE, MOST_NODES, address
+from harness.launch.netns.carriers import INTERFACE, address
 
 HOLDER = ["-m", "harness.launch.netns.holder"]
+MOST_NODES = 200
 
 
 class EmulatedNodes:

@@ -27,7 +27,15 @@ from typing import Any
 from harness.core.links import Link
 from harness.core.process import end_with_parent
 from harness.core.settings import UserError
-from harness.launch.netns import INTERFACE, QUEUE, Matrix, address, netem, relay
+from harness.launch.netns.carriers import (
+    INTERFACE,
+    Matrix,
+    Relay,
+    Switch,
+    address,
+    has_netem,
+    open_device,
+)
 
 NEW_USER = 0x10000000  # CLONE_NEWUSER of linux/sched.h
 NEW_NET = 0x40000000  # CLONE_NEWNET
@@ -37,6 +45,7 @@ UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP, IFF_RUNNING
 RTM_NEWLINK, ACKNOWLEDGE = 16, 0x1 | 0x4  # NLM_F_REQUEST, NLM_F_ACK
 IFLA_TXQLEN, IFLA_GSO_MAX_SEGS, IFLA_GSO_MAX_SIZE = 13, 40, 41  # linux/if_link.h
 PREFIX = 24
+QUEUE = 10_000  # packets before the emulator; those that wait for the link are counted there
 SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of linux/prctl.h
 REALTIME, NICE = 1, -10
 # Windows must hold the data in flight: 64 MiB is 2 Gbit/s over a round trip of 0.25 s, and a
@@ -148,20 +157,18 @@ class Namespaces:
 
     def __init__(self, count: int) -> None:
         self.user = become_owner()
-        self.carrier: relay.Relay | netem.Switch
+        self.carrier: Relay | Switch
         # Raised privileges of a user namespace end with exec, so that tc and ip would have none.
-        if not self.user and netem.has_netem():
+        if not self.user and has_netem():
             self.emulator, self.held, self.carrier = "netem", *_switched(count)
-            self.handover = netem.handover
         else:
             self.emulator, self.held, self.carrier = "relay", *_relayed(count)
-            self.handover = relay.handover
 
     def change(self, links: Matrix) -> None:
         self.carrier.change(links)
         for node, row in enumerate(links):
             others = [link for other, link in enumerate(row) if other != node]
-            self._inside(node, partial(set_handover, *self.handover(others)))
+            self._inside(node, partial(set_handover, *self.carrier.handover(others)))
 
     def answer(self, request: dict[str, Any]) -> Any:
         match request["do"]:
@@ -185,7 +192,7 @@ class Namespaces:
         }
 
     def run(self, control: int, answer: Callable[[], bool]) -> None:
-        if isinstance(self.carrier, relay.Relay):
+        if isinstance(self.carrier, Relay):
             self.carrier.run(control, answer)
         while answer():
             pass
@@ -200,19 +207,19 @@ class Namespaces:
             os.close(here)
 
 
-def _relayed(count: int) -> tuple[list[int], relay.Relay]:
+def _relayed(count: int) -> tuple[list[int], Relay]:
     held, devices = [], []
     for node in range(count):
         held.append(new_network())
-        devices.append(relay.open_device(INTERFACE))
+        devices.append(open_device(INTERFACE))
         prepare_node(address(node))
-    return held, relay.Relay(devices)
+    return held, Relay(devices)
 
 
-def _switched(count: int) -> tuple[list[int], netem.Switch]:
+def _switched(count: int) -> tuple[list[int], Switch]:
     held = [new_network() for _ in range(count)]
     switch = new_network()
-    carrier = netem.Switch([f"/proc/{os.getpid()}/fd/{fd}" for fd in held])
+    carrier = Switch([f"/proc/{os.getpid()}/fd/{fd}" for fd in held])
     for node, namespace in enumerate(held):
         enter(namespace)
         prepare_node(address(node))

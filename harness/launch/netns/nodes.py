@@ -18,11 +18,9 @@ from typing import Any
 
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError
-from harness.launch import machine
 from harness.launch.agents import Node
-from harness.launch.machine import Machine
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.launch.places import Local, Options
+from harness.launch.places import Local, Machine, Options, why_not_on
 from harness.launch.plan import PORT, Job, script_of
 
 GRACE_S = 20.0  # for the other nodes to end when one has failed
@@ -38,7 +36,7 @@ class Netns(Local):
         self.emulated: EmulatedNodes | None = None
 
     def why_not(self, job: Job) -> str | None:
-        return machine.why_not(job, self.machine, self.options.oversubscribe)
+        return why_not_on(self.machine, job, self.options.oversubscribe)
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
         if self.options.elastic is not None:

@@ -1,1 +1,136 @@
-"""A cluster that is given jobs."""
+"""The flags of --launcher slurm, as people know them from sbatch."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from harness.core.command_line import BadValue, natural, whole
+from harness.core.settings import UserError
+
+CORES_OF_A_GPU = 4  # for its process, its threads of communication and of the backward pass
+# Options of sbatch that flags of ours decide; all others are up to the user.
+OURS = {
+    **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode", "array", "nodes",
+                     "ntasks", "ntasks-per-node", "signal", "parsable", "wait", "wrap",
+                     "test-only")),
+    **dict.fromkeys(("cpus-per-task", "cpus-per-gpu"), "--cpus_per_gpu"),
+    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task"), "--gres"),
+    **dict.fromkeys(("requeue", "no-requeue"), "--requeue"),
+    "partition": "--partition", "account": "--account", "time": "--timeout",
+}  # fmt: skip
+# Flags of the other launchers, and why they have no meaning here.
+MEANINGLESS = {
+    "pack": "jobs run side by side as the cluster has room",
+    "cold": "every job starts torchrun",
+    "isolation": "keep others away from the nodes with --sbatch exclusive",
+    "oversubscribe": "the cluster decides how many processes share a core",
+    "max_restarts": "a job ends with its first lost node; --requeue continues it",
+}
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The user's choices for the cluster; nothing here changes what is measured."""
+
+    partition: str | None = None
+    account: str | None = None
+    gres: str = "gpu"
+    cpus_per_gpu: int | None = None
+    requeue: int = 0
+    setup_script: str | None = None
+    sbatch: tuple[str, ...] = ()
+    detach: bool = False
+
+    @property
+    def cores(self) -> int:
+        """Per device; one core stands for one device where no GPUs are requested."""
+        return self.cpus_per_gpu or (1 if self.gres == "none" else CORES_OF_A_GPU)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "with --launcher slurm",
+        "A job for each run, an array for runs of equal set-ups. --timeout is the time limit of a\n"
+        "job. Ctrl-C once: stop waiting, the jobs stay; again within 3 s: the jobs are cancelled.",
+    )
+    add = group.add_argument
+    add("--partition", metavar="NAME", help="of the jobs (the cluster's default)")
+    add("--account", metavar="NAME", help="of the jobs (your default)")
+    add(
+        "--gres",
+        type=_gres,
+        metavar="NAME",
+        help="what a device of a set-up is: gpu, gpu:a100, or none for a core (gpu)",
+    )
+    add(
+        "--cpus_per_gpu",
+        type=whole,
+        metavar="N",
+        help=f"cores and threads of each device ({CORES_OF_A_GPU}; 1 with --gres none)",
+    )
+    add(
+        "--requeue",
+        type=natural,
+        metavar="N",
+        help="a run that nears the time limit is saved, requeued and continued, at most N times "
+        "(0: it is saved and recorded as timeout)",
+    )
+    add(
+        "--setup_script",
+        type=_file,
+        metavar="FILE",
+        help="sourced by each job: module load, activate; `python` must then be on the PATH",
+    )
+    add(
+        "--sbatch",
+        type=_option,
+        action="append",
+        metavar="OPTION",
+        help="any other option of sbatch: mem=64G, qos=long, exclusive; may be given again",
+    )
+    add("--detach", action="store_true",
+        help="submit and leave; the same command looks again")  # fmt: skip
+
+
+def slurm_of(given: Mapping[str, Any]) -> Slurm:
+    """The values of these flags; UserError if they make no sense together."""
+    ours = {f.name: given[f.name] for f in fields(Slurm) if given[f.name]}
+    if given["launcher"] != "slurm":
+        for name in ours:
+            raise UserError(f"--{name} needs --launcher slurm")
+        return Slurm()
+    for name, why in MEANINGLESS.items():
+        if given[name]:
+            raise UserError(f"--{name} has no meaning with --launcher slurm: {why}")
+    return Slurm(**{**ours, "sbatch": tuple(ours.get("sbatch", ()))})
+
+
+def _gres(text: str) -> str:
+    if not re.match(r"^[A-Za-z][\w.-]*(:[A-Za-z][\w.-]*)?$", text):
+        raise BadValue(
+            f"{text}: expected a name such as gpu or gpu:a100, or none; the set-up says how many"
+        )
+    return text
+
+
+def _file(text: str) -> str:
+    if not Path(text).is_file():
+        raise BadValue(f"{text}: there is no such file")
+    return str(Path(text).absolute())
+
+
+def _option(text: str) -> str:
+    """A line of the script: leading dashes may be left out, argparse would take them as its own."""
+    name, equals, value = text.lstrip("-").partition("=")
+    if not re.match(r"^[A-Za-z][A-Za-z-]+$", name) or (equals and not value) or "\n" in value:
+        raise BadValue(f"{text}: expected an option of sbatch: mem=64G or exclusive")
+    if name in OURS:
+        use = OURS[name]
+        raise BadValue(f"{text}: " + (f"use {use}" if use else "the sweep sets it"))
+    return f"--{name}={shlex.quote(value)}" if equals else f"--{name}"

@@ -18,7 +18,7 @@ from harness.core.rules import why_a_gpu
 from harness.launch.outcome import SKIPPED, State
 from harness.launch.places import Options, launched, place_facts
 from harness.launch.plan import Job
-from harness.launch.slurm.flags import Slurm
+from harness.launch.slurm import Slurm
 
 # Before the time limit: for ranks to record, and for a job to be requeued.
 LEAD_S = 60

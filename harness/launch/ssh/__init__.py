@@ -1,1 +1,148 @@
-"""Machines that are reached by ssh."""
+"""Machines that are reached by ssh: the flags that name them, and how they are addressed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.core.provenance import ROOT, without_home
+from harness.core.settings import UserError
+
+HOST = re.compile(
+    r"^(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w.][\w.-]*|\[[0-9a-fA-F:.%\w]+\])(?::(?P<port>\d+))?$"
+)
+# Nobody is there to type a password, and a lost host must be noticed. Options in --ssh come before
+# these and win; those in ~/.ssh/config come after.
+OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "10",
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "4",
+}
+NO_CHECKOUT = 91  # exit code of a command whose folder does not exist
+SSH_FAILED = 255  # of ssh itself: no host, no access, connection lost
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine, as ssh addresses it."""
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.port is None else f"{self.name}:{self.port}"
+
+    @property
+    def words(self) -> list[str]:
+        port = [] if self.port is None else ["-p", str(self.port)]
+        return [*port, f"{self.user}@{self.name}" if self.user else self.name]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The choices for --launcher ssh; empty for every other launcher."""
+
+    hosts: tuple[Host, ...] = ()
+    checkout: str = ""
+    python: str = ""
+    master_addr: str | None = None
+    interface: str | None = None
+    ssh: tuple[str, ...] = ("ssh",)
+
+    @property
+    def folder(self) -> str:
+        """The checkout, quoted for a shell except for a leading ~, which the shell expands."""
+        home, slash, rest = self.checkout.partition("/")
+        if not re.fullmatch(r"~[\w.-]*", home):
+            return shlex.quote(self.checkout)
+        return home + slash + (shlex.quote(rest) if rest else "")
+
+    def command(self, words: Sequence[str], environment: Mapping[str, str]) -> str:
+        """For the shell there: these words, run in the checkout."""
+        return f"cd {self.folder} || exit {NO_CHECKOUT}; exec " + shlex.join(
+            ["env", *(f"{k}={v}" for k, v in environment.items()), *words]
+        )
+
+    def ssh_to(self, host: Host, command: str) -> list[str]:
+        options = [word for k, v in OPTIONS.items() for word in ("-o", f"{k}={v}")]
+        return [*self.ssh, "-T", *options, *host.words, command]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("with --launcher ssh")
+    add = group.add_argument
+    add("--hosts", metavar="A,B,...", help="[user@]host[:port], as ssh knows them")
+    add("--hosts_file", metavar="FILE", help="the same, one per line; # begins a comment")
+    add("--checkout", metavar="DIR", help="of this project on the hosts (where it is here)")
+    add(
+        "--remote_python",
+        metavar="FILE",
+        help="on the hosts, relative to the checkout (.venv/bin/python)",
+    )
+    add(
+        "--master_addr",
+        metavar="ADDRESS",
+        help="of the first host as the others reach it (as ssh reaches it)",
+    )
+    add("--interface", metavar="NAME", help="for the traffic of training (the one ssh uses)")
+    add("--ssh", metavar="COMMAND",
+        help='ssh with your options: "ssh -F my_config" (ssh)')  # fmt: skip
+
+
+FLAGS = ("hosts", "hosts_file", "checkout", "remote_python", "master_addr", "interface", "ssh")
+
+
+def remote_of(given: Mapping[str, Any]) -> Remote:
+    """From the flags; UserError if they do not go together."""
+    if given["launcher"] != "ssh":
+        if unused := [name for name in FLAGS if given[name] is not None]:
+            raise UserError(f"--{unused[0]} needs --launcher ssh")
+        return Remote()
+    if (given["hosts"] is None) == (given["hosts_file"] is None):
+        raise UserError("--launcher ssh needs either --hosts a,b or --hosts_file FILE")
+    if given["pack"]:
+        raise UserError("--pack shares one machine: leave it out with --launcher ssh")
+    if given["hosts"] is not None:
+        hosts = [_host("--hosts", text) for text in given["hosts"].split(",")]
+    else:
+        hosts = _in_file(Path(given["hosts_file"]))
+    for host in hosts:
+        if hosts.count(host) > 1:
+            raise UserError(f"host {host} is named twice: every node needs its own host")
+    return Remote(
+        tuple(hosts),
+        # The local shell has already expanded a ~; the home folder there may be another.
+        checkout=without_home(given["checkout"] or str(ROOT)),
+        python=given["remote_python"] or ".venv/bin/python",
+        master_addr=given["master_addr"],
+        interface=given["interface"],
+        ssh=tuple(shlex.split(given["ssh"] or "ssh")),
+    )
+
+
+def _in_file(path: Path) -> list[Host]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "no text"
+        raise UserError(f"--hosts_file {path}: {why}") from None
+    named = {number: line.partition("#")[0].strip() for number, line in enumerate(lines, 1)}
+    hosts = [_host(f"{path} line {number}:", text) for number, text in named.items() if text]
+    if not hosts:
+        raise UserError(f"--hosts_file {path}: names no host")
+    return hosts
+
+
+def _host(where: str, text: str) -> Host:
+    match = HOST.match(text.strip())
+    if not match:
+        raise UserError(f"{where} {text.strip()!r}: expected [user@]host[:port]")
+    port = int(match["port"]) if match["port"] else None
+    return Host(match["name"].strip("[]"), match["user"], port)

@@ -1,166 +1,38 @@
-"""Hosts that ssh reaches: how they are addressed, and whether they can measure one run together.
+"""What is asked of a host, at both ends of the connection: its facts, and the record of a run.
 
-python -m harness.launch.ssh.hosts     on a host, in its checkout: its facts as JSON
+    python -m harness.launch.ssh.hosts            on a host, in its checkout: its facts as JSON
+    python -m harness.launch.ssh.hosts FOLDER     the records of a run to standard output, as tar
+
+Checkpoints stay where they are: they are large, and the run continues there.
 """
 
 from __future__ import annotations
 
-import argparse
+import io
 import json
 import os
 import platform
 import re
-import shlex
 import socket
 import sys
+import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 import psutil
 
 from harness.core import provenance
-from harness.core.provenance import ROOT, without_home
-from harness.core.settings import UserError
-from harness.launch.machine import Machine, disturbance, others, this_machine
+from harness.core.records import ATTEMPTS, FAILURE_OF_RANK, SUMMARY, RunFolder, read_rows
+from harness.launch.places import Machine, disturbance, others, this_machine
+from harness.launch.ssh import Remote
 
-HOST = re.compile(
-    r"^(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w.][\w.-]*|\[[0-9a-fA-F:.%\w]+\])(?::(?P<port>\d+))?$"
-)
-# Nobody is there to type a password, and a lost host must be noticed. Options in --ssh come before
-# these and win; those in ~/.ssh/config come after.
-OPTIONS = {
-    "BatchMode": "yes",
-    "ConnectTimeout": "10",
-    "ServerAliveInterval": "5",
-    "ServerAliveCountMax": "4",
-}
-NO_CHECKOUT = 91  # exit code of a command whose folder does not exist
 CLOCKS_S = 2.0  # difference of two clocks that is worth a warning
-SSH_FAILED = 255  # of ssh itself: no host, no access, connection lost
-
-
-@dataclass(frozen=True)
-class Host:
-    """A machine, as ssh addresses it."""
-
-    name: str
-    user: str | None = None
-    port: int | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.port is None else f"{self.name}:{self.port}"
-
-    @property
-    def words(self) -> list[str]:
-        port = [] if self.port is None else ["-p", str(self.port)]
-        return [*port, f"{self.user}@{self.name}" if self.user else self.name]
-
-
-@dataclass(frozen=True)
-class Remote:
-    """The choices for --launcher ssh; empty for every other launcher."""
-
-    hosts: tuple[Host, ...] = ()
-    checkout: str = ""
-    python: str = ""
-    master_addr: str | None = None
-    interface: str | None = None
-    ssh: tuple[str, ...] = ("ssh",)
-
-    @property
-    def folder(self) -> str:
-        """The checkout, quoted for a shell except for a leading ~, which the shell expands."""
-        home, slash, rest = self.checkout.partition("/")
-        if not re.fullmatch(r"~[\w.-]*", home):
-            return shlex.quote(self.checkout)
-        return home + slash + (shlex.quote(rest) if rest else "")
-
-    def command(self, words: Sequence[str], environment: Mapping[str, str]) -> str:
-        """For the shell there: these words, run in the checkout."""
-        return f"cd {self.folder} || exit {NO_CHECKOUT}; exec " + shlex.join(
-            ["env", *(f"{k}={v}" for k, v in environment.items()), *words]
-        )
-
-    def ssh_to(self, host: Host, command: str) -> list[str]:
-        options = [word for k, v in OPTIONS.items() for word in ("-o", f"{k}={v}")]
-        return [*self.ssh, "-T", *options, *host.words, command]
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("with --launcher ssh")
-    add = group.add_argument
-    add("--hosts", metavar="A,B,...", help="[user@]host[:port], as ssh knows them")
-    add("--hosts_file", metavar="FILE", help="the same, one per line; # begins a comment")
-    add("--checkout", metavar="DIR", help="of this project on the hosts (where it is here)")
-    add(
-        "--remote_python",
-        metavar="FILE",
-        help="on the hosts, relative to the checkout (.venv/bin/python)",
-    )
-    add(
-        "--master_addr",
-        metavar="ADDRESS",
-        help="of the first host as the others reach it (as ssh reaches it)",
-    )
-    add("--interface", metavar="NAME", help="for the traffic of training (the one ssh uses)")
-    add("--ssh", metavar="COMMAND",
-        help='ssh with your options: "ssh -F my_config" (ssh)')  # fmt: skip
-
-
-FLAGS = ("hosts", "hosts_file", "checkout", "remote_python", "master_addr", "interface", "ssh")
-
-
-def remote_of(given: Mapping[str, Any]) -> Remote:
-    """From the flags; UserError if they do not go together."""
-    if given["launcher"] != "ssh":
-        if unused := [name for name in FLAGS if given[name] is not None]:
-            raise UserError(f"--{unused[0]} needs --launcher ssh")
-        return Remote()
-    if (given["hosts"] is None) == (given["hosts_file"] is None):
-        raise UserError("--launcher ssh needs either --hosts a,b or --hosts_file FILE")
-    if given["pack"]:
-        raise UserError("--pack shares one machine: leave it out with --launcher ssh")
-    if given["hosts"] is not None:
-        hosts = [_host("--hosts", text) for text in given["hosts"].split(",")]
-    else:
-        hosts = _in_file(Path(given["hosts_file"]))
-    for host in hosts:
-        if hosts.count(host) > 1:
-            raise UserError(f"host {host} is named twice: every node needs its own host")
-    return Remote(
-        tuple(hosts),
-        # The local shell has already expanded a ~; the home folder there may be another.
-        checkout=without_home(given["checkout"] or str(ROOT)),
-        python=given["remote_python"] or ".venv/bin/python",
-        master_addr=given["master_addr"],
-        interface=given["interface"],
-        ssh=tuple(shlex.split(given["ssh"] or "ssh")),
-    )
-
-
-def _in_file(path: Path) -> list[Host]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "no text"
-        raise UserError(f"--hosts_file {path}: {why}") from None
-    named = {number: line.partition("#")[0].strip() for number, line in enumerate(lines, 1)}
-    hosts = [_host(f"{path} line {number}:", text) for number, text in named.items() if text]
-    if not hosts:
-        raise UserError(f"--hosts_file {path}: names no host")
-    return hosts
-
-
-def _host(where: str, text: str) -> Host:
-    match = HOST.match(text.strip())
-    if not match:
-        raise UserError(f"{where} {text.strip()!r}: expected [user@]host[:port]")
-    port = int(match["port"]) if match["port"] else None
-    return Host(match["name"].strip("[]"), match["user"], port)
+OF_RANK = re.compile(r"_(\d+)\.\w+$")
 
 
 @dataclass(frozen=True)
@@ -172,15 +44,15 @@ class HostFacts:
     python: str
     versions: dict[str, str | None]
     cores: int
-    gpus: tuple[str, ...]
-    interfaces: dict[str, tuple[str, ...]]  # their addresses, by name
+    gpus: Sequence[str]
+    interfaces: Mapping[str, Sequence[str]]  # their addresses, by name
     address: str | None  # at which ssh reached it
     unix: float  # its clock
     disturbed: str | None  # by what other users do there
 
     @property
     def machine(self) -> Machine:
-        return Machine(self.gpus, tuple(range(self.cores)))
+        return Machine(tuple(self.gpus), tuple(range(self.cores)))
 
     @property
     def interface(self) -> str | None:
@@ -208,11 +80,6 @@ def facts() -> HostFacts:
         disturbed=disturbance(others(machine)),
         unix=time.time(),
     )
-
-
-def facts_of(line: dict[str, Any]) -> HostFacts:
-    interfaces = {name: tuple(addresses) for name, addresses in line["interfaces"].items()}
-    return HostFacts(**{**line, "gpus": tuple(line["gpus"]), "interfaces": interfaces})
 
 
 def problems(hosts: Mapping[str, HostFacts], remote: Remote, here: Mapping[str, Any]) -> list[str]:
@@ -292,6 +159,114 @@ def _unreachable(hosts: Mapping[str, HostFacts], remote: Remote) -> list[str]:
     return []
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """As it was on its host."""
+
+    content: bytes
+    unix: float  # when it was last written, by the clock of its host
+
+
+def send(folder: Path, to: IO[bytes]) -> None:
+    """Every record of a run; a missing folder is an empty tar."""
+    with tarfile.open(fileobj=to, mode="w|") as tar:
+        for file in _files(folder):
+            try:
+                content, written_s = file.read_bytes(), file.stat().st_mtime
+            except FileNotFoundError:
+                continue  # a draft that became its file in this moment
+            entry = tarfile.TarInfo(str(PurePosixPath(file.relative_to(folder))))
+            entry.size, entry.mtime = len(content), written_s
+            tar.addfile(entry, io.BytesIO(content))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path, inner, names in os.walk(folder):
+        inner[:] = sorted(d for d in inner if not d.startswith((".", "checkpoint-")))
+        yield from (Path(path, name) for name in sorted(names) if not name.startswith("."))
+
+
+def received(tar: bytes) -> dict[str, Fetched]:
+    """Files by their path in the run's folder; paths that lead outside are ignored."""
+    files: dict[str, Fetched] = {}
+    with tarfile.open(fileobj=io.BytesIO(tar), mode="r|") as archive:
+        for entry in archive:
+            path = PurePosixPath(entry.name)
+            if not entry.isfile() or path.is_absolute() or ".." in path.parts:
+                continue
+            file = archive.extractfile(entry)
+            assert file is not None
+            files[str(path)] = Fetched(file.read(), float(entry.mtime))
+    return files
+
+
+def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict[str, Fetched]:
+    """One record from all nodes: rank 0's, and from each other node what its ranks wrote.
+
+    Other files there may be from an earlier run, in which the host was another node.
+    """
+    whole: dict[str, Fetched] = {}
+    for node, files in sorted(by_node.items()):
+        for name, sent in files.items():
+            inside = "/" in name
+            match = OF_RANK.search(name) if inside else None
+            owner = int(match[1]) // processes if match else None
+            if owner == node or (owner is None and (node == 0 or (inside and name not in whole))):
+                whole[name] = sent
+    return whole
+
+
+def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None:
+    """Into the folder here, unless its content is newer; another run's record is set aside.
+
+    clock_s: by how much the host's clock is ahead of ours. Equal files are not written again.
+    """
+    here, _ = read_rows(folder.attempts)
+    there = _rows(files[ATTEMPTS].content if ATTEMPTS in files else b"")
+    if _latest(here) > _latest(there):
+        # Failures of ranks are still news: rank 0 may have had no time to record them.
+        files = {name: sent for name, sent in files.items() if name.startswith(FAILURE_OF_RANK)}
+    elif files and SUMMARY not in files:
+        folder.summary.unlink(missing_ok=True)  # of the previous attempt: this one has none yet
+    if None not in (_began(here), _began(there)) and _began(here) != _began(there) and files:
+        folder.set_aside()
+    # The summary last: a reader who sees it may rely on the rest.
+    for name in sorted(files, key=lambda name: (name == SUMMARY, name)):
+        _write(folder.path / name, files[name], clock_s)
+
+
+def _write(path: Path, sent: Fetched, clock_s: float) -> None:
+    if path.is_file() and path.read_bytes() == sent.content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(sent.content)
+    written_unix = sent.unix - clock_s
+    os.utime(draft, (written_unix, written_unix))
+    draft.replace(path)
+
+
+def _rows(lines: bytes) -> list[dict[str, Any]]:
+    """Complete ones: a killed process may have left half a line."""
+    rows = []
+    for line in lines.splitlines():
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def _latest(rows: list[dict[str, Any]]) -> float:
+    """When an attempt was last started or ended; 0 of none."""
+    return max((row["unix"] or 0.0 for row in rows), default=0.0)
+
+
+def _began(rows: list[dict[str, Any]]) -> float | None:
+    """When the run was first started, which identifies it; None if it never was."""
+    return next((row["unix"] for row in rows if row["event"] == "start"), None)
+
+
 if __name__ == "__main__":
-    json.dump(asdict(facts()), sys.stdout)
-    print()
+    if sys.argv[1:]:
+        send(Path(sys.argv[1]), sys.stdout.buffer)
+    else:
+        print(json.dumps(asdict(facts())))

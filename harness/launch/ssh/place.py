@@ -20,16 +20,15 @@ from harness.core.settings import UserError
 from harness.launch.agents import Node
 from harness.launch.places import Devices, Machines, Options
 from harness.launch.plan import PORT, Job, script_of, torchrun
-from harness.launch.ssh.fetch import Fetched, merged, put, received
+from harness.launch.ssh import NO_CHECKOUT, SSH_FAILED, Host, Remote
 from harness.launch.ssh.hosts import (
-    NO_CHECKOUT,
-    SSH_FAILED,
-    Host,
+    Fetched,
     HostFacts,
-    Remote,
     address_of,
-    facts_of,
+    merged,
     problems,
+    put,
+    received,
     warnings,
 )
 
@@ -128,7 +127,7 @@ class Ssh(Machines):
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
         hosts = self.remote.hosts[: job.nodes]
-        return tuple(self.host_facts[host].gpus[: job.devices] for host in hosts)
+        return tuple(tuple(self.host_facts[host].gpus[: job.devices]) for host in hosts)
 
     def visible(self, devices: Devices) -> Devices:
         return devices if any(devices) else ()
@@ -188,12 +187,12 @@ class Ssh(Machines):
         answer = self._run(host, ["-m", "harness.launch.ssh.hosts"], ANSWER_S)
         if isinstance(answer, str):
             return answer
-        facts = facts_of(json.loads(answer.splitlines()[-1]))
+        facts = HostFacts(**json.loads(answer.splitlines()[-1]))
         self.clocks[host] = facts.unix - time.time()
         return facts
 
     def _fetch(self, host: Host, job: Job) -> dict[str, Fetched] | str:
-        words = ["-m", "harness.launch.ssh.fetch", str(job.folder.path)]
+        words = ["-m", "harness.launch.ssh.hosts", str(job.folder.path)]
         answer = self._run(host, words, FETCH_S)
         return answer if isinstance(answer, str) else received(answer)
 

@@ -1,0 +1,338 @@
+"""What carries packets between emulated nodes: netem in the kernel, or a relay in user space.
+
+Where the kernel has netem and the user is root, a switch of veth pairs joins the nodes, with netem
+at every port. A packet from node i to node j waits at port j, in the class of its sender i. So the
+interface inside a node stays plain, and TCP does not mistake packets in flight for unsent ones.
+
+Otherwise each node has a TUN device, an interface whose packets the relay reads and writes instead
+of a wire. The kernel hands over up to 64 KB of one TCP stream at a time, with a header that says
+how to cut it into packets of the interface's size (virtio_net_hdr of linux/virtio_net.h, 10 bytes).
+That is what lets a relay written in Python carry gigabits; the streams still see a network of 1500
+bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import heapq
+import math
+import os
+import random
+import re
+import select
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from harness.core.links import Link
+from harness.core.settings import UserError
+
+INTERFACE = "link0"  # the same name in every node
+PACKET = 1500  # bytes on an Ethernet, IP and TCP headers included
+SHORTEST_QUEUE_S = 0.1
+# Segments and bytes that a kernel may hand over at once as one packet.
+ONE_PACKET = (1, 65536)
+LARGEST_HANDOVER = (65535, 65536)
+
+# netem keeps the rate of an earlier call, and keeps packets in order only if it has one.
+NO_LIMIT_MBIT = 100_000.0
+MOST_PACKETS = 1_000_000
+# tc knows no JSON for classes.
+CLASS = re.compile(r"class htb 1:(\w+) .*\n Sent (\d+) bytes (\d+) pkt \(dropped (\d+),")
+
+DEVICE = "/dev/net/tun"
+BATCH = 32  # packets of one node before the others get their turn
+MOMENT_S = 0.0005  # what is handed over at once must not occupy a link for longer
+TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0  # linux/if_tun.h
+TUN_NO_INFO_WITH_HEADER = 0x0001 | 0x1000 | 0x4000  # IFF_TUN, IFF_NO_PI, IFF_VNET_HDR
+CHECKSUM_AND_SEGMENTS = 0x1 | 0x2 | 0x8  # TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO_ECN
+HEADER = 10
+LARGEST = HEADER + 65535
+LAST_OF_DESTINATION = HEADER + 19  # byte of an IPv4 packet's address, the node's number
+
+Command = list[str]
+Matrix = Sequence[Sequence[Link]]  # [from][to]
+Counters = list[list[dict[str, int]]]  # [from][to]: bytes, packets, lost
+
+
+def address(node: int) -> str:
+    """Invisible from outside: every set of emulated nodes may use the same addresses."""
+    return f"10.117.0.{node + 1}"
+
+
+def queue_s(link: Link, back: Link) -> float:
+    """How long a packet may wait at a link with a rate: two round trips, as in routers.
+
+    Longer queues would only lengthen the round trip of a busy link, shorter ones starve TCP.
+    """
+    return max(SHORTEST_QUEUE_S, 2 * (link.delay_ms + back.delay_ms) / 1e3)
+
+
+def wiring(namespaces: Sequence[str]) -> list[Command]:
+    """The switch, in the namespace that it stands in: bridge, ports, a class for each sender."""
+    nodes = range(len(namespaces))
+    commands = ["ip link add bridge0 type bridge", "ip link set bridge0 up"]
+    for node, namespace in enumerate(namespaces):
+        port = f"port{node}"
+        commands += [
+            f"ip link add {port} type veth peer name {INTERFACE} netns {namespace}",
+            f"ip link set {port} master bridge0",
+            f"ip link set {port} up",
+            f"tc qdisc add dev {port} root handle 1: htb",
+        ]
+        for sender in nodes:
+            if sender != node:
+                commands += [
+                    f"tc class add dev {port} parent 1: classid 1:{sender + 1:x} "
+                    "htb rate 100gbit quantum 65536",
+                    f"tc filter add dev {port} parent 1: protocol ip prio 1 "
+                    f"u32 match ip src {address(sender)}/32 flowid 1:{sender + 1:x}",
+                ]
+    return [command.split() for command in commands]
+
+
+def shaping(links: Matrix) -> list[Command]:
+    """What each class does to its packets; running it again changes the links under traffic."""
+    return [
+        f"tc qdisc replace dev port{node} parent 1:{sender + 1:x} handle {sender + 2:x}: "
+        f"{discipline(links[sender][node], links[node][sender])}".split()
+        for node in range(len(links))
+        for sender in range(len(links))
+        if sender != node
+    ]
+
+
+def discipline(link: Link, back: Link) -> str:
+    """A link in the syntax of netem."""
+    rate = link.rate_mbit or NO_LIMIT_MBIT
+    packets = rate * 1e6 / 8 / PACKET * (queue_s(link, back) + link.delay_ms / 1e3)
+    limit = min(MOST_PACKETS, round(packets) + 100)
+    delay = f" delay {link.delay_ms:.6g}ms" if link.delay_ms else ""
+    jitter = f" {link.jitter_ms:.6g}ms" if link.jitter_ms else ""
+    loss = f" loss {link.loss * 100:.6g}%" if link.loss else ""
+    return f"netem limit {limit}{delay}{jitter}{loss} rate {rate * 1e6:.0f}bit"
+
+
+def has_netem() -> bool:
+    """Whether the kernel has it: tried on the loopback of this process's new namespace."""
+    try:
+        command = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def run_tool(command: Command) -> str:
+    """The output of ip or tc."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserError(f"emulated network: {' '.join(command)}: {reason}")
+    return done.stdout
+
+
+class Switch:
+    """Carries the packets in the kernel. Everything happens in the switch's namespace."""
+
+    def __init__(self, namespaces: Sequence[str]) -> None:
+        self.count = len(namespaces)
+        for command in wiring(namespaces):
+            run_tool(command)
+
+    @staticmethod
+    def handover(links: Sequence[Link]) -> tuple[int, int]:
+        """netem counts its queue in packets and drops whole ones: they must be single packets."""
+        single = any(link.loss or link.rate_mbit for link in links)
+        return ONE_PACKET if single else LARGEST_HANDOVER
+
+    def change(self, links: Matrix) -> None:
+        for command in shaping(links):
+            run_tool(command)
+
+    def cut(self, node: int) -> None:
+        run_tool(["ip", "link", "set", f"port{node}", "down"])
+
+    def join(self, node: int) -> None:
+        run_tool(["ip", "link", "set", f"port{node}", "up"])
+
+    def counters(self) -> Counters:
+        """What has passed, and what was dropped."""
+        nodes = range(self.count)
+        counters = [[{"bytes": 0, "packets": 0, "lost": 0} for _ in nodes] for _ in nodes]
+        for node in nodes:
+            listed = run_tool(f"tc -s class show dev port{node}".split())
+            for sender, *values in CLASS.findall(listed):
+                named = zip(("bytes", "packets", "lost"), map(int, values), strict=True)
+                counters[int(sender, 16) - 1][node] = dict(named)
+        return counters
+
+
+def open_device(name: str, device: str = DEVICE) -> int:
+    """A new device in the network namespace of this process; it disappears when closed."""
+    try:
+        opened = os.open(device, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        request = struct.pack("16sH22x", name.encode(), TUN_NO_INFO_WITH_HEADER)
+        fcntl.ioctl(opened, TUNSETIFF, request)
+        fcntl.ioctl(opened, TUNSETOFFLOAD, CHECKSUM_AND_SEGMENTS)
+    except FileNotFoundError:
+        raise UserError(f"{device} is missing: modprobe tun, as root") from None
+    except PermissionError:
+        raise UserError(f"{device} may not be opened: chmod 666 {device}, as root") from None
+    except OSError as error:
+        raise UserError(f"{device}: {error.strerror}: modprobe tun, as root") from None
+    return opened
+
+
+def size_and_packets(data: bytes) -> tuple[int, int]:
+    """On a wire: bytes with the headers of every packet, and packets."""
+    size = len(data) - HEADER
+    if not data[1]:
+        return size, 1
+    ip = (data[HEADER] & 15) * 4
+    headers = ip + (data[HEADER + ip + 12] >> 4) * 4
+    segment = data[4] | data[5] << 8
+    packets = -(-(size - headers) // segment)
+    return size + (packets - 1) * headers, packets
+
+
+@dataclass(slots=True)
+class Channel:
+    """One direction between two nodes: its link, its queue, and what has passed."""
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    byte_s: float = 0.0  # per byte; 0: no limit
+    loss: float = 0.0
+    queue_s: float = 0.0  # the longest wait; what would wait longer is dropped
+    free_at: float = 0.0
+    last_at: float = 0.0
+    bytes: int = 0
+    packets: int = 0
+    lost: int = 0
+
+    def change(self, link: Link, back: Link) -> None:
+        """Packets in flight arrive as they would have; the counters stay."""
+        self.delay_s, self.jitter_s = link.delay_ms / 1e3, link.jitter_ms / 1e3
+        self.byte_s = 8e-6 / link.rate_mbit if link.rate_mbit else 0.0
+        self.loss, self.queue_s = link.loss, queue_s(link, back)
+
+    def delivery(self, now: float, size: int, packets: int, draw: random.Random) -> float | None:
+        """When a packet sent now arrives, None if it does not."""
+        if self.loss and draw.random() < self.loss:
+            self.lost += packets
+            return None
+        at = now
+        if self.byte_s:
+            begins = self.free_at if self.free_at > now else now
+            if begins - now > self.queue_s:
+                self.lost += packets
+                return None
+            at = self.free_at = begins + size * self.byte_s
+        at += self.delay_s
+        if self.jitter_s:
+            at += draw.uniform(-self.jitter_s, self.jitter_s)
+        # One route has one order, whatever the jitter.
+        if at < self.last_at:
+            at = self.last_at
+        self.last_at = at
+        self.bytes += size
+        self.packets += packets
+        return at
+
+
+class Relay:
+    """Reads the device of every node and writes each packet to the device of its destination."""
+
+    def __init__(self, devices: Sequence[int], draw: random.Random | None = None) -> None:
+        count = len(devices)
+        self.devices = devices
+        self.channels = [[Channel() for _ in range(count)] for _ in range(count)]
+        self.cut_off: set[int] = set()
+        self.draw = draw or random.Random()  # noqa: S311 - nothing secret about it
+        self.waiting: list[tuple[float, int, int, int, bytes]] = []
+        self.read = 0
+
+    @staticmethod
+    def handover(links: Sequence[Link]) -> tuple[int, int]:
+        """Single packets on lossy links, otherwise what the slowest link sends in a moment."""
+        rates = [link.rate_mbit for link in links if link.rate_mbit]
+        size = int(min(rates, default=math.inf) * 1e6 / 8 * MOMENT_S) if rates else 0
+        if any(link.loss for link in links) or 0 < size < 2 * PACKET:
+            return ONE_PACKET
+        return LARGEST_HANDOVER if not size else (65535, min(size, 65536))
+
+    def change(self, links: Matrix) -> None:
+        for i, row in enumerate(self.channels):
+            for j, channel in enumerate(row):
+                channel.change(links[i][j], links[j][i])
+
+    def cut(self, node: int) -> None:
+        self.cut_off.add(node)
+
+    def join(self, node: int) -> None:
+        self.cut_off.discard(node)
+
+    def counters(self) -> Counters:
+        return [
+            [{"bytes": c.bytes, "packets": c.packets, "lost": c.lost} for c in row]
+            for row in self.channels
+        ]
+
+    def run(self, control: int, answer: Callable[[], bool]) -> None:
+        """Until answer() returns False; it is called when control is readable."""
+        node_of = {device: node for node, device in enumerate(self.devices)}
+        watched = [control, *self.devices]
+        gc.disable()  # nothing here makes reference cycles
+        while True:
+            now = time.monotonic()
+            while self.waiting and self.waiting[0][0] <= now:
+                _, _, source, target, data = heapq.heappop(self.waiting)
+                self._deliver(source, target, data)
+            wait_s = max(0.0, self.waiting[0][0] - time.monotonic()) if self.waiting else None
+            # Not epoll: its timeout in milliseconds is too coarse.
+            ready, _, _ = select.select(watched, (), (), wait_s)
+            for device in ready:
+                if device != control:
+                    self._read_batch(node_of[device], device)
+                elif not answer():
+                    return
+
+    def _read_batch(self, source: int, device: int) -> None:
+        """Send on a batch of the packets that a node has sent."""
+        channels = self.channels[source]
+        for _ in range(BATCH):
+            try:
+                data = os.read(device, LARGEST)
+            except BlockingIOError:
+                return
+            target = data[LAST_OF_DESTINATION] - 1
+            if not 0 <= target < len(channels) or data[HEADER] >> 4 != 4 or target == source:
+                continue  # a broadcast, or nobody's address
+            channel = channels[target]
+            size, packets = size_and_packets(data)
+            if self._is_cut(source, target):
+                channel.lost += packets
+                continue
+            now = time.monotonic()
+            at = channel.delivery(now, size, packets, self.draw)
+            if at is None:
+                continue
+            if at <= now:
+                self._deliver(source, target, data)
+            else:
+                self.read += 1
+                heapq.heappush(self.waiting, (at, self.read, source, target, data))
+
+    def _is_cut(self, source: int, target: int) -> bool:
+        return source in self.cut_off or target in self.cut_off
+
+    def _deliver(self, source: int, target: int, data: bytes) -> None:
+        if self._is_cut(source, target):
+            return  # it was in flight when the cable was pulled
+        # A node whose interface is down gets nothing, as on a real network.
+        with suppress(OSError):
+            os.write(self.devices[target], data)
