@@ -24,6 +24,11 @@ class Strategy:
     own: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False  # weights differ between processes from one exchange to the next
 
+    @property
+    def survives_node_loss(self) -> bool:
+        """Whether a run goes on by itself when it loses any node but the first."""
+        return self.processes == "peers"
+
 
 STRATEGIES = {
     "single": Strategy("single", "one process on one device", "nothing", "one"),

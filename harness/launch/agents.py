@@ -34,7 +34,9 @@ SERVE = (
 )
 # Each run that torchrun starts takes the next: connections of the one before may linger.
 PORTS = itertools.cycle(range(PORT + 1, PORT + 1000))
-PEERS_END_S = 3.0  # at the end of a run peers must not wait for those that were lost
+
+# At the end of a run that survives the loss of nodes, no node waits longer for the others.
+EXIT_BARRIER_S = 3.0
 
 Event = dict[str, Any]  # event: ready, port, ended or died; and what belongs to it
 
@@ -48,15 +50,12 @@ class Node:
     prefix: tuple[str, ...] = ()  # before a command, so that it runs there
     environment: Mapping[str, str] = field(default_factory=dict)  # of every process there
     remote: bool = False  # it has its own disk: its output comes back through a pipe
-
-    @property
-    def python(self) -> str:
-        return sys.executable
+    python: str = sys.executable
 
     @property
     def parent(self) -> int | None:
         """The process with which one started there ends, where the kernel can see to it."""
-        return os.getpid()
+        return None if self.remote else os.getpid()
 
     @property
     def mark(self) -> str:
@@ -232,7 +231,7 @@ class WarmAgent(Agent):
                     elastic.rendezvous_config(number) if elastic else {"rank": number}
                 ),
                 "processes": job.processes,
-                "exit_barrier_s": PEERS_END_S if job.peers else None,
+                "exit_barrier_s": EXIT_BARRIER_S if job.survives_node_loss else None,
                 "min_nodes": elastic.least(job) if elastic else job.nodes,
                 "max_restarts": elastic.max_restarts if elastic else 0,
                 "environment": request.environment_of(number),

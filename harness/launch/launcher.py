@@ -63,8 +63,9 @@ class Attempt:
 class Launcher:
     """Takes one run at a time; whatever it has started ends with it.
 
-    The first failure ends the run on all nodes. A run of peers goes on until its first node is
-    done; an elastic run goes on while enough nodes are left, and takes back those that it lost.
+    The first failure ends the run on all nodes. Where the strategy survives the loss of nodes, a
+    run goes on until its first node is done; an elastic run goes on while enough nodes are left,
+    and takes back those that it lost.
     """
 
     attempt: Attempt  # from the first begin() on
@@ -186,7 +187,7 @@ class Launcher:
         attempt.exits[number] = node_exit
         if attempt.phase is Phase.ENDING:
             return
-        if attempt.request.job.peers:
+        if attempt.request.job.survives_node_loss:
             if number == 0:  # it has the record; the others see by themselves that the run is over
                 attempt.end()
         elif node_exit.code:
@@ -265,7 +266,7 @@ class Launcher:
             self.begin(attempt.request)  # somebody else was quicker to take the port
             self.attempt.tries = attempt.tries - 1
             return None
-        if attempt.request.job.peers:
+        if attempt.request.job.survives_node_loss:
             return first  # its record says what became of the others
         failures = sorted((f for e in exits for f in e.failures), key=lambda f: f["unix"])
         # A node that was lost is the cause, not the ranks elsewhere that miss it, and not a node

@@ -13,19 +13,14 @@ from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.locks import Lock
 from harness.core.provenance import settings_of
-from harness.core.records import (
-    FAILURES,
-    FINISHED,
-    SERVER_KILLED,
-    RunFolder,
-    log_of,
-)
+from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, RunFolder, log_of
 from harness.core.schema.rows import SummaryRecord
 from harness.launch.launcher import Exit
 from harness.launch.plan import Job
 
 # The states of a run in a sweep, beside the outcomes of its record.
 WAITING, RUNNING, ELSEWHERE, SKIPPED = "waiting", "running", "elsewhere", "skipped"
+KNOWN = (FINISHED, *FAILURES)
 # How running out of memory looks where no Python exception could report it.
 NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)
 NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
@@ -53,11 +48,10 @@ def settled(outcome: str | None, rerun: str | None) -> str | None:
 
     An interrupted run continues; any other failure stays a result until --rerun asks for it.
     """
-    if outcome is None or outcome == "interrupted" or rerun == "all":
-        return None
-    if outcome != FINISHED and rerun == "failed":
-        return None
-    return outcome
+    again = (
+        outcome == "interrupted" or rerun == "all" or (rerun == "failed" and outcome != FINISHED)
+    )
+    return outcome if outcome in KNOWN and not again else None
 
 
 def in_short(row: Mapping[str, object]) -> str:
@@ -77,6 +71,8 @@ def settle(
     """
     folder = job.folder
     summary = folder.read_summary() if written_since(folder.summary, began_unix) else None
+    if summary is not None and summary.get("outcome") not in KNOWN:
+        summary = None  # damaged: as if there were none
     outside = _from_outside(run_exit, stopped, oom_kills) or _silent(
         folder, run_exit, began_unix, log
     )

@@ -234,7 +234,7 @@ class Machines(Place):
 
 
 class Local(Machines):
-    """This machine: one node, or one that stands for each peer of a run of peers."""
+    """This machine: one node, or several where the strategy needs no launcher to join them."""
 
     name = "local"
 
@@ -244,7 +244,7 @@ class Local(Machines):
         self.node_count = 1
 
     def why_not(self, job: Job) -> str | None:
-        if job.nodes > 1 and not job.peers:
+        if job.nodes > 1 and not job.survives_node_loss:
             return f"needs {job.nodes} nodes: the local launcher has one (see --launcher)"
         if job.link != Link():
             return f"link {job.link}: the local launcher cannot slow a link down (see --launcher)"
@@ -259,7 +259,7 @@ class Local(Machines):
         return [" ".join([*variables, line]).replace("$MASTER", "127.0.0.1") for line in planned]
 
     def open(self, jobs: Sequence[Job]) -> None:
-        self.node_count = max((job.nodes for job in jobs if job.peers), default=1)
+        self.node_count = max((job.nodes for job in jobs if job.survives_node_loss), default=1)
 
     def nodes(self) -> list[Node]:
         return [Node() for _ in range(self.node_count)]

@@ -65,9 +65,8 @@ class Job:
         return f"{self.settings.script}/{self.settings.setup}/{run_id(self.settings)}"
 
     @property
-    def peers(self) -> bool:
-        """Whether the first node can continue when another is lost."""
-        return STRATEGIES[str(self.settings.strategy)].processes == "peers"
+    def survives_node_loss(self) -> bool:
+        return STRATEGIES[str(self.settings.strategy)].survives_node_loss
 
     @property
     def folder(self) -> RunFolder:

@@ -6,6 +6,7 @@ import json
 import select
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,11 +65,12 @@ class Worker(ABC):
 
     def is_settled(self, state: State, rerun: str | None) -> bool:
         """Whether its record has an outcome that stays; then it is this state's."""
-        summary = state.job.folder.read_summary()
-        known = settled(summary["outcome"], rerun) if summary is not None else None
-        if summary is not None and known is not None:
-            state.state, state.reason, state.known = known, summary["reason"], True
-        return known is not None
+        summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
+        known = settled(summary.get("outcome"), rerun)
+        if known is None:
+            return False
+        state.state, state.reason, state.known = known, summary.get("reason"), True
+        return True
 
     def report(self, state: State, took_s: float, log: Path) -> None:
         """The outcome of a run that has just been settled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,18 @@ def test_what_another_process_measures_is_its_to_record(job: Job) -> None:
     by_hand.release()
     assert settled(job, Exit(1)) == "failed"
     assert (read_json(job.folder.summary) or {})["reason"] == "exit code 1"
+
+
+@pytest.mark.parametrize("odd", [{}, {"outcome": None}, {"outcome": []}, {"outcome": "done"}])
+def test_a_summary_without_an_outcome_is_as_good_as_none(odd: dict[str, Any], job: Job) -> None:
+    write_json(job.folder.summary, odd)
+    state = State(job)
+    runner = Runner([state], Options(), Path(), Deaf(), Local(Options()), Machine((), (0,)))
+    assert not runner.is_settled(state, rerun=None) and state.state == "waiting"
+    assert settled(job, Exit(3)) == "failed"
+    assert (read_json(job.folder.summary) or {})["reason"] == "exit code 3"
+    assert runner.is_settled(state, rerun=None) and state.known
+    assert (state.state, state.reason) == ("failed", "exit code 3")
 
 
 def test_a_finished_record_is_never_written_over(job: Job) -> None:

@@ -317,7 +317,8 @@ def test_others_on_the_machine_are_refused_on_demand(
 def test_what_training_needs_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "vit.py").write_text("raise RuntimeError('no vit today')")
+    for script in ("bert", "vit"):  # either would load all that training needs
+        (tmp_path / f"{script}.py").write_text(f"raise RuntimeError('no {script} today')")
     monkeypatch.chdir(tmp_path)
     file = sweep_file(tmp_path, GRID)
     assert main([str(file), "--tiny", "--o", str(tmp_path / "out"), "--isolation", "off"]) == 2

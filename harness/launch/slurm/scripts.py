@@ -151,7 +151,8 @@ def _step(job: Job, slurm: Slurm, site: Site) -> str:
     """torchrun on every node; it starts the ranks of its node."""
     srun = (
         f"srun --nodes={job.nodes} --ntasks-per-node=1 "
-        f"--cpus-per-task={job.devices * slurm.cores} --kill-on-bad-exit={int(not job.peers)}"
+        f"--cpus-per-task={job.devices * slurm.cores} "
+        f"--kill-on-bad-exit={int(not job.survives_node_loss)}"
     )
     torchrun = f"{shlex.quote(site.python)} -m torch.distributed.run"
     if job.nodes == 1:

@@ -52,14 +52,6 @@ class SshNode(Node):
     host: Host
     there: Remote
 
-    @property
-    def python(self) -> str:
-        return self.there.python
-
-    @property
-    def parent(self) -> int | None:
-        return None
-
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> subprocess.Popen[bytes]:
@@ -162,6 +154,7 @@ class Ssh(Machines):
                 address=addresses[host],
                 environment=self._interfaces(host),
                 remote=True,
+                python=self.remote.python,
                 host=host,
                 there=self.remote,
             )
