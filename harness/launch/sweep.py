@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
 TIME = re.compile(r"^([0-9.]+)(s|m|h)?$")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+# Of a sweep file, in sweep.json.
+AS_THEY_ARE = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
 PLACES: dict[str, Callable[[Options], Place]] = {
     "local": Local,
     "netns": Netns,
@@ -138,19 +140,13 @@ def options_of(given: argparse.Namespace) -> Options:
     """How the sweep is run; UserError if flags do not go together."""
     if given.min_nodes is not None and not given.max_restarts:
         raise UserError(f"--min_nodes {given.min_nodes}: needs --max_restarts, for example 3")
+    flags = vars(given)
+    same = {f.name: flags[f.name] for f in fields(Options) if f.name in flags}
     return Options(
-        output_dir=given.output_dir,
-        launcher=given.launcher,
-        oversubscribe=given.oversubscribe,
+        **same | {"isolation": given.isolation or "warn"},
         elastic=Elastic(given.max_restarts, given.min_nodes) if given.max_restarts else None,
-        timeout_s=given.timeout_s,
-        rerun=given.rerun,
-        fail_fast=given.fail_fast,
-        pack=given.pack,
-        cold=given.cold,
-        isolation=given.isolation or "warn",
-        slurm=slurm.slurm_of(vars(given)),
-        remote=ssh.remote_of(vars(given)),
+        slurm=slurm.slurm_of(flags),
+        remote=ssh.remote_of(flags),
     )
 
 
@@ -346,18 +342,12 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) 
     path = folder / SWEEP
     content = {
         "schema": SCHEMA,
-        "name": sweep.name,
+        **{name: getattr(sweep, name) for name in AS_THEY_ARE},
         "question": sweep.header.get("question"),
         "file": without_home(sweep.file),
-        "tiny": sweep.tiny,
         "command": command_line(["python", "-m", "harness", "sweep", *argv]),
         "axes": axes_of(sweep),
         "baseline": as_text(sweep.baseline) if sweep.baseline else None,
-        "target": sweep.target,
-        "hold": sweep.hold,
-        "lr_rule": sweep.lr_rule,
-        "columns": sweep.columns,
-        "per_node": sweep.per_node,
         "runs": [
             {
                 "label": state.job.label,

@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,27 +57,56 @@ Point = dict[str, Any]  # settings by name, typed; link as a Link or Network
 Where = tuple[Any, ...]  # keys and indices that lead to a part of the file
 
 
-@dataclass(frozen=True)
 class YamlSource:
-    """A file's content as texts, and the line on which each part stands."""
+    """A file's content as texts, and the line on which each part stands.
 
-    path: Path
-    content: dict[str, Any]
-    lines: dict[Where, int]
+    Texts, because YAML itself would read the set-up 1_1 as the number 11.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[Where, int] = {}
+        root = _yaml(path)
+        content = self._plain(root, ()) if root is not None else None
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: expected keys such as script and grid, found none")
+        self.content: dict[str, Any] = content
 
     def wrong(self, where: Where, message: object) -> UserError:
-        at = where
-        while at and at not in self.lines:
-            at = at[:-1]
-        line = f" line {self.lines[at]}" if at in self.lines else ""
+        while where and where not in self.lines:
+            where = where[:-1]
+        line = f" line {self.lines[where]}" if where in self.lines else ""
         return UserError(f"{self.path}{line}: {message}")
 
+    def replace_keys(self, other: str) -> None:
+        """Put the keys below this one in place of those of the same name above."""
+        inner = self.content[other]
+        self.content |= inner
+        lines = self.lines.items()
+        kept = {where: line for where, line in lines if not where or where[0] not in inner}
+        self.lines = kept | {where[1:]: line for where, line in lines if where[:1] == (other,)}
 
-def read(path: Path) -> YamlSource:
-    """The texts of a YAML file: YAML itself would read the set-up 1_1 as the number 11."""
+    def _plain(self, node: Any, path: Where) -> Any:
+        """Dicts, lists and texts of a YAML node; their lines are noted."""
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            content: dict[str, Any] = {}
+            for key, value in node.value:
+                where = (*path, key.value)
+                self.lines[where] = key.start_mark.line + 1
+                if key.value in content:
+                    raise self.wrong(where, f"{key.value} is given twice")
+                content[key.value] = self._plain(value, where)
+            return content
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain(v, (*path, i)) for i, v in enumerate(node.value)]
+        return node.value
+
+
+def _yaml(path: Path) -> Any:
+    """The root node of the file; None where it is empty."""
     try:
-        text = path.read_text("utf-8")
-        root = yaml.compose(text, Loader=yaml.BaseLoader)
+        return yaml.compose(path.read_text("utf-8"), Loader=yaml.BaseLoader)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}{_nearest_file(path)}") from None
     except UnicodeDecodeError:
@@ -85,11 +115,6 @@ def read(path: Path) -> YamlSource:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}: not readable as YAML") from None
-    source = YamlSource(path, {}, {})
-    content = _plain(root, (), source) if root is not None else None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected keys such as script and grid, found none")
-    return replace(source, content=content)
 
 
 def header_of(path: Path) -> dict[str, str]:
@@ -107,23 +132,6 @@ def header_of(path: Path) -> dict[str, str]:
         else:
             last = ""
     return header
-
-
-def _plain(node: Any, path: Where, source: YamlSource) -> Any:
-    """Dicts, lists and texts of a YAML node; their lines go into the source."""
-    source.lines.setdefault(path, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        content: dict[str, Any] = {}
-        for key, value in node.value:
-            where = (*path, key.value)
-            source.lines[where] = key.start_mark.line + 1
-            if key.value in content:
-                raise source.wrong(where, f"{key.value} is given twice")
-            content[key.value] = _plain(value, where, source)
-        return content
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(v, (*path, i), source) for i, v in enumerate(node.value)]
-    return node.value
 
 
 def _nearest_file(path: Path) -> str:
@@ -154,21 +162,19 @@ class Sweep:
     header: dict[str, str] = field(default_factory=dict)
 
 
-def load(path: Path, tiny: bool = False, installed: Any = None) -> Sweep:
+def load(path: Path, tiny: bool = False, installed: Callable[[str], bool] | None = None) -> Sweep:
     """Read a file and check all of it; UserError names the line and what is meant."""
-    source = read(path)
-    content, at = dict(source.content), {key: (key,) for key in source.content}
-    small = content.pop("tiny", None)
-    if small is not None and not isinstance(small, dict):
+    source = YamlSource(path)
+    small = source.content.setdefault("tiny", {})
+    if not isinstance(small, dict):
         raise source.wrong(("tiny",), "tiny: expected keys that replace those above")
-    for keys, where in ((content, ()), (small or {}, ("tiny",))):
-        for key in keys:
-            if key not in (*KEYS, *TASKS):
-                raise source.wrong((*where, key), _unknown(key, (*KEYS, *TASKS, "tiny")))
+    known = (*KEYS, *TASKS, "tiny")
+    for where in (*((key,) for key in source.content), *(("tiny", key) for key in small)):
+        if where[-1] not in known or where == ("tiny", "tiny"):
+            raise source.wrong(where, _unknown(where[-1], known))
     if tiny:
-        content |= small or {}
-        at |= {key: ("tiny", key) for key in small or {}}
-    return _Reader(source, content, at, tiny, installed or _installed).sweep()
+        source.replace_keys("tiny")
+    return _Reader(source, tiny, installed or _installed).sweep()
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:
@@ -184,13 +190,15 @@ def _installed(package: str) -> bool:
 
 @dataclass
 class _Reader:
-    """Checks one key after the other; `at` is where in the file each is."""
+    """Checks one key after the other."""
 
     source: YamlSource
-    content: dict[str, Any]
-    at: dict[str, Where]
     tiny: bool
-    installed: Any
+    installed: Callable[[str], bool]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return self.source.content
 
     def sweep(self) -> Sweep:
         scripts = self._scripts()
@@ -227,7 +235,7 @@ class _Reader:
         )
 
     def _wrong(self, key: str, message: object, *deeper: Any) -> UserError:
-        return self.source.wrong((*self.at.get(key, (key,)), *deeper), message)
+        return self.source.wrong((key, *deeper), message)
 
     def _scripts(self) -> tuple[str, ...]:
         named = self.content.get("script")
@@ -245,14 +253,13 @@ class _Reader:
 
     def _settings(self, script: str) -> Point:
         point: Point = {}
-        places = [("settings", self.content.get("settings")), (script, self.content.get(script))]
-        for key, given in places:
-            point |= self._point((script,), given or {}, self.at.get(key, ()))
+        for key in ("settings", script):
+            point |= self._point((script,), self.content.get(key) or {}, (key,))
         packages = self.content.get("if_installed") or {}
         if not isinstance(packages, dict):
             raise self._wrong("if_installed", "expected a package and its settings")
         for package, given in packages.items():
-            extra = self._point((script,), given, (*self.at["if_installed"], package))
+            extra = self._point((script,), given, ("if_installed", package))
             if self.installed(package):
                 point |= extra
         return point
@@ -301,7 +308,9 @@ class _Reader:
             raise self._wrong("grid", "expected names and lists of values")
         grid: dict[str, list[Any]] = {}
         for name in given:
-            key, _ = self._typed(scripts, name, _first(given[name]), (*self.at["grid"], name))
+            values = given[name]
+            first = values[0] if isinstance(values, list) and values else values
+            key, _ = self._typed(scripts, name, first, ("grid", name))
             if key in grid:
                 raise self._wrong("grid", f"{key} is given twice", name)
             grid[key] = self._values(scripts, name, "grid", name)
@@ -313,7 +322,7 @@ class _Reader:
         for part in deeper:
             given = given[part]
         values = given if isinstance(given, list) else [given]
-        where = (*self.at[key], *deeper)
+        where = (key, *deeper)
         axis: list[Any] = []
         for number, value in enumerate(values):
             _, typed_value = self._typed(scripts, name, value, (*where, number))
@@ -328,7 +337,7 @@ class _Reader:
         given = self.content.get(key) or []
         if not isinstance(given, list):
             raise self._wrong(key, f"{key} is a list of points such as - {{setup: 1_1}}")
-        return [(entry, (*self.at[key], number)) for number, entry in enumerate(given)]
+        return [(entry, (key, number)) for number, entry in enumerate(given)]
 
     def _order(self, varied: set[str]) -> tuple[str, ...]:
         order = self.content.get("order") or []
@@ -341,7 +350,7 @@ class _Reader:
     def _baseline(self, scripts: tuple[str, ...], varied: set[str]) -> Point | None:
         if "baseline" not in self.content:
             return None
-        baseline = self._point(scripts, self.content["baseline"], self.at["baseline"])
+        baseline = self._point(scripts, self.content["baseline"], ("baseline",))
         for name in baseline:
             if name not in varied:
                 raise self._wrong(
@@ -375,7 +384,3 @@ class _Reader:
         if given is not None and not (given and isinstance(given, list)):
             raise self._wrong("columns", "expected a list of names")
         return given
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value

@@ -25,14 +25,13 @@ import sys
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from harness.core.links import Link, Network
 from harness.core.provenance import ROOT
 from harness.core.settings import UserError
 from harness.launch.agents import Node
-from harness.launch.netns.carriers import INTERFACE, address
+from harness.launch.netns.carriers import INTERFACE, Counters, address
 
 HOLDER = ["-m", "harness.launch.netns.holder"]
 MOST_NODES = 200
@@ -45,9 +44,23 @@ class EmulatedNodes:
     thread for the end of the owner.
     """
 
-    def __init__(self, count: int, holder: subprocess.Popen[str]) -> None:
-        self.holder = holder
-        self._facts: dict[str, Any] = self._ask({"count": count})
+    def __init__(self, count: int) -> None:
+        self.namespaces: list[str] = []
+        self.holder = subprocess.Popen(
+            [sys.executable, *HOLDER, str(os.getpid())],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the owner, which closes it
+        )
+        facts = self._request({"count": count})
+        self.namespaces = facts["namespaces"]
+        self.own_user: bool = facts["user"]  # whether it took a user namespace
+        self.emulator: str = facts["emulator"]  # what carries the packets: netem or relay
+        # TCP's, inside the nodes: it decides the throughput of a lossy link.
+        self.congestion_control: str = facts["congestion"]
+        self.priority: str = facts["priority"]  # of the relay: realtime, nice -10 or usual
         self.nodes = [
             Node(f"node{n}", address(n), tuple(self.enter(n)), _variables(f"node{n}"))
             for n in range(count)
@@ -61,7 +74,7 @@ class EmulatedNodes:
             raise UserError(f"{count} emulated nodes: 1 to {MOST_NODES} are possible")
         if shutil.which("nsenter") is None:
             raise UserError("nsenter is missing: install util-linux")
-        emulated = cls(count, _holder())
+        emulated = cls(count)
         try:
             emulated.change(network)
         except BaseException:
@@ -72,34 +85,14 @@ class EmulatedNodes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    @property
-    def emulator(self) -> str:
-        """What carries the packets: netem or relay."""
-        return str(self._facts["emulator"])
-
-    @property
-    def congestion_control(self) -> str:
-        """TCP's, inside the nodes: it decides the throughput of a lossy link."""
-        return str(self._facts["congestion"])
-
-    @property
-    def priority(self) -> str:
-        """Scheduling priority of the relay: realtime, nice -10 or usual."""
-        return str(self._facts["priority"])
 
     def enter(self, node: int) -> list[str]:
         """The prefix that makes a command run inside a node, as the same user."""
         user = [f"--user=/proc/{self.holder.pid}/ns/user", "--preserve-credentials"]
-        namespace = f"--net={self._facts['namespaces'][node]}"
-        return ["nsenter", *(user if self._facts["user"] else []), namespace, "--"]
+        net = f"--net={self.namespaces[node]}"
+        return ["nsenter", *(user if self.own_user else []), net, "--"]
 
     def change(self, network: Link | Network, count: int | None = None) -> None:
         """Set the links, also for running programs: of all nodes, or of the first `count`."""
@@ -110,19 +103,19 @@ class EmulatedNodes:
             [astuple(network.between(i, j) if max(i, j) < count else Link()) for j in nodes]
             for i in nodes
         ]
-        self._ask({"do": "change", "links": links})
+        self._request({"do": "change", "links": links})
 
     def cut(self, node: int) -> None:
         """Pull a node's cable: packets in flight are lost, and nobody is notified."""
-        self._ask({"do": "cut", "node": node})
+        self._request({"do": "cut", "node": node})
 
     def join(self, node: int) -> None:
         """Plug it in again."""
-        self._ask({"do": "join", "node": node})
+        self._request({"do": "join", "node": node})
 
-    def counters(self) -> list[list[dict[str, int]]]:
-        """[from][to]: bytes and packets on the wire since open(), and packets lost."""
-        counters: list[list[dict[str, int]]] = self._ask({"do": "counters"})
+    def counters(self) -> Counters:
+        """Of the wire since open()."""
+        counters: Counters = self._request({"do": "counters"})
         return counters
 
     def close(self) -> None:
@@ -139,15 +132,15 @@ class EmulatedNodes:
     def _inside(self) -> list[int]:
         """The processes in the nodes that this user may see."""
         inodes, pids = set(), []
-        with suppress(OSError, AttributeError):  # the holder is gone, or has not answered yet
-            inodes = {os.stat(path).st_ino for path in self._facts["namespaces"]}
+        with suppress(OSError):  # the holder is gone
+            inodes = {os.stat(path).st_ino for path in self.namespaces}
         for path in Path("/proc").glob("[0-9]*/ns/net"):
             with suppress(OSError):
                 if path.stat().st_ino in inodes:
                     pids.append(int(path.parts[2]))
         return pids
 
-    def _ask(self, request: dict[str, Any]) -> Any:
+    def _request(self, request: dict[str, Any]) -> Any:
         assert self.holder.stdin is not None and self.holder.stdout is not None
         try:
             self.holder.stdin.write(json.dumps(request) + "\n")
@@ -163,17 +156,6 @@ class EmulatedNodes:
             self.close()
             raise UserError(answer["error"])
         return answer["done"]
-
-
-def _holder() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *HOLDER, str(os.getpid())],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the owner, which closes it
-    )
 
 
 def _variables(name: str) -> dict[str, str]:

@@ -126,9 +126,8 @@ def _start(nodes: list[Node], number: int, command: list[str]) -> subprocess.Pop
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     if shutil.which(command[0], path=path) is None:
         raise UserError(f"{command[0]}: no such command")
-    words = [sys.executable, "-m", "harness.core.process", str(os.getpid()), *command]
     return node.start(
-        words,
+        [sys.executable, "-m", "harness.core.process", str(os.getpid()), *command],
         {
             "PATH": path,
             # torchrun takes its flags from these, where the command names none.
