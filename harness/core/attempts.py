@@ -19,7 +19,7 @@ from harness.core.records import (
     write_json,
 )
 from harness.core.schema.environment import CommProbeRecord
-from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, FailureRecord, Spread
+from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, FailureRecord, Gauge
 
 # By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
@@ -284,7 +284,7 @@ def _sum_of(rows: Rows, name: str) -> float | None:
 
 def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
     """Mean over an epoch and its devices; None where it is unknown."""
-    spread: Spread | None = (row.get("gpu") or {}).get("utilisation_percent")
+    spread: Gauge | None = (row.get("gpu") or {}).get("utilisation_percent")
     return None if spread is None else spread["mean"]
 
 

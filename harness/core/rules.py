@@ -1,6 +1,6 @@
 """Every combination of settings, processes and devices that is refused, as tables of rules.
 
-A rule is a condition on a Case and the message of the UserError where it holds. Messages are
+A rule is a condition on a Combination and the message of the UserError where it holds. Messages are
 filled in with str.format: {s} is the settings, {w} the world, {c} the case. The tables are walked
 in order and the first rule that holds speaks, so a rule may rely on those before it.
 
@@ -68,7 +68,7 @@ REFUSED = {
 
 
 @dataclass(frozen=True)
-class Case:
+class Combination:
     """What rules look at."""
 
     settings: Settings
@@ -126,10 +126,10 @@ class Case:
         return effective_batch(self.settings.per_gpu_batch or 1, self.settings.grad_acc, devices=1)
 
 
-Rule = tuple[Callable[[Case], object], str]
+Rule = tuple[Callable[[Combination], object], str]
 
 
-def broken(rules: tuple[Rule, ...], case: Case) -> str | None:
+def broken(rules: tuple[Rule, ...], case: Combination) -> str | None:
     """The message of the first rule that holds."""
     for holds, message in rules:
         if holds(case):
@@ -137,7 +137,7 @@ def broken(rules: tuple[Rule, ...], case: Case) -> str | None:
     return None
 
 
-def refuse(rules: tuple[Rule, ...], case: Case) -> None:
+def refuse(rules: tuple[Rule, ...], case: Combination) -> None:
     if (message := broken(rules, case)) is not None:
         raise UserError(message)
 
@@ -146,14 +146,14 @@ def refuse(rules: tuple[Rule, ...], case: Case) -> None:
 # What contradicts itself, on any machine.
 
 
-def _has_fsdp_flags(case: Case) -> bool:
+def _has_fsdp_flags(case: Combination) -> bool:
     settings = case.settings
     given = settings.fsdp_shard != "full" or settings.fsdp_offload
     return given and settings.strategy != "fsdp"
 
 
 def _no_share_of_a_split(name: str) -> Rule:
-    def holds(case: Case) -> bool:
+    def holds(case: Combination) -> bool:
         split = getattr(case.settings, name)
         is_number = split is not None and re.match(r"^-?[0-9.]", split)
         return bool(is_number and share_of(split) is None)
@@ -197,7 +197,7 @@ def check(settings: Settings) -> Settings:
     """Refuse what contradicts itself, before anything is loaded."""
     if settings.setup is not None:
         parse_setup(settings.setup)
-    refuse(CONTRADICTIONS, Case(settings))
+    refuse(CONTRADICTIONS, Combination(settings))
     return settings
 
 
@@ -263,13 +263,13 @@ SCHEDULES: tuple[Rule, ...] = (
 
 def _with_own_defaults(settings: Settings) -> Settings:
     """The strategy's own flags with their defaults."""
-    refuse(FLAGS_OF_A_STRATEGY, Case(settings))
+    refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
     if settings.compress == "powersgd:1":
         settings = replace(settings, compress="powersgd")  # one name for one training
     own = STRATEGIES[str(settings.strategy)].own
     missing = {n: v for n, v in own.items() if is_off(getattr(settings, n))}
     settings = replace(settings, **missing)
-    refuse(SCHEDULES, Case(settings))
+    refuse(SCHEDULES, Combination(settings))
     return settings
 
 
@@ -316,7 +316,7 @@ PROCESSES: tuple[Rule, ...] = (
 
 def why_not_elastic(settings: Settings) -> str | None:
     """Why the processes of a run cannot be started again in another number; None if they can."""
-    return broken(NOT_ELASTIC, Case(replace(settings, strategy=settings.strategy or "ddp")))
+    return broken(NOT_ELASTIC, Combination(replace(settings, strategy=settings.strategy or "ddp")))
 
 
 def place(settings: Settings, world: World, gpus: int | None = None) -> Settings:
@@ -324,11 +324,11 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 
     gpus is the number of visible GPUs, once known: DataParallel uses that many in one process.
     """
-    refuse(ELASTIC, Case(settings, world))
+    refuse(ELASTIC, Combination(settings, world))
     most = asked_processes(settings) if world.elastic else world.size
     strategy = settings.strategy or ("ddp" if most > 1 else "single")
     settings = _with_own_defaults(replace(settings, strategy=strategy))
-    refuse(PROCESSES, Case(settings, world))
+    refuse(PROCESSES, Combination(settings, world))
     if STRATEGIES[strategy].processes == "peers":
         return _with_peers(settings, world)
     nodes, per_node = world.nodes, world.per_node
@@ -420,7 +420,7 @@ def _with_peers(settings: Settings, world: World) -> Settings:
     addresses_to_join(settings, {})
     if settings.setup is None:
         settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
-    refuse(PEERS, Case(settings, world))
+    refuse(PEERS, Combination(settings, world))
     nodes, per_node, tag = parse_setup(str(settings.setup))
     if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
         raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
@@ -474,4 +474,4 @@ DEVICE: tuple[Rule, ...] = (
 
 def why_a_gpu(settings: Settings) -> str | None:
     """What of these settings a machine without a GPU cannot do; None if it can do all."""
-    return broken(WITHOUT_A_GPU, Case(settings))
+    return broken(WITHOUT_A_GPU, Combination(settings))

@@ -11,7 +11,7 @@ from harness.core.rules import place
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
 from harness.core.topology import World
-from tests.core.test_settings import ALONE, launched, refusal
+from tests.support.settings import ALONE, launched, refusal
 
 
 def test_defaults() -> None:

@@ -6,14 +6,14 @@ import pytest
 
 from harness.core import rules
 from harness.core.command_line import parse
-from harness.core.rules import Case, broken, refuse
+from harness.core.rules import Combination, broken, refuse
 from harness.core.settings import UserError
 
 TABLES = {n: t for n, t in vars(rules).items() if isinstance(t, tuple) and t and len(t[0]) == 2}
 
 
 def test_the_first_rule_that_holds_speaks() -> None:
-    case = Case(parse("bert", ["--b", "4"], {}))
+    case = Combination(parse("bert", ["--b", "4"], {}))
     table = ((lambda c: False, "no"), (lambda c: c.settings.epochs, "{s.epochs}: {c.own_batch}"),
              (lambda c: True, "later"))  # fmt: skip
     assert broken(table, case) == "3: 4" and broken(table[:1], case) is None
@@ -25,7 +25,7 @@ def test_the_first_rule_that_holds_speaks() -> None:
 def test_every_message_is_one_line_that_can_be_filled_in() -> None:
     assert len(TABLES) >= 8 and sum(map(len, TABLES.values())) >= 35
     passed = ["--optim", "x", "--lr_scheduler_type", "greedy"]
-    case = Case(parse("bert", ["--tiny", *passed], {}))
+    case = Combination(parse("bert", ["--tiny", *passed], {}))
     for table in TABLES.values():
         for _, message in table:
             text = message.format(s=case.settings, w=case.world, c=case)

@@ -16,18 +16,11 @@ from transformers import TrainingArguments
 from harness.core.command_line import command_line, help_text, parse, to_argv, trainer_flags
 from harness.core.identity import SHOWN_ONLY, number, run_id
 from harness.core.rules import REFUSED
-from harness.core.settings import Settings, UserError, as_mapping, flag_fields
+from harness.core.settings import Settings, as_mapping, flag_fields
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.tasks import TASKS
+from tests.support.settings import ALONE, launched, refusal
 
-
-def launched(nodes: int, per_node: int) -> dict[str, str]:
-    """What torchrun tells each of its processes."""
-    size = {"WORLD_SIZE": str(nodes * per_node), "LOCAL_WORLD_SIZE": str(per_node)}
-    return {"RANK": "0", "LOCAL_RANK": "0", **size}
-
-
-ALONE: dict[str, str] = {}
 # Written out on purpose: a new flag, or a new name for one, must be a decision.
 FLAGS = """
 model model_name_or_path | from_scratch | dropout | max_length | image_size | batchnorm
@@ -83,13 +76,6 @@ def another(name: str) -> Any:
     """A value of this field that is not its default."""
     meta = flag_fields()[name].metadata
     return FITTING.get(name) or (meta["choices"] or (KINDS[meta["kind"]],))[-1]
-
-
-def refusal(argv: list[str], environ: dict[str, str] = ALONE, script: str = "bert") -> str:
-    with pytest.raises(UserError) as found:
-        parse(script, argv, environ)
-    assert "\n" not in str(found.value)
-    return str(found.value)
 
 
 @pytest.mark.parametrize("name", flag_fields())

@@ -183,6 +183,36 @@ def test_only_its_own_strategy_loads_hivemind() -> None:
                 assert module.startswith(room) or not top, (module, name)
 
 
+# Test files whose helpers still have to move to tests/support.
+STILL_IMPORTED = {
+    "tests.launch.test_emulation",
+    "tests.read.test_compare", "tests.read.test_drawn", "tests.read.test_importing",
+    "tests.read.test_predict", "tests.read.test_read", "tests.read.test_sweep_table",
+    "tests.train.measure.test_logcallback", "tests.train.run.test_checkpoint_copies",
+    "tests.train.run.test_elastic", "tests.train.run.test_resume",
+}  # fmt: skip
+
+
+def test_test_files_import_nothing_from_test_files() -> None:
+    imported = {
+        name
+        for file in (ROOT / "tests").rglob("*.py")
+        for name, _ in imports(file)
+        if name.rpartition(".")[2].startswith("test_") or ".test_" in name
+    }
+    assert imported <= STILL_IMPORTED, "helpers of several test files belong in tests/support"
+
+
+def test_no_class_name_stands_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for module, file in MODULES.items():
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert len(places) > 100
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def room_of(module: str) -> str:
     """The folder that a module lies in, without the name of the package."""
     package = MODULES[module].parent.relative_to(HARNESS)

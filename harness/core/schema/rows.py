@@ -47,7 +47,7 @@ WEIGHTED = Annotated[Share, "mean over the classes, weighted by their number of 
 MACRO = Annotated[Share, "unweighted mean over the classes"]
 
 
-class Spread(TypedDict):
+class Gauge(TypedDict):
     """A gauge over the readings of a stretch of time, and over devices or nodes."""
 
     mean: Annotated[float, "mean over the readings; over several devices or nodes, mean of means"]
@@ -59,13 +59,13 @@ class Spread(TypedDict):
 class GpuTelemetry(TypedDict):
     """What NVML tells of devices over an epoch's training; null for what a device does not tell."""
 
-    utilisation_percent: Annotated[Spread | None,
+    utilisation_percent: Annotated[Gauge | None,
         "share of the time in which any kernel ran: a busy device may still compute little"]
-    memory_gib: Annotated[Spread | None, "memory taken by all processes on the device"]
-    power_w: Annotated[Spread | None, "power draw"]
-    temperature_c: Annotated[Spread | None, "temperature"]
-    sm_clock_mhz: Annotated[Spread | None, "clock of the multiprocessors"]
-    memory_clock_mhz: Annotated[Spread | None, "clock of the memory"]
+    memory_gib: Annotated[Gauge | None, "memory taken by all processes on the device"]
+    power_w: Annotated[Gauge | None, "power draw"]
+    temperature_c: Annotated[Gauge | None, "temperature"]
+    sm_clock_mhz: Annotated[Gauge | None, "clock of the multiprocessors"]
+    memory_clock_mhz: Annotated[Gauge | None, "clock of the memory"]
     energy_j: NotRequired[Annotated[Joules | None,
         "growth of the driver's energy counter; by device only"]]
     throttled: Annotated[dict[str, Share] | None,
@@ -76,8 +76,8 @@ class GpuTelemetry(TypedDict):
 class NodeTelemetry(TypedDict):
     """What the operating system tells of nodes over an epoch's training."""
 
-    cpu_percent: Annotated[Spread | None, "utilisation of all cores together"]
-    memory_gib: Annotated[Spread | None, "memory that is not available"]
+    cpu_percent: Annotated[Gauge | None, "utilisation of all cores together"]
+    memory_gib: Annotated[Gauge | None, "memory that is not available"]
     disk_read_bytes: Annotated[Bytes | None, "growth of the counter; over several nodes, the sum"]
     disk_written_bytes: Annotated[Bytes | None,
         "growth of the counter; over several nodes, the sum"]

@@ -37,14 +37,14 @@ MACHINE = "machine"
 BARE = ("script", "model", "strategy", "setup", "link", MACHINE)
 
 
-class Line(NamedTuple):
+class Series(NamedTuple):
     name: str
     groups: list[Group]
 
 
 class Panel(NamedTuple):
     title: str
-    lines: list[Line]
+    lines: list[Series]
 
 
 def axis_text(group: Group, axis: str) -> str:
@@ -150,7 +150,7 @@ def arrange(
             notes.append(
                 f"{title}: {len(names) - kit.MOST_LINES} more lines are not drawn: {rest} ..."
             )
-        panels.append(Panel(title, [Line(name, lines[name]) for name in names[: kit.MOST_LINES]]))
+        panels.append(Panel(title, [Series(name, lines[name]) for name in names[: kit.MOST_LINES]]))
     return panels, notes
 
 
@@ -167,8 +167,8 @@ def _arranged(
     return arranged
 
 
-def in_order(lines: Iterable[Line], key: Callable[[Group], Any]) -> list[Line]:
-    return [Line(line.name, sorted(line.groups, key=key)) for line in lines]
+def in_order(lines: Iterable[Series], key: Callable[[Group], Any]) -> list[Series]:
+    return [Series(line.name, sorted(line.groups, key=key)) for line in lines]
 
 
 def left_out(count: int, what: str) -> list[str]:

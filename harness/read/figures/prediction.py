@@ -19,7 +19,7 @@ from harness.read.figures.panels import (
     run_name,
 )
 from harness.read.labels import STRATEGY
-from harness.read.predict.cases import Case, Task, tasks_of
+from harness.read.predict.cases import Case, Workload, tasks_of
 from harness.read.records.sweeps import SweepResults
 
 NO_NODES = (
@@ -81,7 +81,7 @@ def _mark(drawn: Drawn, axes: Axes, sweep: SweepResults, case: Case, style: Styl
         kit.interval(axes, [mean, mean], [1e3 * found.low_s, 1e3 * found.high_s], style)
 
 
-def _diagonal(axes: Axes, task: Task) -> None:
+def _diagonal(axes: Axes, task: Workload) -> None:
     """Both axes alike, from the smallest of all marks to the largest; intervals may be cut."""
     marks = [s for c in task.cases for s in (*c.measured_s, c.found.step_s, c.found.baseline_s)]
     low, high = 1e3 * min(marks) / 1.15, 1e3 * max(marks) * 1.15
@@ -117,7 +117,7 @@ def _numbers(case: Case) -> str:
     return f"{mean:,.4g} ms measured, {predicted:,.4g} ms predicted ({case.error:+.1%})"
 
 
-def _fitted_on(task: Task) -> str:
+def _fitted_on(task: Workload) -> str:
     runs = f"{task.fitted.runs} run{'s' if task.fitted.runs > 1 else ''} on one machine"
     assumed = "".join(f"; assumed: {each}" for each in task.fitted.assumed)
     return (

@@ -123,7 +123,7 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
     return ", ".join([value, *texts])
 
 
-class Point(NamedTuple):
+class TradeOff(NamedTuple):
     group: Group
     cost: float
     quality: float
@@ -164,7 +164,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
 def _point(
     drawn: Drawn, axes: Axes, sweep: SweepResults, group: Group, cost_of: tuple[str, float],
     style: Style,
-) -> Point:  # fmt: skip
+) -> TradeOff:  # fmt: skip
     """Each run, and the means of both."""
     measure, unit = cost_of
     runs = [run for run in group.finished if {measure, QUALITY} <= run.measures.keys()]
@@ -173,15 +173,15 @@ def _point(
     tips = [f"{sweep.name_of(group)}, {run_name(r)}: {c:,.4g}, {q:.4f}"
             for r, c, q in zip(runs, costs, qualities, strict=True)]  # fmt: skip
     kit.run_points(drawn, axes, costs, qualities, style, tips)
-    point = Point(group, statistics.mean(costs), statistics.mean(qualities))
+    point = TradeOff(group, statistics.mean(costs), statistics.mean(qualities))
     axes.plot([point.cost], [point.quality], color=style.colour, marker=style.marker,
               markersize=6, zorder=3)  # fmt: skip
     return point
 
 
-def _best(axes: Axes, sweep: SweepResults, points: Sequence[Point], title: str) -> str:
+def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: str) -> str:
     """What no other is both better and cheaper than, numbered in the figure and listed."""
-    best: list[Point] = []
+    best: list[TradeOff] = []
     for point in sorted(points, key=lambda p: (p.cost, -p.quality)):
         if not best or point.quality > best[-1].quality:
             best.append(point)

@@ -63,7 +63,7 @@ class Case(NamedTuple):
         return strategy_text({STRATEGY: strategy_of(first), **label}) or ""
 
 
-class Task(NamedTuple):
+class Workload(NamedTuple):
     """Runs of one training on one kind of machine, with what tells it from the others."""
 
     name: str
@@ -71,7 +71,7 @@ class Task(NamedTuple):
     cases: list[Case]
 
 
-def tasks_of(sweep: SweepResults) -> tuple[list[Task], dict[str, list[str]]]:
+def tasks_of(sweep: SweepResults) -> tuple[list[Workload], dict[str, list[str]]]:
     """What can be predicted; and why not -> the groups on several nodes of which it cannot."""
     left: dict[str, list[str]] = {}
     found = [_task(sweep, name, kind, left) for name, kind in _named(_kinds(sweep)).items()]
@@ -116,7 +116,7 @@ def _far(group: Group) -> bool:
 
 def _task(
     sweep: SweepResults, name: str, kind: list[Group], left: dict[str, list[str]]
-) -> Task | None:
+) -> Workload | None:
     """None where nothing of it is predicted; left: why not -> of which groups."""
     far = [group for group in kind if _far(group)]
     runs = [run for group in kind for run in group.finished]
@@ -132,7 +132,7 @@ def _task(
             cases.append(_case(fitted, group))
         except UserError as error:
             left.setdefault(str(error), []).append(sweep.short_name_of(group))
-    return Task(name, fitted, cases) if cases else None
+    return Workload(name, fitted, cases) if cases else None
 
 
 def _case(fitted: Fitted, group: Group) -> Case:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from harness.core.rules import DEVICE, Case, refuse
+from harness.core.rules import DEVICE, Combination, refuse
 from harness.core.settings import Settings
 from harness.core.strategies import STRATEGIES, is_apart
 from harness.core.topology import World
@@ -44,7 +44,7 @@ def refuse_impossible(settings: Settings, cuda: bool) -> None:
     precision = settings.precision
     ampere = precision != "tf32" or (cuda and torch.cuda.get_device_capability() >= (8, 0))
     bf16 = precision != "bf16" or (cuda and torch.cuda.is_bf16_supported())
-    refuse(DEVICE, Case(settings, cuda=cuda, ampere=ampere, bf16=bf16))
+    refuse(DEVICE, Combination(settings, cuda=cuda, ampere=ampere, bf16=bf16))
 
 
 def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from harness.core.records import read_json
 from harness.core.settings import Settings, UserError
 from harness.train.strategy.direct_allreduce import DirectAllreduce
 from harness.train.strategy.verify import refuse_impossible
-from tests.core.test_settings import launched
 from tests.support import toys
 from tests.support.broken_runs import assert_same_weights, broken_off, only_run
 from tests.support.exchanges import SHAPES, Arm, drawn, flat, group
 from tests.support.ranks import ranks, script
 from tests.support.replicas import BY_RANK, SGD, arms
+from tests.support.settings import launched
 from tests.support.sweeps import untimed_rows
 
 SIZES = (0, 1, 2, 3, 7, 1001)  # also fewer numbers than ranks

@@ -16,7 +16,7 @@ from harness.core.topology import World
 from harness.train.strategy import exchange_of
 from harness.train.strategy.diloco import Diloco
 from harness.train.strategy.local_sgd import FlatWeights, LocalSgd, checksum
-from tests.core.test_settings import launched
+from tests.support.settings import launched
 
 DILOCO, LOCAL = "--strategy diloco", "--strategy local_sgd"
 REFUSED = {

@@ -1,0 +1,24 @@
+"""What the tests of command lines share: the variables of a launcher, and how parse() refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.command_line import parse
+from harness.core.settings import UserError
+
+ALONE: dict[str, str] = {}
+
+
+def launched(nodes: int, per_node: int) -> dict[str, str]:
+    """What torchrun tells each of its processes."""
+    size = {"WORLD_SIZE": str(nodes * per_node), "LOCAL_WORLD_SIZE": str(per_node)}
+    return {"RANK": "0", "LOCAL_RANK": "0", **size}
+
+
+def refusal(argv: list[str], environ: dict[str, str] = ALONE, script: str = "bert") -> str:
+    """The one line of the mistake in this command line."""
+    with pytest.raises(UserError) as refused:
+        parse(script, argv, environ)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
