@@ -75,6 +75,8 @@ class Parser(argparse.ArgumentParser):
         # Of a flag's spellings the first is the one to name.
         if match := re.match(r"argument ([^\s/:]+)\S*: (.*)", message, re.DOTALL):
             name, reason = match.groups()
+            if reason.startswith("ignored explicit argument"):
+                return f"{name} takes no value"
             return f"{name} {reason}".replace(" expected one argument", " needs a value")
         return message
 

@@ -9,20 +9,19 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from harness.core.records import (
-    FINISHED,
-    SCHEMA,
-    RunFolder,
-    append_row,
-    write_json,
-)
+from harness.core.records import FINISHED, SCHEMA, RunFolder, append_row, write_json
 from harness.core.schema.environment import CommProbeRecord
-from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, FailureRecord, Gauge
+from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
 
 # By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
+
+# Of the files of a run, where fields are looked up by their names. A row that is cut off or
+# written by hand may lack some: unknown is null, and never ends a run.
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,18 @@ def begin(
 
 
 def starts_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptStart]:
-    return [row for row in rows if row["event"] == "start"]
+    return [row for row in rows if row.get("event") == "start"]  # type: ignore[misc]
 
 
 def ends_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptEnd]:
-    return [row for row in rows if row["event"] == "end"]
+    return [row for row in rows if row.get("event") == "end"]  # type: ignore[misc]
 
 
 def unended(folder: RunFolder) -> AttemptStart | None:
     """The start of the attempt that has no end yet: it is going on, or was killed."""
     rows = folder.read_attempts()
     starts = starts_of(rows)
-    ended = sum(row["attempt"] is not None for row in ends_of(rows))
+    ended = sum(row.get("attempt") is not None for row in ends_of(rows))
     return starts[-1] if len(starts) > ended else None
 
 
@@ -87,17 +86,17 @@ def lost(
     starts = starts_of(rows)
     if not starts:
         return {"gap_s": None, "lost_s": None, "redone_updates": None}
-    start = starts[-1]
-    # Processes that failed before they began an attempt have left further ends.
-    end, *before_training = ends_of(rows[rows.index(start) + 1 :])
-    ended_unix = end["unix"] or start["unix"]
-    wasted_s = sum(row["wall_s"] or 0.0 for row in before_training)
+    started_unix = starts[-1].get("unix") or 0.0
+    # The first end is that of the attempt; processes that failed before they began another one
+    # have left the further ends.
+    ends: Rows = ends_of(rows[rows.index(starts[-1]) + 1 :]) or [{}]
+    ended_unix = ends[0].get("unix") or started_unix
+    wasted_s = sum(row.get("wall_s") or 0.0 for row in ends[1:])
     gap_s = None
     if opened.launcher_unix is not None and opened.launcher_unix <= ended_unix:
         gap_s = max(opened.unix - ended_unix - wasted_s, 0.0)
-    counted_unix = max(opened.counted_unix or 0.0, start["unix"])
-    discarded_s = max(ended_unix - counted_unix, 0.0)
-    reached = end["update"]
+    discarded_s = max(ended_unix - max(opened.counted_unix or 0.0, started_unix), 0.0)
+    reached = ends[0].get("update")
     return {
         "gap_s": gap_s,
         "lost_s": discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix,
@@ -107,40 +106,38 @@ def lost(
 
 def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
     """Whether the same launcher has worked on this run before: it restarts lost processes."""
-    times = [row["unix"] for row in folder.read_attempts() if row["unix"] is not None]
-    return launcher_unix is not None and bool(times) and max(times) >= launcher_unix
+    times = [row.get("unix") or 0.0 for row in folder.read_attempts()]
+    return launcher_unix is not None and max(times, default=0.0) >= launcher_unix
 
 
-def totals(folder: RunFolder) -> dict[str, Any]:
+def _interruptions(folder: RunFolder) -> dict[str, Any]:
     """Over all attempts: the cost of interruptions, and how often the launcher restarted."""
     starts = starts_of(folder.read_attempts())
     return {
-        "restarts": sum(row["gap_s"] is not None for row in starts),
-        "lost_s": sum(row["lost_s"] or 0.0 for row in starts),
-        "redone_updates": sum(row["redone_updates"] or 0 for row in starts),
+        "restarts": sum(row.get("gap_s") is not None for row in starts),
+        "lost_s": _total(starts, "lost_s"),
+        "redone_updates": int(_total(starts, "redone_updates")),
     }
 
 
 def total_elapsed_s(folder: RunFolder) -> float | None:
     """All attempts, and the gaps between those that one launcher started; None if unknown."""
     rows = folder.read_attempts()
-    if any(row["wall_s"] is None for row in ends_of(rows)):
+    if any(row.get("wall_s") is None for row in ends_of(rows)):
         return None
-    return total_wall_s(folder) + sum(row["gap_s"] or 0.0 for row in starts_of(rows))
+    return total_wall_s(folder) + _total(starts_of(rows), "gap_s")
 
 
 def _close_killed(folder: RunFolder, start: AttemptStart) -> None:
     """A killed process leaves no end; what was reported of it, and of its time, is kept."""
-    progress = folder.read_progress()
-    last: Mapping[str, Any] = {}
-    if progress is not None and progress.get("attempt") == start["attempt"]:
-        last = progress
-    failure = first_failure(folder, since=start["unix"])
+    progress: Mapping[str, Any] = folder.read_progress() or {}
+    last = progress if progress.get("attempt") == start.get("attempt") else {}
+    failure = first_failure(folder, since=start.get("unix") or 0.0)
     append_row(
         folder.attempts,
         {
             "event": "end",
-            "attempt": start["attempt"],
+            "attempt": start.get("attempt"),
             "outcome": failure["outcome"] if failure else "interrupted",
             "reason": failure["reason"] if failure else "the process was killed",
             **{name: last.get(name) for name in ("unix", "update", "wall_s", *CPU_TIME)},
@@ -156,9 +153,11 @@ def only_follows(reason: str) -> bool:
 def first_failure(folder: RunFolder, since: float) -> FailureRecord | None:
     """The failure of the rank that failed first; ranks that follow it fail a moment later.
 
-    Told by their messages before their clocks, which differ between machines.
+    Ordered by their messages before their clocks, which differ between machines.
     """
-    recent = [failure for failure in folder.read_failures() if failure["unix"] >= since]
+    # A file that lacks fields was not written by a rank.
+    whole = [f for f in folder.read_failures() if FailureRecord.__required_keys__ <= f.keys()]
+    recent = [failure for failure in whole if failure["unix"] >= since]
     return min(recent, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
 
 
@@ -180,7 +179,7 @@ def end(
         folder.attempts,
         {
             "event": "end",
-            "attempt": open_start["attempt"] if open_start is not None else None,
+            "attempt": None if open_start is None else open_start.get("attempt"),
             "outcome": outcome,
             "reason": reason,
             "unix": time.time(),
@@ -193,20 +192,20 @@ def end(
 
 def total_wall_s(folder: RunFolder) -> float:
     """Time spent in all attempts that have ended, as far as it is known."""
-    return sum(row["wall_s"] or 0.0 for row in ends_of(folder.read_attempts()))
+    return _total(ends_of(folder.read_attempts()), "wall_s")
 
 
 def total_cpu_time(folder: RunFolder) -> dict[str, Any]:
     """Processor time of all attempts that have ended, as far as known: in total, and by rank."""
-    ends: list[Mapping[str, Any]] = [*ends_of(folder.read_attempts())]
-    found: dict[str, Any] = {}
+    ends: Rows = ends_of(folder.read_attempts())
+    times: dict[str, Any] = {}
     for name in CPU_TIME:
         known = [row[name] for row in ends if row.get(name)]
         ranks = {len(of_attempt) for of_attempt in known}
-        found[name.removesuffix("_per_rank")] = sum(map(sum, known)) if known else None
+        times[name.removesuffix("_per_rank")] = sum(map(sum, known)) if known else None
         # Only attempts with equally many processes can be added up rank by rank.
-        found[name] = [sum(of) for of in zip(*known, strict=True)] if len(ranks) == 1 else None
-    return found
+        times[name] = [sum(of) for of in zip(*known, strict=True)] if len(ranks) == 1 else None
+    return times
 
 
 def tell_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
@@ -222,8 +221,6 @@ QUALITY = (
 MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
 SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 
-Rows = Sequence[Mapping[str, Any]]  # of epochs.jsonl, where fields are asked for by their names
-
 
 def write_summary(
     folder: RunFolder,
@@ -233,18 +230,14 @@ def write_summary(
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """The same fields for a run that finished and for one that did not get far."""
-    epochs: list[EpochRow] = folder.read_epochs()[0]
-    rows: Rows = epochs
+    rows: Rows = folder.read_epochs()[0]
     last: Mapping[str, Any] = rows[-1] if rows else {}
-    timed_s = sum(row["timed_s"] for row in epochs)
-    rate = sum(row["timed_samples"] for row in epochs) / timed_s if timed_s else None
-    per_gpu = last.get("train_samples_per_s_per_gpu")
-    share = per_gpu / last["train_samples_per_s"] if per_gpu else None
-    samples = sum(row["samples"] for row in epochs)
-    train_time_s = sum(row["epoch_time_s"] for row in epochs)
-    elapsed_s = total_elapsed_s(folder)
-    energy_j = _sum_of(rows, "energy_j")
-    probe = probe_of(folder)
+    timed_s, samples = _total(rows, "timed_s"), int(_total(rows, "samples"))
+    rate = _total(rows, "timed_samples") / timed_s if timed_s else None
+    last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
+    share = per_gpu / last_rate if per_gpu and last_rate else None
+    train_time_s, elapsed_s = _total(rows, "epoch_time_s"), total_elapsed_s(folder)
+    energy_j, probe = _sum_of(rows, "energy_j"), probe_of(folder)
     write_json(
         folder.summary,
         {
@@ -259,14 +252,14 @@ def write_summary(
             "train_samples_per_s": rate,
             "train_samples_per_s_per_gpu": rate * share if rate and share else None,
             "train_time_s": train_time_s,
-            "eval_time_s": sum(row.get("eval_time_s") or 0.0 for row in epochs),
+            "eval_time_s": _total(rows, "eval_time_s"),
             "wall_s": total_wall_s(folder),
-            **totals(folder),
+            **_interruptions(folder),
             "goodput_share": train_time_s / elapsed_s if elapsed_s else None,
             **total_cpu_time(folder),
             "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
             "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
-            "comm_share": None if probe is None else probe["comm_share"],
+            "comm_share": probe.get("comm_share") if probe is not None else None,
             **{name: _sum_of(rows, name) for name in SUMS},
             **{name: _mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
             "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
@@ -276,31 +269,33 @@ def write_summary(
     )
 
 
+def _total(rows: Rows, name: str) -> float:
+    """As far as it is known."""
+    return sum(row.get(name) or 0 for row in rows)
+
+
 def _sum_of(rows: Rows, name: str) -> float | None:
     """Unknown where one row does not know it, or there is none."""
-    known = [row[name] for row in rows if row.get(name) is not None]
-    return sum(known) if known and len(known) == len(rows) else None
-
-
-def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
-    """Mean over an epoch and its devices; None where it is unknown."""
-    spread: Gauge | None = (row.get("gpu") or {}).get("utilisation_percent")
-    return None if spread is None else spread["mean"]
+    values: list[Any] = [row.get(name) for row in rows]
+    return sum(values) if values and None not in values else None
 
 
 def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
     """Over the timed seconds; unknown where one epoch that has any does not know it."""
-    timed = [(row["timed_s"], v) for row, v in zip(rows, values, strict=True) if row["timed_s"]]
-    known = [(seconds, value) for seconds, value in timed if value is not None]
-    if not known or len(known) < len(timed):
-        return None
-    mean: float = sum(s * v for s, v in known) / sum(s for s, _ in known)
-    return mean
+    timed = [(v, row["timed_s"]) for row, v in zip(rows, values, strict=True) if row.get("timed_s")]
+    known = [(value, seconds) for value, seconds in timed if value is not None]
+    return fmean(*zip(*known, strict=True)) if known and len(known) == len(timed) else None
 
 
 def _largest(rows: Rows, name: str) -> float | None:
     """Of all ranks and epochs."""
     return max((value for row in rows for value in row.get(name) or []), default=None)
+
+
+def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
+    """Mean over an epoch and its devices; None where it is unknown."""
+    gauge: Mapping[str, float] = (row.get("gpu") or {}).get("utilisation_percent") or {}
+    return gauge.get("mean")
 
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:
@@ -332,9 +327,9 @@ def best_of(rows: Rows, metric: str | None) -> dict[str, Any]:
     """The epoch with the best value of a metric, the earlier one if two are equal."""
     name = str(metric).removeprefix("eval_")
     column = "eval_loss" if name == "loss" else name
-    sign = 1 if larger_is_better(name) else -1
     scored = [row for row in rows if row.get(column) is not None]
     if not scored:
         return {"best_metric": None, "best_value": None, "best_epoch": None}
-    best = max(scored, key=lambda row: sign * row[column])
-    return {"best_metric": column, "best_value": best[column], "best_epoch": best["epoch"]}
+    choose = max if larger_is_better(name) else min
+    best = choose(scored, key=lambda row: row[column])
+    return {"best_metric": column, "best_value": best[column], "best_epoch": best.get("epoch")}

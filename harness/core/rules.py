@@ -1,8 +1,9 @@
 """Every combination of settings, processes and devices that is refused, as tables of rules.
 
-A rule is a condition on a Combination and the message of the UserError where it holds. Messages are
-filled in with str.format: {s} is the settings, {w} the world, {c} the case. The tables are walked
-in order and the first rule that holds speaks, so a rule may rely on those before it.
+A rule is a condition and the message of the UserError where it holds. The condition is a function
+of the settings s and the combination c that they are part of; str.format fills both into the
+message. The tables are walked in order and the first rule that holds speaks, so a rule may rely on
+those before it.
 
 Two more kinds of mistakes are refused elsewhere: a text that is no value of its flag
 (core/command_line.py), and what a strategy or device turns out to do when it runs
@@ -69,7 +70,7 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Combination:
-    """What rules look at."""
+    """Settings, and the processes and the device that they are to run with."""
 
     settings: Settings
     world: World = field(default_factory=World)
@@ -91,34 +92,12 @@ class Combination:
         return self.settings.compress.partition(":")[0]
 
     @property
+    def compressions(self) -> str:
+        return ", ".join(self.strategy.compress).replace("powersgd", "powersgd[:rank]")
+
+    @property
     def fsdp_flag(self) -> str:
         return "fsdp_offload" if self.settings.fsdp_offload else "fsdp_shard grads"
-
-    @property
-    def flag_of_others(self) -> str | None:
-        """A flag that does something with other strategies only."""
-        owners = self.strategy.own
-        given = (n for n in OF_ONE_STRATEGY if not is_off(getattr(self.settings, n)))
-        return next((n for n in given if n != "compress" and n not in owners), None)
-
-    @property
-    def owners(self) -> str:
-        """The strategies of that flag."""
-        return ", ".join(s.name for s in STRATEGIES.values() if self.flag_of_others in s.own)
-
-    @property
-    def compressing(self) -> str:
-        able = (s for s in STRATEGIES.values() if s.compress)
-        return ", ".join(f"{s.name} ({', '.join(s.compress)})" for s in able)
-
-    @property
-    def compressions(self) -> str:
-        ways = (f"{way}[:rank]" if way == "powersgd" else way for way in self.strategy.compress)
-        return ", ".join(ways)
-
-    @property
-    def sending_directly(self) -> str:
-        return ", ".join(s.name for s in STRATEGIES.values() if s.direct)
 
     @property
     def own_batch(self) -> int:
@@ -126,14 +105,15 @@ class Combination:
         return effective_batch(self.settings.per_gpu_batch or 1, self.settings.grad_acc, devices=1)
 
 
-Rule = tuple[Callable[[Combination], object], str]
+Condition = Callable[[Settings, Combination], object]
+Rule = tuple[Condition, str]
 
 
 def broken(rules: tuple[Rule, ...], case: Combination) -> str | None:
     """The message of the first rule that holds."""
     for holds, message in rules:
-        if holds(case):
-            return message.format(s=case.settings, w=case.world, c=case)
+        if holds(case.settings, case):
+            return message.format(s=case.settings, c=case)
     return None
 
 
@@ -142,19 +122,24 @@ def refuse(rules: tuple[Rule, ...], case: Combination) -> None:
         raise UserError(message)
 
 
-# ----
-# What contradicts itself, on any machine.
+def _where(applies: Condition, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The same rules with one more condition."""
+    return tuple(
+        (lambda s, c, holds=holds: applies(s, c) and holds(s, c), text) for holds, text in rules
+    )
 
 
-def _has_fsdp_flags(case: Combination) -> bool:
-    settings = case.settings
-    given = settings.fsdp_shard != "full" or settings.fsdp_offload
-    return given and settings.strategy != "fsdp"
+def _flag_of_others(name: str) -> Rule:
+    owners = ", ".join(strategy.name for strategy in STRATEGIES.values() if name in strategy.own)
+    return (
+        lambda s, c: name not in c.strategy.own and not is_off(getattr(s, name)),
+        f"--{name} does nothing with --strategy {{c.strategy.name}}: it belongs to {owners}",
+    )
 
 
-def _no_share_of_a_split(name: str) -> Rule:
-    def holds(case: Combination) -> bool:
-        split = getattr(case.settings, name)
+def _not_a_share(name: str) -> Rule:
+    def holds(s: Settings, _: Combination) -> bool:
+        split = getattr(s, name)
         is_number = split is not None and re.match(r"^-?[0-9.]", split)
         return bool(is_number and share_of(split) is None)
 
@@ -164,23 +149,178 @@ def _no_share_of_a_split(name: str) -> Rule:
     )
 
 
+def _shards_without_fsdp(s: Settings, _: Combination) -> bool:
+    return s.strategy != "fsdp" and (s.fsdp_shard != "full" or s.fsdp_offload)
+
+
+def _unknown_compression(s: Settings, c: Combination) -> bool:
+    known = re.fullmatch("[a-z0-9]+|powersgd:[1-9][0-9]*", s.compress)
+    return s.compress != "none" and not (known and c.compress in c.strategy.compress)
+
+
+COMPRESSING = ", ".join(
+    f"{name} ({', '.join(strategy.compress)})"
+    for name, strategy in STRATEGIES.items()
+    if strategy.compress
+)
+SENDING_DIRECTLY = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.direct)
+INSTALL = "pip install -r requirements-hivemind.txt"
+# As libp2p writes the address of a peer.
+PEER_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
+# Optimizers whose state can be made before the first step, as peers need it to exchange it.
+PEER_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+# Schedules that do not follow from the number of the update.
+BLIND_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+
 # fmt: off
+
+# What contradicts itself, on any machine.
 CONTRADICTIONS: tuple[Rule, ...] = (
-    (lambda c: c.settings.max_length is not None and c.settings.max_length < 3,
+    (lambda s, c: s.max_length is not None and s.max_length < 3,
      "--max_length {s.max_length}: must be at least 3 (start, word, end)"),
-    (lambda c: c.passed.get("max_steps", 1) in (0, None),
+    (lambda s, c: c.passed.get("max_steps", 1) in (0, None),
      "--max_steps 0: must be at least 1; leave it out to train whole epochs"),
-    (lambda c: _has_fsdp_flags(c) and (
-            c.strategy.apart or c.strategy.processes == "peers"
-        ),
-     "--{c.fsdp_flag} needs --strategy fsdp, which {s.strategy} cannot be: each process needs "
-     "all weights to go on alone"),
-    (_has_fsdp_flags, "--{c.fsdp_flag} needs --strategy fsdp"),
-    _no_share_of_a_split("test_split"),
-    _no_share_of_a_split("validation_split"),
-    (lambda c: c.settings.validation_split == "train",
+    *_where(_shards_without_fsdp, (
+        (lambda s, c: c.strategy.apart or c.strategy.processes == "peers",
+         "--{c.fsdp_flag} needs --strategy fsdp, which {s.strategy} cannot be: each process needs "
+         "all weights to go on alone"),
+        (lambda s, c: True, "--{c.fsdp_flag} needs --strategy fsdp"),
+    )),
+    _not_a_share("test_split"),
+    _not_a_share("validation_split"),
+    (lambda s, c: s.validation_split == "train",
      "--validation_split train: a model is not chosen by what it was trained on; a share such "
      "as 0.1 holds out a part of train"),
+)
+
+FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
+    *(_flag_of_others(name) for name in OF_ONE_STRATEGY if name != "compress"),
+    (lambda s, c: s.compress != "none" and not c.strategy.compress,
+     "--compress {s.compress} does not go with --strategy {c.strategy.name}, but with "
+     f"{COMPRESSING}"),
+    (_unknown_compression,
+     "--compress {s.compress}: --strategy {c.strategy.name} has none, {c.compressions}"),
+    (lambda s, c: c.compress == "powersgd" and s.precision == "fp16",
+     "--compress powersgd does not go with --precision fp16: the error that it carries over "
+     "would have another scale in the next update; use --precision bf16"),
+    *_where(lambda s, c: s.exchange != "backend", (
+        (lambda s, c: not c.strategy.direct,
+         "--exchange {s.exchange} does not go with --strategy {c.strategy.name}, but with "
+         f"{SENDING_DIRECTLY}"),
+        (lambda s, c: c.compress == "powersgd",
+         "--exchange {s.exchange} does not go with --compress powersgd, whose sums are small and "
+         "follow one another: use --compress bf16, or --exchange backend"),
+        (lambda s, c: c.strategy.apart and s.compress != "none",
+         "--exchange {s.exchange} does not go with --compress {s.compress} of {c.strategy.name}, "
+         "which by itself sends each part straight to the process that adds it: leave --exchange "
+         "out"),
+    )),
+)
+
+# Once the strategy's own defaults are filled in.
+SCHEDULES: tuple[Rule, ...] = (
+    (lambda s, c: s.sync_every and s.sync_every % (s.fragments or 1),
+     "--fragments {s.fragments}: --sync_every {s.sync_every} cannot be divided by it; each "
+     "fragment is exchanged after an update of its own"),
+    (lambda s, c: s.sync_every and s.overlap is not None and s.overlap >= s.sync_every,
+     "--overlap {s.overlap}: must be below --sync_every {s.sync_every}, when the next exchange "
+     "begins"),
+    *_where(lambda s, c: c.strategy.apart, (
+        (lambda s, c: s.batchnorm == "sync",
+         "--batchnorm sync does not go with --strategy {c.strategy.name}: its statistics would be "
+         "exchanged at every forward pass; use --batchnorm local"),
+        (lambda s, c: s.elastic_batch == "scale",
+         "--elastic_batch scale does not go with --strategy {c.strategy.name}: no process can "
+         "take over what another trained apart"),
+    )),
+)
+
+# The processes that a launcher started, and whether they can do what is asked of them.
+NOT_ELASTIC: tuple[Rule, ...] = (
+    (lambda s, c: c.strategy.apart,
+     "--strategy {c.strategy.name} does not go with --max_restarts: no process can take over "
+     "what another trained apart"),
+    (lambda s, c: c.strategy.processes == "peers",
+     "--strategy {c.strategy.name} does not need --max_restarts: its peers come and go by "
+     "themselves"),
+)
+
+ELASTIC: tuple[Rule, ...] = (
+    (lambda s, c: s.elastic_batch == "scale" and "max_steps" in c.passed,
+     "--max_steps counts updates, and --elastic_batch scale changes what one is: use --epochs, "
+     "or --elastic_batch hold"),
+    *_where(lambda s, c: c.world.elastic, (
+        *NOT_ELASTIC,
+        (lambda s, c: s.setup is None,
+         "torchrun --max_restarts needs --setup, the set-up that was asked for: what runs may "
+         "change; for example --setup {c.world.nodes}_{c.world.per_node}"),
+        (lambda s, c: s.tail == "pad",
+         "--tail pad does not go with torchrun --max_restarts: which samples are fed twice "
+         "depends on the number of processes; use --tail cut"),
+    )),
+)
+
+PROCESSES: tuple[Rule, ...] = (
+    (lambda s, c: c.strategy.processes == "one" and c.world.size > 1,
+     "--strategy {s.strategy} runs in one process, but {c.world.size} were started: use python "
+     "{s.script}.py, or --strategy ddp"),
+    (lambda s, c: c.strategy.processes == "many" and not c.world.launched,
+     "--strategy {s.strategy} needs processes that torchrun starts: torchrun --standalone "
+     "--nproc_per_node=2 {s.script}.py ..."),
+)
+
+# --strategy hivemind: what peers that come and go cannot do together.
+PEERS: tuple[Rule, ...] = (
+    (lambda s, c: s.precision == "fp16",
+     "--strategy hivemind does not go with --precision fp16, whose scale each process finds by "
+     "itself: use bf16"),
+    (lambda s, c: s.batchnorm == "sync",
+     "--batchnorm sync does not go with --strategy hivemind: peers do not compute in step; "
+     "their statistics are averaged with the weights"),
+    (lambda s, c: s.local_updates and s.compress == "int8",
+     "--compress int8 does not go with --local_updates: weights are averaged, and 8 bits lose "
+     "what an update changes; use fp16"),
+    (lambda s, c: "save_steps" in c.passed,
+     "--save_steps does not go with --strategy hivemind: checkpoints are made where all peers "
+     "have the same weights, at the end of an epoch"),
+    (lambda s, c: s.tail == "pad",
+     "--tail pad does not go with --strategy hivemind: each peer takes the samples in an order "
+     "of its own, without an end; use --tail cut"),
+    (lambda s, c: c.passed.get("optim", PEER_OPTIMIZERS[0]) not in PEER_OPTIMIZERS,
+     "--optim {c.passed[optim]} does not go with --strategy hivemind: a peer that joins takes "
+     f"the state over, which works with {', '.join(PEER_OPTIMIZERS)}"),
+    (lambda s, c: c.passed.get("lr_scheduler_type") in BLIND_SCHEDULES,
+     "--lr_scheduler_type {c.passed[lr_scheduler_type]} does not go with --strategy hivemind: "
+     "each peer must know the learning rate from the number of the update"),
+    (lambda s, c: s.target_batch and s.target_batch < c.own_batch,
+     "--target_batch {s.target_batch}: one peer alone brings {c.own_batch} samples at a time "
+     "(--per_gpu_batch {s.per_gpu_batch} x --grad_acc {s.grad_acc}); choose a larger target or "
+     "a smaller batch"),
+)
+
+WITHOUT_A_GPU: tuple[Rule, ...] = (
+    (lambda s, c: c.strategy.needs_gpu,
+     "--strategy {s.strategy} needs a GPU and this machine shows none"),
+    (lambda s, c: s.precision == "fp16",
+     "--precision fp16 needs a GPU: on a CPU it would silently run in fp32"),
+    (lambda s, c: s.precision == "tf32",
+     "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"),
+    (lambda s, c: s.batchnorm == "sync",
+     "--batchnorm sync needs GPUs: torch has no synchronised BatchNorm on a CPU"),
+    (lambda s, c: s.fsdp_offload,
+     "--fsdp_offload needs a GPU: on a CPU the shards are in CPU memory already"),
+)
+
+# The device, which is known once torch is loaded.
+DEVICE: tuple[Rule, ...] = (
+    *_where(lambda s, c: not c.cuda, WITHOUT_A_GPU),
+    (lambda s, c: s.exchange == "direct" and c.cuda and not c.passed.get("use_cpu"),
+     "--exchange direct is for gloo, which CPUs use: leave it out on GPUs (NCCL), or add "
+     "--use_cpu"),
+    (lambda s, c: s.precision == "tf32" and not c.ampere,
+     "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"),
+    (lambda s, c: s.precision == "bf16" and c.cuda and not c.bf16,
+     "--precision bf16 is not supported by this GPU; use fp16 or fp32"),
 )
 # fmt: on
 
@@ -199,124 +339,6 @@ def check(settings: Settings) -> Settings:
         parse_setup(settings.setup)
     refuse(CONTRADICTIONS, Combination(settings))
     return settings
-
-
-# ----
-# Flags of one strategy.
-
-# fmt: off
-FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
-    (lambda c: c.flag_of_others,
-     "--{c.flag_of_others} does nothing with --strategy {c.strategy.name}: it belongs to "
-     "{c.owners}"),
-    (lambda c: c.settings.compress != "none" and not c.strategy.compress,
-     "--compress {s.compress} does not go with --strategy {c.strategy.name}, but with "
-     "{c.compressing}"),
-    (lambda c: (
-            c.settings.compress != "none"
-            and not (
-                c.compress in c.strategy.compress
-                and re.fullmatch("[a-z0-9]+|powersgd:[1-9][0-9]*", c.settings.compress)
-            )
-        ),
-     "--compress {s.compress}: --strategy {c.strategy.name} has none, {c.compressions}"),
-    (lambda c: c.compress == "powersgd" and c.settings.precision == "fp16",
-     "--compress powersgd does not go with --precision fp16: the error that it carries over "
-     "would have another scale in the next update; use --precision bf16"),
-    (lambda c: c.settings.exchange != "backend" and not c.strategy.direct,
-     "--exchange {s.exchange} does not go with --strategy {c.strategy.name}, but with "
-     "{c.sending_directly}"),
-    (lambda c: c.settings.exchange != "backend" and c.compress == "powersgd",
-     "--exchange {s.exchange} does not go with --compress powersgd, whose sums are small and "
-     "follow one another: use --compress bf16, or --exchange backend"),
-    (lambda c: (
-            c.settings.exchange != "backend" and c.strategy.apart and c.settings.compress != "none"
-        ),
-     "--exchange {s.exchange} does not go with --compress {s.compress} of {c.strategy.name}, "
-     "which by itself sends each part straight to the process that adds it: leave --exchange "
-     "out"),
-)
-# fmt: on
-
-# Once the strategy's own defaults are filled in.
-# fmt: off
-SCHEDULES: tuple[Rule, ...] = (
-    (lambda c: c.settings.sync_every and c.settings.sync_every % (c.settings.fragments or 1),
-     "--fragments {s.fragments}: --sync_every {s.sync_every} cannot be divided by it; each "
-     "fragment is exchanged after an update of its own"),
-    (lambda c: (
-            c.settings.sync_every
-            and c.settings.overlap is not None
-            and c.settings.overlap >= c.settings.sync_every
-        ),
-     "--overlap {s.overlap}: must be below --sync_every {s.sync_every}, when the next exchange "
-     "begins"),
-    (lambda c: c.settings.batchnorm == "sync" and c.strategy.apart,
-     "--batchnorm sync does not go with --strategy {c.strategy.name}: its statistics would be "
-     "exchanged at every forward pass; use --batchnorm local"),
-    (lambda c: c.settings.elastic_batch == "scale" and c.strategy.apart,
-     "--elastic_batch scale does not go with --strategy {c.strategy.name}: no process can take "
-     "over what another trained apart"),
-)
-# fmt: on
-
-
-def _with_own_defaults(settings: Settings) -> Settings:
-    """The strategy's own flags with their defaults."""
-    refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
-    if settings.compress == "powersgd:1":
-        settings = replace(settings, compress="powersgd")  # one name for one training
-    own = STRATEGIES[str(settings.strategy)].own
-    missing = {n: v for n, v in own.items() if is_off(getattr(settings, n))}
-    settings = replace(settings, **missing)
-    refuse(SCHEDULES, Combination(settings))
-    return settings
-
-
-# ----
-# The processes that a launcher started, and whether they can do what is asked of them.
-
-# fmt: off
-NOT_ELASTIC: tuple[Rule, ...] = (
-    (lambda c: c.strategy.apart,
-     "--strategy {c.strategy.name} does not go with --max_restarts: no process can take over "
-     "what another trained apart"),
-    (lambda c: c.strategy.processes == "peers",
-     "--strategy {c.strategy.name} does not need --max_restarts: its peers come and go by "
-     "themselves"),
-)
-# fmt: on
-
-# fmt: off
-ELASTIC: tuple[Rule, ...] = (
-    (lambda c: c.settings.elastic_batch == "scale" and "max_steps" in c.passed,
-     "--max_steps counts updates, and --elastic_batch scale changes what one is: use --epochs, "
-     "or --elastic_batch hold"),
-    *((lambda c, holds=holds: c.world.elastic and holds(c), text) for holds, text in NOT_ELASTIC),
-    (lambda c: c.world.elastic and c.settings.setup is None,
-     "torchrun --max_restarts needs --setup, the set-up that was asked for: what runs may "
-     "change; for example --setup {w.nodes}_{w.per_node}"),
-    (lambda c: c.world.elastic and c.settings.tail == "pad",
-     "--tail pad does not go with torchrun --max_restarts: which samples are fed twice depends "
-     "on the number of processes; use --tail cut"),
-)
-# fmt: on
-
-# fmt: off
-PROCESSES: tuple[Rule, ...] = (
-    (lambda c: c.strategy.processes == "one" and c.world.size > 1,
-     "--strategy {s.strategy} runs in one process, but {w.size} were started: use python "
-     "{s.script}.py, or --strategy ddp"),
-    (lambda c: c.strategy.processes == "many" and not c.world.launched,
-     "--strategy {s.strategy} needs processes that torchrun starts: torchrun --standalone "
-     "--nproc_per_node=2 {s.script}.py ..."),
-)
-# fmt: on
-
-
-def why_not_elastic(settings: Settings) -> str | None:
-    """Why the processes of a run cannot be started again in another number; None if they can."""
-    return broken(NOT_ELASTIC, Combination(replace(settings, strategy=settings.strategy or "ddp")))
 
 
 def place(settings: Settings, world: World, gpus: int | None = None) -> Settings:
@@ -348,6 +370,30 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
     return settings
 
 
+def _with_own_defaults(settings: Settings) -> Settings:
+    """The strategy's own flags with their defaults."""
+    refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
+    if settings.compress == "powersgd:1":
+        settings = replace(settings, compress="powersgd")  # one name for one training
+    own = STRATEGIES[str(settings.strategy)].own
+    missing = {n: v for n, v in own.items() if is_off(getattr(settings, n))}
+    settings = replace(settings, **missing)
+    refuse(SCHEDULES, Combination(settings))
+    return settings
+
+
+def _with_peers(settings: Settings, world: World) -> Settings:
+    """Without a launcher the set-up says how many peers are expected; they find each other."""
+    addresses_to_join(settings, {})
+    if settings.setup is None:
+        settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
+    refuse(PEERS, Combination(settings, world))
+    nodes, per_node, tag = parse_setup(str(settings.setup))
+    if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
+        raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
+    return replace(settings, target_batch=batch_of(settings, nodes * per_node))
+
+
 def _mismatch(
     settings: Settings, world: World, strategy: str, nodes: int, per_node: int, tag: str
 ) -> str:
@@ -370,63 +416,6 @@ def _mismatch(
     )
 
 
-# ----
-# --strategy hivemind: what peers that come and go cannot do together.
-
-INSTALL = "pip install -r requirements-hivemind.txt"
-
-# As libp2p writes the address of a peer.
-PEER_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
-
-# Optimizers whose state can be made before the first step, as peers need it to exchange it.
-PEER_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
-
-# Schedules that do not follow from the number of the update.
-BLIND_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
-
-# fmt: off
-PEERS: tuple[Rule, ...] = (
-    (lambda c: c.settings.precision == "fp16",
-     "--strategy hivemind does not go with --precision fp16, whose scale each process finds by "
-     "itself: use bf16"),
-    (lambda c: c.settings.batchnorm == "sync",
-     "--batchnorm sync does not go with --strategy hivemind: peers do not compute in step; "
-     "their statistics are averaged with the weights"),
-    (lambda c: c.settings.local_updates and c.settings.compress == "int8",
-     "--compress int8 does not go with --local_updates: weights are averaged, and 8 bits lose "
-     "what an update changes; use fp16"),
-    (lambda c: "save_steps" in c.passed,
-     "--save_steps does not go with --strategy hivemind: checkpoints are made where all peers "
-     "have the same weights, at the end of an epoch"),
-    (lambda c: c.settings.tail == "pad",
-     "--tail pad does not go with --strategy hivemind: each peer takes the samples in an order "
-     "of its own, without an end; use --tail cut"),
-    (lambda c: c.passed.get("optim", PEER_OPTIMIZERS[0]) not in PEER_OPTIMIZERS,
-     "--optim {c.passed[optim]} does not go with --strategy hivemind: a peer that joins takes "
-     f"the state over, which works with {', '.join(PEER_OPTIMIZERS)}"),
-    (lambda c: c.passed.get("lr_scheduler_type") in BLIND_SCHEDULES,
-     "--lr_scheduler_type {c.passed[lr_scheduler_type]} does not go with --strategy hivemind: "
-     "each peer must know the learning rate from the number of the update"),
-    (lambda c: c.settings.target_batch and c.settings.target_batch < c.own_batch,
-     "--target_batch {s.target_batch}: one peer alone brings {c.own_batch} samples at a time "
-     "(--per_gpu_batch {s.per_gpu_batch} x --grad_acc {s.grad_acc}); choose a larger target or "
-     "a smaller batch"),
-)
-# fmt: on
-
-
-def _with_peers(settings: Settings, world: World) -> Settings:
-    """Without a launcher the set-up says how many peers are expected; they find each other."""
-    addresses_to_join(settings, {})
-    if settings.setup is None:
-        settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
-    refuse(PEERS, Combination(settings, world))
-    nodes, per_node, tag = parse_setup(str(settings.setup))
-    if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
-        raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
-    return replace(settings, target_batch=batch_of(settings, nodes * per_node))
-
-
 def addresses_to_join(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """The addresses of a run of peers, from the flag or the variable; none for a new run."""
     given = settings.initial_peers or environ.get("INITIAL_PEERS", "")
@@ -440,36 +429,9 @@ def addresses_to_join(settings: Settings, environ: Mapping[str, str]) -> list[st
     return addresses
 
 
-# ----
-# The device, which is known once torch is loaded.
-
-# fmt: off
-WITHOUT_A_GPU: tuple[Rule, ...] = (
-    (lambda c: c.strategy.needs_gpu,
-     "--strategy {s.strategy} needs a GPU and this machine shows none"),
-    (lambda c: c.settings.precision == "fp16",
-     "--precision fp16 needs a GPU: on a CPU it would silently run in fp32"),
-    (lambda c: c.settings.precision == "tf32",
-     "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"),
-    (lambda c: c.settings.batchnorm == "sync",
-     "--batchnorm sync needs GPUs: torch has no synchronised BatchNorm on a CPU"),
-    (lambda c: c.settings.fsdp_offload,
-     "--fsdp_offload needs a GPU: on a CPU the shards are in CPU memory already"),
-)
-# fmt: on
-
-# fmt: off
-DEVICE: tuple[Rule, ...] = (
-    *((lambda c, holds=holds: not c.cuda and holds(c), text) for holds, text in WITHOUT_A_GPU),
-    (lambda c: c.settings.exchange == "direct" and c.cuda and not c.passed.get("use_cpu"),
-     "--exchange direct is for gloo, which CPUs use: leave it out on GPUs (NCCL), or add "
-     "--use_cpu"),
-    (lambda c: c.settings.precision == "tf32" and not c.ampere,
-     "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"),
-    (lambda c: c.settings.precision == "bf16" and c.cuda and not c.bf16,
-     "--precision bf16 is not supported by this GPU; use fp16 or fp32"),
-)
-# fmt: on
+def why_not_elastic(settings: Settings) -> str | None:
+    """Why the processes of a run cannot be started again in another number; None if they can."""
+    return broken(NOT_ELASTIC, Combination(replace(settings, strategy=settings.strategy or "ddp")))
 
 
 def why_a_gpu(settings: Settings) -> str | None:

@@ -73,6 +73,7 @@ def test_flags_and_names_go_in_any_order() -> None:
 
 REFUSED = {
     "table --wrte": "unknown flag --wrte: did you mean --write?",
+    "table --json=1": "--json takes no value",
     "compare a": "missing B; usage: python -m harness compare A B",
     "compare a b --target": "--target needs a value",
     "figures": "missing FOLDER",

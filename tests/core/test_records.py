@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.core import attempts
 from harness.core.command_line import parse
 from harness.core.provenance import command_line, settings_of
 from harness.core.records import (
@@ -241,3 +242,33 @@ def test_settings_are_recorded_without_places() -> None:
     named = settings_of(settings)
     assert "output_dir" not in named and "rerun" not in named
     assert named["dataset"] == "~/data" and named["script"] == "vit"
+
+
+def test_odd_rows_end_no_run(tmp_path: Path) -> None:
+    """Cut off or written by hand: what they do not say is unknown."""
+    folder = RunFolder(tmp_path / "run")
+    assert attempts.begin(folder, 0, 2) == 1
+    write_json(folder.failure(0), {"rank": 0})
+    odd_rows = ({"event": "end", "attempt": 1}, {"event": "start"}, {}, {"event": "end"})
+    for row in odd_rows:
+        append_row(folder.attempts, row)
+    assert attempts.begin(folder, 3, 2) == 3
+    start = attempts.starts_of(folder.read_attempts())[-1]
+    assert (start["gap_s"], start["redone_updates"]) == (None, None)
+    assert attempts.went_on(folder, 1.0) and attempts.total_elapsed_s(folder) is None
+    write_json(folder.environment, {"comm_probe": {"with_s": [1.0]}})
+    for row in ({"epoch": 1}, {"timed_s": 1.0, "train_samples_per_s_per_gpu": 2.0}):
+        append_row(folder.epochs, row)
+    attempts.write_summary(folder, "failed", "odd")
+    summary = read_json(folder.summary) or {}
+    assert (summary["epochs_done"], summary["samples"], summary["restarts"]) == (2, 0, 0)
+    assert summary["comm_share"] is summary["best_epoch"] is summary["mfu"] is None
+
+
+def test_a_failure_that_lacks_fields_was_written_by_no_rank(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    write_json(folder.failure(0), {"rank": 0, "unix": 5.0})
+    assert attempts.first_failure(folder, since=0.0) is None
+    whole = {"rank": 1, "unix": 9.0, "outcome": "oom", "reason": "too much"}
+    write_json(folder.failure(1), whole)
+    assert attempts.first_failure(folder, since=0.0) == whole

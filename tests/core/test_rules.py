@@ -14,8 +14,8 @@ TABLES = {n: t for n, t in vars(rules).items() if isinstance(t, tuple) and t and
 
 def test_the_first_rule_that_holds_speaks() -> None:
     case = Combination(parse("bert", ["--b", "4"], {}))
-    table = ((lambda c: False, "no"), (lambda c: c.settings.epochs, "{s.epochs}: {c.own_batch}"),
-             (lambda c: True, "later"))  # fmt: skip
+    table = ((lambda s, c: False, "no"), (lambda s, c: s.epochs, "{s.epochs}: {c.own_batch}"),
+             (lambda s, c: True, "later"))  # fmt: skip
     assert broken(table, case) == "3: 4" and broken(table[:1], case) is None
     refuse(table[:1], case)
     with pytest.raises(UserError, match="3: 4"):
@@ -28,5 +28,5 @@ def test_every_message_is_one_line_that_can_be_filled_in() -> None:
     case = Combination(parse("bert", ["--tiny", *passed], {}))
     for table in TABLES.values():
         for _, message in table:
-            text = message.format(s=case.settings, w=case.world, c=case)
+            text = message.format(s=case.settings, c=case)
             assert "\n" not in text and text.startswith(("--", "torchrun"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.command_line import print_json
+from harness.core.records import find_runs
 
 SWEEPS = "outputs/published/sweeps"
 VIT = "outputs/published:script=vit,epochs=12,lr=0.0015,per_gpu_batch=32"
@@ -44,6 +46,21 @@ def test_a_verb_prints_one_document(
     assert all(document[name] or name in ("main", "notes") for name in DOCUMENTS[line])
     if "written" in DOCUMENTS[line]:
         assert all(Path(file).is_file() for file in document["written"])
+
+
+def test_integers_stay_integers_where_a_run_does_not_have_them(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = find_runs(root / "outputs" / "published" / "vit" / "1_1")[:2]
+    for run in (one, other):
+        shutil.copytree(run.path, tmp_path / run.path.name)
+    settings = tmp_path / one.path.name / "settings.json"
+    known = json.loads(settings.read_text())
+    settings.write_text(json.dumps({k: v for k, v in known.items() if k != "seed"}))
+    assert main(["table", str(tmp_path), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["runs"]
+    assert first["seed"] is None and type(second["seed"]) is int
+    assert type(first["epochs"]) is type(second["updates"]) is int and first["lr"] == known["lr"]
 
 
 def test_unknown_is_null_and_a_missed_target_is_inf(capsys: pytest.CaptureFixture[str]) -> None:

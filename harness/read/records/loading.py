@@ -48,13 +48,16 @@ def load(root: str | Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load_runs(root: str | Path) -> pd.DataFrame:
-    """One row per run: its settings, its machine and the fields of summary.json."""
+def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
+    """One row per run: its settings, its machine and the fields of summary.json.
+
+    With dtype=object integers stay integers where some runs do not have them.
+    """
     rows = []
     for folder in _runs(root):
         summary = summary_of(folder) or {"outcome": UNFINISHED, "reason": None}
         rows.append({**_shared(folder), **summary})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, dtype=dtype)
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:

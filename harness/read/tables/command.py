@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_runs(root: Path, as_json: bool) -> int:
-    runs = load_runs(root)
+    runs = load_runs(root, dtype=object if as_json else None)
     if runs.empty:
         raise UserError(f"no records below {root}: python vit.py --tiny makes one")
     if as_json:
