@@ -14,7 +14,7 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from string import ascii_lowercase as LETTERS
 from typing import Any
@@ -23,9 +23,7 @@ from harness.core.identity import number
 from harness.core.settings import UserError
 
 NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"
-
-
-# The unit of each field's text, and what it is worth in the field's own unit.
+# The text of each field, and what its unit is worth in the field's own unit.
 PARTS = (
     (re.compile(f"^{NUMBER}ms$"), "delay_ms", 1.0),
     (re.compile(f"^{NUMBER}mbit$"), "rate_mbit", 1.0),
@@ -34,11 +32,7 @@ PARTS = (
     (re.compile(f"^loss{NUMBER}$"), "loss", 1.0),
     (re.compile(f"^loss{NUMBER}%$"), "loss", 0.01),
 )
-
-
 FIELDS = ("delay_ms", "rate_mbit", "jitter_ms", "loss")
-
-
 EXPECTED = (
     "expected none, 20ms, 200mbit, 20ms/200mbit/jitter2ms/loss1%, "
     "{delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01} or a name such as rack"
@@ -114,19 +108,24 @@ def plain_link(value: Any) -> Link:
     if isinstance(value, dict):
         if unknown := [name for name in value if name not in FIELDS]:
             raise UserError(f"link {unknown[0]}: {EXPECTED}")
-        given = {name: (text, 1.0) for name, text in value.items()}
+        numbers = {name: (text, 1.0) for name, text in value.items()}
     else:
         text = str(value).strip().lower().replace(" ", "")
         if text in PRESETS or text == "none":
             return PRESETS.get(text, Link())
-        given = _parts(value, text)
+        numbers = _numbers(value, text)
     try:
-        link = Link(**{name: _exact(text, worth) for name, (text, worth) in given.items()})
+        link = Link(**{name: _exact(text, worth) for name, (text, worth) in numbers.items()})
     except (TypeError, ValueError):
         raise UserError(f"link {value}: {EXPECTED}") from None
-    if not given or not all(math.isfinite(getattr(link, name) or 0) for name in FIELDS):
+    if not numbers or not all(math.isfinite(getattr(link, name) or 0) for name in FIELDS):
         raise UserError(f"link {value}: {EXPECTED}")
-    _check(value, link)
+    if link.delay_ms < 0 or (link.rate_mbit is not None and link.rate_mbit <= 0):
+        raise UserError(f"link {value}: a delay is 0 or more, a rate above 0")
+    if not 0 <= link.jitter_ms <= link.delay_ms:
+        raise UserError(f"link {value}: a jitter is 0 or more and not above the delay")
+    if not 0 <= link.loss < 1:
+        raise UserError(f"link {value}: a loss is a share, at least 0 and below 1")
     return link
 
 
@@ -135,72 +134,54 @@ def _exact(text: Any, worth: float) -> float:
     return float(f"{float(text) * worth:.12g}")
 
 
-def _parts(value: Any, text: str) -> dict[str, tuple[str, float]]:
-    given: dict[str, tuple[str, float]] = {}
+def _numbers(value: Any, text: str) -> dict[str, tuple[str, float]]:
+    """Field -> (number, worth of its unit) of 20ms/200mbit."""
+    numbers: dict[str, tuple[str, float]] = {}
     for part in text.split("/"):
-        found = [(name, (m[1], worth)) for regex, name, worth in PARTS if (m := regex.match(part))]
-        if not found:
+        matches = ((name, regex.match(part), worth) for regex, name, worth in PARTS)
+        name, match, worth = next((m for m in matches if m[1]), ("", None, 0.0))
+        if match is None:
             near = difflib.get_close_matches(text, PRESETS, n=1)
             hint = f"did you mean {near[0]}?" if near else EXPECTED
             raise UserError(f"link {value}: {hint}")
-        if found[0][0] in given:
-            raise UserError(f"link {value}: {found[0][0]} is given twice")
-        given.update(found)
-    return given
+        if name in numbers:
+            raise UserError(f"link {value}: {name} is given twice")
+        numbers[name] = (match[1], worth)
+    return numbers
 
-
-def _check(value: Any, link: Link) -> None:
-    if link.delay_ms < 0 or (link.rate_mbit is not None and link.rate_mbit <= 0):
-        raise UserError(f"link {value}: a delay is 0 or more, a rate above 0")
-    if not 0 <= link.jitter_ms <= link.delay_ms:
-        raise UserError(f"link {value}: a jitter is 0 or more and not above the delay")
-    if not 0 <= link.loss < 1:
-        raise UserError(f"link {value}: a loss is a share, at least 0 and below 1")
-
-
-# ----
-# A network of nodes that are not all equally far from each other.
-#
-# {places: [2, 1], within: rack, between: continent}         two nodes near, one far
-# {places: [2, 2, 1], within: rack, between: continent,
-# pairs: {a-c: home_dsl, b-b: 5ms}}                         places are a, b, c in their order
-# 2+1:within=rack:between=continent:a-b=80ms                 the same in one line
-#
-# The nodes of a set-up are dealt to the places in order. A link that is left out is unlimited.
 
 KEYS = ("places", "within", "between", "pairs")
-
-
 PLACES = re.compile(r"^[0-9]+(\+[0-9]+)*$")
-
-
 PAIR = re.compile(r"^([a-z])-([a-z])$")
-
-
 EXPECTED_NETWORK = "expected {places: [2, 1], within: rack, between: continent, pairs: {a-b: 80ms}}"
-
-
 LONGEST_TAG = 60  # a folder's name has more parts, and its limits
 
 
 @dataclass(frozen=True)
 class Network:
-    """Nodes in places, and the link of each pair of places that matters, smaller letter first."""
+    """Nodes that are not all equally far from each other.
 
-    places: tuple[int, ...]
-    links: tuple[tuple[tuple[int, int], Link], ...]
+    {places: [2, 1], within: rack, between: continent}         two nodes near, one far
+    {places: [2, 2, 1], within: rack, between: continent,
+    pairs: {a-c: home_dsl, b-b: 5ms}}                          places are a, b, c in their order
+    2+1:within=rack:between=continent:a-b=80ms                 the same in one line
+
+    The nodes of a set-up are dealt to the places in order. A link that is left out is unlimited.
+    """
+
+    places: tuple[int, ...]  # the number of nodes in each
+    links: tuple[tuple[tuple[int, int], Link], ...]  # of each pair of places that matters
 
     def __str__(self) -> str:
-        links = dict(self.links)
         parts = ["+".join(map(str, self.places))]
-        inside = [link for (one, other), link in self.links if one == other]
-        across = [link for (one, other), link in self.links if one != other]
-        usual = {True: _most_frequent(inside), False: _most_frequent(across)}
-        parts += [f"within={usual[True]}"] if inside else []
-        parts += [f"between={usual[False]}"] if across else []
+        usual: dict[bool, Link] = {}
+        for inside, name in ((True, "within"), (False, "between")):
+            if links := [link for (one, other), link in self.links if (one == other) == inside]:
+                usual[inside] = max(links, key=links.count)  # the first of the most frequent
+                parts.append(f"{name}={usual[inside]}")
         parts += [
             f"{LETTERS[one]}-{LETTERS[other]}={link}"
-            for (one, other), link in links.items()
+            for (one, other), link in self.links
             if link != usual[one == other]
         ]
         return ":".join(parts)
@@ -246,29 +227,34 @@ def link_of(value: Any) -> Link | Network:
 
 def _from_line(text: str) -> dict[str, Any]:
     places, *parts = text.lower().replace(" ", "").split(":")
-    found: dict[str, Any] = {"places": places.split("+"), "pairs": {}}
+    mapping: dict[str, Any] = {"places": places.split("+"), "pairs": {}}
     for part in parts:
         name, _, link = part.partition("=")
-        inner = found if name in KEYS else found["pairs"]
+        inner = mapping if name in KEYS else mapping["pairs"]
         if name in inner:
             raise UserError(f"link {text}: {name} is given twice")
         inner[name] = link
-    return found
+    return mapping
 
 
-def _network(value: Any, given: dict[str, Any]) -> Link | Network:
-    if unknown := [name for name in given if name not in KEYS]:
+def _network(value: Any, mapping: dict[str, Any]) -> Link | Network:
+    if unknown := [name for name in mapping if name not in KEYS]:
         raise UserError(f"link {unknown[0]}: {EXPECTED_NETWORK}")
-    places = _places(value, given.get("places"))
-    named = given.get("pairs") or {}
+    places = _places(value, mapping.get("places"))
+    named = mapping.get("pairs") or {}
     if not isinstance(named, dict):
         raise UserError(f"link {value}: {EXPECTED_NETWORK}")
-    usual = {True: plain_link(given.get("within", "none")),
-             False: plain_link(given.get("between", "none"))}  # fmt: skip
-    links = {pair: usual[pair[0] == pair[1]] for pair in _pairs(places)}
+    within, between = (plain_link(mapping.get(name, "none")) for name in ("within", "between"))
+    # Of places whose nodes really have a link: a node alone has none within its place.
+    links = {
+        (one, other): within if one == other else between
+        for one, nodes in enumerate(places)
+        for other in range(one, len(places))
+        if one != other or nodes > 1
+    }
     seen: set[tuple[int, int]] = set()
     for name, text in named.items():
-        pair = _pair(value, str(name), places)
+        pair = _pair(value, str(name), links)
         if pair in seen:
             raise UserError(f"link {value}: pair {name} is given twice")
         seen.add(pair)
@@ -276,11 +262,11 @@ def _network(value: Any, given: dict[str, Any]) -> Link | Network:
     # Where all pairs are alike it is a plain link, however it was written: one and the same run.
     if len(set(links.values())) == 1:
         return next(iter(links.values()))
-    return Network(places, tuple(sorted(links.items(), key=lambda item: item[0])))
+    return Network(places, tuple(links.items()))
 
 
-def _places(value: Any, given: Any) -> tuple[int, ...]:
-    text = "+".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+def _places(value: Any, numbers: Any) -> tuple[int, ...]:
+    text = "+".join(map(str, numbers)) if isinstance(numbers, list | tuple) else str(numbers)
     if not PLACES.match(text):
         raise UserError(f"link {value}: {EXPECTED_NETWORK}")
     places = tuple(int(nodes) for nodes in text.split("+"))
@@ -292,23 +278,10 @@ def _places(value: Any, given: Any) -> tuple[int, ...]:
     return places
 
 
-def _pairs(places: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Of places whose nodes really have a link: a node alone has none within its place."""
-    for one, nodes in enumerate(places):
-        for other in range(one, len(places)):
-            if one != other or nodes > 1:
-                yield one, other
-
-
-def _pair(value: Any, name: str, places: tuple[int, ...]) -> tuple[int, int]:
+def _pair(value: Any, name: str, pairs: Collection[tuple[int, int]]) -> tuple[int, int]:
     match = PAIR.match(name.strip().lower())
-    pair = sorted(LETTERS.index(letter) for letter in match.groups()) if match else []
-    if not pair or (pair[0], pair[1]) not in set(_pairs(places)):
-        known = ", ".join(f"{LETTERS[one]}-{LETTERS[other]}" for one, other in _pairs(places))
+    one, other = sorted(map(LETTERS.index, match.groups())) if match else (-1, -1)
+    if (one, other) not in pairs:
+        known = ", ".join(f"{LETTERS[i]}-{LETTERS[j]}" for i, j in pairs)
         raise UserError(f"link {value}: no pair of places {name}: there are {known}")
-    return pair[0], pair[1]
-
-
-def _most_frequent(links: list[Link]) -> Link:
-    """The first of them, if several are."""
-    return max(links, key=links.count) if links else Link()
+    return one, other
