@@ -60,7 +60,7 @@ ASIDE = ".earlier-"
 class RunFolder:
     """The one place that knows the files of a run: their names, and what reading them gives.
 
-    Reading checks nothing but that a file is JSON (harness/core/schema/validation.py checks more):
+    Reading checks nothing but that a file is JSON (harness/core/schema/dictionary.py checks more):
     training and launching go on with whatever an interrupted process has left.
     """
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.schema.document import flat
+from harness.core.schema.dictionary import RECORDS, check_types, fields, flat, validate
 from harness.core.schema.fields import Field
-from harness.core.schema.validation import RECORDS, check_types, fields, validate
 from harness.core.settings import UserError
 
 FAILURE = {"rank": 0, "outcome": "oom", "reason": "too much", "unix": 1.5}

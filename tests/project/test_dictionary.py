@@ -15,10 +15,17 @@ import pytest
 
 from harness.core.identity import run_id
 from harness.core.records import FAILURES, FINISHED, find_runs
-from harness.core.schema.document import APART, OUTPUTS, json_schema, readme
+from harness.core.schema.dictionary import (
+    APART,
+    OUTPUTS,
+    RECORDS,
+    fields,
+    json_schema,
+    readme,
+    validate,
+)
 from harness.core.schema.fields import Field, fields_of
 from harness.core.schema.rows import OUTCOMES
-from harness.core.schema.validation import RECORDS, fields, validate
 from harness.core.settings import Settings, flag_fields
 from harness.launch.places import Local, Options, launched
 from harness.launch.plan import plan
@@ -94,7 +101,9 @@ def root_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_written_of_the_schema_is_what_the_schema_gives() -> None:
-    assert (OUTPUTS / "README.md").read_text() == readme(), "python -m harness.core.schema.document"
+    assert (OUTPUTS / "README.md").read_text() == readme(), (
+        "python -m harness.core.schema.dictionary"
+    )
     assert json.loads((OUTPUTS / "schema.json").read_text()) == json_schema()
     assert set(OUTCOMES) == {FINISHED, *FAILURES}
 

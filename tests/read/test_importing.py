@@ -11,9 +11,9 @@ import pytest
 
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.schema.dictionary import check_types, fields
 from harness.core.schema.environment import DataRecord, ImportedRecord
 from harness.core.schema.fields import fields_of
-from harness.core.schema.validation import check_types, fields
 from harness.read import load, load_runs
 from harness.read.imports.formats import learning_rate
 from tests.read.test_read import record

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import pandas as pd
 
 from harness.core.records import SCHEMA, RunFolder, find_runs, read_json, read_rows
-from harness.core.schema.validation import check_types
+from harness.core.schema.dictionary import check_types
 from harness.core.settings import UserError
 
 # What a run without summary.json is: it may still be going on, or have been killed.
