@@ -22,7 +22,7 @@ from harness.core import attempts
 from harness.core.records import RunFolder, write_json
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
-from harness.train.measure import base, rows
+from harness.train.measure import rows
 from harness.train.measure.clock import StepClock
 from harness.train.measure.environment import environment, recorded_settings
 from harness.train.measure.resources import CpuTime, Memory, over_ranks, traffic_of
@@ -49,7 +49,7 @@ class LogCallback(Recorder):
             self.began_s, self.cpu = time.perf_counter(), CpuTime(self.world.size)
         self.observations = Observations(self.world.size)  # ExactTrainer gives its own
         self.clock = StepClock(cuda=False)
-        self.measures: list[base.EpochMeasure] = []
+        self.measures: list[rows.EpochMeasure] = []
         self.telemetry: Telemetry | None = None
         # Of the epoch that has ended, not yet written: the run's row and this rank's.
         self.row = rows.Pending(self.folder.epochs)
@@ -125,7 +125,7 @@ class LogCallback(Recorder):
             "updates": state.max_steps,
             "first_learning_rate": self.first_learning_rate,
             "timing_warmup_steps": self.clock.untimed,
-            **base.facts(self.measures),
+            **rows.merged(measure.facts() for measure in self.measures),
         }
         write_json(self.folder.environment, {**self.machine, **facts})
 
@@ -193,13 +193,13 @@ class LogCallback(Recorder):
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
         own = rows.rank_row(epoch, self.world.rank, train_s, timed, waited_s)
         self.rank_row.row = own | self.cpu.own() | sent
-        self.rank_row.row |= base.rank_fields(self.measures, untimed)
+        self.rank_row.row |= rows.merged(m.rank_fields(untimed) for m in self.measures)
         everyone = self.observations.gather(self.rank_row.row)
         self.cpu.report(everyone)
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)
-            row |= base.run_fields(self.measures, everyone, row)
+            row |= rows.merged(m.run_fields(everyone, row) for m in self.measures)
             if first_epoch:
                 # What was seen in the first step is known now.
                 self._write_environment(state)
@@ -209,7 +209,7 @@ class LogCallback(Recorder):
         self,
         state: TrainerState,
         train_s: float,
-        timed: list[tuple[int, float]],
+        timed: list[tuple[float, float]],
         everyone: list[dict[str, Any]],
     ) -> dict[str, Any]:
         fed = self._fed(state)
@@ -251,11 +251,11 @@ class LogCallback(Recorder):
             "epoch_time_s": self.clock.so_far() + self.epoch_so_far.get("epoch_time_s", 0.0),
             "samples": samples + self.epoch_so_far.get("samples", 0),
             "sent": self.clock.traffic.so_far(),  # what follows until it is saved does not count
-            "measured": base.states(self.measures),
+            "measured": {m.name: m.state() for m in self.measures if m.name},
         }
 
     def paused(self) -> AbstractContextManager[None]:
-        return base.excluded(self.clock, self.measures)
+        return rows.excluded(self.clock, self.measures)
 
     def on_evaluate(
         self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **kwargs: Any

@@ -16,6 +16,21 @@ import torch
 from harness.train.measure.resources import Traffic
 
 
+def stamp(cuda: bool) -> Any:
+    """A point in time; on a GPU an event on the current stream; nothing is waited for."""
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(before: Any, after: Any) -> float:
+    """Between two stamps; on a GPU, once it is done with the later one."""
+    is_event = isinstance(before, torch.cuda.Event)
+    return float(before.elapsed_time(after) / 1000 if is_event else after - before)
+
+
 class StepClock:
     """The marks of one epoch. A mark costs microseconds and never waits for the GPU."""
 
@@ -32,17 +47,10 @@ class StepClock:
         self.last_s = 0.0  # when the last step, or the last pause, ended
         self.running = False
 
-    def _stamp(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def start(self) -> None:
         """An epoch begins."""
         self.running = True
-        self.marks, self.fetches = [(None, self._stamp())], []
+        self.marks, self.fetches = [(None, stamp(self.cuda))], []
         self.data_wait_s = self.paused_s = 0.0
         self.began_s = self.last_s = time.perf_counter()
         self.traffic.start()
@@ -50,7 +58,7 @@ class StepClock:
     def data_ready(self) -> None:
         """The batches of the next step have been fetched."""
         self.data_wait_s += time.perf_counter() - self.last_s
-        self.fetched = self._stamp()
+        self.fetched = stamp(self.cuda)
 
     def waited(self) -> None:
         """A batch has been trained on that completes no step; now the next one is waited for."""
@@ -58,7 +66,7 @@ class StepClock:
 
     def step(self, samples: int) -> None:
         """A step has ended."""
-        self.marks.append((samples, self._stamp()))
+        self.marks.append((samples, stamp(self.cuda)))
         self.fetches.append(self.fetched)
         self.last_s = time.perf_counter()
 
@@ -77,7 +85,7 @@ class StepClock:
     def resume(self) -> None:
         """Something other than training (evaluation, saving) has ended inside the epoch."""
         self.traffic.resume()
-        self.marks.append((None, self._stamp()))
+        self.marks.append((None, stamp(self.cuda)))
         now = time.perf_counter()
         self.paused_s += now - self.last_s
         self.last_s = now
@@ -95,7 +103,7 @@ class StepClock:
 
     def steps(self) -> list[tuple[int, float]]:
         """(samples, seconds) of each step; call it after stop()."""
-        return [(samples, self._between(before, after)) for samples, before, after in self._edges()]
+        return [(samples, seconds_between(*edges)) for samples, *edges in self._edges()]
 
     def waits(self) -> list[float]:
         """Seconds of each step until its batches were fetched; call it after stop().
@@ -104,13 +112,10 @@ class StepClock:
         still be busy with the previous step.
         """
         edges = zip(self._edges(), self.fetches, strict=True)
-        return [self._between(before, fetched) for (_, before, _), fetched in edges]
+        return [seconds_between(before, fetched) for (_, before, _), fetched in edges]
 
     def _edges(self) -> Iterator[tuple[int, Any, Any]]:
         """(samples, beginning, end) of each step."""
         for (_, before), (samples, after) in zip(self.marks, self.marks[1:], strict=False):
             if samples is not None:
                 yield samples, before, after
-
-    def _between(self, before: Any, after: Any) -> float:
-        return float(before.elapsed_time(after) / 1000 if self.cuda else after - before)

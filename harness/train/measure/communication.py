@@ -29,8 +29,9 @@ from transformers import TrainerCallback
 from harness.core.attempts import probe_of
 from harness.core.settings import Settings
 from harness.train.context import Context
-from harness.train.measure.base import EpochMeasure
+from harness.train.measure.clock import seconds_between, stamp
 from harness.train.measure.resources import GIB
+from harness.train.measure.rows import EpochMeasure
 
 FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")
 PAIRS, LIMIT_S = 5, 5.0  # no pair is begun after so many seconds
@@ -45,6 +46,7 @@ class Exposure(EpochMeasure):
     def __init__(self, context: Context) -> None:
         self.context = context
         self.device = context.args.device
+        self.cuda = self.device.type == "cuda"
         self.handles: dict[nn.Parameter, Any] = {}
         self.ready: Any = None
         self.last: nn.Parameter | None = None
@@ -63,26 +65,19 @@ class Exposure(EpochMeasure):
                 self.handles[parameter] = hook
         return True
 
-    def _stamp(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        # On the stream of the backward pass. DDP makes that stream wait for the last exchange
-        # before backward() returns, so an event recorded then comes after the exchange, although
-        # the host is ahead of both.
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def _gradient(self, parameter: nn.Parameter) -> None:
         # Runs before DDP's own hook on this gradient, which begins the last exchange.
-        self.last, self.ready = parameter, self._stamp()
+        self.last, self.ready = parameter, stamp(self.cuda)
 
     def backward_ended(self, exchanged: bool) -> None:
         """A backward pass has ended, with an exchange of gradients or without."""
         if not self.handles:
             return
         if exchanged:
-            self.marks.append((self.ready, self._stamp()))
+            # On the stream of the backward pass. DDP makes that stream wait for the last exchange
+            # before backward() returns, so an event recorded now comes after the exchange, although
+            # the host is ahead of both.
+            self.marks.append((self.ready, stamp(self.cuda)))
         self.ready = None
         if len(self.handles) > 1 and self.last is not None:
             # Gradients become ready in a fixed order, so the other hooks are not needed any more.
@@ -102,10 +97,8 @@ class Exposure(EpochMeasure):
 
     def exposed(self) -> list[float]:
         """Seconds of each update of the epoch, NaN if unknown; call it when the device is done."""
-        cuda = self.device.type == "cuda"
         return [
-            math.nan if ready is None else ready.elapsed_time(end) / 1000 if cuda else end - ready
-            for ready, end in self.marks
+            math.nan if ready is None else seconds_between(ready, end) for ready, end in self.marks
         ]
 
     def rank_fields(self, untimed: int) -> dict[str, Any]:
@@ -120,13 +113,9 @@ class Exposure(EpochMeasure):
             if split is not None:
                 exposed, waited = split
                 fields = dict(zip(FIELDS, (own - exposed, exposed, waited), strict=True))
-        elif steps and self._alone():
-            fields["compute_s"] = own
+        elif steps and self.context.session.alone and self.context.settings.strategy != "dp":
+            fields["compute_s"] = own  # nothing is exchanged between processes or devices
         return fields
-
-    def _alone(self) -> bool:
-        """Whether nothing is exchanged, between processes or devices."""
-        return self.context.session.alone and self.context.settings.strategy != "dp"
 
     def _split(self, exposed: list[float], count: int) -> tuple[float, float] | None:
         """Exposed seconds of so many updates, and those of them spent waiting for other ranks.

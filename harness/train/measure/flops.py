@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data.text_batches import AMOUNT, Amount
-from harness.train.measure.base import EpochMeasure, total
+from harness.train.measure.rows import EpochMeasure, total
 
 CLOSED, COUNTED = "closed form", "counted"
 FORWARD_AND_BACKWARD = 3

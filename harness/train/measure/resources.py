@@ -13,8 +13,7 @@ import torch
 from accelerate.utils import gather_object
 
 from harness.train.context import Context
-from harness.train.measure.base import EpochMeasure, total
-from harness.train.measure.rows import peaks_of
+from harness.train.measure.rows import EpochMeasure, total
 
 GIB = 2**30
 CPU_FIELDS = ("user_s", "system_s")
@@ -135,8 +134,12 @@ class Memory(EpochMeasure):
         return {"peak_memory_gib": allocated, "reserved_memory_gib": reserved}
 
     def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        named = zip(("peak_memory_gib", "reserved_memory_gib"), self.own, strict=True)
-        return {f"{name}_per_rank": peaks_of(name, ranks, own) for name, own in named}
+        """By rank, or by device for one process with several devices."""
+        fields: dict[str, Any] = {}
+        for name, own in zip(("peak_memory_gib", "reserved_memory_gib"), self.own, strict=True):
+            by_rank = own and [rank[name] for rank in ranks]
+            fields[f"{name}_per_rank"] = own if own and len(own) > 1 else by_rank
+        return fields
 
 
 def interfaces_sent(file: Path = INTERFACES) -> int | None:
@@ -149,6 +152,10 @@ def interfaces_sent(file: Path = INTERFACES) -> int | None:
     return sum(int(of[8]) for name, of in counters.items() if name != "lo")
 
 
+def _grown(sent: int | None, now: int | None, began: int | None) -> int | None:
+    return None if sent is None or now is None or began is None else sent + now - began
+
+
 class Traffic:
     """What one rank sends between the edges of an epoch's time; evaluation and saving are excluded.
 
@@ -156,36 +163,31 @@ class Traffic:
     """
 
     def __init__(
-        self, read: Callable[[], Bytes] = lambda: (None, None), before: Bytes = (0, 0)
+        self, read: Callable[[], Bytes] = lambda: (None, None), sent: Bytes = (0, 0)
     ) -> None:
         self.read = read
-        self.before = before  # in this epoch, until the checkpoint that was resumed from
-        self.began: Bytes = (None, None)
-        self.paused: Bytes | None = None  # the reading at the beginning of a pause
+        self.sent = sent  # in this epoch, until the checkpoint or the last call of so_far()
+        self.began: Bytes = (None, None)  # the reading at that time
+        self.paused = False
 
     def start(self) -> None:
-        self.began, self.paused = self.read(), None
+        self.began, self.paused = self.read(), False
 
     def so_far(self) -> Bytes:
         """In this epoch until now; what is sent from here to resume() is excluded."""
-        self.paused = self.read()
-        return _combine(lambda now, began, before: now - began + before, self.paused, self.began,
-                        self.before)  # fmt: skip
+        now = self.read()
+        fields = zip(self.sent, now, self.began, strict=True)
+        payload, network = (_grown(*field) for field in fields)
+        self.sent, self.began, self.paused = (payload, network), now, True
+        return self.sent
 
     def resume(self) -> None:
-        if self.paused is not None:
-            self.began = _combine(
-                lambda began, now, paused: began + now - paused,
-                self.began,
-                self.read(),
-                self.paused,
-            )
-            self.paused = None
+        if self.paused:
+            self.began, self.paused = self.read(), False
 
     def stop(self) -> dict[str, int | None]:
         """The epoch has ended: its fields in the rank's row."""
-        sent = self.so_far()
-        self.before = (0, 0)
+        sent, self.sent = self.so_far(), (0, 0)
         return dict(zip(TRAFFIC_FIELDS, sent, strict=True))
 
 
@@ -229,10 +231,3 @@ def related(payload: int | None, network: int | None) -> int | None:
     """
     stray = network is not None and network < STRAY_BYTES
     return None if payload and payload > STRAY_BYTES and stray else network
-
-
-def _combine(function: Callable[..., int], *readings: Bytes) -> Bytes:
-    """Field by field; unknown where one reading is."""
-    fields = zip(*readings, strict=True)
-    payload, network = (None if None in field else function(*field) for field in fields)
-    return payload, network

@@ -1,9 +1,10 @@
-"""The rows of an epoch: what they are computed from, and that each is written once."""
+"""The rows of an epoch: the measures that fill them, the sums, and that each is written once."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,61 @@ from harness.core.records import append_row, read_rows
 # Metrics of an evaluation that are not quality: the Trainer's own timing, and fields of the row.
 TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 ELSEWHERE = ("epoch", "samples")
+
+
+class EpochMeasure:
+    """A measure on one rank, by epoch. In a step it must wait for no device and no other rank."""
+
+    name = ""  # of its state in a checkpoint, if it has any
+    clock: Any = None  # the StepClock; None if nobody records the training
+
+    def begin(self, clock: Any) -> None:
+        """A training is about to begin or to go on."""
+        self.clock = clock
+
+    def epoch_begins(self) -> None:
+        """Called before the epoch's time begins."""
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """What is done meanwhile is excluded from this measure."""
+        yield
+
+    def rank_fields(self, untimed: int) -> dict[str, Any]:
+        """This rank's row of the epoch that has ended; its first `untimed` updates are warm-up."""
+        return {}
+
+    def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+        """The run's row, from those of all ranks and from what it holds already; on rank 0."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """For the record of the environment; on rank 0."""
+        return {}
+
+    def state(self) -> Any:
+        """What a checkpoint inside an epoch has to keep of that epoch."""
+        return None
+
+
+@contextmanager
+def excluded(clock: Any, measures: Sequence[EpochMeasure]) -> Iterator[None]:
+    """Inside an epoch, after a step: time spent here is excluded from all measures."""
+    with ExitStack() as stack:
+        stack.enter_context(clock.paused())
+        for measure in measures:
+            stack.enter_context(measure.excluded())
+        yield
+
+
+def merged(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The fields of all measures as one row."""
+    return {name: value for of_measure in fields for name, value in of_measure.items()}
+
+
+def total(values: Sequence[Any]) -> Any:
+    """The sum if all values are known, never a part of it; None if there are no values."""
+    return None if not values or None in values else sum(values)
 
 
 class Pending:
@@ -42,7 +98,7 @@ class Pending:
 
 
 def rank_row(
-    epoch: float, rank: int, train_s: float, timed: list[tuple[int, float]], data_wait_s: float
+    epoch: float, rank: int, train_s: float, timed: list[tuple[float, float]], data_wait_s: float
 ) -> dict[str, Any]:
     """What differs between ranks, in the form of ranks/rank_<r>.jsonl."""
     seconds = [s for _, s in timed]
@@ -65,7 +121,7 @@ def epoch_sums(exact: dict[str, float], fed: int, logged_loss: float | None) -> 
     }
 
 
-def rates(timed: list[tuple[int, float]], devices: int) -> dict[str, Any]:
+def rates(timed: list[tuple[float, float]], devices: int) -> dict[str, Any]:
     """The sums over (samples, seconds) of the timed steps, and samples per second."""
     samples, seconds = sum(n for n, _ in timed), sum(s for _, s in timed)
     rate = samples / seconds if seconds else None
@@ -78,28 +134,18 @@ def rates(timed: list[tuple[int, float]], devices: int) -> dict[str, Any]:
     }
 
 
-def peaks_of(
-    name: str, ranks: Sequence[dict[str, Any]], devices: list[float] | None
-) -> list[float] | None:
-    """Peak memory by rank, or by device for one process with several devices."""
-    if devices is None:
-        return None
-    return devices if len(devices) > 1 else [rank[name] for rank in ranks]
-
-
 def steps(
-    timed: list[tuple[int, float]], of_peers: int | None, missing: float
-) -> list[tuple[int, float]]:
+    timed: list[tuple[int, float]], counted: int | None, missing: float
+) -> list[tuple[float, float]]:
     """(samples, seconds) of each step, with the samples that it really had.
 
-    The samples of peers are divided equally over the steps.
+    Samples that the strategy has counted itself are divided equally over the steps.
     """
-    if of_peers:
-        timed = [(of_peers / len(timed), seconds) for _, seconds in timed]  # type: ignore[misc]
-    if timed and missing > 0:
+    steps = [(counted / len(timed) if counted else n, seconds) for n, seconds in timed]
+    if steps and missing > 0:
         # The last batch was not full, or was filled up with samples that had been fed before.
-        timed[-1] = (timed[-1][0] - int(missing), timed[-1][1])
-    return timed
+        steps[-1] = (steps[-1][0] - int(missing), steps[-1][1])
+    return steps
 
 
 def quality_of(metrics: dict[str, Any], samples: int | None, eval_s: float) -> dict[str, Any]:

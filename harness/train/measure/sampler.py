@@ -52,10 +52,7 @@ READINGS: dict[str, Callable[[Any], Any]] = {
     "throttled": _throttles,
 }
 # Slices of a card share these, so they say nothing about one slice.
-OF_A_CARD = (
-    *("power_w", "temperature_c", "sm_clock_mhz", "memory_clock_mhz"),
-    *("energy_j", "throttled"),
-)
+OF_A_CARD = tuple(name for name in READINGS if name not in ("utilisation_percent", "memory_gib"))
 SLICE = "the device is a slice of a card (MIG): this is counted for the whole card"
 RAPL = Path("/sys/class/powercap")
 # Readings that only grow, or are lists of names; all others are gauges.
@@ -74,34 +71,30 @@ class Gpus:
 
     def __init__(self, uuids: list[str]) -> None:
         self.missing: dict[str, str] = {}  # reading -> why at least one device does not have it
-        self.handles: list[Any] = []
-        self.slices: list[bool] = []
+        self.devices: list[tuple[Any, bool]] = []  # handle, whether it is a slice of a card
         if not uuids:
             self.missing["gpu"] = "training uses no NVIDIA device"
             return
         try:
             pynvml.nvmlInit()
-            devices = [_device(uuid) for uuid in uuids]
+            self.devices = [_device(uuid) for uuid in uuids]
         except pynvml.NVMLError as error:
             self.missing = dict.fromkeys(READINGS, f"NVML: {error}")
-            devices = []
-        self.handles = [handle for handle, _ in devices]
-        self.slices = [is_slice for _, is_slice in devices]
 
     def read(self) -> list[Reading]:
         """One reading per device; None for what it does not have."""
-        return [self._read(number) for number in range(len(self.handles))]
+        return [self._read(*device) for device in self.devices]
 
-    def _read(self, number: int) -> Reading:
+    def _read(self, handle: Any, is_slice: bool) -> Reading:
         reading: Reading = dict.fromkeys(READINGS)
         for name, read in READINGS.items():
             if name in self.missing:
                 continue
-            if self.slices[number] and name in OF_A_CARD:
+            if is_slice and name in OF_A_CARD:
                 self.missing[name] = SLICE
                 continue
             try:
-                reading[name] = read(self.handles[number])
+                reading[name] = read(handle)
             except pynvml.NVMLError_NotSupported as error:
                 self.missing[name] = f"NVML: {error}"  # not tried again
             except pynvml.NVMLError:
@@ -109,7 +102,7 @@ class Gpus:
         return reading
 
     def close(self) -> None:
-        if self.handles:
+        if self.devices:
             pynvml.nvmlShutdown()
 
 

@@ -21,9 +21,9 @@ from harness.core.provenance import ROOT
 from harness.core.records import RunFolder
 from harness.core.topology import World
 from harness.train.context import Context
-from harness.train.measure.base import EpochMeasure, total
 from harness.train.measure.link import interface
 from harness.train.measure.resources import of_all_ranks
+from harness.train.measure.rows import EpochMeasure, total
 from harness.train.measure.sampler import COUNTERS, LISTS
 
 TIMEOUT_S = 5.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainingArguments
 
-from harness.train.measure.base import EpochMeasure
 from harness.train.measure.resources import CpuTime, of_all_ranks
+from harness.train.measure.rows import EpochMeasure
 from harness.train.strategy.base import Exchange
 
 RankMetrics = Callable[[TrainingArguments], dict[str, Any]]

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from harness.train.measure.resources import GIB, Memory, peak_memory_gib, reset_peak_memory
-from harness.train.measure.rows import peaks_of
 
 
 @pytest.fixture
@@ -35,10 +34,13 @@ def test_a_process_with_several_gpus_has_one_for_each(gpus: dict[int, float]) ->
 
 
 def test_a_row_lists_ranks_or_the_devices_of_the_one_rank() -> None:
+    memory = Memory(cuda=True, devices=1)
+    memory.own = [[2.0], None]
     ranks: list[dict[str, Any]] = [{"peak_memory_gib": 2.0}, {"peak_memory_gib": 3.0}]
-    assert peaks_of("peak_memory_gib", ranks, devices=[2.0]) == [2.0, 3.0]
-    several = peaks_of("peak_memory_gib", [{"peak_memory_gib": 7.5}], devices=[7.5, 3.0])
-    assert several == [7.5, 3.0]
+    assert memory.run_fields(ranks, {})["peak_memory_gib_per_rank"] == [2.0, 3.0]
+    memory.own = [[7.5, 3.0], None]
+    several = memory.run_fields([{"peak_memory_gib": 7.5}], {})
+    assert several["peak_memory_gib_per_rank"] == [7.5, 3.0]
 
 
 @pytest.mark.parametrize("devices", [1, 4])

@@ -38,7 +38,7 @@ def reading(*values: Any) -> Any:
 def test_what_is_sent_between_the_edges_of_the_epochs_time() -> None:
     # Begins, is paused for a checkpoint, goes on, ends; then an epoch without a pause.
     read = reading((10, 100), (15, 150), (17, 190), (27, 300), (30, 400), (34, 404))
-    clock = StepClock(cuda=False, traffic=Traffic(read, before=(1000, 5)))
+    clock = StepClock(cuda=False, traffic=Traffic(read, sent=(1000, 5)))
     clock.start()
     assert clock.traffic.so_far() == (1005, 55)
     clock.resume()
@@ -49,7 +49,7 @@ def test_what_is_sent_between_the_edges_of_the_epochs_time() -> None:
 
 
 def test_what_is_not_known_is_not_half_known() -> None:
-    traffic = Traffic(reading((1, None), (3, None)), before=(None, 7))
+    traffic = Traffic(reading((1, None), (3, None)), sent=(None, 7))
     traffic.start()
     assert traffic.stop() == {"payload_bytes": None, "network_sent_bytes": None}
     ranks = [{"payload_bytes": 5, "network_sent_bytes": n} for n in (7, None, 9, None)]
@@ -75,12 +75,12 @@ def traffic(rank: int, epoch: dict[str, Any], other: bool = False, nodes: int = 
 def test_an_epoch_goes_on_with_what_was_sent_before_its_checkpoint() -> None:
     sent = [[10, 100], [20, None], [30, 300], [40, None]]
     epoch = {"samples": 64, "sent": sent}
-    assert [traffic(r, epoch).before for r in range(4)] == [tuple(s) for s in sent]
+    assert [traffic(r, epoch).sent for r in range(4)] == [tuple(s) for s in sent]
     # Other processes than those that made it: counted once.
-    assert [traffic(r, epoch, other=True).before for r in (0, 1)] == [(100, 400), (0, 0)]
+    assert [traffic(r, epoch, other=True).sent for r in (0, 1)] == [(100, 400), (0, 0)]
     # Of a checkpoint that says nothing of it, and of one between two epochs.
-    assert traffic(1, {"samples": 64}).before == (None, None)
-    assert traffic(1, {"sums": [], "sent": [None] * 4}).before == (0, 0)
+    assert traffic(1, {"samples": 64}).sent == (None, None)
+    assert traffic(1, {"sums": [], "sent": [None] * 4}).sent == (0, 0)
     # Who reads the interface: the first rank of each of several nodes; alone, nobody knows a thing.
     assert traffic(1, {}).read() == (3, None)
     assert traffic(2, {}).read()[1] == pytest.approx(interfaces_sent(), rel=0.1)
