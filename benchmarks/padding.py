@@ -36,9 +36,7 @@ import torch
 
 from harness.core.command_line import parse
 from harness.train.data import models, text_layout
-from harness.train.data.text_batches import Layout, TextBatches, for_model
-from harness.train.data.text_layout import parts_of
-from harness.train.data.texts import load_texts
+from harness.train.data.texts import Layout, TextBatches, for_model, load_texts, parts_of
 
 ARMS = ("packed", "parts", "batch", "pad128", "pad500", "ideal")
 EVAL_BATCH = {"pad128": 8}

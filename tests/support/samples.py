@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from harness.core.settings import Settings
-from harness.train.data.sources import Source
-from harness.train.data.text_batches import TextBatches
+from harness.train.data.sources import Source, checksum
+from harness.train.data.texts import TextBatches
 
 PAD = 1
 WORDS = ("good", "bad")
@@ -40,6 +40,12 @@ def check_pairs(source: Source) -> None:
         assert labels.dtype == np.int64 and len(labels) == len(data)
         for text, label in zip(texts(data), labels, strict=True):
             assert source.labels[label] == WORDS[int(text.split()[1]) % 2]
+
+
+def content(data: DatasetDict) -> str:
+    """The checksum of all samples and their classes, in order."""
+    column = "image" if "image" in data["train"].features else "text"
+    return checksum([(split, np.array(split["label"])) for split in data.values()], [column])
 
 
 def text_batches(folder: Path, lengths: Any, pair: bool = True) -> TextBatches:

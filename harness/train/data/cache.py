@@ -30,7 +30,7 @@ def cache_root() -> Path:
     return Path(os.environ.get("HF_HOME", default)).expanduser() / "harness"
 
 
-def cached(key: dict[str, Any], build: Callable[[Path], None]) -> Path:
+def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:
     """The folder for this key, built in a draft beside it and renamed when complete."""
     key_text = json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
     folder = cache_root() / hashlib.sha256(key_text.encode()).hexdigest()[:24]

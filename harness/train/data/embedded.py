@@ -11,10 +11,7 @@ import functools
 import gc
 import hashlib
 import importlib.util
-import os
 import re
-import shutil
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -128,25 +125,25 @@ def _split(
 ) -> datasets.DatasetDict:
     """Put the first ``held_out`` rows of each class into the test split."""
     features = datasets.Features({column: kind, "label": datasets.ClassLabel(names=names)})
-    parts: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
+    splits: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     taken: Counter[int] = Counter()
     for value, label in rows:
         taken[label] += 1
         name = "test" if taken[label] <= held_out else "train"
-        parts[name].append({column: value, "label": label})
+        splits[name].append({column: value, "label": label})
     return datasets.DatasetDict(
-        {name: datasets.Dataset.from_list(part, features) for name, part in parts.items()}
+        {name: datasets.Dataset.from_list(split, features) for name, split in splits.items()}
     )
 
 
 def english() -> datasets.DatasetDict:
     """Return 2,816 training and 512 test texts of 20 to 80 words, equally many per library."""
-    wanted = TRAIN_PER_CLASS + TEST_PER_CLASS
+    needed = TRAIN_PER_CLASS + TEST_PER_CLASS
     rows = []
     for label, (library, texts) in enumerate(_texts().items()):
-        if len(texts) < wanted:
-            raise RuntimeError(f"only {len(texts)} of {wanted} texts found in {library}")
-        rows += [(text, label) for text in texts[:wanted]]
+        if len(texts) < needed:
+            raise RuntimeError(f"only {len(texts)} of {needed} texts found in {library}")
+        rows += [(text, label) for text in texts[:needed]]
     rows.sort(key=lambda row: _key(row[0]))
     return _split(rows, "text", datasets.Value("string"), list(SOURCES), TEST_PER_CLASS)
 
@@ -162,20 +159,6 @@ def digits() -> datasets.DatasetDict:
     rows = ((Image.fromarray(pixels[i]).convert("RGB"), int(bunch.target[i])) for i in order)
     names = [str(name) for name in bunch.target_names]
     return _split(rows, "image", datasets.Image(), names, DIGITS_TEST_PER_CLASS)
-
-
-def checksum(data: datasets.Dataset | datasets.DatasetDict) -> str:
-    """Return 16 hex digits of the SHA-256 over the contents in order: pixels or text, labels.
-
-    Pixels are hashed as decoded, since the bytes of a PNG depend on the library that wrote it.
-    """
-    digest = hashlib.sha256()
-    for name, part in data.items() if isinstance(data, datasets.DatasetDict) else [("", data)]:
-        digest.update(f"{name} {len(part)}\n".encode())
-        for row in part:
-            value = row["image"].tobytes() if "image" in row else row["text"].encode()
-            digest.update(f"{row['label']} {len(value)}\n".encode() + value)
-    return digest.hexdigest()[:16]
 
 
 def _wordpieces(texts: Iterable[str], size: int) -> dict[str, int]:
@@ -212,22 +195,7 @@ def _wordpieces(texts: Iterable[str], size: int) -> dict[str, int]:
 def train_tokenizer(
     texts: Iterable[str], folder: Path, vocab_size: int
 ) -> transformers.PreTrainedTokenizerFast:
-    """Load the tokenizer in ``folder``; train a lower-casing one on ``texts`` if there is none.
-
-    Several processes may call this at once: all train the same, the first puts it in place.
-    """
-    if not (folder / "tokenizer.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            transformers.BertTokenizer(_wordpieces(texts, vocab_size)).save_pretrained(fresh)
-            fresh.chmod(0o755)  # ``mkdtemp`` makes it private, and others may read this one.
-            os.replace(fresh, folder)
-        except OSError:
-            # A folder with files in it cannot be replaced: another process was faster.
-            if not (folder / "tokenizer.json").is_file():
-                raise
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    ready: transformers.PreTrainedTokenizerFast = transformers.BertTokenizer.from_pretrained(folder)
-    return ready
+    """Train a lower-casing tokenizer and save it in ``folder``."""
+    transformers.BertTokenizer(_wordpieces(texts, vocab_size)).save_pretrained(folder)
+    saved: transformers.PreTrainedTokenizerFast = transformers.BertTokenizer.from_pretrained(folder)
+    return saved

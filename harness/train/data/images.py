@@ -48,7 +48,9 @@ def load_images(settings: Settings, world: int) -> Data:
         done = 0
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             # Decoded here, on all cores and with the name of the file at hand.
-            encoded = (data.cast_column(column, Image(decode=False)) for data in source.sets)
+            encoded = (
+                data.cast_column(column, Image(decode=False)) for data in source.sets.values()
+            )
             for rows in (rows for data in encoded for rows in chunks(data)):
                 resized = list(pool.map(resizer, rows[column]))
                 if pixels is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,27 @@ from harness.core.topology import batch_of
 from harness.train.data.sources import Source
 
 CHUNK = 256  # samples prepared at a time
+SHAPE = "shape"  # the entry of a batch with its BatchShape, which the model does not see
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """Samples of a forward pass, with their tokens and the squares of their lengths in tokens.
+
+    As computed, padding included, and of the texts alone: None if unknown. Images have no tokens.
+    """
+
+    samples: int
+    tokens: int | None = None
+    squares: int | None = None
+    text_tokens: int | None = None
+    text_squares: int | None = None
+
+    def __add__(self, other: BatchShape) -> BatchShape:
+        """Two forward passes together; unknown where one is."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return BatchShape(*sums)
 
 
 @dataclass

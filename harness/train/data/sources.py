@@ -42,33 +42,12 @@ CHECKED_SAMPLES = 2000  # of each set whose content goes into the checksum
 
 
 @dataclass
-class Split:
-    """The sets, no sample in two of them, and where they come from."""
-
-    train: datasets.Dataset
-    test: datasets.Dataset
-    test_from: str
-    validation: datasets.Dataset | None = None  # without it, each epoch is evaluated on test
-    validation_from: str | None = None
-
-    def sets(self) -> dict[str, datasets.Dataset]:
-        """In the order in which their samples are numbered."""
-        sets = {"training": self.train, "test": self.test}
-        return sets if self.validation is None else {**sets, "validation": self.validation}
-
-    def facts(self) -> dict[str, Any]:
-        facts = {"test_from": self.test_from, "test_samples": len(self.test)}
-        if self.validation is not None:
-            facts["validation_from"] = self.validation_from
-            facts["validation_samples"] = len(self.validation)
-        return facts
-
-
-@dataclass
 class Source:
     """The drawn samples, before tokenising or resizing."""
 
-    split: Split
+    # Training, test and perhaps validation, in the order in which their samples are numbered. No
+    # sample is in two of them. Without validation, each epoch is evaluated on the test set.
+    sets: dict[str, datasets.Dataset]
     inputs: list[str]  # the text column (or two), or the image column
     labels: list[str]
     classes: list[np.ndarray]  # of the samples of each set
@@ -76,19 +55,15 @@ class Source:
 
     @property
     def train(self) -> datasets.Dataset:
-        return self.split.train
+        return self.sets["training"]
 
     @property
     def test(self) -> datasets.Dataset:
-        return self.split.test
-
-    @property
-    def sets(self) -> list[datasets.Dataset]:
-        return list(self.split.sets().values())
+        return self.sets["test"]
 
     @property
     def sizes(self) -> list[int]:
-        return [len(data) for data in self.sets]
+        return [len(data) for data in self.sets.values()]
 
     @property
     def all_labels(self) -> np.ndarray:
@@ -110,8 +85,7 @@ def load(settings: Settings) -> Source:
         splits = datasets.DatasetDict({"train": splits[first]})
     label = _label_column(settings, splits["train"])
     inputs = _input_columns(settings, splits["train"], label)
-    split = choose(settings, splits, label)
-    sets = split.sets()
+    sets, origins = choose(settings, splits, label)
     labels, classes = _classes(sets, label)
     if TASKS[settings.script].input == "text":
         for column in inputs:
@@ -122,10 +96,10 @@ def load(settings: Settings) -> Source:
         "input_columns": inputs,
         "label_column": label,
         "classes": len(labels),
-        **split.facts(),
+        **origins,
         "data_checksum": checksum(list(zip(sets.values(), classes, strict=True)), inputs),
     }
-    return Source(split, inputs, labels, classes, facts)
+    return Source(sets, inputs, labels, classes, facts)
 
 
 def _read(settings: Settings) -> datasets.DatasetDict:
@@ -281,22 +255,30 @@ def _bytes(value: Any) -> bytes:
     return str(value).encode("utf-8")
 
 
-def choose(settings: Settings, splits: datasets.DatasetDict, label: str) -> Split:
-    """The test set first, then the validation set and the training set from the rest."""
+def choose(
+    settings: Settings, splits: datasets.DatasetDict, label: str
+) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
+    """The sets, and where they come from: the test set first, the others from the rest."""
     rest, test, test_from = _test_set(settings, splits, label)
     asked = settings.validation_split
-    validation = validation_from = None
+    validation = None
+    facts: dict[str, Any] = {"test_from": test_from}
     if asked is not None and (share := share_of(asked)) is not None:
         train, validation = _hold_out(rest, share, settings)
-        validation_from = f"{share:g} of the training samples"
+        facts["validation_from"] = f"{share:g} of the training samples"
     else:
         train = _draw(rest, settings.train_size, "train_size", settings.data_seed)
         if asked is not None:
             validation = _named("validation_split", asked, splits, label)
-            validation_from = f"split {asked}"
-            _check_validation(asked, validation, validation_from == test_from)
+            facts["validation_from"] = f"split {asked}"
+            _check_validation(asked, validation, facts["validation_from"] == test_from)
     test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
-    return Split(train, test, test_from, validation, validation_from)
+    facts["test_samples"] = len(test)
+    sets = {"training": train, "test": test}
+    if validation is not None:
+        facts["validation_samples"] = len(validation)
+        sets["validation"] = validation
+    return sets, facts
 
 
 def _test_set(

@@ -16,7 +16,6 @@ gradient: it adds up over the parts and is exchanged with the last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from harness.core.settings import Settings
-from harness.train.data.text_batches import (
-    AMOUNT,
-    Amount,
-    Layout,
-    TextBatches,
-    attention_inputs,
-    for_model,
-)
+from harness.train.data.texts import Layout, TextBatches, attention_inputs
 
 ATTENTION_NAME = "packed_texts"  # under which transformers knows it
 # The models whose head reads the first token of each text and nothing else, and their encoders.
@@ -235,32 +227,3 @@ def kernel_error(device: torch.device, dtype: torch.dtype, heads: int, width: in
     # With dropout there is nothing to compare with, but it must run.
     torch.autograd.grad(kernel_attention(rows, bounds, 40, 0.1, None).sum(), rows)
     return float((results[0].float() - results[1].float()).abs().max())
-
-
-# ---- batches in parts ----
-
-
-def parts_of(inputs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a batch, each without the columns in which it has no tokens; [] if it is one."""
-    amount: Amount | None = inputs.get(AMOUNT)
-    if amount is None or len(amount.parts) < 2:
-        return []
-    parts = []
-    for rows, columns in amount.parts:
-        chosen = torch.from_numpy(rows)
-        parts.append({
-            name: value[chosen] if name == "labels" else value[chosen, :columns]
-            for name, value in for_model(inputs).items()
-        })  # fmt: skip
-    return parts
-
-
-def join_predictions(inputs: dict[str, Any], predictions: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """(loss, logits, labels) of a batch from those of its parts, in the order of the batch."""
-    amount: Amount = inputs[AMOUNT]
-    losses = [loss * (len(labels) / amount.texts) for loss, _, labels in predictions]
-    logits = [of[0] if isinstance(of, tuple) else of for _, of, _ in predictions]
-    labels = [of for _, _, of in predictions]
-    order = torch.cat([torch.from_numpy(rows) for rows, _ in amount.parts]).argsort()
-    order = order.to(labels[0].device)
-    return torch.stack(losses).sum(), torch.cat(logits)[order], torch.cat(labels)[order]

@@ -1,21 +1,41 @@
-"""Tokenised texts: one flat array of tokens, from which batches are gathered (text_batches.py)."""
+"""Texts: tokenised once into one flat array, from which batches are gathered.
+
+A batch is laid out as the model reads it:
+packed  all tokens in one row, the shortest text first, with the bounds of each text
+parts   one row per text; rows of similar length are fed together (parts_of)
+batch   one row per text, padded to the longest of the batch
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import AutoTokenizer
 
 from harness.core.settings import Settings, UserError
 from harness.train.data import embedded, models, sources
 from harness.train.data.cache import cached
 from harness.train.data.models import explain
-from harness.train.data.samples import Data, as_data, chunks
-from harness.train.data.text_batches import TextBatches, for_model
+from harness.train.data.samples import SHAPE, BatchShape, Data, as_data, chunks
+
+# Rows of a batch, and how many of their columns hold tokens.
+Parts = tuple[tuple[np.ndarray, int], ...]
+PARTS = "parts"  # the entry of a batch with its parts, which the model does not see
+MAX_PARTS = 4
+# The overhead of one more forward and backward pass, in tokens that could be computed instead. On a
+# CPU, bert-mini with batches of 16 to 64 news texts: of 100, 300 and 1000, 100 was the fastest.
+PART_TOKENS = 100
+MAX_SHAPES = 8
+SHAPE_STEP = 8  # sizes are multiples of this
+SIMULATED_BATCHES = 1000  # to see which sizes are usual
 
 
 def load_texts(settings: Settings, world: int) -> Data:
@@ -27,7 +47,7 @@ def load_texts(settings: Settings, world: int) -> Data:
     def tokenise(folder: Path) -> None:
         tokens: list[np.ndarray] = []
         types: list[np.ndarray] = []
-        for rows in (rows for data in source.sets for rows in chunks(data)):
+        for rows in (rows for data in source.sets.values() for rows in chunks(data)):
             columns = [rows[column] for column in source.inputs]
             encoded = tokenizer(
                 *columns, truncation=True, max_length=length, return_token_type_ids=True
@@ -84,3 +104,202 @@ def _max_length(settings: Settings, tokenizer: Any) -> int:
 def _fingerprint(tokenizer: Any) -> str:
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256((type(tokenizer).__name__ + vocabulary).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How batches are laid out; text_layout chooses it for a model on a device."""
+
+    kind: str = "batch"
+    attention: str = ""  # of packed texts: runs, padded or kernel (text_layout.py)
+    first_position: int = 0  # where a model begins to count positions
+    few_shapes: bool = False  # round sizes up, because every new shape is compiled
+
+
+def split_by_length(lengths: np.ndarray) -> Parts:
+    """Split texts into at most MAX_PARTS parts of similar length, at the least total cost."""
+    order = np.argsort(lengths, kind="stable")
+    ordered, count = lengths[order], len(lengths)
+    # cost[i, j]: the texts from i to j, both included, as one part.
+    begins, ends = np.arange(count)[:, None], np.arange(1, count + 1)
+    cost = np.where(begins < ends, (ends - begins) * ordered[ends - 1] + PART_TOKENS, np.inf)
+    best, cuts = [cost[0]], [np.zeros(count, dtype=np.int64)]
+    for _ in range(1, min(MAX_PARTS, count)):
+        # The texts before i in the parts so far, the rest in one more.
+        total = best[-1][:-1, None] + cost[1:]
+        cuts.append(total.argmin(axis=0) + 1)
+        best.append(total.min(axis=0))
+    end, parts = count, []
+    for number in range(int(np.argmin([costs[-1] for costs in best])), -1, -1):
+        begin = int(cuts[number][end - 1])
+        parts.append((order[begin:end], int(ordered[end - 1])))
+        end = begin
+    return tuple(reversed(parts))
+
+
+def size_buckets(lengths: np.ndarray, texts: int, packed: bool) -> list[int]:
+    """At most MAX_SHAPES sizes for all batches of so many texts, close to the usual ones.
+
+    The size of a batch is that of its longest text, or of all its texts in one row if packed.
+    """
+    drawn = np.random.default_rng(0).choice(lengths, (SIMULATED_BATCHES, texts))
+    usual = np.quantile(
+        drawn.sum(axis=1) if packed else drawn.max(axis=1),
+        np.arange(1, MAX_SHAPES) / (MAX_SHAPES - 1),
+        method="higher",
+    )
+    # A packed row may have any length; a padded one must not exceed the positions of the model.
+    longest = int(lengths.max())
+    largest = -(-longest * texts // SHAPE_STEP) * SHAPE_STEP if packed else longest
+    rounded = (-(-int(size) // SHAPE_STEP) * SHAPE_STEP for size in usual)
+    return sorted({largest, *(min(size, largest) for size in rounded)})
+
+
+class TextBatches:
+    """The collator: sample numbers -> one batch."""
+
+    def __init__(self, folder: Path, labels: np.ndarray, tokenizer: Any, pair: bool) -> None:
+        # Plain views, because every access to a np.memmap object is slower.
+        self.tokens = np.asarray(np.load(folder / "tokens.npy", mmap_mode="r"))
+        types = np.load(folder / "types.npy", mmap_mode="r") if pair else None
+        self.types = None if types is None else np.asarray(types)
+        self.offsets = np.load(folder / "offsets.npy")
+        self.labels = labels
+        self.pad = tokenizer.pad_token_id
+        self.layout = Layout()
+        self.buckets: dict[int, list[int]] = {}  # by the number of texts in a batch
+
+    def mean_tokens(self) -> float:
+        return float(self.offsets[-1] / (len(self.offsets) - 1))
+
+    def __call__(self, samples: np.ndarray) -> dict[str, Any]:
+        samples = np.asarray(samples)
+        lengths = self.offsets[samples + 1] - self.offsets[samples]
+        gather = self._packed if self.layout.kind == "packed" else self._padded
+        return {"labels": torch.from_numpy(self.labels[samples]), **gather(samples, lengths)}
+
+    def _padded(self, samples: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+        """One row per text, masked beyond its end."""
+        shape = (len(samples), self._rounded_up(int(lengths.max()), len(samples)))
+        inside = np.arange(shape[1]) < lengths[:, None]
+        parts = split_by_length(lengths) if self.layout.kind == "parts" else ()
+        sizes = [(len(rows), columns) for rows, columns in parts] or [shape]
+        tokens = sum(rows * columns for rows, columns in sizes)
+        squares = sum(rows * columns * columns for rows, columns in sizes)
+        return {
+            **self._columns(samples, lengths, shape, inside),
+            "attention_mask": torch.from_numpy(inside.astype(np.int64)),
+            SHAPE: _shape(lengths, tokens, squares),
+            **({PARTS: parts} if len(parts) > 1 else {}),
+        }
+
+    def _packed(self, samples: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+        """All tokens in one row; in order of length, so that texts of equal length are adjacent."""
+        order = np.argsort(lengths, kind="stable")
+        ordered = lengths[order]
+        ends = np.cumsum(ordered)
+        begins, tokens = ends - ordered, int(ends[-1])
+        total = self._rounded_up(tokens, len(samples))
+        shape, inside = (1, total), np.s_[0, :tokens]
+        positions = np.full(shape, self.layout.first_position, dtype=np.int64)
+        positions[inside] += np.arange(tokens) - np.repeat(begins, ordered)
+        first = np.empty_like(begins)
+        first[order] = begins  # in the order of the samples, as the results have to be
+        attention, few_shapes = self.layout.attention, self.layout.few_shapes
+        bound = self._longest_gap(len(samples)) if few_shapes else int(ordered[-1])
+        inputs = attention_inputs(attention, ordered, bound, total if few_shapes else None)
+        squares = int((ordered * ordered).sum()) + (total - tokens) ** 2
+        if attention == "padded":
+            squares = len(samples) * int(ordered[-1]) ** 2
+        return {
+            **self._columns(samples[order], ordered, shape, inside),
+            "position_ids": torch.from_numpy(positions),
+            "texts": {"first": torch.from_numpy(first), **inputs},
+            SHAPE: _shape(lengths, total, squares),
+        }
+
+    def _columns(
+        self, samples: np.ndarray, lengths: np.ndarray, shape: tuple[int, int], inside: Any
+    ) -> dict[str, torch.Tensor]:
+        """The tokens of these texts, put one after the other into the places that are `inside`."""
+        ends = np.cumsum(lengths)
+        shifts = self.offsets[samples] - (ends - lengths)
+        places = np.arange(ends[-1]) + np.repeat(shifts, lengths)
+
+        def fill(flat: np.ndarray, padding: int) -> torch.Tensor:
+            filled = np.full(shape, padding, dtype=np.int64)
+            filled[inside] = flat[places]
+            return torch.from_numpy(filled)
+
+        columns = {"input_ids": fill(self.tokens, self.pad)}
+        return columns if self.types is None else columns | {"token_type_ids": fill(self.types, 0)}
+
+    def _rounded_up(self, size: int, texts: int) -> int:
+        if not self.layout.few_shapes:
+            return size
+        buckets = self._buckets(texts)
+        return buckets[bisect_left(buckets, size)]
+
+    def _buckets(self, texts: int) -> list[int]:
+        if texts not in self.buckets:
+            packed = self.layout.kind == "packed"
+            self.buckets[texts] = size_buckets(np.diff(self.offsets), texts, packed)
+        return self.buckets[texts]
+
+    def _longest_gap(self, texts: int) -> int:
+        """A bound for every text and for what fills a row up: a constant, compiled in once."""
+        steps = np.diff([0, *self._buckets(texts)])
+        return int(max(np.diff(self.offsets).max(), steps.max()))
+
+
+def attention_inputs(
+    attention: str, lengths: np.ndarray, longest: int, filled_to: int | None = None
+) -> dict[str, Any]:
+    """What packed attention needs to keep texts of these lengths apart, in the order of the row."""
+    ends = np.cumsum(lengths)
+    if attention == "kernel":
+        bounds = [0, *ends.tolist(), *([] if filled_to is None else [filled_to])]
+        return {"bounds": torch.tensor(bounds, dtype=torch.int32), "longest": longest}
+    if attention == "padded":
+        columns = np.arange(longest)
+        inside = columns < lengths[:, None]
+        places = np.where(inside, (ends - lengths)[:, None] + columns, 0)
+        return {
+            "places": torch.from_numpy(places),
+            "inside": torch.from_numpy(inside[:, None, None]),
+            "back": torch.from_numpy(np.flatnonzero(inside)),
+        }
+    sizes, counts = np.unique(lengths, return_counts=True)
+    return {"runs": list(zip(counts.tolist(), sizes.tolist(), strict=True))}
+
+
+def for_model(inputs: dict[str, Any]) -> dict[str, Any]:
+    """A batch without what only the trainer reads."""
+    return {name: value for name, value in inputs.items() if name not in (SHAPE, PARTS)}
+
+
+def _shape(lengths: np.ndarray, tokens: int, squares: int) -> BatchShape:
+    own_squares = int((lengths * lengths).sum())
+    return BatchShape(len(lengths), int(tokens), int(squares), int(lengths.sum()), own_squares)
+
+
+def parts_of(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a batch, each without the columns in which it has no tokens; [] if it is one."""
+    parts = []
+    for rows, columns in inputs.get(PARTS, ()):
+        chosen = torch.from_numpy(rows)
+        parts.append({
+            name: value[chosen] if name == "labels" else value[chosen, :columns]
+            for name, value in for_model(inputs).items()
+        })  # fmt: skip
+    return parts
+
+
+def join_predictions(inputs: dict[str, Any], predictions: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """(loss, logits, labels) of a batch from those of its parts, in the order of the batch."""
+    labels = torch.cat([of for _, _, of in predictions])
+    losses = [loss * (len(of) / len(labels)) for loss, _, of in predictions]
+    logits = torch.cat([of[0] if isinstance(of, tuple) else of for _, of, _ in predictions])
+    order = torch.cat([torch.from_numpy(rows) for rows, _ in inputs[PARTS]]).argsort()
+    order = order.to(labels.device)
+    return torch.stack(losses).sum(), logits[order], labels[order]

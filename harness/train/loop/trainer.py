@@ -22,6 +22,7 @@ from harness.core.strategies import is_apart
 from harness.train.context import Context
 from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder
+from harness.train.data.texts import join_predictions, parts_of
 from harness.train.loop import host_overhead
 from harness.train.loop.elastic_schedule import ElasticSchedule, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
@@ -149,7 +150,7 @@ class ExactTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         # Measured; and a batch of texts may come in parts of similar length.
-        shape, parts = batch_shape(inputs), text_layout.parts_of(inputs)
+        shape, parts = batch_shape(inputs), parts_of(inputs)
         if parts:
             loss = self._training_step_in_parts(model, parts, *args, **kwargs)
         else:
@@ -366,10 +367,10 @@ class ExactTrainer(Trainer):
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         # Counted where it is computed; and a batch of texts may come in parts.
-        if parts := text_layout.parts_of(inputs):
+        if parts := parts_of(inputs):
             predict = super().prediction_step
             results = [predict(model, part, *args, **kwargs) for part in parts]
-            loss, logits, labels = text_layout.join_predictions(inputs, results)
+            loss, logits, labels = join_predictions(inputs, results)
         else:
             loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
         if self.evaluation.active is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.core.settings import Settings
 from harness.train.context import Context
-from harness.train.data.text_batches import AMOUNT, Amount
+from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.rows import EpochMeasure, total
 
 CLOSED, COUNTED = "closed form", "counted"
@@ -271,34 +271,12 @@ def peak_of(settings: Settings) -> tuple[float | None, str | None]:
     return known, None if known is None else "table"
 
 
-@dataclass(frozen=True)
-class BatchShape:
-    """Samples of a forward pass, with their tokens and the squares of their lengths in tokens.
-
-    As computed, padding included, and of the texts alone: None if unknown. Images have no tokens.
-    """
-
-    samples: int
-    tokens: int | None = None
-    squares: int | None = None
-    text_tokens: int | None = None
-    text_squares: int | None = None
-
-    def __add__(self, other: BatchShape) -> BatchShape:
-        """Two forward passes together; unknown where one is."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
-        return BatchShape(*sums)
-
-
 def batch_shape(inputs: Mapping[str, Any]) -> BatchShape:
     """Of a batch before it is copied to a device, so that no GPU is waited for."""
+    shape: BatchShape | None = inputs.get(SHAPE)
+    if shape is not None:
+        return shape
     samples = len(inputs["labels"])
-    amount: Amount | None = inputs.get(AMOUNT)
-    if amount is not None:
-        return BatchShape(
-            samples, amount.computed_tokens, amount.computed_squares, amount.tokens, amount.squares
-        )
     if (ids := inputs.get("input_ids")) is None:
         return BatchShape(samples)
     texts, longest = ids.shape

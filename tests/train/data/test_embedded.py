@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -12,6 +13,8 @@ import pytest
 import transformers
 
 from harness.train.data import embedded
+from harness.train.data.cache import cached
+from tests.support.samples import content
 
 ROOT = Path(__file__).resolve().parents[3]
 # Written out on purpose: a test that imports the list of the program could not find a gap in it.
@@ -22,8 +25,9 @@ CHILD = """
 import sys
 from pathlib import Path
 from harness.train.data import embedded
+from tests.support.samples import content
 texts = embedded.english()
-print(embedded.checksum(texts), embedded.checksum(embedded.digits()))
+print(content(texts), content(embedded.digits()))
 embedded.train_tokenizer(texts["train"]["text"], Path(sys.argv[1]), 2048)
 """
 
@@ -115,7 +119,7 @@ def test_same_data_in_other_processes(
     digits: datasets.DatasetDict,
     children: list[tuple[str, Path]],
 ) -> None:
-    expected = [embedded.checksum(english), embedded.checksum(digits)]
+    expected = [content(english), content(digits)]
     assert all(re.fullmatch(r"[0-9a-f]{16}", value) for value in expected)
     assert [output.split() for output, _ in children] == [expected, expected]
 
@@ -124,9 +128,10 @@ def test_checksum_sees_order_and_labels(digits: datasets.DatasetDict) -> None:
     part = digits["test"].select(range(3))
     labels = [(label + 1) % 10 for label in part["label"]]
     relabelled = part.remove_columns("label").add_column("label", labels)
-    sums = {embedded.checksum(each) for each in (part, part.select([1, 0, 2]), relabelled)}
-    assert len(sums) == 3
-    assert embedded.checksum(digits["test"].select(range(3))) == embedded.checksum(part)
+    kinds = (part, part.select([1, 0, 2]), relabelled)
+    assert len({content(datasets.DatasetDict(train=each)) for each in kinds}) == 3
+    again = datasets.DatasetDict(train=digits["test"].select(range(3)))
+    assert content(again) == content(datasets.DatasetDict(train=part))
 
 
 @pytest.mark.process
@@ -139,21 +144,18 @@ def test_tokenizer_is_the_same_everywhere(
     assert len(trained) == 2048
     saved = (folder / "tokenizer.json").read_bytes()
     assert [(child / "tokenizer.json").read_bytes() for _, child in children] == [saved, saved]
-    # Nothing but the finished folder is left behind.
     assert list(folder.parent.iterdir()) == [folder]
-    # What lies there is used as it is: other texts would give another vocabulary.
-    again = embedded.train_tokenizer(["other words"], folder, 100)
-    assert again.get_vocab() == trained.get_vocab()
     other = transformers.AutoTokenizer.from_pretrained(folder)
+    assert other.get_vocab() == trained.get_vocab()
     sample = english["test"]["text"][:8]
-    assert other(sample)["input_ids"] == again(sample)["input_ids"] == trained(sample)["input_ids"]
+    assert other(sample)["input_ids"] == trained(sample)["input_ids"]
 
 
 @pytest.mark.process
 def test_tokenizer_works_like_that_of_bert(
     english: datasets.DatasetDict, children: list[tuple[str, Path]]
 ) -> None:
-    tokenizer = embedded.train_tokenizer([], children[0][1], 2048)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(children[0][1])
     assert tokenizer.convert_ids_to_tokens(range(5)) == [
         *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     ]
@@ -172,15 +174,19 @@ def test_tokenizer_works_like_that_of_bert(
 
 
 def test_a_faster_process_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "tokenizer"
-    original = embedded._wordpieces
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    key = {"tokenizer_for": "zzz"}
 
-    def slow(texts: list[str], size: int) -> dict[str, int]:
-        monkeypatch.setattr(embedded, "_wordpieces", original)
-        embedded.train_tokenizer(["the winner"], folder, 60)
-        return original(texts, size)
+    def train(text: str) -> Callable[[Path], object]:
+        return lambda draft: embedded.train_tokenizer([text], draft / "tokenizer", 60)
 
-    monkeypatch.setattr(embedded, "_wordpieces", slow)
-    tokenizer = embedded.train_tokenizer(["zzz"], folder, 60)
-    assert "##z" not in tokenizer.get_vocab() and "w" in tokenizer.get_vocab()
-    assert list(tmp_path.iterdir()) == [folder]
+    def slow(draft: Path) -> None:
+        cached(key, train("the winner"))
+        train("zzz")(draft)
+
+    folder = cached(key, slow)
+    assert list((tmp_path / "harness").iterdir()) == [folder]  # no draft is left behind
+    # What lies there is used as it is: other texts would give another vocabulary.
+    assert cached(key, train("other words")) == folder
+    vocabulary = transformers.AutoTokenizer.from_pretrained(folder / "tokenizer").get_vocab()
+    assert "##z" not in vocabulary and "w" in vocabulary

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.train.data.text_batches import (
-    AMOUNT,
+from harness.train.data.samples import SHAPE
+from harness.train.data.texts import (
     MAX_PARTS,
     MAX_SHAPES,
     PART_TOKENS,
@@ -80,9 +80,10 @@ def test_what_is_computed_is_counted(tmp_path: Path) -> None:
     batches, found = text_batches(tmp_path, lengths), {}
     for kind, attention in (("batch", ""), ("packed", "runs"), ("packed", "padded")):
         batches.layout = Layout(kind, attention)
-        amount = batches(np.arange(4))[AMOUNT]
-        assert (amount.texts, amount.tokens, amount.squares) == (4, 26, 25 + 81 + 81 + 9)
-        found[kind, attention] = (amount.computed_tokens, amount.computed_squares)
+        shape = batches(np.arange(4))[SHAPE]
+        assert (shape.samples, shape.text_tokens) == (4, 26)
+        assert shape.text_squares == 25 + 81 + 81 + 9
+        found[kind, attention] = (shape.tokens, shape.squares)
     assert found == {
         ("batch", ""): (36, 4 * 81),
         ("packed", "runs"): (26, 196),
@@ -90,9 +91,9 @@ def test_what_is_computed_is_counted(tmp_path: Path) -> None:
     }
     batches = text_batches(tmp_path, [5, 9, 300])
     batches.layout = Layout("parts")
-    amount = batches(np.arange(3))[AMOUNT]
-    assert amount.computed_tokens == 2 * 9 + 300
-    assert amount.computed_squares == 2 * 81 + 300 * 300
+    shape = batches(np.arange(3))[SHAPE]
+    assert shape.tokens == 2 * 9 + 300
+    assert shape.squares == 2 * 81 + 300 * 300
 
 
 LAYOUTS = [Layout(few_shapes=True), Layout("packed", "kernel", few_shapes=True)]
@@ -110,11 +111,10 @@ def test_few_shapes_appear(layout: Layout, size: int, tmp_path: Path) -> None:
     assert 1 < len(shapes) <= MAX_SHAPES
     assert max(shape[1] for shape in shapes) <= (203 if layout.kind == "batch" else 208 * size)
     if size > 1:
-        amounts = [batch[AMOUNT] for batch in drawn]
-        rounded = sum(a.computed_tokens for a in amounts)
+        rounded, packed = sum(b[SHAPE].tokens for b in drawn), layout.kind == "packed"
         needed = sum(
-            a.tokens if layout.kind == "packed" else size * int(b["attention_mask"].sum(1).max())
-            for a, b in zip(amounts, drawn, strict=True)
+            b[SHAPE].text_tokens if packed else size * int(b["attention_mask"].sum(1).max())
+            for b in drawn
         )
         assert rounded < 1.1 * needed
     if layout.kind == "packed":

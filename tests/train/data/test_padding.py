@@ -13,7 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from harness.train.data import text_layout
-from harness.train.data.text_batches import AMOUNT, Layout, TextBatches, for_model
+from harness.train.data.samples import SHAPE
+from harness.train.data.texts import PARTS, Layout, TextBatches, for_model
 from tests.support.ranks import ranks, script
 from tests.support.samples import PAD, text_batches
 
@@ -85,7 +86,7 @@ def test_a_row_of_texts_is_read_like_padded_ones(
     for attention, few in (("runs", False), ("padded", False), ("kernel", False), ("kernel", True)):
         batches.layout = Layout("packed", attention, first, few)
         batch = batches(samples)
-        assert batch["input_ids"].shape == (1, batch[AMOUNT].computed_tokens)
+        assert batch["input_ids"].shape == (1, batch[SHAPE].tokens)
         found = outcome(model, batch)
         torch.testing.assert_close(found[0], scores, rtol=1e-6, atol=1e-7)
         assert (found[1] - gradient).norm() < 1e-6 * gradient.norm(), (attention, few)
@@ -133,7 +134,7 @@ class Noted(TextBatches):
 
     def __call__(self, samples: np.ndarray) -> dict[str, Any]:
         batch = super().__call__(samples)
-        self.seen.append(len(batch[AMOUNT].parts))
+        self.seen.append(len(batch.get(PARTS, ())))
         return batch
 
 

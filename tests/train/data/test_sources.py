@@ -85,7 +85,11 @@ def test_folders_of_save_to_disk(tmp_path: Path) -> None:
     DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "both")
     train.save_to_disk(tmp_path / "one")
     both, one = load(settings(tmp_path / "both")), load(settings(tmp_path / "one"))
-    assert (len(both.train), len(both.test), both.facts["test_from"]) == (20, 6, "split test")
+    assert (len(both.train), len(both.test), both.facts["test_from"]) == (
+        20,
+        6,
+        "split test",
+    )
     assert (len(one.train), len(one.test)) == (16, 4)
     check_pairs(both)
     check_pairs(one)

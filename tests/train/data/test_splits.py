@@ -23,7 +23,11 @@ def numbers(data: Dataset | None) -> set[int]:
 
 
 def sets(source: Source) -> tuple[set[int], set[int], set[int]]:
-    return numbers(source.train), numbers(source.split.validation), numbers(source.test)
+    return (
+        numbers(source.train),
+        numbers(source.sets.get("validation")),
+        numbers(source.test),
+    )
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def test_a_share_is_held_out(size: int | str, share: float, held_out: int, folde
     check_pairs(source)
     assert source.sizes == [len(train), 40, held_out]
     position = dict(zip(source.labels, range(2), strict=True))
-    wanted = [position[word] for data in source.sets for word in data["label"]]
+    wanted = [position[word] for data in source.sets.values() for word in data["label"]]
     assert source.all_labels.tolist() == wanted
 
 
@@ -61,11 +65,11 @@ def test_holding_out_moves_no_training_and_no_test_sample(folder: Path) -> None:
     one = settings(folder, train_size=80, test_size=20)
     plain, held = load(one), load(replace(one, validation_split="0.2"))
     assert texts(held.train) == texts(plain.train) and texts(held.test) == texts(plain.test)
-    assert plain.split.validation is None and "validation_samples" not in plain.facts
+    assert "validation" not in plain.sets and "validation_samples" not in plain.facts
     assert len(plain.classes) == 2
     assert held.facts["data_checksum"] != plain.facts["data_checksum"]
     larger = sets(load(replace(one, train_size=150, validation_split="0.2")))
-    assert numbers(held.train) < larger[0] and numbers(held.split.validation) < larger[1]
+    assert numbers(held.train) < larger[0] and numbers(held.sets["validation"]) < larger[1]
 
 
 def test_the_split_is_drawn_by_data_seed_alone(folder: Path) -> None:
@@ -75,8 +79,7 @@ def test_the_split_is_drawn_by_data_seed_alone(folder: Path) -> None:
     assert sets(again) == sets(first)
     assert again.facts["data_checksum"] == first.facts["data_checksum"]
     assert sets(load(replace(one, data_seed=1)))[1] != sets(first)[1]
-    assert first.split.validation is not None
-    drawn = sorted(numbers(first.split.validation))
+    drawn = sorted(numbers(first.sets["validation"]))
     assert drawn != list(range(drawn[0], drawn[0] + 10))  # not cut off at an end
 
 

@@ -17,14 +17,12 @@ from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.tasks import TASKS
 from harness.read import load_runs
-from harness.train.data.samples import Indices
-from harness.train.data.text_batches import AMOUNT, Amount
+from harness.train.data.samples import SHAPE, BatchShape, Indices
 from harness.train.data.texts import load_texts
 from harness.train.loop.progress import utilisation
 from harness.train.measure.flops import (
     COUNTED,
     SUMS,
-    BatchShape,
     Work,
     batch_shape,
     peak_of,
@@ -238,9 +236,8 @@ MASK = [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0]]
 
 
 def test_shapes_by_hand() -> None:
-    amount = Amount(texts=3, tokens=8, squares=26, computed_tokens=12, computed_squares=48)
     shape = BatchShape(samples=3, tokens=12, squares=48, text_tokens=8, text_squares=26)
-    assert batch_shape({**ids(MASK), AMOUNT: amount}) == shape
+    assert batch_shape({**ids(MASK), SHAPE: shape}) == shape
     # What is on a device is not asked for.
     there = batch_shape(ids(MASK, "meta"))
     assert there == batch_shape(ids(MASK)) == BatchShape(3, 12, 48)
@@ -252,7 +249,7 @@ def test_shapes_by_hand() -> None:
 
 def collate(numbers: np.ndarray) -> dict[str, Any]:
     tokens = int(numbers.sum())
-    return {"labels": torch.zeros(2), AMOUNT: Amount(2, tokens, 0, tokens, 0)}
+    return {"labels": torch.zeros(2), SHAPE: BatchShape(2, tokens, 0, tokens, 0)}
 
 
 @pytest.mark.process
