@@ -185,10 +185,15 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 
 def stock(
-    model: nn.Module, train: Dataset | None, test: Dataset | None = None, **more: Any
+    model: nn.Module,
+    train: Dataset | None,
+    test: Any = None,
+    callbacks: Iterable[TrainerCallback] = (),
+    kind: type[Trainer] = Trainer,
+    collate: Any = None,
+    **more: Any,
 ) -> Trainer:
     """The Trainer as it comes; only what would write or print is turned off."""
-    collate = {"data_collator": more.pop("collate")} if "collate" in more else {}
     chosen: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(prefix="stock-"),
         "use_cpu": True,
@@ -202,9 +207,10 @@ def stock(
         "learning_rate": 0.01,
     }
     args = TrainingArguments(**{**chosen, **more})
-    trainer = Trainer(
-        model, args, train_dataset=train, eval_dataset=test, compute_metrics=accuracy, **collate
-    )
+    trainer = kind(
+        model, args, train_dataset=train, eval_dataset=test, compute_metrics=accuracy,
+        callbacks=list(callbacks), data_collator=collate,
+    )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -169,24 +169,24 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
 
 def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
     if TASKS[settings.script].input == "image":
-        flag, kind, asked = "image_column", "images", settings.image_column
+        flag, kind, chosen = "image_column", "images", settings.image_column
         candidates = [c for c, f in data.features.items() if isinstance(f, datasets.Image)]
         preferred: tuple[str, ...] = ("image", "img")
     else:
-        flag, kind, asked = "text_column", "text", settings.text_column
+        flag, kind, chosen = "text_column", "text", settings.text_column
         candidates = [c for c, f in data.features.items() if _is_text(f) and c != label]
         preferred = TEXT_NAMES
     columns = ", ".join(data.column_names)
-    if asked is not None:
-        wanted = asked.split(",")
-        for column in wanted:
+    if chosen is not None:
+        named = chosen.split(",")
+        for column in named:
             if column not in candidates:
                 raise UserError(
                     f"--{flag} {column}: not a column of {kind}; the columns are {columns}"
                 )
-        if len(wanted) > (2 if kind == "text" else 1):
-            raise UserError(f"--{flag} {asked}: too many columns")
-        return wanted
+        if len(named) > (2 if kind == "text" else 1):
+            raise UserError(f"--{flag} {chosen}: too many columns")
+        return named
     if not candidates:
         raise UserError(f"--dataset {settings.dataset} has no column of {kind} among {columns}")
     if len(candidates) == 1:
@@ -260,18 +260,18 @@ def choose(
 ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
     """The sets, and where they come from: the test set first, the others from the rest."""
     rest, test, test_from = _test_set(settings, splits, label)
-    asked = settings.validation_split
+    split = settings.validation_split
     validation = None
     facts: dict[str, Any] = {"test_from": test_from}
-    if asked is not None and (share := share_of(asked)) is not None:
+    if split is not None and (share := share_of(split)) is not None:
         train, validation = _hold_out(rest, share, settings)
         facts["validation_from"] = f"{share:g} of the training samples"
     else:
         train = _draw(rest, settings.train_size, "train_size", settings.data_seed)
-        if asked is not None:
-            validation = _named("validation_split", asked, splits, label)
-            facts["validation_from"] = f"split {asked}"
-            _check_validation(asked, validation, facts["validation_from"] == test_from)
+        if split is not None:
+            validation = _named("validation_split", split, splits, label)
+            facts["validation_from"] = f"split {split}"
+            _check_validation(split, validation, facts["validation_from"] == test_from)
     test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
     facts["test_samples"] = len(test)
     sets = {"training": train, "test": test}
@@ -285,15 +285,15 @@ def _test_set(
     settings: Settings, splits: datasets.DatasetDict, label: str
 ) -> tuple[datasets.Dataset, datasets.Dataset, str]:
     """(the rest, for training; the test set; where the test set comes from)."""
-    train, asked = splits["train"], settings.test_split
-    if asked is not None and share_of(asked) is None:
-        return train, _named("test_split", asked, splits, label), f"split {asked}"
-    if asked is None:
+    train, split = splits["train"], settings.test_split
+    if split is not None and share_of(split) is None:
+        return train, _named("test_split", split, splits, label), f"split {split}"
+    if split is None:
         for name in TEST_SPLITS:
             # The test split of a benchmark may come without its labels, as -1 or null.
             if name in splits and len(splits[name]) and _has_labels(splits[name], label):
                 return train, splits[name], f"split {name}"
-    share = HELD_OUT if asked is None else float(asked)
+    share = HELD_OUT if split is None else float(split)
     order = np.random.default_rng([settings.data_seed, 2]).permutation(len(train))
     held_out = round(len(train) * share)
     if held_out == 0 or held_out == len(train):

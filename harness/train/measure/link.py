@@ -126,8 +126,8 @@ def warning(asked: Any, pairs: list[dict[str, Any]]) -> str | None:
     """How the links differ from what was asked for; None if they do not, or if nothing was."""
     wrong = []
     for pair in pairs:
-        wanted = asked_of(asked, pair["nodes"])
-        if wanted is not None and (differs := difference(wanted, pair)):
+        target = target_between(asked, pair["nodes"])
+        if target is not None and (differs := difference(target, pair)):
             wrong.append(f"between nodes {pair['nodes'][0]} and {pair['nodes'][1]} {differs}")
     if not wrong:
         return None
@@ -135,31 +135,31 @@ def warning(asked: Any, pairs: list[dict[str, Any]]) -> str | None:
     return f"the link is not the one that was asked for: {wrong[0]}{others}"
 
 
-def asked_of(asked: Any, nodes: list[int]) -> Mapping[str, Any] | None:
-    """The link asked for between two nodes: one for all pairs, or from a list by nodes."""
+def target_between(asked: Any, nodes: list[int]) -> Mapping[str, Any] | None:
+    """The link requested between two nodes: one for all pairs, or from a list by nodes."""
     if isinstance(asked, Mapping):
         return asked
     named = (pair for pair in asked or () if sorted(pair["nodes"]) == sorted(nodes))
     return next(named, None)
 
 
-def difference(wanted: Mapping[str, Any], pair: Mapping[str, Any]) -> str:
+def difference(target: Mapping[str, Any], pair: Mapping[str, Any]) -> str:
     """How a pair differs from the link asked for; empty if it does not, or is unknown."""
     rtt, bandwidth = pair["rtt_min_ms"], pair["bandwidth_mbit"]
-    rtt_wanted, rate = 2 * (wanted.get("delay_ms") or 0.0), wanted.get("rate_mbit")
-    parts = []
+    target_rtt, rate = 2 * (target.get("delay_ms") or 0.0), target.get("rate_mbit")
+    differences = []
     if rtt is not None:
         # Jitter may add to the delay or subtract from it, each way.
-        off = abs(rtt - rtt_wanted) - 2 * (wanted.get("jitter_ms") or 0.0)
-        if off > RTT_MS and off > RTT_SHARE * rtt_wanted:
-            parts.append(f"a round trip takes {rtt:.1f} ms, not {rtt_wanted:g}")
+        off = abs(rtt - target_rtt) - 2 * (target.get("jitter_ms") or 0.0)
+        if off > RTT_MS and off > RTT_SHARE * target_rtt:
+            differences.append(f"a round trip takes {rtt:.1f} ms, not {target_rtt:g}")
     if rate and bandwidth is not None and rtt is not None:
         low, high = (share * rate for share in BANDWIDTH_SHARES)
         would_take_s = pair["transfer_bytes"] * 8 / 1e6 / rate
-        enough_s = max(SHORT_S, FEW_ROUND_TRIPS * max(rtt, rtt_wanted) / 1000)
+        enough_s = max(SHORT_S, FEW_ROUND_TRIPS * max(rtt, target_rtt) / 1000)
         if would_take_s >= enough_s and not low <= bandwidth <= high:
-            parts.append(f"it carries {bandwidth:,.0f} Mbit/s, not {rate:g}")
-    return " and ".join(parts)
+            differences.append(f"it carries {bandwidth:,.0f} Mbit/s, not {rate:g}")
+    return " and ".join(differences)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -130,13 +130,13 @@ def measure_allreduce(
         assert seconds is not None
         return seconds
 
-    for number, asked in enumerate(sizes):
+    for number, target in enumerate(sizes):
         now_s = time.perf_counter()
         share_s = (until_s - now_s) / (len(sizes) - number)
-        size, seconds = climb(once, asked, now_s + share_s) or (None, None)
+        size, seconds = climb(once, target, now_s + share_s) or (None, None)
         algbw = size * 8 / seconds / 1e6 if size and seconds else None
         rows.append({
-            "asked_bytes": asked,
+            "asked_bytes": target,
             "bytes": size,
             "s": seconds,
             "algbw_mbit": algbw,

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,8 +19,8 @@ from harness.core.command_line import trainer_flags
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from harness.core.rules import REFUSED
 from harness.core.settings import flag_fields
+from tests.support.clients import Client
 from tests.support.hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
-from tests.support.ranks import ROOT
 
 MODEL = {"bert": "org/tiny-bert", "vit": "org/tiny-vit"}
 DATA = {"bert": "org/tiny-text", "vit": "org/tiny-images"}
@@ -58,22 +54,13 @@ class OwnModel(BertForSequenceClassification):
     config_class = OwnConfig
 """
 
-# Answers each line of words with what the script said. One process for all: loading the libraries
-# takes ten seconds, and they read the Hub's address only then.
+# A script on so many ranks: its code, and what rank 0 printed.
 CLIENT = """
-import contextlib, io, json, sys
-import bert, vit
-from harness.core.command_line import command_line
+from tests.support.ranks import script
 
-for line in sys.stdin:
-    name, *argv = json.loads(line)
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = {"bert": bert, "vit": vit}[name].main(command_line(name, argv))
-        except SystemExit as end:
-            code = end.code
-    print("answer " + json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+def answer(count, name, *argv):
+    done = script(name, *argv, count=count)
+    return done.code, done.out, done.err
 """
 
 
@@ -109,16 +96,6 @@ def names(script: str) -> list[str]:
     return ["--model", MODEL[script], "--dataset", DATA[script]]
 
 
-def torchrun(script: str, *argv: str, env: dict[str, str]) -> str:
-    """A command line as a user types it, with two processes; what it printed."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [sys.executable, *launcher, f"{script}.py", *argv]
-    full = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=full, cwd=ROOT, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
-
-
 def only_run(root: Path) -> RunFolder:
     (folder,) = find_runs(root)
     return folder
@@ -148,7 +125,9 @@ def test_two_ranks_load_each_file_once(
 ) -> None:
     cache, out = tmp_path / "cache", tmp_path / "out"
     argv = [*names(script), *STILL, "--save", "last"]
-    torchrun(script, *argv, "--o", str(out), env=hub.env(cache))
+    with Client(CLIENT, hub.env(cache)) as client:
+        code, _, err = client(2, script, *argv, "--o", str(out))
+    assert code == 0, err
     wanted = [(MODEL[script], file) for file in FILES[script]]
     wanted += [(DATA[script], file) for file in ["README.md", *PARTS]]
     assert hub.downloads() == dict.fromkeys(wanted, 1)
@@ -180,54 +159,23 @@ def test_two_ranks_load_each_file_once(
     if script == "vit":
         hub.down = "close"
         env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    torchrun(script, *argv, "--o", str(tmp_path / "again"), env=env)
+    with Client(CLIENT, env) as client:
+        code, _, err = client(2, script, *argv, "--o", str(tmp_path / "again"))
+    assert code == 0, err
     assert not hub.downloads()
     assert bool(hub.requests) == (script == "bert")
     (again,), _ = read_rows(only_run(tmp_path / "again").epochs)
     assert again["eval_loss"] == row["eval_loss"]
 
 
-class Client:
-    """A process that runs one command line after another."""
-
-    def __init__(self, env: dict[str, str], errors: Path) -> None:
-        full = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
-        self.errors = errors
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CLIENT],
-            env=full,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors.open("w"),
-            text=True,
-        )
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def __call__(self, *words: str) -> tuple[int, str, str]:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps(words) + "\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("answer "):
-                code, out, err = json.loads(line.removeprefix("answer "))
-                return code, out, err
-        raise AssertionError(self.errors.read_text()[-4000:])
-
-    def refused(self, *words: str) -> str:
-        """The one line that these words are answered with."""
-        code, out, err = self(*words)
-        assert code == 2, (words, code, out, err)
-        assert "Traceback" not in err + out
-        (line,) = err.strip().splitlines()
-        assert line.startswith(f"{words[0]}.py: error: ")
-        return line
+def refused(client: Client, name: str, *argv: str) -> str:
+    """The one line with which this command line is refused."""
+    code, out, err = client(1, name, *argv)
+    assert code == 2, (argv, code, out, err)
+    assert "Traceback" not in err + out
+    (line,) = err.strip().splitlines()
+    assert line.startswith(f"{name}.py: error: ")
+    return str(line)
 
 
 @pytest.mark.process
@@ -236,27 +184,27 @@ def test_what_the_hub_does_not_have_and_no_hub(hub: Hub, tmp_path: Path) -> None
     env = {**hub.env(tmp_path / "cache"), "MARKER": str(marker)}
     small = [*STILL, "--save", "none", "--o", str(out)]
     text, pictures = ["--dataset", DATA["bert"]], ["--dataset", DATA["vit"]]
-    with Client(env, tmp_path / "stderr") as client:
+    with Client(CLIENT, env) as client:
         # Neither on the Hub nor anywhere else.
         for words in (
             ["bert", "--model", "org/none", *text],
             ["bert", "--model", "nothing-of-this-name", *text],
             ["vit", "--model", "org/none", *pictures],
         ):
-            line = client.refused(*words, *small)
+            line = refused(client, *words, *small)
             assert all(word in line for word in [f"--model {words[2]}", *MISSING]), line
         for name in ("org/none", "nothing-of-this-name"):
-            line = client.refused("bert", "--model", MODEL["bert"], "--dataset", name, *small)
+            line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", name, *small)
             assert all(word in line for word in [f"--dataset {name}", *MISSING]), line
 
         # Code from the Hub runs only where it is allowed to, and is fetched only then.
         own = ["bert", "--model", "org/own-code", *text, *small]
-        line = client.refused(*own)
+        line = refused(client, *own)
         assert "--model org/own-code" in line and "add --trust_remote_code" in line
         assert not marker.exists() and ("org/own-code", "own.py") not in hub.downloads()
         assert not out.exists()  # nothing of all this is a run
 
-        code, _, err = client(*own, "--trust_remote_code")
+        code, _, err = client(1, *own, "--trust_remote_code")
         assert code == 0, err
         assert marker.exists() and hub.downloads()["org/own-code", "own.py"] == 1
         folder = only_run(out)
@@ -264,7 +212,7 @@ def test_what_the_hub_does_not_have_and_no_hub(hub: Hub, tmp_path: Path) -> None
         assert folder.outcome() == "finished"
 
         # A data set without namespace, which the Hub's own library no longer reads.
-        line = client.refused("bert", "--model", MODEL["bert"], "--dataset", BARE, *small)
+        line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", BARE, *small)
         assert "--dataset tiny-text" in line and "namespace/name" in line
 
         hub.down = "close"
@@ -272,7 +220,7 @@ def test_what_the_hub_does_not_have_and_no_hub(hub: Hub, tmp_path: Path) -> None
             ["bert", "--model", "org/other", *text],
             ["vit", *names("vit")],
         ):
-            line = client.refused(*words, *small)
+            line = refused(client, *words, *small)
             assert all(word in line for word in OFFLINE), line
-        line = client.refused("bert", "--model", MODEL["bert"], "--dataset", "org/other", *small)
+        line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", "org/other", *small)
         assert all(word in line for word in ["--dataset org/other", *OFFLINE]), line

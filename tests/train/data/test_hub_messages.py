@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +14,7 @@ from huggingface_hub import errors
 from harness.core.settings import Settings, UserError
 from harness.train.data import models
 from harness.train.data.models import explain
+from tests.support.clients import Client
 from tests.support.hub import Hub, tiny_bert, tiny_vit
 
 OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]
@@ -77,10 +74,8 @@ def test_a_mistake_of_ours_passes() -> None:
         raise KeyError("ours")
 
 
-# The offline switches are read when the libraries are loaded: another process is needed. It
-# prints what each name is answered with.
+# What each name is answered with.
 CLIENT = """
-import json, sys
 from harness.core.settings import Settings
 from harness.train.data import images, models, sources
 
@@ -90,26 +85,19 @@ def message(function, **fields):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
-print(json.dumps({
-    "model": message(models.configuration, model="me/none"),
-    "bare": message(models.configuration, model="nothing-like-it"),
-    "images": message(images._resizer, script="vit", model="me/none"),
-    "dataset": message(sources.load, dataset="me/none"),
-    "config": message(sources.load, dataset="me/two"),
-}))
+def answer():
+    return {
+        "model": message(models.configuration, model="me/none"),
+        "bare": message(models.configuration, model="nothing-like-it"),
+        "images": message(images._resizer, script="vit", model="me/none"),
+        "dataset": message(sources.load, dataset="me/none"),
+        "config": message(sources.load, dataset="me/two"),
+    }
 """
 
 
-def ask(hub: Hub, cache: Path, root: Path) -> dict[str, Any]:
-    env = {**os.environ, **hub.env(cache)}
-    command = [sys.executable, "-c", CLIENT]
-    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
 @pytest.mark.process
-def test_a_hub_without_it_and_no_hub(tmp_path: Path, root: Path) -> None:
+def test_a_hub_without_it_and_no_hub(tmp_path: Path) -> None:
     part = datasets.Dataset.from_dict({"text": ["a", "b"] * 9, "label": [0, 1] * 9})
     for name in ("first", "second"):
         (tmp_path / "two" / name).mkdir(parents=True)
@@ -119,14 +107,16 @@ def test_a_hub_without_it_and_no_hub(tmp_path: Path, root: Path) -> None:
     (tmp_path / "two" / "README.md").write_text(card)
     with Hub() as hub:
         hub.add_dataset("me/two", tmp_path / "two")
-        said = ask(hub, tmp_path / "up", root)
+        with Client(CLIENT, hub.env(tmp_path / "up")) as ask:
+            messages = ask()
         for what in ("model", "bare", "images", "dataset"):
-            assert all(word in said[what] for word in ["UserError", *MISSING]), said[what]
+            assert all(word in messages[what] for word in ["UserError", *MISSING]), messages[what]
         for word in ("UserError", "me/two", "first", "second", "--dataset_config"):
-            assert word in said["config"], said["config"]
+            assert word in messages["config"], messages["config"]
         hub.down = "close"
-        said = ask(hub, tmp_path / "down", root)
-        for what, message in said.items():
+        with Client(CLIENT, hub.env(tmp_path / "down")) as ask:
+            messages = ask()
+        for what, message in messages.items():
             assert all(word in message for word in ["UserError", *OFFLINE]), (what, message)
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.clients import Client
 from tests.support.hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
 
 BERT, VIT, TEXT, BARE, IMAGES = ("tiny-bert", "me/vit", "me/text", "me/bare-text", "me/images")
 
-# Loads everything and prints what it got as one line of JSON.
+# Loads everything.
 LOAD = """
-import hashlib, json
+import hashlib
 from datasets import load_dataset
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -32,31 +30,33 @@ def weights(model):
 def images(split):
     return [hashlib.sha256(row["image"].tobytes()).hexdigest() for row in split]
 
-tokenizer = AutoTokenizer.from_pretrained("tiny-bert")
-bert = AutoModelForSequenceClassification.from_pretrained("tiny-bert", num_labels=3)
-processor = AutoImageProcessor.from_pretrained("me/vit")
-vit = AutoModelForImageClassification.from_pretrained("me/vit", num_labels=3)
-text, bare = load_dataset("me/text"), load_dataset("me/bare-text")
-pictures = load_dataset("me/images")
-print(json.dumps({
-    "ids": tokenizer("the film was great")["input_ids"],
-    "labels": list(bert.classifier.weight.shape),
-    "bert": weights(bert),
-    "vit": weights(vit),
-    "pixels": list(processor(pictures["train"][0]["image"])["pixel_values"][0].shape),
-    "text": {name: split.to_dict() for name, split in text.items()},
-    "bare": {name: split.to_dict() for name, split in bare.items()},
-    "names": [d["train"].features["label"].names for d in (text, bare, pictures)],
-    "images": {name: images(split) for name, split in pictures.items()},
-    "image labels": pictures["test"]["label"][:],
-}))
+def answer():
+    tokenizer = AutoTokenizer.from_pretrained("tiny-bert")
+    bert = AutoModelForSequenceClassification.from_pretrained("tiny-bert", num_labels=3)
+    processor = AutoImageProcessor.from_pretrained("me/vit")
+    vit = AutoModelForImageClassification.from_pretrained("me/vit", num_labels=3)
+    text, bare = load_dataset("me/text"), load_dataset("me/bare-text")
+    pictures = load_dataset("me/images")
+    return {
+        "ids": tokenizer("the film was great")["input_ids"],
+        "labels": list(bert.classifier.weight.shape),
+        "bert": weights(bert),
+        "vit": weights(vit),
+        "pixels": list(processor(pictures["train"][0]["image"])["pixel_values"][0].shape),
+        "text": {name: split.to_dict() for name, split in text.items()},
+        "bare": {name: split.to_dict() for name, split in bare.items()},
+        "names": [d["train"].features["label"].names for d in (text, bare, pictures)],
+        "images": {name: images(split) for name, split in pictures.items()},
+        "image labels": pictures["test"]["label"][:],
+    }
 """
 
-# Prints the class names of an error and of what caused it, for each thing that must fail.
+# The class names of an error and of what caused it, for each thing that must fail; and the status
+# of the Hub's answer, from the one call that is not repeated for 23 seconds after a 503.
 FAIL = """
-import json
 from datasets import load_dataset
 from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig
 
 def error(call):
@@ -66,24 +66,21 @@ def error(call):
         chain = [e, e.__cause__, e.__context__]
         return sorted({c.__name__ for x in chain if x is not None for c in type(x).__mro__})
 
-repo = "me/never-published"
-print(json.dumps({
-    "info": error(lambda: HfApi().model_info(repo)),
-    "file": error(lambda: hf_hub_download("tiny-bert", "no-such-file")),
-    "revision": error(lambda: HfApi().model_info("tiny-bert", revision="v9")),
-    "config": error(lambda: AutoConfig.from_pretrained(repo)),
-    "dataset": error(lambda: load_dataset(repo)),
-}))
+def answer(what):
+    if what == "status":
+        try:
+            HfApi().model_info("tiny-bert")
+        except HfHubHTTPError as e:
+            return e.response.status_code
+    repo = "me/never-published"
+    return {
+        "info": error(lambda: HfApi().model_info(repo)),
+        "file": error(lambda: hf_hub_download("tiny-bert", "no-such-file")),
+        "revision": error(lambda: HfApi().model_info("tiny-bert", revision="v9")),
+        "config": error(lambda: AutoConfig.from_pretrained(repo)),
+        "dataset": error(lambda: load_dataset(repo)),
+    }
 """
-
-
-def client(code: str, env: dict[str, str], cwd: Path) -> Any:
-    # Run elsewhere, so that no folder of this repository is taken for a repository id.
-    command = [sys.executable, "-c", code]
-    full = {**os.environ, **env}
-    done = subprocess.run(command, env=full, cwd=cwd, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -138,29 +135,32 @@ def check(loaded: dict[str, Any], root: Path) -> None:
 
 @pytest.mark.process
 def test_clients_load_what_was_published(published: Path, tmp_path: Path) -> None:
+    # Run elsewhere, so that no folder of this repository is taken for a repository id.
     with Hub() as hub:
         publish(hub, published)
-        first = client(LOAD, hub.env(tmp_path / "cache"), tmp_path)
-        check(first, published)
-        files = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
-        wanted = {(BERT, name) for name in files} | {(TEXT, "README.md"), (IMAGES, "README.md")}
-        files = ["config.json", "preprocessor_config.json", "model.safetensors"]
-        wanted |= {(VIT, name) for name in files}
-        parts = [f"data/{split}-00000-of-00001.parquet" for split in ("train", "test")]
-        wanted |= {(repo, part) for repo in (TEXT, BARE, IMAGES) for part in parts}
-        assert hub.downloads() == dict.fromkeys(wanted, 1)
-        assert any("transformers/" in request.agent for request in hub.requests)
+        with Client(LOAD, hub.env(tmp_path / "cache"), tmp_path) as load:
+            first = load()
+            check(first, published)
+            files = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+            wanted = {(BERT, name) for name in files} | {(TEXT, "README.md"), (IMAGES, "README.md")}
+            files = ["config.json", "preprocessor_config.json", "model.safetensors"]
+            wanted |= {(VIT, name) for name in files}
+            parts = [f"data/{split}-00000-of-00001.parquet" for split in ("train", "test")]
+            wanted |= {(repo, part) for repo in (TEXT, BARE, IMAGES) for part in parts}
+            assert hub.downloads() == dict.fromkeys(wanted, 1)
+            assert any("transformers/" in request.agent for request in hub.requests)
 
-        # The cache holds the contents now: the Hub is asked about them, but sends none.
-        hub.requests.clear()
-        assert client(LOAD, hub.env(tmp_path / "cache"), tmp_path) == first
-        assert hub.requests and not hub.downloads()
+            # The cache holds the contents now: the Hub is asked about them, but sends none.
+            hub.requests.clear()
+            assert load() == first
+            assert hub.requests and not hub.downloads()
 
         # Nobody asks a Hub that is known to be out of reach.
         hub.requests.clear()
         hub.down = True
         env = hub.env(tmp_path / "cache") | {"HF_HUB_OFFLINE": "1"}
-        assert client(LOAD, env, tmp_path) == first
+        with Client(LOAD, env, tmp_path) as load:
+            assert load() == first
         assert not hub.requests
 
 
@@ -168,29 +168,20 @@ def test_clients_load_what_was_published(published: Path, tmp_path: Path) -> Non
 def test_clients_get_the_proper_errors(published: Path, tmp_path: Path) -> None:
     with Hub() as hub:
         publish(hub, published)
-        errors = client(FAIL, hub.env(tmp_path / "up"), tmp_path)
+        with Client(FAIL, hub.env(tmp_path / "up"), tmp_path) as fail:
+            errors = fail("errors")
         assert "RepositoryNotFoundError" in errors["info"]
         assert "EntryNotFoundError" in errors["file"]
         assert "RevisionNotFoundError" in errors["revision"]
         assert {"OSError", "RepositoryNotFoundError"} <= set(errors["config"])
         assert "DatasetNotFoundError" in errors["dataset"]
 
-        # Most calls repeat a request answered by 503 for 23 seconds: this one gives up at once.
-        hub.down = True
-        code = """
-import json
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
-try:
-    HfApi().model_info("tiny-bert")
-except HfHubHTTPError as e:
-    print(json.dumps(e.response.status_code))
-"""
-        assert client(code, hub.env(tmp_path / "down"), tmp_path) == 503
-
-        # Connections dropped without an answer are not repeated in these calls.
-        hub.down = "close"
-        errors = client(FAIL, hub.env(tmp_path / "down"), tmp_path)
+        with Client(FAIL, hub.env(tmp_path / "down"), tmp_path) as fail:
+            hub.down = True
+            assert fail("status") == 503
+            # Connections dropped without an answer are not repeated in these calls.
+            hub.down = "close"
+            errors = fail("errors")
         for what in ("info", "file", "revision", "dataset"):
             assert "TransportError" in errors[what], what
         assert "OSError" in errors["config"]

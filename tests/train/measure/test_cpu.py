@@ -15,8 +15,8 @@ from harness.core.attempts import write_summary
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.train.measure.resources import CpuTime
 from tests.support.ranks import ranks
+from tests.support.recorded import two_ranks
 from tests.support.toys import CPU
-from tests.train.measure.test_logcallback import two_ranks
 
 BUSY = "import time\nwhile time.process_time() < {s}: pass"
 

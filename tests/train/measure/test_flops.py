@@ -17,7 +17,16 @@ from transformers import (
 from harness.core.command_line import parse
 from harness.core.tasks import TASKS
 from harness.train.data import models
-from harness.train.measure.flops import CLOSED, COUNTED, Uncountable, Work, counted, work_of
+from harness.train.measure.flops import (
+    CLOSED,
+    COUNTED,
+    PEAKS,
+    Uncountable,
+    Work,
+    counted,
+    peak_tflops,
+    work_of,
+)
 
 
 def built(script: str, *argv: str) -> tuple[Any, Any]:
@@ -45,12 +54,12 @@ def never() -> Any:
 
 
 @pytest.mark.parametrize("name", TASKS["bert"].architectures)
-@pytest.mark.parametrize("length", [7, 64])
-def test_texts_by_closed_form_are_what_is_counted(name: str, length: int) -> None:
+def test_texts_by_closed_form_are_what_is_counted(name: str) -> None:
     model, _ = built("bert", "--model", name)
     work, count = work_of(model, never), counted(model, text)
     assert (work.how, count.how) == (CLOSED, COUNTED)
-    assert work.of(length) == pytest.approx(count.of(length), rel=0.02)
+    for length in (7, 64):
+        assert work.of(length) == pytest.approx(count.of(length), rel=0.02)
 
 
 @pytest.mark.parametrize("name", TASKS["vit"].architectures)
@@ -152,3 +161,38 @@ class Cubic(nn.Module):
 def test_work_that_is_no_polynomial_of_second_degree_is_unknown() -> None:
     with pytest.raises(Uncountable, match="no polynomial of the length"):
         work_of(Cubic(), text)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "peak"),
+    [
+        ("NVIDIA H200", "bf16", 989),
+        ("NVIDIA H200 NVL", "bf16", 835),
+        ("NVIDIA H100 80GB HBM3", "fp32", 67),
+        ("NVIDIA H100 PCIe", "fp16", 756),
+        ("NVIDIA GH200 480GB", "bf16", 989),
+        ("NVIDIA A100-SXM4-40GB", "tf32", 156),
+        ("NVIDIA A100 80GB PCIe", "bf16", 312),
+        ("NVIDIA A10G", "bf16", 70),
+        ("NVIDIA A10", "bf16", 125),
+        ("NVIDIA L4", "fp32", 30.3),
+        ("NVIDIA L40S", "bf16", 362),
+        ("Tesla V100-SXM2-16GB", "fp16", 125),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("Tesla T4", "fp16", 65),
+        ("NVIDIA GeForce RTX 3090", "bf16", 71),
+        ("NVIDIA GeForce RTX 3090 Ti", "bf16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
+        ("NVIDIA GeForce RTX 4080 SUPER", "fp32", None),
+        ("AMD EPYC 7763 64-Core Processor", "fp32", None),
+    ],
+)
+def test_peaks_by_name(device: str, precision: str, peak: float | None) -> None:
+    assert peak_tflops(device, precision) == peak
+
+
+def test_formats_are_in_order() -> None:
+    """A smaller number format is never slower, and 16 bits are equally fast in both kinds."""
+    for device, peaks in PEAKS:
+        assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"], device
+        assert peaks["fp16"] >= peaks.get("tf32", 0) >= 0 and peaks["fp16"] >= peaks["fp32"], device

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +17,19 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from logcallback import LogCallback
 from tests.support.ranks import ran, ranks, run_script, script
+from tests.support.recorded import (
+    environment_of,
+    rows_of,
+    summary_of,
+    train,
+    trainer_for,
+    two_ranks,
+)
 from tests.support.toys import CPU, BreakOff, BrokenOffError, Net, Points
 
 pytestmark = pytest.mark.process
@@ -55,67 +62,11 @@ def odd_metrics(prediction: Any) -> dict[str, Any]:
     }
 
 
-def plain_metrics(prediction: Any) -> dict[str, float]:
-    return {"right": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
-
-
-def trainer_for(
-    folder: str | Path,
-    model: Any = None,
-    train: Any = None,
-    test: Any = None,
-    callbacks: Iterable[Any] = (),
-    kind: type[Trainer] = Trainer,
-    **more: Any,
-) -> Trainer:
-    """The stock Trainer with LogCallback, whose checkpoints lie beside the record."""
-    chosen: dict[str, Any] = {
-        "output_dir": f"{folder}-checkpoints",
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
-        "num_train_epochs": 2,
-        "learning_rate": 0.01,
-        "logging_steps": 1,
-    }
-    trainer = kind(
-        model or Net(),
-        TrainingArguments(**{**chosen, **more}),
-        train_dataset=Points(16) if train is None else train,
-        eval_dataset=test,
-        compute_metrics=plain_metrics,
-        callbacks=[*callbacks, LogCallback(folder)],
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def rows_of(folder: str | Path) -> list[dict[str, Any]]:
-    rows, broken = read_rows(RunFolder(Path(folder)).epochs)
-    assert broken == 0
-    return rows
-
-
-def summary_of(folder: str | Path) -> dict[str, Any]:
-    return read_json(RunFolder(Path(folder)).summary) or {}
-
-
-def train(folder: str, **more: Any) -> None:
-    trainer_for(folder, **more).train()
-
-
 def alone(tmp_path: Path, function: Any, *args: Any) -> tuple[str, Any]:
     """The function in a process of its own, with a folder to record into; folder and result."""
     folder = str(tmp_path / "record")
     (result,) = ranks(1, function, folder, *args, env=CPU)
     return folder, result
-
-
-# ---- what is written ----
 
 
 def test_five_lines_record_a_run(tmp_path: Path) -> None:
@@ -144,7 +95,7 @@ def test_five_lines_record_a_run(tmp_path: Path) -> None:
     settings = read_json(Path(folder, "settings.json")) or {}
     assert settings["schema"] == 1
     assert settings["training_arguments"]["num_train_epochs"] == 3
-    environment = read_json(Path(folder, "environment.json")) or {}
+    environment = environment_of(folder)
     assert environment["versions"]["torch"] == torch.__version__
     assert environment["nodes"] == environment["processes_per_node"] == 1
     assert environment["effective_batch"] == 8 and environment["updates"] == 6
@@ -177,12 +128,7 @@ def test_what_was_measured_before_training_is_no_row(by_trainer: bool, tmp_path:
     # By steps, the Trainer evaluates at the last one too: that is of the last epoch, and in time.
     assert ("eval_loss" in rows[1]) == by_trainer
     assert rows[1].get("eval_time_s", 0) < 60
-    assert "eval_loss" not in rows[0] and "right" not in rows[0] and "eval_time_s" not in rows[0]
-
-
-def two_ranks(folder: str) -> None:
-    test = Points(13, draw=1)
-    trainer_for(folder, train=Points(22), test=test, eval_strategy="epoch").train()
+    assert "eval_loss" not in rows[0] and "accuracy" not in rows[0] and "eval_time_s" not in rows[0]
 
 
 def test_two_ranks_write_one_record(tmp_path: Path) -> None:
@@ -212,7 +158,7 @@ def test_two_test_sets_are_both_recorded(tmp_path: Path) -> None:
     rows = rows_of(folder)
     assert [row["epoch"] for row in rows] == [1, 2]
     for row in rows:
-        for name in ("near_loss", "near_right", "far_loss", "far_right"):
+        for name in ("near_loss", "near_accuracy", "far_loss", "far_accuracy"):
             assert row[name] is not None, name
     assert rows[0]["far_loss"] != rows[1]["far_loss"]
 
@@ -234,9 +180,6 @@ def test_a_stream_without_length(tmp_path: Path) -> None:
     (row,) = rows_of(folder)
     assert row["samples"] == 24 and row["updates"] == 6
     assert summary_of(folder)["outcome"] == "finished"
-
-
-# ---- several starts ----
 
 
 def twice(folder: str) -> float:
@@ -358,9 +301,6 @@ def test_a_row_is_on_disk_when_its_epoch_has_ended(how: str, tmp_path: Path) -> 
     }  # fmt: skip
 
 
-# ---- times and counts ----
-
-
 class Wall(TrainerCallback):
     """A second clock around each epoch."""
 
@@ -404,8 +344,7 @@ def slow_steps(folder: str) -> list[float]:
 
 def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
     folder, wall = alone(tmp_path, slow_steps)
-    environment = read_json(Path(folder, "environment.json")) or {}
-    left_out = environment["timing_warmup_steps"]
+    left_out = environment_of(folder)["timing_warmup_steps"]
     assert left_out == 1
     rows = rows_of(folder)
     for row, seconds in zip(rows, wall, strict=True):
@@ -476,7 +415,7 @@ def test_evaluation_and_saving_are_not_training_time(how: Any, tmp_path: Path) -
 def test_the_last_evaluation_of_an_epoch_stands_in_its_row(tmp_path: Path) -> None:
     folder, logged = alone(tmp_path, steps_logged)
     for row, update in zip(rows_of(folder), (4, 10), strict=True):
-        assert (row["eval_loss"], row["right"]) == logged[update]
+        assert (row["eval_loss"], row["accuracy"]) == logged[update]
 
 
 def steps_logged(folder: str) -> dict[int, tuple[float, float]]:
@@ -484,7 +423,7 @@ def steps_logged(folder: str) -> dict[int, tuple[float, float]]:
     trainer = trainer_for(folder, None, Points(20), test, eval_strategy="steps", eval_steps=2)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    return {entry["step"]: (entry["eval_loss"], entry["eval_right"]) for entry in logged}
+    return {entry["step"]: (entry["eval_loss"], entry["eval_accuracy"]) for entry in logged}
 
 
 def short_last_batch(folder: str) -> list[list[int]]:
@@ -505,9 +444,6 @@ def test_a_short_last_batch_is_counted_as_it_is(tmp_path: Path) -> None:
     assert [row["timed_steps"] for row in rows] == [3, 4]
     assert [row["timed_samples"] for row in rows] == [9, 13]
     assert summary_of(folder)["samples"] == 26
-
-
-# ---- what must not be written ----
 
 
 def secrets(folder: str) -> None:

@@ -68,100 +68,91 @@ class Table(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def evaluations(folder: str) -> dict[str, Any]:
-    found = {}
-    for samples, batch in SIZES:
-        for classes in CLASSES:
-            logits, labels = logits_of(samples, classes)
-            case = f"{samples}_{classes}"
-            trainer, _ = ours(
-                f"{folder}/{case}", Table(logits), Points(24), Numbered(labels),
-                f"--eval_batch={batch}", records=False,
-            )  # fmt: skip
-            trainer.compute_metrics = BatchMetrics(classes)
-            # Twice: nothing of one evaluation may be left for the next.
-            found[case] = [trainer.evaluate(), trainer.evaluate()]
-    return found
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_metrics_are_those_of_the_whole_set(count: int, tmp_path: Path) -> None:
-    # 3 samples on 3 ranks: each has one, and 2 ranks fill up with one that is not counted.
-    on_ranks = ranks(count, evaluations, str(tmp_path), env=CPU)
-    for samples, _ in SIZES:
-        for classes in CLASSES:
-            logits, labels = logits_of(samples, classes)
-            wanted = expected(logits, labels)
-            for found in on_ranks:
-                for given in found[f"{samples}_{classes}"]:
-                    assert given["eval_samples"] == samples
-                    quality = {k.removeprefix("eval_"): v for k, v in given.items()}
-                    assert ("top5_accuracy" in quality) == (classes > 5)
-                    for name, value in wanted.items():
-                        case = (samples, classes, name)
-                        assert quality[name] == pytest.approx(value, abs=1e-9, rel=0), case
-
-
 class Listing(Table):
-    """Also writes down which samples it is given, batch by batch."""
+    """Also records which samples it is fed, batch by batch."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        super().__init__(logits)
+        self.fed: list[list[int]] = []
 
     def forward(self, number: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.given.append(number.tolist())
+        self.fed.append(number.tolist())
         return super().forward(number, labels)
 
 
-def parts(folder: str) -> dict[str, Any]:
-    found = {}
+def evaluations(folder: str) -> dict[tuple[int, int], dict[str, Any]]:
+    """By number of samples and of classes: two evaluations, and this rank's part of the first."""
+    results = {}
     for samples, batch in SIZES:
-        for classes in (5, 6):
+        for classes in CLASSES:
             logits, labels = logits_of(samples, classes)
-            case = f"{samples}_{classes}"
             model = Listing(logits)
-            model.given = []
-            trainer, run = ours(
-                f"{folder}/{case}", model, Points(24), Numbered(labels),
+            trainer, _ = ours(
+                f"{folder}/{samples}_{classes}", model, Points(24), Numbered(labels),
                 f"--eval_batch={batch}", records=False,
             )  # fmt: skip
             trainer.compute_metrics = BatchMetrics(classes)
-            whole = trainer.evaluate()
-            found[case] = (whole["eval_accuracy"], run.own_quality(), model.given)
-    return found
+            first, fed = trainer.evaluate(), list(model.fed)
+            own = trainer.observations.rank_metrics(trainer.args)
+            # Twice: nothing of one evaluation may be left for the next.
+            both = [first, trainer.evaluate()]
+            results[samples, classes] = {"both": both, "own": own, "fed": fed}
+    return results
+
+
+# 3 samples on 3 ranks: each has one, and 2 ranks fill up with one that is not counted.
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def on_ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return ranks(request.param, evaluations, str(tmp_path_factory.mktemp("metrics")), env=CPU)
+
+
+EVALUATIONS = [(samples, classes) for samples, _ in SIZES for classes in CLASSES]
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_each_rank_answers_for_its_own_samples(count: int, tmp_path: Path) -> None:
-    on_ranks = ranks(count, parts, str(tmp_path), env=CPU)
-    for samples, _ in SIZES:
-        for classes in (5, 6):
-            logits, labels = logits_of(samples, classes)
-            ranked = (-logits).argsort(1)
-            case = f"{samples}_{classes}"
-            batches = [found[case][2] for found in on_ranks]
-            seen: set[int] = set()
-            own: list[list[int]] = [[] for _ in batches]
-            # What fills up a batch has been given before, or at the same time to an earlier rank.
-            for step in zip(*batches, strict=True):
-                for rank, numbers in enumerate(step):
-                    own[rank] += [n for n in dict.fromkeys(numbers) if n not in seen]
-                    seen |= set(numbers)
-            assert len(seen) == samples
-            right = 0.0
-            for rank, found in enumerate(on_ranks):
-                accuracy, mine, _ = found[case]
-                assert mine["eval_samples"] == len(own[rank])
-                if not own[rank]:
-                    assert mine["eval_accuracy"] is None  # unknown, not zero
-                    continue
-                right += mine["eval_samples"] * mine["eval_accuracy"]
-                hits = [int(labels[n] == ranked[n, 0]) for n in own[rank]]
-                assert mine["eval_accuracy"] == pytest.approx(np.mean(hits), abs=1e-12)
-                assert ("eval_top5_accuracy" in mine) == (classes > 5)
-                if classes > 5:
-                    near = [int(labels[n] in ranked[n, :5]) for n in own[rank]]
-                    assert mine["eval_top5_accuracy"] == pytest.approx(np.mean(near), abs=1e-12)
-            assert right / samples == pytest.approx(accuracy, abs=1e-12)
+def test_metrics_are_those_of_the_whole_set(on_ranks: list[Any]) -> None:
+    for samples, classes in EVALUATIONS:
+        reference = expected(*logits_of(samples, classes))
+        for of_rank in on_ranks:
+            for metrics in of_rank[samples, classes]["both"]:
+                assert metrics["eval_samples"] == samples
+                quality = {k.removeprefix("eval_"): v for k, v in metrics.items()}
+                assert ("top5_accuracy" in quality) == (classes > 5)
+                for name, value in reference.items():
+                    case = (samples, classes, name)
+                    assert quality[name] == pytest.approx(value, abs=1e-9, rel=0), case
+
+
+@pytest.mark.process
+def test_each_rank_answers_for_its_own_samples(on_ranks: list[Any]) -> None:
+    for samples, classes in EVALUATIONS:
+        logits, labels = logits_of(samples, classes)
+        ranked = (-logits).argsort(1)
+        cases = [of_rank[samples, classes] for of_rank in on_ranks]
+        seen: set[int] = set()
+        own: list[list[int]] = [[] for _ in cases]
+        # What fills up a batch has been fed before, or at the same time to an earlier rank.
+        for step in zip(*(case["fed"] for case in cases), strict=True):
+            for rank, numbers in enumerate(step):
+                own[rank] += [n for n in dict.fromkeys(numbers) if n not in seen]
+                seen |= set(numbers)
+        assert len(seen) == samples
+        right = 0.0
+        for case, numbers in zip(cases, own, strict=True):
+            quality = case["own"]
+            assert quality["eval_samples"] == len(numbers)
+            if not numbers:
+                assert quality["eval_accuracy"] is None  # unknown, not zero
+                continue
+            right += quality["eval_samples"] * quality["eval_accuracy"]
+            hits = [int(labels[n] == ranked[n, 0]) for n in numbers]
+            assert quality["eval_accuracy"] == pytest.approx(np.mean(hits), abs=1e-12)
+            assert ("eval_top5_accuracy" in quality) == (classes > 5)
+            if classes > 5:
+                near = [int(labels[n] in ranked[n, :5]) for n in numbers]
+                assert quality["eval_top5_accuracy"] == pytest.approx(np.mean(near), abs=1e-12)
+        whole = cases[0]["both"][0]["eval_accuracy"]
+        assert right / samples == pytest.approx(whole, abs=1e-12)
 
 
 def test_a_class_that_is_never_predicted_counts() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.records import find_runs, read_json, read_rows
 from harness.core.topology import World
 from harness.train.measure import telemetry
 from harness.train.measure.telemetry import Telemetry
 from tests.support.ranks import ranks, script
+from tests.support.recorded import environment_of, rows_of, summary_of, trainer_for
 from tests.support.sweeps import untimed_rows
 from tests.support.toys import CPU
-from tests.train.measure.test_logcallback import trainer_for
 
 WATTS = 250
 # In the place of NVML, for the process that looks: one card that takes 250 W all the time.
@@ -68,12 +68,6 @@ def with_driver(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "driver"), **CPU}
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows, broken = read_rows(RunFolder(folder).epochs)
-    assert broken == 0
-    return rows
-
-
 @pytest.mark.process
 def test_energy_is_what_the_counter_grew_between_the_edges_of_an_epoch(
     tmp_path: Path, with_driver: dict[str, str]
@@ -92,10 +86,10 @@ def test_energy_is_what_the_counter_grew_between_the_edges_of_an_epoch(
         )
         assert row["gpu"]["power_w"] == {"mean": WATTS, "p95": WATTS, "max": WATTS}
         assert row["gpu"]["memory_gib"]["max"] == 1 and row["gpu"]["utilisation_percent"] is None
-    summary = read_json(RunFolder(folder).summary) or {}
+    summary = summary_of(folder)
     assert summary["energy_j"] == pytest.approx(sum(row["energy_j"] for row in rows))
     assert summary["joules_per_sample"] == pytest.approx(summary["energy_j"] / 32)
-    environment = read_json(RunFolder(folder).environment) or {}
+    environment = environment_of(folder)
     assert environment["idle_power_w"] == WATTS
     assert environment["telemetry_missing"]["utilisation_percent"] == "NVML: not supported"
 
@@ -109,7 +103,7 @@ def test_a_run_goes_on_without_the_process_that_looks(
     first, second = rows_of(folder)
     assert first["energy_j"] > 0
     assert second["energy_j"] is second["gpu"] is second["node"] is None
-    summary = read_json(RunFolder(folder).summary) or {}
+    summary = summary_of(folder)
     assert summary["outcome"] == "finished" and summary["energy_j"] is None
 
 
@@ -139,14 +133,11 @@ def test_looking_changes_no_number(tmp_path: Path) -> None:
     assert found["0"].path.name == found["20"].path.name  # the same experiment
 
 
-# ---- an epoch that was broken off ----
-
-
 def goes_on(rank: int, measured: list[Any] | None, other: bool = False) -> Telemetry:
     """A recorder's part of a run that goes on inside an epoch; two nodes of one process."""
     epoch = {"samples": 8, "measured": measured}
     run: Any = SimpleNamespace(
-        sampler=None, settings=SimpleNamespace(telemetry_hz=1.0), epoch_so_far=epoch, peers=None,
+        sampler=None, settings=SimpleNamespace(telemetry_hz=1.0), epoch_so_far=epoch,
         world=World(nodes=2, rank=rank), is_rank0=rank == 0,
         other_processes=other,
     )  # fmt: skip

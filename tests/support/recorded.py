@@ -1,0 +1,50 @@
+"""The stock Trainer with LogCallback, and what it has recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer
+
+from harness.core.records import RunFolder, read_json, read_rows
+from logcallback import LogCallback
+from tests.support.toys import Net, Points, stock
+
+
+def trainer_for(
+    folder: str | Path,
+    model: Any = None,
+    train: Any = None,
+    test: Any = None,
+    callbacks: Iterable[Any] = (),
+    **more: Any,
+) -> Trainer:
+    """Two epochs of four steps; checkpoints lie beside the record."""
+    chosen = {"output_dir": f"{folder}-checkpoints", "num_train_epochs": 2, "logging_steps": 1}
+    data = Points(16) if train is None else train
+    watchers = [*callbacks, LogCallback(folder)]
+    return stock(model or Net(), data, test, callbacks=watchers, **{**chosen, **more})
+
+
+def train(folder: str, **more: Any) -> None:
+    trainer_for(folder, **more).train()
+
+
+def two_ranks(folder: str) -> None:
+    train(folder, train=Points(22), test=Points(13, draw=1), eval_strategy="epoch")
+
+
+def rows_of(folder: str | Path) -> list[dict[str, Any]]:
+    rows, broken = read_rows(RunFolder(Path(folder)).epochs)
+    assert broken == 0
+    return rows
+
+
+def summary_of(folder: str | Path) -> dict[str, Any]:
+    return read_json(RunFolder(Path(folder)).summary) or {}
+
+
+def environment_of(folder: str | Path) -> dict[str, Any]:
+    return read_json(RunFolder(Path(folder)).environment) or {}
