@@ -54,9 +54,10 @@ class SamplerClient:
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # Ctrl-C is for the training, with which it ends
         )
-        self.answers = selectors.DefaultSelector()
-        assert self.process.stdout is not None
-        self.answers.register(self.process.stdout, selectors.EVENT_READ)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.requests, self.answers = self.process.stdin, self.process.stdout
+        self.ready = selectors.DefaultSelector()
+        self.ready.register(self.answers, selectors.EVENT_READ)
 
     def keep(self, file: Path) -> None:
         """Write every reading to a file, one per line, from the first one on."""
@@ -73,9 +74,8 @@ class SamplerClient:
     def _ask(self, request: str) -> dict[str, Any] | None:
         if not self._send(request):
             return None
-        assert self.process.stdout is not None
         try:
-            line = self.process.stdout.readline() if self.answers.select(TIMEOUT_S) else ""
+            line = self.answers.readline() if self.ready.select(TIMEOUT_S) else ""
             summary: dict[str, Any] = json.loads(line)
         except (OSError, ValueError):
             self._give_up()
@@ -85,10 +85,9 @@ class SamplerClient:
     def _send(self, request: str) -> bool:
         if self.lost is not None:
             return False
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(request + "\n")
-            self.process.stdin.flush()
+            self.requests.write(request + "\n")
+            self.requests.flush()
         except OSError:
             self._give_up()
             return False
@@ -100,10 +99,9 @@ class SamplerClient:
 
     def close(self) -> None:
         """The sampler ends when its input does."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        for pipe in (self.requests, self.answers):
+            with suppress(OSError):
+                pipe.close()
         try:
             self.process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -183,7 +181,7 @@ class Telemetry(EpochMeasure):
         """Of a node, on its first rank; the other ranks have none."""
         fields = node_fields(self.sampler)
         if node := fields.get("telemetry"):
-            node["energy_j"] = _add(node["energy_j"], self.before)
+            node["energy_j"] = total([node["energy_j"], self.before])
         self.before = 0.0
         return fields
 
@@ -192,7 +190,7 @@ class Telemetry(EpochMeasure):
 
     def state(self) -> float | None:
         summary = self.sampler.peek() if self.sampler is not None else None
-        return _add(_energy(summary), self.before) if summary is not None else None
+        return None if summary is None else total([_energy(summary), self.before])
 
     def close(self) -> None:
         if self.sampler is not None:
@@ -252,10 +250,6 @@ def _energy(summary: dict[str, Any]) -> float | None:
     """Of all devices of a node, since the last edge."""
     energy: float | None = total([device["energy_j"] for device in summary["gpus"]])
     return energy
-
-
-def _add(now: float | None, before: float | None) -> float | None:
-    return None if now is None or before is None else now + before
 
 
 def _energy_before(context: Context | None) -> float | None:
