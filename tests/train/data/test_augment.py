@@ -28,13 +28,13 @@ def versions(image: torch.Tensor, margin: int) -> dict[tuple[int, int, bool], by
     """All that can become of an image, one by one: padded, cut out, mirrored."""
     padded = torch.zeros(3, SIDE + 2 * margin, SIDE + 2 * margin, dtype=torch.uint8)
     padded[:, margin : margin + SIDE, margin : margin + SIDE] = image
-    found = {}
+    result = {}
     for down in range(2 * margin + 1):
         for right in range(2 * margin + 1):
             cut = padded[:, down : down + SIDE, right : right + SIDE]
-            found[down, right, False] = cut.numpy().tobytes()
-            found[down, right, True] = cut.flip(2).numpy().tobytes()
-    return found
+            result[down, right, False] = cut.numpy().tobytes()
+            result[down, right, True] = cut.flip(2).numpy().tobytes()
+    return result
 
 
 @pytest.mark.parametrize(("kind", "margin"), [("flip", 0), ("crop_flip", MARGIN)])
@@ -91,16 +91,16 @@ def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
 
     def look(inputs: dict[str, Any]) -> dict[str, Any]:
         numbers = inputs.get("samples")
-        given = data.to_device(inputs)
-        pixels = [one.numpy().tobytes() for one in given["pixel_values"]]
+        values = data.to_device(inputs)
+        pixels = [one.numpy().tobytes() for one in values["pixel_values"]]
         if numbers is None:
             tested.extend(pixels)
         else:
             assert trainer.model.training
             keys = [(trainer.order.epoch, n) for n in numbers.tolist()]
             trained.update(zip(keys, pixels, strict=True))
-        assert set(given) == {"pixel_values", "labels"}
-        return given
+        assert set(values) == {"pixel_values", "labels"}
+        return values
 
     look.set_epoch = data.to_device.set_epoch  # type: ignore[attr-defined]
     trainer = ExactTrainer(
@@ -118,15 +118,15 @@ def test_the_same_samples_look_the_same_however_they_are_split(tmp_path: Path) -
     whole: dict[str, Any] = {}
     for count, batch, acc in ((1, 16, 1), (1, 4, 4), (2, 8, 1), (2, 4, 2)):
         on_ranks = ranks(count, fed, str(tmp_path / f"{count}{batch}{acc}"), batch, acc, env=CPU)
-        trained = {key: pixels for found in on_ranks for key, pixels in found["trained"].items()}
-        assert len(trained) == sum(len(found["trained"]) for found in on_ranks) == 2 * 64
+        trained = {key: pixels for result in on_ranks for key, pixels in result["trained"].items()}
+        assert len(trained) == sum(len(result["trained"]) for result in on_ranks) == 2 * 64
         whole = whole or trained
         assert trained == whole
         plain = load_images(parse("vit", [*ARGV[:-2], "--b", "16"]), 1)
         test: Any = plain.test
         as_they_are = plain.to_device(plain.collate(test.__getitems__(list(range(20)))))
-        wanted = {one.numpy().tobytes() for one in as_they_are["pixel_values"]}
-        assert {pixels for found in on_ranks for pixels in found["tested"]} == wanted
+        reference = {one.numpy().tobytes() for one in as_they_are["pixel_values"]}
+        assert {pixels for result in on_ranks for pixels in result["tested"]} == reference
     assert sum(whole[0, n] != whole[1, n] for n in range(64)) > 40
 
 
@@ -143,10 +143,10 @@ def test_images_that_lie_on_the_device_are_those_of_the_host(tmp_path: Path) -> 
         augment = Augment(kind, 1) if kind != "none" else None
         if augment is None:
             host.numbered = there.numbered = 0
-        given = Pixels(normalise, None, augment)(host(samples))
+        values = Pixels(normalise, None, augment)(host(samples))
         same = Pixels(normalise, pixels, augment)(there(samples))
-        assert given.keys() == same.keys() == {"pixel_values", "labels"}
-        assert torch.equal(given["pixel_values"], same["pixel_values"])
+        assert values.keys() == same.keys() == {"pixel_values", "labels"}
+        assert torch.equal(values["pixel_values"], same["pixel_values"])
         host.numbered = there.numbered = 20
 
 

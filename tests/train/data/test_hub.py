@@ -128,9 +128,9 @@ def test_two_ranks_load_each_file_once(
     with Client(CLIENT, hub.env(cache)) as client:
         code, _, err = client(2, script, *argv, "--o", str(out))
     assert code == 0, err
-    wanted = [(MODEL[script], file) for file in FILES[script]]
-    wanted += [(DATA[script], file) for file in ["README.md", *PARTS]]
-    assert hub.downloads() == dict.fromkeys(wanted, 1)
+    files_once = [(MODEL[script], file) for file in FILES[script]]
+    files_once += [(DATA[script], file) for file in ["README.md", *PARTS]]
+    assert hub.downloads() == dict.fromkeys(files_once, 1)
 
     folder = only_run(out)
     summary, environment = read_json(folder.summary), read_json(folder.environment)

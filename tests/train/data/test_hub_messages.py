@@ -49,19 +49,19 @@ ERRORS: list[tuple[Exception, list[str]]] = [
 
 @pytest.mark.parametrize(("error", "words"), ERRORS, ids=lambda e: str(e)[:30])
 def test_each_error_is_explained(error: Exception, words: list[str]) -> None:
-    with pytest.raises(UserError) as found, explain("dataset", "a/b"):
+    with pytest.raises(UserError) as raised, explain("dataset", "a/b"):
         raise error
-    message = str(found.value)
+    message = str(raised.value)
     assert all(word in message for word in words), message
-    assert "\n" not in message and ("--dataset a/b" in message or error is found.value)
+    assert "\n" not in message and ("--dataset a/b" in message or error is raised.value)
 
 
 def test_an_error_is_known_by_what_caused_it() -> None:
     for cause, words in ((errors.OfflineModeIsEnabled("x"), OFFLINE),
                          (answered(errors.RepositoryNotFoundError, "401"), MISSING)):  # fmt: skip
-        with pytest.raises(UserError) as found, explain("model", "a/b"):
+        with pytest.raises(UserError) as raised, explain("model", "a/b"):
             raise OSError("cannot load it") from cause
-        assert all(word in str(found.value) for word in words)
+        assert all(word in str(raised.value) for word in words)
 
 
 def test_what_exists_cannot_be_read(tmp_path: Path) -> None:

@@ -28,12 +28,12 @@ def computed(parts: list[tuple[int, int]]) -> int:
 def cheapest(lengths: np.ndarray) -> int:
     """By trying every way to cut the texts in order of length."""
     ordered, count = np.sort(lengths), len(lengths)
-    found = []
+    counts = []
     for pieces in range(1, min(MAX_PARTS, count) + 1):
         for cuts in itertools.combinations(range(1, count), pieces - 1):
             edges = [0, *cuts, count]
-            found.append(computed([(b - a, ordered[b - 1]) for a, b in itertools.pairwise(edges)]))
-    return min(found)
+            counts.append(computed([(b - a, ordered[b - 1]) for a, b in itertools.pairwise(edges)]))
+    return min(counts)
 
 
 @pytest.mark.parametrize("draw", range(12))
@@ -77,14 +77,14 @@ def test_a_padded_batch_is_its_texts_and_padding(layout: str, tmp_path: Path) ->
 
 def test_what_is_computed_is_counted(tmp_path: Path) -> None:
     lengths = np.array([5, 9, 9, 3])
-    batches, found = text_batches(tmp_path, lengths), {}
+    batches, counts = text_batches(tmp_path, lengths), {}
     for kind, attention in (("batch", ""), ("packed", "runs"), ("packed", "padded")):
         batches.layout = Layout(kind, attention)
         shape = batches(np.arange(4))[SHAPE]
         assert (shape.samples, shape.text_tokens) == (4, 26)
         assert shape.text_squares == 25 + 81 + 81 + 9
-        found[kind, attention] = (shape.tokens, shape.squares)
-    assert found == {
+        counts[kind, attention] = (shape.tokens, shape.squares)
+    assert counts == {
         ("batch", ""): (36, 4 * 81),
         ("packed", "runs"): (26, 196),
         ("packed", "padded"): (26, 4 * 81),
@@ -119,14 +119,14 @@ def test_few_shapes_appear(layout: Layout, size: int, tmp_path: Path) -> None:
         assert rounded < 1.1 * needed
     if layout.kind == "packed":
         # Compiled in as numbers: the same for all batches, and no text or filling is longer.
-        told = [batch["texts"] for batch in drawn]
-        assert len({each["longest"] for each in told}) == 1
-        assert {len(each["bounds"]) for each in told} == {size + 2}
-        steps = [int(each["bounds"].diff().max()) for each in told]
-        assert max(steps) <= told[0]["longest"]
+        inputs = [batch["texts"] for batch in drawn]
+        assert len({each["longest"] for each in inputs}) == 1
+        assert {len(each["bounds"]) for each in inputs} == {size + 2}
+        steps = [int(each["bounds"].diff().max()) for each in inputs]
+        assert max(steps) <= inputs[0]["longest"]
         assert all(
             each["bounds"][-1] == batch["input_ids"].shape[1]
-            for each, batch in zip(told, drawn, strict=True)
+            for each, batch in zip(inputs, drawn, strict=True)
         )
 
 

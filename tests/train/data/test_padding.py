@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from harness.train.data import text_layout
@@ -50,9 +51,9 @@ def lengths() -> np.ndarray:
 def outcome(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores, and the loss's gradient in one row."""
     model.zero_grad()
-    found = model(**for_model(batch))
-    found.loss.backward()
-    return found.logits.detach(), torch.cat(
+    result = model(**for_model(batch))
+    result.loss.backward()
+    return result.logits.detach(), torch.cat(
         [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     )
 
@@ -67,8 +68,8 @@ def by_each_text(
         [part.transpose(0, 1) for part in r.split(bounds.diff().tolist())] for r in rows
     )
     attend = torch.nn.functional.scaled_dot_product_attention
-    found = [attend(q, k, v, scale=scale) for q, k, v in zip(query, key, value, strict=True)]
-    return torch.cat([f.transpose(0, 1) for f in found])
+    result = [attend(q, k, v, scale=scale) for q, k, v in zip(query, key, value, strict=True)]
+    return torch.cat([f.transpose(0, 1) for f in result])
 
 
 @pytest.mark.parametrize("name", text_layout.ENCODERS)
@@ -87,9 +88,9 @@ def test_a_row_of_texts_is_read_like_padded_ones(
         batches.layout = Layout("packed", attention, first, few)
         batch = batches(samples)
         assert batch["input_ids"].shape == (1, batch[SHAPE].tokens)
-        found = outcome(model, batch)
-        torch.testing.assert_close(found[0], scores, rtol=1e-6, atol=1e-7)
-        assert (found[1] - gradient).norm() < 1e-6 * gradient.norm(), (attention, few)
+        result = outcome(model, batch)
+        torch.testing.assert_close(result[0], scores, rtol=1e-6, atol=1e-7)
+        assert (result[1] - gradient).norm() < 1e-6 * gradient.norm(), (attention, few)
 
 
 def test_texts_in_a_row_do_not_see_each_other(tmp_path: Path) -> None:
@@ -113,15 +114,15 @@ def test_attention_drops_what_it_is_told_to(tmp_path: Path) -> None:
     places = torch.ones(8 * 40, 2, 4)
     for attention in ("runs", "padded"):
         batches.layout = Layout("packed", attention)
-        told = batches(np.arange(8))["texts"]
+        layout_inputs = batches(np.arange(8))["texts"]
         torch.manual_seed(0)
         rows = [places[None].transpose(1, 2)] * 3
-        (found,), _ = text_layout.packed_attention(
-            torch.nn.Identity(), *rows, None, dropout=0.5, texts=told
+        (result,), _ = text_layout.packed_attention(
+            torch.nn.Identity(), *rows, None, dropout=0.5, texts=layout_inputs
         )
         # Forty equal weights, each kept with one half and doubled.
-        assert found.mean() == pytest.approx(1, abs=0.02)
-        assert found[:, 0, 0].std() == pytest.approx(40**-0.5, rel=0.2)
+        assert result.mean() == pytest.approx(1, abs=0.02)
+        assert result[:, 0, 0].std() == pytest.approx(40**-0.5, rel=0.2)
 
 
 # ---- training ----
@@ -146,7 +147,7 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
     from harness.train.measure.metrics import BatchMetrics
     from harness.train.run.start import start
 
-    found = {}
+    result = {}
     for kind in kinds:
         flags = ["--tiny", "--epochs", "1", "--save", "none", "--optim", "sgd", "--lr", "0.05"]
         flags += ["--log_every", "1", "--eval_batch", "8", "--o", f"{folder}/{kind}", *argv]
@@ -169,7 +170,7 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
         logs = trainer.state.log_history
         quality = next(log for log in logs if "eval_loss" in log)
         whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in trainer.model.parameters()]
-        found[kind] = {
+        result[kind] = {
             "losses": [log["loss"] for log in logs if "loss" in log],
             "norms": [log["grad_norm"] for log in logs if "grad_norm" in log],
             "sums": next(log["epoch_train_loss"] for log in logs if "epoch_train_loss" in log),
@@ -180,7 +181,7 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
             "parts": batches.seen,
             "amount": trainer.utilisation.rank_fields(0),
         }  # fmt: skip
-    return found
+    return result
 
 
 SMOOTH = ["--label_smoothing_factor", "0.1"]
@@ -208,12 +209,12 @@ def test_an_update_does_not_depend_on_the_layout(
     name: str, count: int, kinds: list[str], argv: list[str], tmp_path: Path
 ) -> None:
     results = ranks(count, trained, str(tmp_path), name, ["batch", *kinds], *argv)
-    for found in results:
-        batch = found["batch"]
+    for result in results:
+        batch = result["batch"]
         assert len(batch["losses"]) == TRAIN // 16
         assert all(not seen for seen in batch["parts"])
         for kind in kinds:
-            other = found[kind]
+            other = result[kind]
             assert other["losses"] == pytest.approx(batch["losses"], rel=2e-6)
             assert other["norms"] == pytest.approx(batch["norms"], rel=2e-6)
             assert other["sums"] == pytest.approx(batch["sums"], rel=1e-6)
@@ -231,11 +232,11 @@ def test_an_update_does_not_depend_on_the_layout(
 
 @pytest.mark.process
 def test_a_model_that_reads_one_text_a_row_gets_parts(tmp_path: Path) -> None:
-    (found,) = ranks(1, trained, str(tmp_path), "mpnet", ["auto"], "--b", "16")
-    observed = found["auto"]["observed"]
+    (result,) = ranks(1, trained, str(tmp_path), "mpnet", ["auto"], "--b", "16")
+    observed = result["auto"]["observed"]
     assert observed["padding"] == "parts"
     assert observed["padding_reason"] == "mpnet reads one text per row"
-    amount = found["auto"]["amount"]
+    amount = result["auto"]["amount"]
     assert 0.5 < amount["timed_tokens"] / amount["timed_padded_tokens"] < 1
 
 
@@ -290,8 +291,8 @@ def all_choices(folder: str) -> list[tuple[str, str | None]]:
 def test_what_the_layout_depends_on(tmp_path: Path) -> None:
     for number in range(len(CHOICES)):
         (tmp_path / str(number)).mkdir()
-    (found,) = ranks(1, all_choices, str(tmp_path))
-    for (*_, how, word), (layout, reason) in zip(CHOICES, found, strict=True):
+    (result,) = ranks(1, all_choices, str(tmp_path))
+    for (*_, how, word), (layout, reason) in zip(CHOICES, result, strict=True):
         assert layout == how
         assert word in str(reason)
 
@@ -336,19 +337,15 @@ def test_the_kernel_reads_rows_like_padding(tmp_path: Path) -> None:
     batches = text_batches(tmp_path, lengths(), pair=False)
     model = small("distilbert").to(device)
     text_layout.accept_packed(model)
-    found = []
+    result = []
     for layout in (Layout(), Layout("packed", "kernel"), Layout("packed", "kernel", 0, True)):
         batches.layout = layout
-        batch = for_model(batches(np.arange(16)))
-        told = {
-            k: v.to(device) if torch.is_tensor(v) else v for k, v in batch.pop("texts", {}).items()
-        }
-        inputs = {k: v.to(device) for k, v in batch.items()} | ({"texts": told} if told else {})
+        inputs = send_to_device(for_model(batches(np.arange(16))), device)
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            found.append(outcome(model, inputs))
-    for scores, gradient in found[1:]:
-        torch.testing.assert_close(scores.float(), found[0][0].float(), rtol=0.05, atol=0.02)
-        assert (gradient - found[0][1]).norm() < 0.05 * found[0][1].norm()
+            result.append(outcome(model, inputs))
+    for scores, gradient in result[1:]:
+        torch.testing.assert_close(scores.float(), result[0][0].float(), rtol=0.05, atol=0.02)
+        assert (gradient - result[0][1]).norm() < 0.05 * result[0][1].norm()
 
 
 @pytest.mark.process

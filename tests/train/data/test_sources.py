@@ -149,16 +149,16 @@ def test_where_the_test_samples_come_from(tmp_path: Path) -> None:
     # "extra" is not a name that a folder's files are sorted by: it goes to disk as a split.
     splits = {n: Dataset.from_list(rows(c, first=100 * c)) for n, c in sizes.items()}
     DatasetDict(splits).save_to_disk(tmp_path / "disk")
-    for asked, where, train, test in (
+    for requested, where, train, test in (
         (None, "split test", 20, 6),
         ("validation", "split validation", 20, 5),
         ("extra", "split extra", 20, 7),
         ("0.25", "0.25 of split train", 15, 5),
         (".1", "0.1 of split train", 18, 2),
     ):
-        source = load(settings(tmp_path / "disk", test_split=asked))
-        found = (source.facts["test_from"], len(source.train), len(source.test))
-        assert found == (where, train, test)
+        source = load(settings(tmp_path / "disk", test_split=requested))
+        result = (source.facts["test_from"], len(source.train), len(source.test))
+        assert result == (where, train, test)
         assert not set(texts(source.train)) & set(texts(source.test))
     # A folder with one split under another name than train.
     (tmp_path / "only").mkdir()
@@ -218,11 +218,11 @@ def test_the_subset_is_drawn_by_data_seed_alone(own_test_split: bool, tmp_path: 
     for seed in (1, 2, 43):
         assert drawn(load(replace(one, seed=seed))) == (train, test, checksum)
     others = [drawn(load(replace(one, data_seed=seed))) for seed in (1, 2)]
-    assert len({tuple(found[0]) for found in others} | {tuple(train)}) == 3
-    assert len({tuple(found[1]) for found in others} | {tuple(test)}) == 3
-    assert len({found[2] for found in others} | {checksum}) == 3
-    for found in others:
-        assert not set(found[0]) & set(found[1])
+    assert len({tuple(result[0]) for result in others} | {tuple(train)}) == 3
+    assert len({tuple(result[1]) for result in others} | {tuple(test)}) == 3
+    assert len({result[2] for result in others} | {checksum}) == 3
+    for result in others:
+        assert not set(result[0]) & set(result[1])
     # A larger subset holds the smaller one: sizes are compared on the same data.
     larger = texts(load(replace(one, train_size=80)).train)
     assert larger[:50] == train

@@ -17,9 +17,9 @@ from tests.support.samples import check_pairs, rows, settings, texts
 
 def numbers(data: Dataset | None) -> set[int]:
     assert data is not None
-    found = [int(text.split()[1]) for text in texts(data)]
-    assert len(set(found)) == len(found)
-    return set(found)
+    ids = [int(text.split()[1]) for text in texts(data)]
+    assert len(set(ids)) == len(ids)
+    return set(ids)
 
 
 def sets(source: Source) -> tuple[set[int], set[int], set[int]]:
@@ -56,8 +56,8 @@ def test_a_share_is_held_out(size: int | str, share: float, held_out: int, folde
     check_pairs(source)
     assert source.sizes == [len(train), 40, held_out]
     position = dict(zip(source.labels, range(2), strict=True))
-    wanted = [position[word] for data in source.sets.values() for word in data["label"]]
-    assert source.all_labels.tolist() == wanted
+    reference = [position[word] for data in source.sets.values() for word in data["label"]]
+    assert source.all_labels.tolist() == reference
 
 
 def test_holding_out_moves_no_training_and_no_test_sample(folder: Path) -> None:
@@ -112,15 +112,15 @@ def test_a_class_that_only_the_validation_set_has_is_a_class(tmp_path: Path) -> 
 
 
 def refusal(folder: Path, **more: str | int) -> str:
-    with pytest.raises(UserError) as found:
+    with pytest.raises(UserError) as ids:
         load(settings(folder, **more))
-    return str(found.value)
+    return str(ids.value)
 
 
 def test_what_cannot_be_held_out_is_refused(folder: Path) -> None:
-    said = refusal(folder, train_size=190, validation_split="0.1")
-    assert "190 and --validation_split 0.1 need 211 samples, the data have 200" in said
-    assert "--train_size 180 or all" in said
+    message = refusal(folder, train_size=190, validation_split="0.1")
+    assert "190 and --validation_split 0.1 need 211 samples, the data have 200" in message
+    assert "--train_size 180 or all" in message
     load(settings(folder, train_size=180, validation_split="0.1"))
     assert "too few" in refusal(folder, train_size=4, validation_split="0.01")
     assert "the splits are train, validation, test" in refusal(folder, validation_split="dev")

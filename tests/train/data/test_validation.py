@@ -75,14 +75,14 @@ def watched(argv: list[str], diary: str, kill: str) -> int:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[RunFolder, str, str]]:
     """Undisturbed runs: the record, what was evaluated, and what a person saw."""
-    found = {}
+    result = {}
     for case, (count, more) in CASES.items():
         root = tmp_path_factory.mktemp("whole")
         diary = root / "diary"
         done = ran(count, watched, [*ARGV, *more, "--o", str(root)], str(diary), "")
         assert done.code == 0, done.err
-        found[case] = (only_run(root), diary.read_text(), done.out)
-    return found
+        result[case] = (only_run(root), diary.read_text(), done.out)
+    return result
 
 
 def answers(checkpoint: str) -> tuple[np.ndarray, np.ndarray, list[int]]:
@@ -117,16 +117,16 @@ def test_the_test_set_is_used_once_on_the_chosen_weights(case: str, whole: Any) 
     best = summary["best_epoch"]
     assert best < 3, "the best epoch must not be the last, for this to be a test"
     epoch = 3 if case == "last" else best
-    found = of_the_test(folder)
-    assert found.pop("test_epoch") == epoch and found.pop("test_samples") == 101
+    result = of_the_test(folder)
+    assert result.pop("test_epoch") == epoch and result.pop("test_samples") == 101
     checkpoint = folder.path / f"checkpoint-{rows[int(epoch) - 1]['updates']}"
     ((logits, labels, numbers),) = ranks(1, answers, str(checkpoint))
     assert len(set(numbers)) == len(numbers) == 128 + HELD_OUT + 101
-    wanted = {f"test_{name}": value for name, value in expected(logits, labels).items()}
-    assert found.keys() == wanted.keys()
+    reference = {f"test_{name}": value for name, value in expected(logits, labels).items()}
+    assert result.keys() == reference.keys()
     # Other batches, other rounding: the loss is compared as single precision allows.
-    assert found.pop("test_loss") == pytest.approx(wanted.pop("test_loss"), abs=1e-5)
-    assert found == pytest.approx(wanted, abs=1e-9)
+    assert result.pop("test_loss") == pytest.approx(reference.pop("test_loss"), abs=1e-5)
+    assert result == pytest.approx(reference, abs=1e-9)
     data = (read_json(folder.environment) or {})["data"]
     assert data["validation_samples"] == HELD_OUT
     assert data["validation_from"] == "0.2 of the training samples" and data["test_samples"] == 101
@@ -185,8 +185,8 @@ def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
         sharding.shard(net, run.context.settings, torch.device("cpu"))
     sharding.load_from_leader(net, file, run.context.settings)
     if strategy == "fsdp":
-        found = sharding.whole_weights(net)  # put together from all ranks, on rank 0
-        parts = [found[name].flatten() for name, _ in net.named_parameters() if rank == 0]
+        result = sharding.whole_weights(net)  # put together from all ranks, on rank 0
+        parts = [result[name].flatten() for name, _ in net.named_parameters() if rank == 0]
         values = torch.cat(parts).double().numpy() if parts else np.empty(0)
         return values, net.norm.running_mean.tolist()
     return weights(net), net.norm.running_mean.tolist()
@@ -194,8 +194,8 @@ def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_all_ranks_get_the_weights_that_rank_0_sees(strategy: str, tmp_path: Path) -> None:
-    found = ranks(2, other_weights, str(tmp_path), strategy, env=CPU)
-    for rank, (values, mean) in enumerate(found):
+    result = ranks(2, other_weights, str(tmp_path), strategy, env=CPU)
+    for rank, (values, mean) in enumerate(result):
         assert mean == [3.0] * FEATURES
         if rank == 0 or strategy == "ddp":
             assert np.array_equal(values, weights(Net(batchnorm=True, draw=7)))

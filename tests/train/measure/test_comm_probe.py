@@ -51,20 +51,20 @@ def of_a_run(folder: str, name: str, *more: str) -> dict[str, Any]:
     torch.manual_seed(7)
     trainer, run = ours(folder, net, kind(96), kind(9, 1), *CASES[name], *more)
     run.train(trainer)
-    found = {
+    outcome = {
         "losses": logged(trainer, "loss"),
         "content": {n: whole(v) for n, v in trainer.model.state_dict().items()},
         "drawn": torch.rand(4).tolist(),
     }
     if run.context.is_rank0:
         environment = read_json(run.context.folder.environment) or {}
-        found |= {
+        outcome |= {
             "rows": untimed_rows(run.context.folder),
             "timed": read_rows(run.context.folder.epochs)[0][0]["timed_steps"],
             "probe": environment["comm_probe"],
             "missing": environment["comm_probe_missing"],
         }
-    return found
+    return outcome
 
 
 def with_it_and_without(folder: str) -> dict[str, list[dict[str, Any]]]:
@@ -85,8 +85,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[s
 @pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
 def test_the_training_is_the_same_to_the_bit(both: list[Any], name: str) -> None:
-    for rank, found in enumerate(both):
-        probed, plain = found[name]
+    for rank, outcome in enumerate(both):
+        probed, plain = outcome[name]
         assert probed["losses"] == plain["losses"]
         assert probed["content"].keys() == plain["content"].keys()
         for tensor, value in plain["content"].items():
@@ -107,41 +107,41 @@ def test_the_training_is_the_same_to_the_bit(both: list[Any], name: str) -> None
 
 def of_its_bounds(folder: str) -> dict[str, Any]:
     """No time for a second pair; no memory for a pass without exchange; too few updates."""
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     communication.LIMIT_S = 1e-9
     auto = "--comm_probe=auto"
-    found["late"] = of_a_run(f"{folder}/late", "ddp", auto)
+    outcome["late"] = of_a_run(f"{folder}/late", "ddp", auto)
     communication.psutil.virtual_memory = lambda: SimpleNamespace(available=2000, total=2**30)
-    found["full"] = of_a_run(f"{folder}/full", "fsdp", auto)
-    found["short"] = of_a_run(f"{folder}/short", "ddp", auto, "--max_steps=3")
-    return found
+    outcome["full"] = of_a_run(f"{folder}/full", "fsdp", auto)
+    outcome["short"] = of_a_run(f"{folder}/short", "ddp", auto, "--max_steps=3")
+    return outcome
 
 
 @pytest.mark.process
 def test_it_is_bounded_in_time_and_memory(tmp_path: Path) -> None:
-    found = ranks(2, of_its_bounds, str(tmp_path))[0]
-    assert len(found["late"]["probe"]["with_s"]) == 1
-    assert found["full"]["probe"] is None
+    outcome = ranks(2, of_its_bounds, str(tmp_path))[0]
+    assert len(outcome["late"]["probe"]["with_s"]) == 1
+    assert outcome["full"]["probe"] is None
     # 16 x 8 + 16 + 3 x 16 + 3 weights of 4 bytes, and their gradients; half of 2,000 bytes each.
     for part in (f"{2 * 4 * 195 / 2**30:.3g} GiB more", f"one has {1000 / 2**30:.3g} GiB"):
-        assert part in found["full"]["missing"]
-    assert (found["short"]["probe"], found["short"]["missing"]) == (None, NOT_YET)
+        assert part in outcome["full"]["missing"]
+    assert (outcome["short"]["probe"], outcome["short"]["missing"]) == (None, NOT_YET)
 
 
 def run_of(folder: Path, **more: Any) -> Any:
     settings = {"strategy": "ddp", "comm_probe": "auto", "fsdp_offload": False}
     args = {"torch_compile": False, "ddp_static_graph": None}
-    given: dict[str, Any] = {"size": 2, **settings, **args, **more}
+    values: dict[str, Any] = {"size": 2, **settings, **args, **more}
     return SimpleNamespace(
-        world=SimpleNamespace(size=given["size"]),
-        settings=SimpleNamespace(**{name: given[name] for name in settings}),
-        args=SimpleNamespace(**{name: given[name] for name in args}),
+        world=SimpleNamespace(size=values["size"]),
+        settings=SimpleNamespace(**{name: values[name] for name in settings}),
+        args=SimpleNamespace(**{name: values[name] for name in args}),
         folder=RunFolder(folder),
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("values", "reason"),
     [
         ({}, None),
         ({"strategy": "fsdp"}, None),
@@ -155,10 +155,10 @@ def run_of(folder: Path, **more: Any) -> Any:
     ],
 )
 def test_where_it_cannot_be_the_reason_is_said(
-    given: dict[str, Any], reason: str | None, tmp_path: Path
+    values: dict[str, Any], reason: str | None, tmp_path: Path
 ) -> None:
-    said = why_not(run_of(tmp_path, **given))
-    assert said is None if reason is None else said is not None and said.startswith(reason)
+    message = why_not(run_of(tmp_path, **values))
+    assert message is None if reason is None else message is not None and message.startswith(reason)
 
 
 def test_what_an_earlier_start_of_the_run_has_found_stays(tmp_path: Path) -> None:

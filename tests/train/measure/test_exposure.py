@@ -86,7 +86,7 @@ slow_hook.__qualname__ = "bf16_hook"  # the one that was asked for, as DDP tells
 
 def of_slow_ones(folder: str) -> dict[str, Any]:
     """A rank that is slow, an exchange that is slow, and neither."""
-    found = {}
+    result = {}
     data, test = Points(64), Points(8)
     before = compress.bf16_hook
     for name, net, hook in (
@@ -99,7 +99,7 @@ def of_slow_ones(folder: str) -> dict[str, Any]:
             f"{folder}/{name}", net, data, test, "--compress=bf16", "--comm_probe=auto"
         )
         run.train(trainer)
-        found[name] = {
+        result[name] = {
             "row": read_rows(run.context.folder.epochs)[0][0] if run.context.is_rank0 else None,
             "rank": read_rows(run.context.folder.rank(run.context.world.rank))[0][0],
             "summary": read_json(run.context.folder.summary) if run.context.is_rank0 else None,
@@ -108,7 +108,7 @@ def of_slow_ones(folder: str) -> dict[str, Any]:
             else None,
             "hooks": len(trainer.exposure.handles),
         }
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def slow_ones(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.process
 def test_a_rank_that_is_slow_is_named_and_waited_for(slow_ones: list[dict[str, Any]]) -> None:
-    first, second = (found["rank"]["rank"] for found in slow_ones)
+    first, second = (result["rank"]["rank"] for result in slow_ones)
     row = slow_ones[0]["rank"]["row"]
     asleep_s = row["timed_steps"] * SLEEP_S
     assert row["timed_steps"] == 8 - 1
@@ -133,42 +133,42 @@ def test_a_rank_that_is_slow_is_named_and_waited_for(slow_ones: list[dict[str, A
 
 @pytest.mark.process
 def test_all_of_a_step_is_one_thing_or_the_other(slow_ones: list[dict[str, Any]]) -> None:
-    for found in slow_ones[0].values():
-        row, rank = found["row"], found["rank"]
+    for result in slow_ones[0].values():
+        row, rank = result["row"], result["rank"]
         used_s = rank["compute_s"] + rank["comm_exposed_s"]
         assert row["timed_s"] - rank["data_wait_s"] - 1e-6 <= used_s <= row["timed_s"]
         assert 0 <= rank["comm_wait_s"] <= rank["comm_exposed_s"]
         shown = (rank["comm_exposed_s"] - rank["comm_wait_s"]) / row["timed_s"]
         assert row["comm_exposed_share"] == pytest.approx(shown)
-        assert found["hooks"] == 1  # after the first backward pass
+        assert result["hooks"] == 1  # after the first backward pass
 
 
-def probe_exposed_s(found: dict[str, Any]) -> float:
-    probe = found["environment"]["comm_probe"]
+def probe_exposed_s(result: dict[str, Any]) -> float:
+    probe = result["environment"]["comm_probe"]
     return statistics.median(map(float.__sub__, probe["with_s"], probe["without_s"]))
 
 
 @pytest.mark.process
 def test_an_exchange_that_is_slow_is_seen_as_one(slow_ones: list[dict[str, Any]]) -> None:
     """By both measures: the step as it is, and without its exchange."""
-    found, plain = slow_ones[0]["exchange"], slow_ones[0]["neither"]
-    row, summary = found["row"], found["summary"]
+    result, plain = slow_ones[0]["exchange"], slow_ones[0]["neither"]
+    row, summary = result["row"], result["summary"]
     # One bucket, which is sent when the last gradient is there: nothing hides it.
     assert row["comm_exposed_share"] * row["timed_s"] >= row["timed_steps"] * SLEEP_S
     assert row["comm_exposed_share"] > plain["row"]["comm_exposed_share"]
-    probe = found["environment"]["comm_probe"]
+    probe = result["environment"]["comm_probe"]
     assert min(probe["with_s"]) >= SLEEP_S
     assert all(map(float.__gt__, probe["with_s"], probe["without_s"]))
-    assert probe_exposed_s(found) > probe_exposed_s(plain)
+    assert probe_exposed_s(result) > probe_exposed_s(plain)
     # None where the machine was disturbed so much that it would be more than a whole step.
-    share = probe_exposed_s(found) / probe["step_s"]
+    share = probe_exposed_s(result) / probe["step_s"]
     assert summary["comm_share"] == probe["comm_share"] == (share if share < 1 else None)
     assert summary["comm_exposed_share"] == row["comm_exposed_share"]
 
 
 def of_unlike_knowledge() -> list[Any]:
     """Seconds of two updates after one that is not timed; then a rank that knows one not."""
-    rank, found = group(), []
+    rank, result = group(), []
     clock = SimpleNamespace(steps=lambda: [(4, 9.0), (4, 3.0), (4, 5.0)], waits=lambda: [9, 1, 1])
     settings = SimpleNamespace(strategy="ddp")
     run: Any = SimpleNamespace(args=SimpleNamespace(device=torch.device("cpu")), settings=settings)
@@ -180,12 +180,12 @@ def of_unlike_knowledge() -> list[Any]:
     for ends in ([9.0, 1.0, 0.5], [9.0, 0.5, 1.0]) if rank == 0 else ([9.0, 0.25, 2.0], [9.0, 0.5]):
         exposure.epoch_begins()
         exposure.marks = [(0.0, end) for end in ends]
-        found.append(exposure.rank_fields(untimed=1))
+        result.append(exposure.rank_fields(untimed=1))
     exposure.marks = [(None, 1.0)] * 3 if rank == 0 else [(0.0, 1.0)] * 3
-    found.append(exposure.rank_fields(untimed=1))
+    result.append(exposure.rank_fields(untimed=1))
     clock.steps = clock.waits = list
-    found.append(exposure.rank_fields(untimed=1))
-    return found
+    result.append(exposure.rank_fields(untimed=1))
+    return result
 
 
 @pytest.mark.process
@@ -217,8 +217,8 @@ def test_computing_is_known_where_nothing_is_exchanged(
     row = exposure.rank_fields(untimed=1)
     expected = 2.0 if known else None
     assert row == {"compute_s": expected, "comm_exposed_s": None, "comm_wait_s": None}
-    told = exposure.run_fields([row] * world, {"timed_s": 3.0})
-    assert told == dict.fromkeys(("comm_exposed_share", "compute_skew", "slowest_rank"))
+    fields = exposure.run_fields([row] * world, {"timed_s": 3.0})
+    assert fields == dict.fromkeys(("comm_exposed_share", "compute_skew", "slowest_rank"))
 
 
 @pytest.mark.process
@@ -244,6 +244,6 @@ def on_one_gpu() -> float:
         loss.backward()
         exposure.backward_ended(exchanged=True)
     torch.cuda.synchronize()
-    found = exposure.exposed()
-    assert not any(map(math.isnan, found))
-    return max(found)
+    result = exposure.exposed()
+    assert not any(map(math.isnan, result))
+    return max(result)

@@ -61,9 +61,9 @@ def test_a_slow_link_costs_no_more_than_the_time_there_is(
     mbit: float, latency_s: float, besides_s: float, budget_s: float
 ) -> None:
     slow = Link(mbit, latency_s, besides_s)
-    found = slow.climb(400 * MIB, budget_s)
-    assert found is not None
-    size, seconds = found
+    result = slow.climb(400 * MIB, budget_s)
+    assert result is not None
+    size, seconds = result
     assert seconds == pytest.approx(latency_s + size * 8 / mbit / 1e6)
     # The first size is tried blindly, and the second one predicted too dear at worst.
     first_s = latency_s + besides_s + SMALLEST * 8 / mbit / 1e6
@@ -143,10 +143,10 @@ def pair(rtt: float | None, mbit: float | None = None, size: int = 64 * MIB) -> 
 def test_a_round_trip_far_from_twice_the_delay(
     asked: dict[str, float], rtt: float | None, far: bool
 ) -> None:
-    said = difference(asked, pair(rtt))
-    assert bool(said) == far
+    message = difference(asked, pair(rtt))
+    assert bool(message) == far
     if far:
-        assert f"{rtt:.1f} ms, not {2 * asked.get('delay_ms', 0):g}" in said
+        assert f"{rtt:.1f} ms, not {2 * asked.get('delay_ms', 0):g}" in message
 
 
 @pytest.mark.parametrize(
@@ -162,22 +162,25 @@ def test_a_round_trip_far_from_twice_the_delay(
     ],
 )
 def test_a_bandwidth_far_from_the_rate(mbit: float | None, size: int, far: bool) -> None:
-    said = difference({"rate_mbit": 100}, pair(1.0, mbit, size))
-    assert said == (f"it carries {mbit:,.0f} Mbit/s, not 100" if far else "")
+    message = difference({"rate_mbit": 100}, pair(1.0, mbit, size))
+    assert message == (f"it carries {mbit:,.0f} Mbit/s, not 100" if far else "")
     slow_to_open = {"rate_mbit": 100, "delay_ms": 50}
     assert difference(slow_to_open, pair(100.0, mbit, size)) == ""
 
 
 def test_a_warning_names_the_pair_and_counts_the_others() -> None:
     near, far = {"delay_ms": 0}, {"delay_ms": 50}
-    found = [{**pair(rtt), "nodes": nodes} for nodes, rtt in (([0, 1], 0.1), ([0, 2], 100.0))]
+    result = [{**pair(rtt), "nodes": nodes} for nodes, rtt in (([0, 1], 0.1), ([0, 2], 100.0))]
     listed = [{"nodes": [0, 1], **near}, {"nodes": [2, 0], **far}]
-    assert warning(listed, found) is None
-    assert warning(None, found) is None and warning([], found) is None
-    assert warning(listed[:1], found) is None  # of the other nothing was asked
-    said = warning(near, found)
-    assert said is not None and "between nodes 0 and 2 a round trip takes 100.0 ms, not 0" in said
-    both = warning({"delay_ms": 200}, found)
+    assert warning(listed, result) is None
+    assert warning(None, result) is None and warning([], result) is None
+    assert warning(listed[:1], result) is None  # of the other nothing was asked
+    message = warning(near, result)
+    assert (
+        message is not None
+        and "between nodes 0 and 2 a round trip takes 100.0 ms, not 0" in message
+    )
+    both = warning({"delay_ms": 200}, result)
     assert both is not None and "between nodes 0 and 1" in both and "and 1 more" in both
 
 
@@ -194,9 +197,9 @@ def test_the_interface_is_the_named_one_or_that_of_the_connections(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            found = interface(cpu, {"MASTER_PORT": "1"})
-            assert found is not None
-            assert "127.0.0.1" in [a.address for a in psutil.net_if_addrs()[found]]
+            result = interface(cpu, {"MASTER_PORT": "1"})
+            assert result is not None
+            assert "127.0.0.1" in [a.address for a in psutil.net_if_addrs()[result]]
             assert interface(cpu, {"MASTER_PORT": str(port)}) is None  # the launcher's own
 
             def hidden(self: psutil.Process, kind: str) -> None:
@@ -221,13 +224,13 @@ def measured(sizes: list[int], patch: str = "") -> Any:
         link.BUDGET_S = -1.0
     dist.init_process_group("gloo")
     before = torch.get_rng_state()
-    found = measure(world_of(os.environ), torch.device("cpu"), sizes)
+    result = measure(world_of(os.environ), torch.device("cpu"), sizes)
     same = torch.equal(before, torch.get_rng_state())
     left = torch.ones(1)
     dist.all_reduce(left)  # the ranks agree on where they are
     size = dist.get_world_size()
     dist.destroy_process_group()
-    return {"found": found, "same": same, "agreed": left.item() == size, "groups": groups}
+    return {"found": result, "same": same, "agreed": left.item() == size, "groups": groups}
 
 
 @pytest.mark.process
@@ -235,19 +238,19 @@ def test_three_nodes_of_one_process() -> None:
     first, *others = ranks(3, measured, [400, MIB], env={"LOCAL_WORLD_SIZE": "1"})
     assert all(one["same"] and one["agreed"] for one in (first, *others))
     assert [one["found"] for one in others] == [None, None]
-    found = first["found"]
-    assert [row["nodes"] for row in found["pairs"]] == [[0, 1], [0, 2], [1, 2]]
-    for row in found["pairs"]:
+    result = first["found"]
+    assert [row["nodes"] for row in result["pairs"]] == [[0, 1], [0, 2], [1, 2]]
+    for row in result["pairs"]:
         assert 0 < row["rtt_min_ms"] <= row["rtt_median_ms"] < 100
         assert row["bandwidth_mbit"] > 10 and row["transfer_bytes"] >= SMALLEST
-    assert found["rtt_min_ms"] == max(row["rtt_min_ms"] for row in found["pairs"])
-    assert found["bandwidth_mbit"] == min(row["bandwidth_mbit"] for row in found["pairs"])
-    for row, size in zip(found["allreduce"], (400, MIB), strict=True):
+    assert result["rtt_min_ms"] == max(row["rtt_min_ms"] for row in result["pairs"])
+    assert result["bandwidth_mbit"] == min(row["bandwidth_mbit"] for row in result["pairs"])
+    for row, size in zip(result["allreduce"], (400, MIB), strict=True):
         assert row["asked_bytes"] == row["bytes"] == size
         assert row["algbw_mbit"] == pytest.approx(size * 8 / row["s"] / 1e6)
         assert row["busbw_mbit"] == pytest.approx(row["algbw_mbit"] * 4 / 3)
-    assert found["interface"] is not None
-    assert found["took_s"] < link.BUDGET_S and found["asked"] is found["warning"] is None
+    assert result["interface"] is not None
+    assert result["took_s"] < link.BUDGET_S and result["asked"] is result["warning"] is None
 
 
 @pytest.mark.process
@@ -262,10 +265,10 @@ def test_two_nodes_of_two_processes_and_a_group_of_their_leaders() -> None:
 @pytest.mark.process
 def test_what_there_is_no_time_for_is_unknown() -> None:
     first, _ = ranks(2, measured, [MIB], "late", env={"LOCAL_WORLD_SIZE": "1"})
-    found = first["found"]
-    assert found["pairs"] == [{**pair(None), "nodes": [0, 1]}]
-    assert found["rtt_min_ms"] is found["bandwidth_mbit"] is None
-    assert found["allreduce"] == [
+    result = first["found"]
+    assert result["pairs"] == [{**pair(None), "nodes": [0, 1]}]
+    assert result["rtt_min_ms"] is result["bandwidth_mbit"] is None
+    assert result["allreduce"] == [
         {"asked_bytes": MIB, "bytes": None, "s": None, "algbw_mbit": None, "busbw_mbit": None}
     ]
 

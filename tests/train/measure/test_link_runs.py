@@ -44,13 +44,13 @@ def agents(
             )
         )
     try:
-        said = [process.communicate(timeout=150) for process in started]
+        message = [process.communicate(timeout=150) for process in started]
     finally:
         for process in started:
             process.kill()
     done = [
         subprocess.CompletedProcess(process.args, process.returncode, *texts)
-        for process, texts in zip(started, said, strict=True)
+        for process, texts in zip(started, message, strict=True)
     ]
     for one in done:
         assert one.returncode == 0, one.stderr
@@ -67,22 +67,22 @@ def record(out: Path) -> tuple[RunFolder, Any]:
 def test_a_run_on_two_nodes_measures_its_link_and_trains_as_on_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = {"HARNESS_LAUNCH": json.dumps({"link": LINK})}
-    first, second = agents("bert.py", *SMALL, "--o", str(tmp_path / "two"), env=asked)
+    requested = {"HARNESS_LAUNCH": json.dumps({"link": LINK})}
+    first, second = agents("bert.py", *SMALL, "--o", str(tmp_path / "two"), env=requested)
     assert script("bert", *SMALL, "--o", str(tmp_path / "one"), count=2).code == 0
-    (two, found), (one, none) = record(tmp_path / "two"), record(tmp_path / "one")
+    (two, result), (one, none) = record(tmp_path / "two"), record(tmp_path / "one")
     assert untimed_rows(two) == untimed_rows(one)  # every digit of the loss
     assert none is None
-    assert found["asked"] == LINK
-    assert [row["nodes"] for row in found["pairs"]] == [[0, 1]]
-    assert 0 < found["rtt_min_ms"] <= found["rtt_median_ms"] < 20
-    assert found["bandwidth_mbit"] > 200  # of this machine's memory
+    assert result["asked"] == LINK
+    assert [row["nodes"] for row in result["pairs"]] == [[0, 1]]
+    assert 0 < result["rtt_min_ms"] <= result["rtt_median_ms"] < 20
+    assert result["bandwidth_mbit"] > 200  # of this machine's memory
     observed = (read_json(two.environment) or {})["observed"]
-    assert found["gradient_bytes"] == observed["parameter_bytes"] == found["allreduce_bytes"]
-    assert found["allreduce_busbw_mbit"] == found["allreduce_algbw_mbit"] > 10
-    assert found["took_s"] < 10
+    assert result["gradient_bytes"] == observed["parameter_bytes"] == result["allreduce_bytes"]
+    assert result["allreduce_busbw_mbit"] == result["allreduce_algbw_mbit"] > 10
+    assert result["took_s"] < 10
     # The link that was asked for is not there: said once, in the record, and in the table.
-    warning = found["warning"]
+    warning = result["warning"]
     assert " ms, not 100 and it carries " in warning and warning.endswith(" Mbit/s, not 100")
     assert first.stderr.count(warning) == 1 and warning not in second.stderr
     assert main(["table", str(tmp_path / "two")]) == 0
@@ -98,8 +98,8 @@ def verb(*argv: str) -> int:
 
 @pytest.mark.process
 def test_the_verb_shows_every_pair_and_every_size() -> None:
-    asked = {"LOCAL_WORLD_SIZE": "1", "HARNESS_LAUNCH": json.dumps({"link": LINK})}
-    done = ran(2, verb, "--mb", "1,0.25", env=asked)
+    requested = {"LOCAL_WORLD_SIZE": "1", "HARNESS_LAUNCH": json.dumps({"link": LINK})}
+    done = ran(2, verb, "--mb", "1,0.25", env=requested)
     assert done.code == 0, done.err
     lines = [line.split() for line in done.out.splitlines()]
     assert lines[0][:6] == ["2", "node(s)", "of", "1", "process(es),", "over"]
@@ -115,14 +115,14 @@ def test_the_verb_shows_every_pair_and_every_size() -> None:
 def test_the_verb_on_one_node_shows_no_pair() -> None:
     done = ran(2, verb, "--mb", "0.25", "--json")
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    assert found["pairs"] == [] and found["rtt_min_ms"] is None
-    (row,) = found["allreduce"]
+    result = json.loads(done.out)
+    assert result["pairs"] == [] and result["rtt_min_ms"] is None
+    (row,) = result["allreduce"]
     assert row["bytes"] == 250_000 and row["busbw_mbit"] == row["algbw_mbit"] > 0
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ([], "a link takes two processes; start it on every node with torchrun --nnodes=2"),
         (["--mb", "0"], "--mb 0: expected MB"),
@@ -132,11 +132,11 @@ def test_the_verb_on_one_node_shows_no_pair() -> None:
     ],
 )
 def test_a_mistake_is_one_line(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verb(*argv) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and said in told.err and len(told.err.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and message in captured.err and len(captured.err.splitlines()) == 1
 
 
 def test_one_rank_says_it_for_all(
@@ -178,14 +178,14 @@ def ip(*words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_limited_link_is_measured_as_it_is(namespaces: tuple[str, str]) -> None:
-    asked = {"HARNESS_LAUNCH": json.dumps({"link": {"rate_mbit": 100}})}
-    named = {"GLOO_SOCKET_IFNAME": "v0", "OMP_NUM_THREADS": "1", **asked}
+    requested = {"HARNESS_LAUNCH": json.dumps({"link": {"rate_mbit": 100}})}
+    named = {"GLOO_SOCKET_IFNAME": "v0", "OMP_NUM_THREADS": "1", **requested}
     argv = ["-m", "harness", "link", "--mb", "1", "--json"]
     first, second = agents(*argv, env=named, within=namespaces, address="10.99.0.1")
     assert second.stdout == ""
-    found = json.loads(first.stdout)
-    assert found["interface"] == "v0" and found["warning"] is None
-    assert found["bandwidth_mbit"] == pytest.approx(100, rel=0.15)
-    (row,) = found["allreduce"]
+    result = json.loads(first.stdout)
+    assert result["interface"] == "v0" and result["warning"] is None
+    assert result["bandwidth_mbit"] == pytest.approx(100, rel=0.15)
+    (row,) = result["allreduce"]
     assert row["bytes"] == 1_000_000 and row["busbw_mbit"] == pytest.approx(100, rel=0.3)
-    assert found["rtt_min_ms"] < 5
+    assert result["rtt_min_ms"] < 5

@@ -72,9 +72,9 @@ def alone(tmp_path: Path, function: Any, *args: Any) -> tuple[str, Any]:
 def test_five_lines_record_a_run(tmp_path: Path) -> None:
     folder, _ = alone(tmp_path, five_lines, str(tmp_path / "out"))
     written = sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*") if p.is_file())
-    wanted = ["attempts.jsonl", "environment.json", "epochs.jsonl", "ranks/rank_0.jsonl"]
-    wanted += ["settings.json", "summary.json", "telemetry/node_0.jsonl"]
-    assert written == wanted
+    reference = ["attempts.jsonl", "environment.json", "epochs.jsonl", "ranks/rank_0.jsonl"]
+    reference += ["settings.json", "summary.json", "telemetry/node_0.jsonl"]
+    assert written == reference
     rows = rows_of(folder)
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     for row in rows:
@@ -470,7 +470,7 @@ def test_no_secrets_and_no_names(tmp_path: Path) -> None:
     files = [p for p in folder.rglob("*") if p.is_file()]
     assert len(files) == 7
     real = [name for name in (socket.gethostname(), str(tmp_path)) if len(name) > 4]
-    found = [
+    outcome = [
         (p.name, word) for p in files for word in (MARKER, *NAMES, *real) if word in p.read_text()
     ]
-    assert found == []
+    assert outcome == []

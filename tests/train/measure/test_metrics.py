@@ -158,29 +158,29 @@ def test_each_rank_answers_for_its_own_samples(on_ranks: list[Any]) -> None:
 def test_a_class_that_is_never_predicted_counts() -> None:
     logits, labels = logits_of(101, 6)
     assert NEVER in labels and NEVER not in logits.argmax(1)
-    wanted = expected(logits, labels)
+    required = expected(logits, labels)
     metrics = BatchMetrics(6)
     for start in range(0, 101, 7):
         part = slice(start, start + 7)
-        found = metrics(EvalPrediction(logits[part], labels[part]), start + 7 >= 101)
-    assert {k: v for k, v in found.items() if k != "samples"} == pytest.approx(wanted, abs=1e-9)
+        outcome = metrics(EvalPrediction(logits[part], labels[part]), start + 7 >= 101)
+    assert {k: v for k, v in outcome.items() if k != "samples"} == pytest.approx(required, abs=1e-9)
     # It is a zero in the mean over classes, not a class left out of it.
     others = [i for i in range(6) if i != NEVER]
     left_out = recall_score(labels, logits.argmax(1), average="macro", labels=others)
-    assert found["recall_macro"] == pytest.approx(left_out * 5 / 6, abs=1e-9)
+    assert outcome["recall_macro"] == pytest.approx(left_out * 5 / 6, abs=1e-9)
 
 
 @pytest.mark.parametrize("form", ["numpy", "torch", "half", "tuple"])
 def test_logits_of_all_forms(form: str) -> None:
     logits, labels = logits_of(40, 7)
     logits = logits.astype(np.float16).astype(np.float32)  # the same in all forms
-    given: Any = {
+    options: Any = {
         "numpy": logits,
         "torch": torch.from_numpy(logits),
         "half": torch.from_numpy(logits).half(),
         "tuple": (logits, np.zeros((40, 3))),  # hidden states, say
     }[form]
-    answer = BatchMetrics(7)(EvalPrediction(given, labels), True)
+    answer = BatchMetrics(7)(EvalPrediction(options, labels), True)
     assert answer.pop("samples") == 40
     assert answer == pytest.approx(expected(logits, labels), abs=1e-9)
 
@@ -188,9 +188,9 @@ def test_logits_of_all_forms(form: str) -> None:
 def test_five_classes_that_score_as_high_are_no_hit() -> None:
     """A place is the number of higher scores: a sixth place is none of the first five."""
     logits = np.arange(8, dtype=np.float32)[None].repeat(8, axis=0)
-    found = BatchMetrics(8)(EvalPrediction(logits, np.arange(8)), True)
-    assert found["top5_accuracy"] == 5 / 8
-    assert found["accuracy"] == 1 / 8
+    outcome = BatchMetrics(8)(EvalPrediction(logits, np.arange(8)), True)
+    assert outcome["top5_accuracy"] == 5 / 8
+    assert outcome["accuracy"] == 1 / 8
 
 
 class Watched(BatchMetrics):
@@ -218,8 +218,8 @@ COLLECTIVES = (
 )  # fmt: skip
 
 
-def _noted(said: list[str], call: Any, *args: Any, **kwargs: Any) -> Any:
-    said.append(call.__name__)
+def _noted(calls: list[str], call: Any, *args: Any, **kwargs: Any) -> Any:
+    calls.append(call.__name__)
     return call(*args, **kwargs)
 
 
@@ -232,15 +232,15 @@ def kept(folder: str) -> dict[str, Any]:
     metrics = trainer.compute_metrics = Watched(1000)
     trainer.evaluate()  # the first prepares the model
     metrics.seen, metrics.alive = [], []
-    said: list[str] = []
+    calls: list[str] = []
     with contextlib.ExitStack() as stack:
         for name in COLLECTIVES:
             call = getattr(torch.distributed, name)
-            spy = functools.partial(_noted, said, call)
+            spy = functools.partial(_noted, calls, call)
             stack.enter_context(mock.patch.object(torch.distributed, name, spy))
         trainer.evaluate()
     return {
-        "batches": len(metrics.seen), "alive": max(metrics.alive), "said": said,
+        "batches": len(metrics.seen), "alive": max(metrics.alive), "said": calls,
         "bytes": metrics.kept_bytes / (250 / run.context.world.size),
     }  # fmt: skip
 
@@ -248,11 +248,11 @@ def kept(folder: str) -> dict[str, Any]:
 @pytest.mark.process
 def test_no_pile_of_logits_and_one_collective(tmp_path: Path) -> None:
     for count in (1, 2):
-        for found in ranks(count, kept, str(tmp_path / str(count)), env=CPU):
-            assert found["batches"] == 256 // 8 // count
-            assert found["alive"] <= 2  # this batch, and the one before where it is not yet freed
-            assert found["bytes"] <= 4 * 8 * 256 / 250  # four numbers, not a thousand logits
-            assert found["said"] == (["all_gather"] if count > 1 else [])
+        for outcome in ranks(count, kept, str(tmp_path / str(count)), env=CPU):
+            assert outcome["batches"] == 256 // 8 // count
+            assert outcome["alive"] <= 2  # this batch, and the one before where it is not yet freed
+            assert outcome["bytes"] <= 4 * 8 * 256 / 250  # four numbers, not a thousand logits
+            assert outcome["said"] == (["all_gather"] if count > 1 else [])
 
 
 def to_the_bit(folder: str) -> dict[str, Any]:
@@ -277,8 +277,8 @@ def test_metrics_are_the_same_to_the_bit_on_any_number_of_ranks(tmp_path: Path) 
     for values in of_one.values():
         assert len(set(values)) == 1
     for count in (2, 3):
-        for found in ranks(count, to_the_bit, str(tmp_path / str(count)), env=CPU):
-            assert found == of_one
+        for outcome in ranks(count, to_the_bit, str(tmp_path / str(count)), env=CPU):
+            assert outcome == of_one
 
 
 def test_an_evaluation_that_broke_off_leaves_nothing() -> None:
@@ -321,7 +321,7 @@ def test_a_row_is_what_the_saved_model_does(tmp_path: Path) -> None:
     *_, row = read_rows(folder.epochs)[0]
     ((logits, labels),) = ranks(1, again, str(tmp_path), argv)
     assert row["eval_samples"] == len(labels) == 101
-    wanted = expected(logits, labels)
+    required = expected(logits, labels)
     # Other batches, other rounding: the loss is compared as single precision allows.
-    assert row["eval_loss"] == pytest.approx(wanted.pop("loss"), abs=1e-5)
-    assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
+    assert row["eval_loss"] == pytest.approx(required.pop("loss"), abs=1e-5)
+    assert {name: row[name] for name in required} == pytest.approx(required, abs=1e-9)

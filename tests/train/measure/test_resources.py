@@ -60,7 +60,7 @@ def test_of_other_ranks_it_is_what_they_told_last() -> None:
     assert many.per_rank() == {"user_s_per_rank": [3.0, 4.0], "system_s_per_rank": [0.5, 1.0]}
 
 
-def told(user_s: list[float]) -> dict[str, list[float] | None]:
+def reported(user_s: list[float]) -> dict[str, list[float] | None]:
     return {"user_s_per_rank": user_s, "system_s_per_rank": [0.25] * len(user_s)}
 
 
@@ -70,19 +70,19 @@ def test_attempts_are_added_up_as_far_as_they_told(tmp_path: Path) -> None:
         ("user_s", "user_s_per_rank", "system_s", "system_s_per_rank")
     )
     attempts.begin(folder, update=0, processes=2)
-    attempts.tell_progress(folder, {"attempt": 1, "wall_s": 7.5, **told([1.0, 2.0])})
+    attempts.tell_progress(folder, {"attempt": 1, "wall_s": 7.5, **reported([1.0, 2.0])})
     attempts.begin(folder, update=4, processes=2)  # the first was killed: what it told counts
     attempts.begin(folder, update=4, processes=2)  # so was the second, which had told nothing
-    attempts.end(folder, "failed", "planted", 2.0, told([10.0, 20.0]))
+    attempts.end(folder, "failed", "planted", 2.0, reported([10.0, 20.0]))
     attempts.begin(folder, update=4, processes=2)
     attempts.end(folder, "oom", "without a word of it", 2.0)
-    found = {"user_s": 33.0, "user_s_per_rank": [11.0, 22.0], "system_s": 1.0}
-    assert attempts.total_cpu_time(folder) == {**found, "system_s_per_rank": [0.5, 0.5]}
+    result = {"user_s": 33.0, "user_s_per_rank": [11.0, 22.0], "system_s": 1.0}
+    assert attempts.total_cpu_time(folder) == {**result, "system_s_per_rank": [0.5, 0.5]}
     write_summary(folder, "oom", "without a word of it")
     summary = read_json(folder.summary) or {}
-    assert {name: summary[name] for name in found} == found
+    assert {name: summary[name] for name in result} == result
     attempts.begin(folder, update=4, processes=1)
-    attempts.end(folder, "finished", None, 2.0, told([5.0]))
+    attempts.end(folder, "finished", None, 2.0, reported([5.0]))
     mixed = attempts.total_cpu_time(folder)
     assert (mixed["user_s"], mixed["user_s_per_rank"]) == (38.0, None)
 
@@ -151,9 +151,9 @@ def test_the_peaks_of_an_epoch_are_without_what_does_not_count(
     gpus[2] = 2.0
     assert memory.rank_fields(0) == {"peak_memory_gib": 3.0, "reserved_memory_gib": 6.0}
     ranks = [{"peak_memory_gib": 3.0, "reserved_memory_gib": 6.0}]
-    found = memory.run_fields(ranks, {})
-    assert found["peak_memory_gib_per_rank"] == ([3.0] if devices == 1 else [0, 0, 3.0, 0])
-    assert found["reserved_memory_gib_per_rank"] == ([6.0] if devices == 1 else [0, 0, 6.0, 0])
+    result = memory.run_fields(ranks, {})
+    assert result["peak_memory_gib_per_rank"] == ([3.0] if devices == 1 else [0, 0, 3.0, 0])
+    assert result["reserved_memory_gib_per_rank"] == ([6.0] if devices == 1 else [0, 0, 6.0, 0])
     memory.epoch_begins()
     assert memory.rank_fields(0) == {"peak_memory_gib": 0.0, "reserved_memory_gib": 0.0}
 

@@ -76,9 +76,9 @@ def test_a_killed_attempt_counts_as_far_as_it_told(tmp_path: Path) -> None:
 
 def test_the_first_failure_of_this_attempt_is_the_one(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    told = {"outcome": "oom", "reason": "no memory"}
+    reported = {"outcome": "oom", "reason": "no memory"}
     for rank, unix in ((0, 105.0), (1, 103.0), (2, 50.0)):  # rank 2 failed in an earlier attempt
-        write_json(folder.failure(rank), {**told, "rank": rank, "unix": unix})
+        write_json(folder.failure(rank), {**reported, "rank": rank, "unix": unix})
     first = attempts.first_failure(folder, since=100.0)
     assert first is not None
     assert first["rank"] == 1

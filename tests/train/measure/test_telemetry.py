@@ -29,18 +29,18 @@ def test_what_grows_is_what_it_grew_and_all_else_is_mean_p95_and_max() -> None:
         *({"power_w": float(w), "energy_j": 10.0 + w, "throttled": []} for w in range(1, 20)),
         {"power_w": 100.0, "energy_j": 110.0, "throttled": ["power_cap"]},
     ]
-    found = summarise(readings)
-    assert found["energy_j"] == 100
-    assert found["power_w"] == {"mean": (sum(range(1, 20)) + 100) / 20, "p95": 19, "max": 100}
-    assert found["throttled"] == {"power_cap": 1 / 20}
+    reading = summarise(readings)
+    assert reading["energy_j"] == 100
+    assert reading["power_w"] == {"mean": (sum(range(1, 20)) + 100) / 20, "p95": 19, "max": 100}
+    assert reading["throttled"] == {"power_cap": 1 / 20}
 
 
 def test_what_is_not_known_is_none() -> None:
-    found = summarise([
+    reading = summarise([
         {"power_w": None, "energy_j": None, "throttled": None},
         {"power_w": None, "energy_j": 5.0, "throttled": None},
     ])  # fmt: skip
-    assert found == {"power_w": None, "energy_j": None, "throttled": None}
+    assert reading == {"power_w": None, "energy_j": None, "throttled": None}
     some = summarise([{"power_w": 1.0}, {"power_w": None}, {"power_w": 3.0}, {"power_w": 5.0}])
     assert some["power_w"] == {"mean": 4, "p95": 5, "max": 5}
     # A counter that began again from nothing: how much it grew is lost.
@@ -103,20 +103,20 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    found = Driver()
-    monkeypatch.setattr(gpus_of, "pynvml", found)
-    return found
+    reading = Driver()
+    monkeypatch.setattr(gpus_of, "pynvml", reading)
+    return reading
 
 
 def test_a_device_in_the_units_that_its_names_say(driver: Driver) -> None:
     gpus = Gpus(["GPU-one"])
-    (found,) = gpus.read()
-    assert found == {
+    (reading,) = gpus.read()
+    assert reading == {
         "utilisation_percent": 73, "memory_gib": 3, "power_w": 412.5, "temperature_c": 61,
         "sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "energy_j": 5001.5,
         "throttled": ["power_cap"],  # being idle is no throttling
     }  # fmt: skip
-    assert gpus.missing == {} and found.keys() == READINGS.keys()
+    assert gpus.missing == {} and reading.keys() == READINGS.keys()
 
 
 def test_what_now_fails_is_asked_again(driver: Driver) -> None:
@@ -129,8 +129,8 @@ def test_what_now_fails_is_asked_again(driver: Driver) -> None:
 
 def test_a_slice_of_a_card_has_memory_and_nothing_else(driver: Driver) -> None:
     gpus = Gpus(["part"])
-    (found,) = gpus.read()
-    assert {name for name, value in found.items() if value is not None} == {"memory_gib"}
+    (reading,) = gpus.read()
+    assert {name for name, value in reading.items() if value is not None} == {"memory_gib"}
     assert gpus.missing["energy_j"] == gpus.missing["power_w"] == SLICE
     assert "Not Supported" in gpus.missing["utilisation_percent"]
 
@@ -166,8 +166,8 @@ def test_energy_of_processors_goes_on_where_their_counters_begin_again(tmp_path:
 def test_what_a_node_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeSensors(interface="nowhere0", rapl=tmp_path)
     monkeypatch.setattr(psutil, "disk_io_counters", lambda: None)
-    found = node.read()
-    unknown = {name for name, value in found.items() if value is None}
+    reading = node.read()
+    unknown = {name for name, value in reading.items() if value is None}
     assert unknown == node.missing.keys() == {
         "cpu_energy_j", "disk_read_bytes", "disk_written_bytes", "network_sent_bytes",
         "network_received_bytes",
@@ -220,12 +220,12 @@ def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
     try:
         assert watch.edge() is not None
         burn(1.0)
-        found = watch.edge()
-        assert found is not None and found["gpus"] == [] and found["lowest_power_w"] is None
-        assert found["seconds"] >= 1 and found["readings"] >= 5
+        reading = watch.edge()
+        assert reading is not None and reading["gpus"] == [] and reading["lowest_power_w"] is None
+        assert reading["seconds"] >= 1 and reading["readings"] >= 5
         share = 100 / (psutil.cpu_count() or 1)
-        assert found["node"]["cpu_percent"]["mean"] > 0.5 * share
-        assert 0 < found["node"]["memory_gib"]["max"] < psutil.virtual_memory().total / 2**30
+        assert reading["node"]["cpu_percent"]["mean"] > 0.5 * share
+        assert 0 < reading["node"]["memory_gib"]["max"] < psutil.virtual_memory().total / 2**30
     finally:
         watch.close()
     assert watch.process.poll() == 0
@@ -262,7 +262,7 @@ def test_a_sampler_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
 # ---- all nodes together ----
 
 
-def told(power: float, energy: float | None, sent: int) -> dict[str, Any]:
+def node_row(power: float, energy: float | None, sent: int) -> dict[str, Any]:
     spread = {"mean": power, "p95": 2 * power, "max": 3 * power}
     card = {"power_w": spread, "energy_j": energy, "throttled": {"heat": power / 1000}}
     node = {"cpu_percent": None, "network_sent_bytes": sent}
@@ -270,8 +270,8 @@ def told(power: float, energy: float | None, sent: int) -> dict[str, Any]:
 
 
 def test_devices_of_all_nodes_make_one_row() -> None:
-    found = merge_nodes([told(100, 5.0, 7), told(300, 6.0, 8)])
-    assert found == {
+    reading = merge_nodes([node_row(100, 5.0, 7), node_row(300, 6.0, 8)])
+    assert reading == {
         "gpu": {
             "power_w": {"mean": 200, "p95": 600, "max": 900},
             "throttled": {"heat": 0.3},
@@ -282,8 +282,8 @@ def test_devices_of_all_nodes_make_one_row() -> None:
 
 
 def test_a_part_is_never_taken_for_the_whole() -> None:
-    assert merge_nodes([told(100, 5.0, 7), told(300, None, 8)])["energy_j"] is None
+    assert merge_nodes([node_row(100, 5.0, 7), node_row(300, None, 8)])["energy_j"] is None
     nothing = {"gpu": None, "node": None, "energy_j": None}
-    assert merge_nodes([told(100, 5.0, 7), None]) == nothing == merge_nodes([None])
-    on_cpu = merge_nodes([told(100, None, 7) | {"gpus": []}])
+    assert merge_nodes([node_row(100, 5.0, 7), None]) == nothing == merge_nodes([None])
+    on_cpu = merge_nodes([node_row(100, None, 7) | {"gpus": []}])
     assert on_cpu["gpu"] is on_cpu["energy_j"] is None and on_cpu["node"] is not None

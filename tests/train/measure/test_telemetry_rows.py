@@ -112,25 +112,25 @@ SMALL = ["--tiny", "--epochs", "2", "--train_size", "128", "--test_size", "32", 
 
 @pytest.mark.process
 def test_looking_changes_no_number(tmp_path: Path) -> None:
-    found = {}
+    result = {}
     for hz in ("0", "20"):
         out = tmp_path / hz
         done = script("bert", *SMALL, "--telemetry_hz", hz, "--o", str(out), count=2)
         assert done.code == 0, done.err
-        (found[hz],) = find_runs(out)
-    assert untimed_rows(found["0"]) == untimed_rows(found["20"])
-    on, off = (rows_of(found[hz].path) for hz in ("20", "0"))
+        (result[hz],) = find_runs(out)
+    assert untimed_rows(result["0"]) == untimed_rows(result["20"])
+    on, off = (rows_of(result[hz].path) for hz in ("20", "0"))
     for row in on:
         assert row["gpu"] is None and row["node"]["memory_gib"]["mean"] > 0
         assert row["node"]["cpu_percent"]["max"] > 0
     assert all(row["node"] is None for row in off)
-    by_rank = [read_rows(found["20"].rank(rank))[0][0] for rank in range(2)]
+    by_rank = [read_rows(result["20"].rank(rank))[0][0] for rank in range(2)]
     assert ["telemetry" in row for row in by_rank] == [True, False]  # one looks on each node
-    assert found["20"].telemetry(0).is_file() and not found["0"].telemetry(0).exists()
-    said = {hz: read_json(found[hz].environment) or {} for hz in found}
-    assert said["0"]["telemetry_missing"] == {"all": telemetry.OFF}
-    assert said["20"]["telemetry_hz"] == 20 and "gpu" in said["20"]["telemetry_missing"]
-    assert found["0"].path.name == found["20"].path.name  # the same experiment
+    assert result["20"].telemetry(0).is_file() and not result["0"].telemetry(0).exists()
+    message = {hz: read_json(result[hz].environment) or {} for hz in result}
+    assert message["0"]["telemetry_missing"] == {"all": telemetry.OFF}
+    assert message["20"]["telemetry_hz"] == 20 and "gpu" in message["20"]["telemetry_missing"]
+    assert result["0"].path.name == result["20"].path.name  # the same experiment
 
 
 def goes_on(rank: int, measured: list[Any] | None, other: bool = False) -> Telemetry:

@@ -38,23 +38,23 @@ def test_tensorboard_has_every_number_of_the_record(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     folder = only_run(tmp_path)
     (events,) = folder.path.glob("runs/*/events*")  # rank 0's, closed once
-    told = EventAccumulator(str(events))
-    told.Reload()
+    tracked = EventAccumulator(str(events))
+    tracked.Reload()
     rows, _ = read_rows(folder.epochs)
     assert len(rows) == 2 and rows[-1]["node"]["cpu_percent"] is not None
     for name in numbers(rows[0], "harness"):
-        found = [(event.step, event.value) for event in told.Scalars(f"train/{name}")]
+        result = [(event.step, event.value) for event in tracked.Scalars(f"train/{name}")]
         expected = [(row["updates"], numbers(row, "harness")[name]) for row in rows]
-        assert [step for step, _ in found] == [step for step, _ in expected], name
-        for (_, value), (_, wanted) in zip(found, expected, strict=True):
-            assert value == pytest.approx(wanted, rel=1e-6), name  # it keeps 32 bits
+        assert [step for step, _ in result] == [step for step, _ in expected], name
+        for (_, value), (_, reference) in zip(result, expected, strict=True):
+            assert value == pytest.approx(reference, rel=1e-6), name  # it keeps 32 bits
     summary = numbers(read_json(folder.summary) or {}, "harness/summary")
     assert {"harness/summary/accuracy", "harness/summary/wall_s"} <= set(summary)
     for name, value in summary.items():
-        (event,) = told.Scalars(f"train/{name}")
+        (event,) = tracked.Scalars(f"train/{name}")
         assert event.value == pytest.approx(value, rel=1e-6), name
     # What the Trainer logs by itself stands beside it.
-    assert "eval/accuracy" in told.Tags()["scalars"]
+    assert "eval/accuracy" in tracked.Tags()["scalars"]
 
 
 class StandIn(TrainerCallback):
@@ -69,13 +69,13 @@ class StandIn(TrainerCallback):
         self.events.append(("closed", state.global_step, {}))
 
 
-def told(folder: str, *names: str) -> tuple[list[Any], list[bool]]:
+def tracked(folder: str, *names: str) -> tuple[list[Any], list[bool]]:
     """What the trackers of this rank were told, and whether there is one who tells."""
     for name in names:
         integration_utils.INTEGRATION_TO_CALLBACK[name] = type(name, (StandIn,), {})
     start.get_available_reporting_integrations = lambda: names
-    asked = ["--report_to", *names] if names else []
-    trainer, run = ours(folder, Net(), Points(32), Points(8), "--epochs=2", *asked)
+    requested = ["--report_to", *names] if names else []
+    trainer, run = ours(folder, Net(), Points(32), Points(8), "--epochs=2", *requested)
     handlers = trainer.callback_handler.callbacks
     run.train(trainer)
     return StandIn.events, [isinstance(one, Trackers) for one in handlers]
@@ -83,7 +83,7 @@ def told(folder: str, *names: str) -> tuple[list[Any], list[bool]]:
 
 @pytest.mark.process
 def test_other_trackers_are_told_the_same_on_rank_0_alone(tmp_path: Path) -> None:
-    (events, tells), (others, other_tells) = ranks(2, told, str(tmp_path), "wandb")
+    (events, tells), (others, other_tells) = ranks(2, tracked, str(tmp_path), "wandb")
     assert any(tells) and others == [] and not any(other_tells)
     folder = only_run(tmp_path)
     rows, _ = read_rows(folder.epochs)
@@ -96,7 +96,7 @@ def test_other_trackers_are_told_the_same_on_rank_0_alone(tmp_path: Path) -> Non
 
 @pytest.mark.process
 def test_several_trackers_are_told_the_same(tmp_path: Path) -> None:
-    ((events, _),) = ranks(1, told, str(tmp_path), "mlflow", "trackio")
+    ((events, _),) = ranks(1, tracked, str(tmp_path), "mlflow", "trackio")
     # One after the other, each time.
     assert events[:-4:2] == events[1:-4:2] and len(events) > 8
     assert events[-4] == events[-3] and [kind for kind, *_ in events[-2:]] == ["closed"] * 2
@@ -104,5 +104,5 @@ def test_several_trackers_are_told_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_nobody_is_told_where_none_is_asked_for(tmp_path: Path) -> None:
-    ((events, tells),) = ranks(1, told, str(tmp_path))
+    ((events, tells),) = ranks(1, tracked, str(tmp_path))
     assert events == [] and not any(tells) and not list(tmp_path.rglob("events*"))

@@ -99,7 +99,7 @@ def test_who_knows_what_it_hands_over() -> None:
 def test_the_sum_of_a_run_is_unknown_where_an_epoch_is(tmp_path: Path) -> None:
     row = {"timed_s": 0.0, "timed_samples": 0, "epoch_time_s": 1.0, "samples": 1, "epoch": 1,
            "peak_memory_gib_per_rank": []}  # fmt: skip
-    for given, expected in (
+    for options, expected in (
         ([{"payload_bytes": 3}, {"payload_bytes": 4}], 7),
         ([{"payload_bytes": 3}, {"payload_bytes": None}], None),
         ([{}, {"payload_bytes": 4}], None),  # a record from before it was counted
@@ -107,11 +107,11 @@ def test_the_sum_of_a_run_is_unknown_where_an_epoch_is(tmp_path: Path) -> None:
     ):
         folder = RunFolder(tmp_path / str(len(list(tmp_path.iterdir()))))
         folder.path.mkdir()
-        for more in given:
+        for more in options:
             append_row(folder.epochs, row | more)
         write_summary(folder, "finished")
-        found = read_json(folder.summary) or {}
-        assert (found["payload_bytes"], found["network_sent_bytes"]) == (expected, None)
+        result = read_json(folder.summary) or {}
+        assert (result["payload_bytes"], result["network_sent_bytes"]) == (expected, None)
 
 
 # What goes over the link, and how often, as a share of what plain ddp sends.

@@ -102,8 +102,8 @@ def test_operations_and_tokens_of_texts_by_hand(
         seconds = row["timed_s"]
         assert row["timed_samples"] == len(order)
         assert row["tflops_per_s"] * seconds * 1e12 == pytest.approx(padded, rel=1e-9)
-        found = row["tflops_per_s_without_padding"] * seconds * 1e12
-        assert found == pytest.approx(without, rel=1e-9)
+        result = row["tflops_per_s_without_padding"] * seconds * 1e12
+        assert result == pytest.approx(without, rel=1e-9)
         assert row["tokens_per_s"] * seconds == pytest.approx(real, rel=1e-9)
         assert row["padding_share"] == pytest.approx(1 - real / tokens, rel=1e-9)
         assert row["mfu"] == pytest.approx(padded / seconds / (count * PEAK * 1e12), rel=1e-9)
@@ -135,8 +135,8 @@ def test_operations_of_images_count_what_is_fed_twice(tmp_path: Path) -> None:
     assert flops["how"] == "closed form" and flops["peak_tflops_per_gpu"] is None
     last = rows[-1]
     assert last["timed_samples"] == 60 and last["fed_samples"] == 64
-    found = last["tflops_per_s"] * last["timed_s"] * 1e12
-    assert found == pytest.approx(64 * flops["per_sample"], rel=1e-9)
+    result = last["tflops_per_s"] * last["timed_s"] * 1e12
+    assert result == pytest.approx(64 * flops["per_sample"], rel=1e-9)
     assert last["tflops_per_s_without_padding"] == last["tflops_per_s"]
     assert last["tokens_per_s"] is last["padding_share"] is last["mfu"] is None
 
@@ -151,8 +151,8 @@ def test_an_epoch_that_was_broken_off_counts_what_is_timed_of_it(tmp_path: Path)
     # From update 28 to 33: the first of the process are not timed.
     assert rows[-1]["timed_steps"] == 5 - environment["timing_warmup_steps"] > 0
     for row in rows:
-        found = row["tflops_per_s"] * row["timed_s"] * 1e12
-        assert found == pytest.approx(row["timed_samples"] * environment["flops"]["per_sample"])
+        result = row["tflops_per_s"] * row["timed_s"] * 1e12
+        assert result == pytest.approx(row["timed_samples"] * environment["flops"]["per_sample"])
 
 
 # ---- models without a closed form ----
