@@ -41,14 +41,6 @@ def test_the_slowest_rank_and_how_much_slower_it_is() -> None:
     assert skew([3.0]) == skew([3.0, None]) == skew([None, None]) == skew([]) == unknown
 
 
-def test_a_step_waits_for_its_batches_from_the_end_of_what_was_before() -> None:
-    clock = StepClock(cuda=False)
-    # Two steps of 2 s and 3 s, between them an evaluation of 5 s.
-    clock.marks = [(None, 10.0), (4, 12.0), (None, 17.0), (4, 20.0)]
-    clock.fetches = [10.5, 17.25]
-    assert clock.waits() == [0.5, 0.25]
-
-
 def test_what_is_done_aside_is_in_no_time_and_in_no_count(monkeypatch: Any) -> None:
     # A stamp is a look at the clock of its own; two more are at the edges of what is aside.
     now = iter([0.0, 0, 1, 1, 4, 4, 4, 10, 10, 10.5, 10.5, 12, 12, 12]).__next__

@@ -28,11 +28,13 @@ def test_logged_losses_weigh_as_many_updates_as_they_cover() -> None:
     assert mean_of_log([], 10) is None
 
 
-def test_steps_leave_out_what_pauses_the_epoch() -> None:
+def test_steps_leave_out_what_pauses_the_epoch_and_wait_for_their_batches() -> None:
     clock = StepClock(cuda=False)
     # A step of 2 s, an evaluation of 5 s, a step of 3 s.
     clock.marks = [(None, 10.0), (4, 12.0), (None, 17.0), (4, 20.0)]
+    clock.fetches = [10.5, 17.25]
     assert clock.steps() == [(4, 2.0), (4, 3.0)]
+    assert clock.waits() == [0.5, 0.25]
 
 
 def test_sums_of_an_epoch_by_hand() -> None:
