@@ -31,12 +31,14 @@ UNREADABLE = "--{kind} {name} cannot be read: {text}"
 # The exceptions of whichever HTTP library the installed Hub client uses.
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 BY_CAUSE: tuple[tuple[Any, str], ...] = (
+    (DatasetNotFoundError, MISSING),
+    (DatasetGenerationError, UNREADABLE),
     (errors.GatedRepoError, GATED),
     (errors.RepositoryNotFoundError, MISSING),
     ((HTTP_ERROR, ConnectionError, errors.OfflineModeIsEnabled), NO_NETWORK),
 )
 BY_TEXT = (
-    (("couldn't connect", "offline", "connection"), NO_NETWORK),
+    (("couldn't connect", "couldn't reach", "offline", "connection"), NO_NETWORK),
     (
         ("trust_remote_code", "remote code"),
         "--{kind} {name} brings code of its own: read it, then add --trust_remote_code",
@@ -161,35 +163,26 @@ def explain(kind: str, name: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except DatasetNotFoundError as error:
-        raise UserError(_message(MISSING, kind, name, str(error))) from None
     except ImportError as error:
         missing = getattr(error, "name", None) or " ".join(str(error).split())[:200]
         raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
-    except DatasetGenerationError as error:
-        raise UserError(_message(UNREADABLE, kind, name, str(_causes(error)[-1]))) from None
-    except (OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR) as error:
-        template = _template(name, _causes(error), str(error).lower())
-        raise UserError(_message(template, kind, name, str(error))) from error
+    except (DatasetGenerationError, OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR) as e:
+        causes = _causes(e)
+        text = " ".join(str(causes[-1] if isinstance(e, DatasetGenerationError) else e).split())
+        template = _template(name, causes, text.lower())
+        raise UserError(template.format(kind=kind, name=name, text=text[:300])) from e
 
 
 def _template(name: str, causes: list[BaseException], text: str) -> str:
     """The libraries raise OSError and ValueError for most things: the text tells them apart."""
     for kinds, template in BY_CAUSE:
         if any(isinstance(cause, kinds) for cause in causes):
-            return template
-    text = " ".join(text.split())
+            offline = "offline" in text or "couldn't reach" in text
+            return NO_NETWORK if template == MISSING and offline else template
     for phrases, template in BY_TEXT:
         if any(phrase in text for phrase in phrases):
             return template
     return UNREADABLE if Path(name).exists() else "--{kind} {name} cannot be loaded: {text}"
-
-
-def _message(template: str, kind: str, name: str, text: str) -> str:
-    text = " ".join(text.split())
-    if template == MISSING and ("offline" in text.lower() or "couldn't reach" in text.lower()):
-        template = NO_NETWORK
-    return template.format(kind=kind, name=name, text=text[:300])
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
