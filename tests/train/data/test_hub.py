@@ -16,9 +16,10 @@ from transformers import (
 )
 
 from harness.core.command_line import trainer_flags
-from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.records import read_json, read_rows
 from harness.core.rules import REFUSED
 from harness.core.settings import flag_fields
+from tests.support.broken_runs import only_run
 from tests.support.clients import Client
 from tests.support.hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
 
@@ -94,11 +95,6 @@ def hub(published: Path) -> Iterator[Hub]:
 
 def names(script: str) -> list[str]:
     return ["--model", MODEL[script], "--dataset", DATA[script]]
-
-
-def only_run(root: Path) -> RunFolder:
-    (folder,) = find_runs(root)
-    return folder
 
 
 def test_torchrun_hands_every_flag_on() -> None:
