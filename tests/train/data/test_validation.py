@@ -183,7 +183,7 @@ def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
         safetensors.torch.save_model(saved, str(file))
     if strategy == "fsdp":
         sharding.shard(net, run.context.settings, torch.device("cpu"))
-    sharding.load_from_leader(net, file, run.context.settings)
+    sharding.load_weights(net, file, run.context.settings)
     if strategy == "fsdp":
         result = sharding.whole_weights(net)  # put together from all ranks, on rank 0
         parts = [result[name].flatten() for name, _ in net.named_parameters() if rank == 0]

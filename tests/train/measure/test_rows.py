@@ -86,7 +86,7 @@ def test_the_first_failure_of_this_attempt_is_the_one(tmp_path: Path) -> None:
     assert first["rank"] == 1
     assert attempts.first_failure(folder, since=200.0) is None
     # The clock of another machine is behind: it only misses the one that failed.
-    follows = {**told, "rank": 3, "unix": 101.0, "reason": "Connection reset by peer [b]:1"}
+    follows = {**reported, "rank": 3, "unix": 101.0, "reason": "Connection reset by peer [b]:1"}
     write_json(folder.failure(3), follows)
     assert attempts.first_failure(folder, since=100.0) == first
     append_row(folder.attempts, {"event": "start", "attempt": 1, "unix": 100.0})
