@@ -50,9 +50,10 @@ class StepClock:
     def start(self) -> None:
         """An epoch begins."""
         self.running = True
-        self.marks, self.fetches = [(None, stamp(self.cuda))], []
         self.data_wait_s = self.paused_s = 0.0
+        # Before the first mark, here and in resume(): the steps are never longer than the epoch.
         self.began_s = self.last_s = time.perf_counter()
+        self.marks, self.fetches = [(None, stamp(self.cuda))], []
         self.traffic.start()
 
     def data_ready(self) -> None:
@@ -85,10 +86,10 @@ class StepClock:
     def resume(self) -> None:
         """Something other than training (evaluation, saving) has ended inside the epoch."""
         self.traffic.resume()
-        self.marks.append((None, stamp(self.cuda)))
         now = time.perf_counter()
         self.paused_s += now - self.last_s
         self.last_s = now
+        self.marks.append((None, stamp(self.cuda)))
 
     def stop(self) -> float:
         """The epoch's training part has ended: its seconds, without pauses."""

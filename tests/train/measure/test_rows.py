@@ -37,6 +37,21 @@ def test_steps_leave_out_what_pauses_the_epoch_and_wait_for_their_batches() -> N
     assert clock.waits() == [0.5, 0.25]
 
 
+def test_steps_are_never_longer_than_their_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the process is stopped between two looks at the clock."""
+    looks = iter(range(100))
+    monkeypatch.setattr("harness.train.measure.clock.time.perf_counter", lambda: float(next(looks)))
+    clock = StepClock(cuda=False)
+    clock.start()
+    for _ in range(3):
+        clock.data_ready()
+        clock.step(4)
+        with clock.paused():
+            pass
+    train_s = clock.stop()
+    assert sum(seconds for _, seconds in clock.steps()) <= train_s
+
+
 def test_sums_of_an_epoch_by_hand() -> None:
     sums = EpochSums(torch.device("cpu"))
     for n in range(1, 101):  # more than are kept before they are added
