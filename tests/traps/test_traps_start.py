@@ -133,7 +133,7 @@ def our_broken_off(folder: str, batch: int) -> str:
 def our_goes_on(folder: str, batch: int, found: str = "", checksum: str = "points") -> Any:
     """What a new attempt does that finds another run's checkpoints in its folder."""
     more = (f"--per_gpu_batch={batch}", "--epochs=2", "--save=last")
-    here = start(parse("bert", argv(folder, *more))).folder.path
+    here = start(parse("bert", argv(folder, *more))).context.folder.path
     if found and not here.exists():
         shutil.copytree(found, here, dirs_exist_ok=True)
     net = Net()
@@ -182,7 +182,7 @@ def test_trap_10_resume_with_another_batch_or_world(tmp_path: Path) -> None:
 def _one_copy(folder: str, batch: int, found: str) -> Any:
     """our_goes_on where one rank alone makes the copy."""
     more = (f"--per_gpu_batch={batch}", "--epochs=2", "--save=last")
-    here = start(parse("bert", argv(folder, *more))).folder.path
+    here = start(parse("bert", argv(folder, *more))).context.folder.path
     if dist.get_rank() == 0:
         shutil.copytree(found, here, dirs_exist_ok=True)
     dist.barrier()
