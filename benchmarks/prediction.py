@@ -28,7 +28,7 @@ from benchmarks.standin import MARK
 from harness.core.links import plain_link
 from harness.core.records import read_json, write_json
 from harness.read.predict.exchange import GLOO, Reduction, Shape, wire_of
-from harness.read.predict.model import Model, Plan, fit_line, fit_sharing
+from harness.read.predict.model import Model, Scenario, fit_line, fit_sharing
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = tuple(f"{delay}ms/{rate}mbit" for delay in (1, 5, 20, 50) for rate in (50, 200, 1000))
@@ -90,7 +90,7 @@ def standin_rows(out: Path, links: list[str], mb: float, measure: bool) -> Itera
                 rows = [r for r in probed if r["bytes"] and r["s"]]
                 reductions = [Reduction(GLOO, r["bytes"], r["s"], shape, wire) for r in rows]
                 model = replace(model, table=tuple(reductions))
-            plan = Plan(shape, BATCH, wire)
+            plan = Scenario(shape, BATCH, wire)
             yield compared("stand-in", link, found["step_s"], model, plan)
 
 

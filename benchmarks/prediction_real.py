@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.prediction_table import Row, compared
 from harness.core.links import plain_link
 from harness.read.predict.exchange import Shape, wire_of
-from harness.read.predict.fitting import Given, fit_records, measured_beside, recorded
-from harness.read.predict.model import Plan
+from harness.read.predict.fitting import Overrides, fit_records, measured_beside, recorded
+from harness.read.predict.model import Scenario
 from harness.read.records.selection import read_selected
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,12 +34,12 @@ def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
             _run([*nodes, "torchrun"], out / "far", setup, BATCH)
     if not ((out / "fit").exists() and (out / "far").exists()):
         return
-    fitted = fit_records(str(out / "fit"), Given())
+    fitted = fit_records(str(out / "fit"), Overrides())
     # The probe that a run makes of its link before its first step; the steps are not looked at.
     records, _ = read_selected(str(out / "far"), None)
     table = (*recorded(records), *measured_beside(str(out / "far")))
     for link in links:
-        plan = Plan(Shape(2), BATCH, wire_of(plain_link(link)), emulated=True)
+        plan = Scenario(Shape(2), BATCH, wire_of(plain_link(link)), emulated=True)
         tag = plain_link(link).tag
         for record in records:
             rate = record.measures.get("train_samples_per_s")

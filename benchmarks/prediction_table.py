@@ -6,12 +6,12 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from harness.read.predict.model import Model, Plan, predict
+from harness.read.predict.model import Model, Scenario, predict
 
 Row = dict[str, Any]
 
 
-def compared(what: str, link: str, measured_s: float, model: Model, plan: Plan) -> Row:
+def compared(what: str, link: str, measured_s: float, model: Model, plan: Scenario) -> Row:
     """With the probe's table, with the closed form alone, and with the textbook's ring."""
     with_table = predict(model, plan)
     form = predict(replace(model, table=()), plan)

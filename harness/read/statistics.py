@@ -30,6 +30,12 @@ class Spread:
     low: float | None
     high: float | None
 
+    def text(self, form: str) -> str:
+        """Mean ± standard deviation, as far as they are known."""
+        if self.mean is None:
+            return "-"
+        return form.format(self.mean) + ("" if self.sd is None else f" ± {form.format(self.sd)}")
+
 
 @dataclass(frozen=True)
 class Estimate:

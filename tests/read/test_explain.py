@@ -39,6 +39,9 @@ from tests.support.toys import Net, Points, ours
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, UPDATES = 4, 10
+# A run in which nothing may stand out has to be longer: on a busy machine its one evaluation takes
+# as long as a step, which of ten steps would be a tenth.
+UPDATES_OF_HEALTHY = 30
 A_SAMPLE_S = 0.03  # of computing, which is a wait: others on the machine do not make it longer
 PLANTED_S = 0.12  # as long as the computing of a batch
 
@@ -76,16 +79,17 @@ FEW = 8  # test samples, where evaluation is not asked about
 
 
 def trained(
-    folder: str, name: str, net: Net, tests: int = FEW, *more: str, collate: Any = None
-) -> None:
-    train = Points(UPDATES * BATCH * 2)
+    folder: str, name: str, net: Net, tests: int = FEW, *more: str, collate: Any = None,
+    updates: int = UPDATES,
+) -> None:  # fmt: skip
+    train = Points(updates * BATCH * 2)
     trainer, run = ours(f"{folder}/{name}", net, train, Points(tests), *more, collate=collate)
     run.train(trainer)
 
 
 def on_two(folder: str) -> None:
     """Ranks of torch's launcher, with gloo between them."""
-    trained(folder, "healthy", Waiting())
+    trained(folder, "healthy", Waiting(), updates=UPDATES_OF_HEALTHY)
     trained(folder, "loader", Waiting(), collate=slow_collate)
     trained(folder, "rank", Waiting(slow_rank=1))
     trained(folder, "batch", Waiting(sample_s=0.0, batch_s=PLANTED_S), 128, "--eval_batch=64")

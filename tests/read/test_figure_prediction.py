@@ -19,9 +19,9 @@ from harness.launch.plan import axes_of, plan
 from harness.launch.sweepfile import load
 from harness.read.drawing import FAINT, Drawn, NothingToDraw
 from harness.read.figures.catalogue import draw, figure_for
-from harness.read.predict.cases import tasks_of
 from harness.read.predict.exchange import GLOO, Reduction, Shape, allreduce, wire_of
-from harness.read.predict.model import Model, Plan, fit_line, predict
+from harness.read.predict.fitting import workloads_of
+from harness.read.predict.model import Model, Scenario, fit_line, predict
 from harness.read.records.sweeps import PlannedRun, read_results
 from tests.read.test_predict import GRADIENT, measured, planted_s, record
 
@@ -39,7 +39,7 @@ def table_of(link: Link) -> tuple[Reduction, ...]:
 def planted(link: Link, strategy: str = "ddp", emulated: bool = True) -> tuple[float, float]:
     """(step, the textbook's step) of two nodes with batch 16, in seconds."""
     model = Model(LINE, 0.1, None, 0.0, GRADIENT, GLOO, table=table_of(link))
-    found = predict(model, Plan(Shape(2), 16, wire_of(link), strategy, emulated=emulated))
+    found = predict(model, Scenario(Shape(2), 16, wire_of(link), strategy, emulated=emulated))
     return found.step_s, found.baseline_s
 
 
@@ -142,8 +142,8 @@ def test_no_step_is_fitted_on_that_is_predicted(tmp_path: Path) -> None:
         near(root)
         for strategy in ("ddp", "diloco"):
             far(root, factor * 0.2, FAR, "--strategy", strategy)
-        ((task,), left) = tasks_of(read_results(root))
-        assert (task.fitted.runs, left) == (4, {})
+        ((workload,), left) = workloads_of(read_results(root))
+        assert (workload.fitted.runs, left) == (4, {})
         heights.append([y for _, y in marks(drawn_of(root))])
     assert heights[0] == heights[1] and len(heights[0]) == 2
 
@@ -169,8 +169,8 @@ def test_a_prediction_has_its_interval_where_it_has_one(tmp_path: Path) -> None:
         far(tmp_path, 0.4, seed=seed)
         far(tmp_path, 0.08, FAR, "--strategy", "diloco", seed=seed)
     found = read_results(tmp_path)
-    ((task,), _) = tasks_of(found)
-    diloco, ddp = sorted((c.found for c in task.cases), key=lambda f: f.step_s)
+    ((workload,), _) = workloads_of(found)
+    diloco, ddp = sorted((c.prediction for c in workload.cases), key=lambda f: f.step_s)
     assert diloco.low_s is None and ddp.low_s is not None and ddp.high_s is not None
     lines = draw("prediction", found).figure.axes[0].lines
     bars = [line for line in lines if len({*np.asarray(line.get_xdata())}) == 1]
@@ -261,8 +261,8 @@ def test_a_link_without_one_asked_for_is_as_it_was_measured(tmp_path: Path) -> N
     for seed, rtt in ((1, 10.0), (2, 40.0), (3, 12.0)):
         probe = {"asked": None, "rtt_min_ms": rtt, "bandwidth_mbit": 80.0}
         far(tmp_path, 0.1, FAR, seed=seed, link=probe)
-    ((task,), _) = tasks_of(read_results(tmp_path))
-    wire = task.cases[0].found.plan.wire
+    ((workload,), _) = workloads_of(read_results(tmp_path))
+    wire = workload.cases[0].prediction.plan.wire
     assert (wire.delay_s, wire.bytes_per_s) == (0.006, 1e7)
 
 

@@ -16,7 +16,7 @@ from harness.core.links import Link
 from harness.core.records import SCHEMA
 from harness.core.settings import as_mapping
 from harness.read.predict.exchange import GLOO, Shape, allreduce, wire_of
-from harness.read.predict.fitting import Given, fit_records
+from harness.read.predict.fitting import Overrides, fit_records
 from tests.read.test_importing import TEXT, text_file
 
 GRADIENT = 4_000_000
@@ -91,7 +91,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
 
 
 def test_planted_parameters_are_found(records: Path) -> None:
-    fitted = fit_records(str(records), Given())
+    fitted = fit_records(str(records), Overrides())
     line = fitted.model.line
     assert (line.fixed_s, line.per_sample_s) == pytest.approx((0.010, 0.001), rel=1e-3)
     assert line.spread == pytest.approx(0.01 * (6 / 4) ** 0.5, rel=1e-2)
@@ -104,7 +104,7 @@ def test_planted_parameters_are_found(records: Path) -> None:
 def test_an_exchange_inside_a_machine_is_not_its_sharing(tmp_path: Path) -> None:
     record(tmp_path, 16)
     record(tmp_path, 16, 1, 2, step_s=0.0352, comm_exposed_share=0.25)
-    model = fit_records(str(tmp_path), Given()).model
+    model = fit_records(str(tmp_path), Overrides()).model
     assert model.sharing == pytest.approx(0.0264 / 0.026 - 1)
     assert model.inside_s == pytest.approx(0.0088)
 
@@ -117,7 +117,7 @@ def test_links_are_read_from_runs_and_from_files(records: Path) -> None:
         "allreduce": [{"bytes": 10**6, "s": 0.3}, {"bytes": None, "s": None}],
     }  # fmt: skip
     (records / "link-lab.json").write_text(json.dumps(found))
-    table = fit_records(str(records), Given()).model.table
+    table = fit_records(str(records), Overrides()).model.table
     assert [(row.size, row.shape.nodes) for row in table] == [(GRADIENT, 2), (10**6, 2)]
     assert table[0].factor == pytest.approx(1.5)
     assert (table[1].wire.delay_s, table[1].wire.bytes_per_s) == (0.005, 1e7)
@@ -125,11 +125,11 @@ def test_links_are_read_from_runs_and_from_files(records: Path) -> None:
 
 def test_what_is_not_fitted_on(records: Path) -> None:
     """Slow links, smaller gradients and other strategies say nothing of computing."""
-    before = fit_records(str(records), Given())
+    before = fit_records(str(records), Overrides())
     record(records, 16, 2, 1, step_s=9.0)
     record(records, 16, 1, 2, "--compress", "bf16", step_s=9.0)
     record(records, 16, 1, 2, "--strategy", "diloco", "--sync_scope", "rank", step_s=9.0)
-    assert fit_records(str(records), Given()).model == before.model
+    assert fit_records(str(records), Overrides()).model == before.model
 
 
 # ---- the command ----

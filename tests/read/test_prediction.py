@@ -36,7 +36,7 @@ from harness.read.predict.model import (
     EXCHANGE,
     SHARING,
     Model,
-    Plan,
+    Scenario,
     bend,
     fit_line,
     fit_sharing,
@@ -138,7 +138,7 @@ def test_one_batch_says_nothing_of_others() -> None:
     assert line.backward_s(16) == pytest.approx(0.025 * 2 / 3)
     assert fit_line([(16, 0.02)]).spread is None
     with pytest.raises(UserError, match=r"only batch 16 was measured.*--per_gpu_batch 32"):
-        predict(replace(MODEL, line=line), Plan(Shape(1), 32))
+        predict(replace(MODEL, line=line), Scenario(Shape(1), 32))
 
 
 def test_sharing_by_hand() -> None:
@@ -153,7 +153,7 @@ def test_sharing_by_hand() -> None:
 
 def test_a_step_by_hand() -> None:
     """Two nodes, 4 MB: 1 MiB is ready first, the rest at the end of 10.67 ms of backward pass."""
-    found = predict(MODEL, Plan(Shape(2), 16, FAR))
+    found = predict(MODEL, Scenario(Shape(2), 16, FAR))
     first, rest = 2**20, 4 * MB - 2**20
     backward_s = 0.016 * 2 / 3
     first_ready_s = backward_s * first / (4 * MB)
@@ -171,17 +171,17 @@ def test_a_step_by_hand() -> None:
 
 def test_limits() -> None:
     """No link, no waiting; and nothing is more than as many times one process."""
-    near = predict(MODEL, Plan(Shape(64), 16, Wire()))
+    near = predict(MODEL, Scenario(Shape(64), 16, Wire()))
     assert near.efficiency == 1 and near.dominating == COMPUTE
     for shape in (Shape(1), Shape(1, 4), Shape(2), Shape(16, 8), Shape(4096)):
         for backend in (GLOO, NCCL):
-            found = predict(replace(MODEL, backend=backend), Plan(shape, 16, FAR))
+            found = predict(replace(MODEL, backend=backend), Scenario(shape, 16, FAR))
             assert 0 < found.efficiency <= 1
-    inside = predict(MODEL, Plan(Shape(1, 4), 16))
+    inside = predict(MODEL, Scenario(Shape(1, 4), 16))
     assert inside.parts[SHARING] == pytest.approx(0.3 * 0.026)
     assert inside.parts[EXCHANGE] == pytest.approx(0.002 * 2 * 3 / 4)
     # Emulated nodes share one machine.
-    shared = predict(MODEL, Plan(Shape(4), 16, FAR, emulated=True))
+    shared = predict(MODEL, Scenario(Shape(4), 16, FAR, emulated=True))
     assert shared.parts[SHARING] == pytest.approx(0.3 * 0.026)
 
 
@@ -191,7 +191,7 @@ def test_a_worse_link_is_never_faster(strategy: str, backend: str) -> None:
     model = replace(MODEL, backend=backend)
 
     def step_s(nodes: int, delay_s: float, rate: float, size: int = 4_000_000) -> float:
-        plan = Plan(Shape(nodes), 16, Wire(delay_s, rate), strategy, blocks=12)
+        plan = Scenario(Shape(nodes), 16, Wire(delay_s, rate), strategy, blocks=12)
         return predict(replace(model, gradient_bytes=size), plan).step_s
 
     by_delay = [step_s(4, delay, 1e8) for delay in (0, 0.001, 0.01, 0.1)]
@@ -205,7 +205,7 @@ def test_a_worse_link_is_never_faster(strategy: str, backend: str) -> None:
 
 def test_what_makes_a_slow_link_bearable() -> None:
     def exposed_s(**more: object) -> float:
-        return predict(MODEL, Plan(Shape(2), 16, FAR, **more)).parts[EXCHANGE]  # type: ignore[arg-type]
+        return predict(MODEL, Scenario(Shape(2), 16, FAR, **more)).parts[EXCHANGE]  # type: ignore[arg-type]
 
     whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
     assert exposed_s(strategy="diloco", sync_every=50) == pytest.approx(whole_s / 50)
@@ -221,7 +221,7 @@ def test_what_makes_a_slow_link_bearable() -> None:
 
 def test_fsdp_by_hand() -> None:
     """Two layers of 2 MB: half of an all-reduce each, 80 ms + 80 ms / 2; nothing hides much."""
-    plan = Plan(Shape(2), 16, FAR, "fsdp", blocks=2)
+    plan = Scenario(Shape(2), 16, FAR, "fsdp", blocks=2)
     half_s = allreduce(GLOO, 2 * MB, Shape(2), FAR).alone_s / 2
     forward_s, backward_s = 0.016 / 3, 0.016 * 2 / 3
     expected = half_s + (half_s - forward_s) + 2 * half_s + (2 * half_s - backward_s)
@@ -229,20 +229,20 @@ def test_fsdp_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("model", "plan", "said"), [
-    (MODEL, Plan(Shape(2), 16, FAR, "hivemind"), "hivemind: not modelled"),
-    (MODEL, Plan(Shape(2), 16, FAR, compress="powersgd"), "powersgd with ddp: not modelled"),
-    (MODEL, Plan(Shape(2), 16, FAR, "fsdp"), "give --blocks"),
-    (MODEL, Plan(Shape(1, 2), 16, FAR, "fsdp", blocks=2), "fsdp on one node"),
-    (replace(MODEL, gradient_bytes=None), Plan(Shape(2), 16, FAR), "give --gradient_mb"),
-    (replace(MODEL, sharing=None), Plan(Shape(1, 2), 16), "measure --setup 1_2"),
+    (MODEL, Scenario(Shape(2), 16, FAR, "hivemind"), "hivemind: not modelled"),
+    (MODEL, Scenario(Shape(2), 16, FAR, compress="powersgd"), "powersgd with ddp: not modelled"),
+    (MODEL, Scenario(Shape(2), 16, FAR, "fsdp"), "give --blocks"),
+    (MODEL, Scenario(Shape(1, 2), 16, FAR, "fsdp", blocks=2), "fsdp on one node"),
+    (replace(MODEL, gradient_bytes=None), Scenario(Shape(2), 16, FAR), "give --gradient_mb"),
+    (replace(MODEL, sharing=None), Scenario(Shape(1, 2), 16), "measure --setup 1_2"),
 ])  # fmt: skip
-def test_what_is_not_known_is_not_guessed(model: Model, plan: Plan, said: str) -> None:
+def test_what_is_not_known_is_not_guessed(model: Model, plan: Scenario, said: str) -> None:
     with pytest.raises(UserError, match=said):
         predict(model, plan)
 
 
 def test_where_the_curve_bends() -> None:
-    curve = over_nodes(replace(MODEL, backend=NCCL), Plan(Shape(1), 16, Wire(0.002, 1e9)), 3000)
+    curve = over_nodes(replace(MODEL, backend=NCCL), Scenario(Shape(1), 16, Wire(0.002, 1e9)), 3000)
     assert [each.plan.shape.nodes for each in curve][-3:] == [1024, 2048, 3000]
     rates = [each.samples_per_s for each in curve]
     assert rates == sorted(rates)
@@ -284,7 +284,7 @@ def test_a_measured_link_is_given_back() -> None:
 
 
 def test_an_interval_needs_a_spread_of_every_part() -> None:
-    plan = Plan(Shape(2), 16, FAR)
+    plan = Scenario(Shape(2), 16, FAR)
     assert predict(MODEL, plan).low_s is None
     noisy = fit_line([(8, 0.0185), (16, 0.0255), (32, 0.042), (16, 0.0265)])
     table = tuple(reductions(1.0, FAR) + reductions(1.1, FAR) + reductions(0.9, FAR))
@@ -299,7 +299,7 @@ def test_an_interval_needs_a_spread_of_every_part() -> None:
     )
     assert found.high_s - found.step_s == pytest.approx(half, rel=1e-4)
     assert predict(model, replace(plan, strategy="diloco")).low_s is None
-    assert predict(model, Plan(Shape(1), 16)).low_s is not None
+    assert predict(model, Scenario(Shape(1), 16)).low_s is not None
 
 
 def test_published_steps_over_links(root: Path) -> None:
@@ -323,7 +323,7 @@ def test_published_steps_over_links(root: Path) -> None:
         near = next(s for (name, at), s in steps.items() if name == script and at in (None, "none"))
         line = fit_line([(16, statistics.median(near))])
         model = Model(line, 0.0, None, 0.0, sizes[script], GLOO)
-        found = predict(model, Plan(Shape(2), 16, wire_of(plain_link(link))))
+        found = predict(model, Scenario(Shape(2), 16, wire_of(plain_link(link))))
         measured_s = statistics.median(seconds)
         ours.append(abs(found.step_s / measured_s - 1))
         textbook.append(abs(found.baseline_s / measured_s - 1))
@@ -356,7 +356,7 @@ def test_the_benchmark_finds_no_error_where_none_is_planted(
     wire = wire_of(plain_link("20ms/200mbit"))
     line = fit_line([(8, 0.026), (16, 0.042), (32, 0.074)])
     model = Model(line, 0.0, None, 0.0, int(PLANTED_MB * MB), GLOO)
-    steps = {str(s): predict(model, Plan(s, 16, wire)).step_s for s in (Shape(2), Shape(4))}
+    steps = {str(s): predict(model, Scenario(s, 16, wire)).step_s for s in (Shape(2), Shape(4))}
     seconds = allreduce(GLOO, 10**6, Shape(2), wire).alone_s
     link = {"allreduce": [{"bytes": 10**6, "s": seconds}, {"bytes": None, "s": None}]}
     write("20ms-200mbit-2_1", steps["2_1"], link=link)

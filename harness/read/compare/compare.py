@@ -1,22 +1,136 @@
-"""python -m harness compare A B: what two sides differ by, and whether that is more than noise."""
+"""python -m harness compare A B: what two groups differ by, and whether that is more than noise.
+
+Whether they may be compared comes first, for speed, quality and time to a target. A fact that only
+one side records counts as a difference; one that neither records is noted.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
 import statistics
-from collections.abc import Hashable
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.core.command_line import print_json
+from harness.core.identity import number
+from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read import table
-from harness.read.compare.comparable import QUALITY, SPEED, TARGET, Verdict, judge
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import Run, parse_target
 from harness.read.records.selection import command_for_seeds, describe, differing, read_group
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
+
+SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one question may be asked of two groups: no, if there are reasons against it."""
+
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A fact that both groups must have in common, and for which questions."""
+
+    name: str
+    of: Callable[[Run], Any]
+    required: tuple[str, ...]
+    noted: tuple[str, ...] = ()
+    why: str = ""
+
+
+def _data(run: Run) -> dict[str, Any]:
+    return run.environment.get("data") or {}
+
+
+def _test_set(run: Run) -> str | None:
+    """What quality is measured on, each epoch and at the end."""
+    data = _data(run)
+    if data.get("test_samples") is None:
+        return None
+    text = f"{data['test_samples']} samples of {data.get('test_from') or 'an unnamed split'}"
+    if data.get("validation_samples"):
+        text += f", validation on {data['validation_samples']} of {data.get('validation_from')}"
+    return text
+
+
+def _definitions(run: Run) -> str:
+    return f"{run.imported['format']}'s" if run.imported.get("format") else "this project's"
+
+
+def _versions(run: Run) -> str | None:
+    versions = run.environment.get("versions")
+    names = ("torch", "transformers")
+    return ", ".join(f"{name} {versions.get(name)}" for name in names) if versions else None
+
+
+CONDITIONS = (
+    Condition("number format", lambda r: r.identity["precision"], (SPEED, QUALITY, TARGET),
+              why="experiments/precision.yaml measures formats beside each other, as a question"),
+    Condition("data checksum", lambda r: _data(r).get("data_checksum"), (SPEED, QUALITY, TARGET),
+              why="they trained on other samples"),
+    Condition("test set", _test_set, (QUALITY, TARGET)),
+    Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
+    Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
+              why="it is another training"),
+    Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),
+              why="it is another training"),
+    Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
+    Condition("versions", _versions, (), (SPEED, QUALITY)),
+)  # fmt: skip
+
+
+def judge(one: Group, other: Group) -> dict[str, Verdict]:
+    """For each question whether it may be asked."""
+    verdicts = {question: Verdict() for question in (SPEED, QUALITY, TARGET)}
+    for group in (one, other):
+        if (text := _not_finished(group)) is not None:
+            for verdict in verdicts.values():
+                (verdict.notes if group.finished else verdict.reasons).append(text)
+    if one.finished and other.finished:
+        for condition in CONDITIONS:
+            _apply(condition, (one, other), verdicts)
+    return verdicts
+
+
+def _apply(condition: Condition, groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
+    sides = [list(dict.fromkeys(map(condition.of, group.finished))) for group in groups]
+    values = {value for side in sides for value in side}
+    known = values - {None}
+    if not known:
+        for question in (*condition.required, *condition.noted):
+            text = f"{condition.name} is not in the records: taken to be the same"
+            verdicts[question].notes.append(text)
+    elif len(values) > 1:
+        has = [f"{g.name} has {_listed(side)}" for g, side in zip(groups, sides, strict=True)]
+        text = f"{condition.name}: {', '.join(has)}"
+        text += f" ({condition.why})" if condition.why and len(known) > 1 else ""
+        for question in condition.required:
+            verdicts[question].reasons.append(text)
+        for question in condition.noted:
+            verdicts[question].notes.append(text)
+
+
+def _listed(values: list[Any]) -> str:
+    return " and ".join("an unknown one" if v is None else number(v) for v in values)
+
+
+def _not_finished(group: Group) -> str | None:
+    """What became of the runs that cannot be compared."""
+    others = [run for run in group.runs if run.state != FINISHED]
+    if not others:
+        return None
+    states = Counter(run.state for run in others)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    why = next((f": {run.reason}" for run in others if run.reason), "")
+    return f"{group.name} has {len(group.finished) or 'no'} finished run(s) and {counts}{why}"
 
 
 @dataclass(frozen=True)
@@ -25,10 +139,10 @@ class ComparedMeasure:
 
     name: str
     title: str
-    kind: str
+    question: str
     form: str
     unit: str = ""
-    factor: float = 1.0  # of a difference: shares are told apart in percentage points
+    factor: float = 1.0  # of a difference: shares differ by percentage points
     difference_form: str = "{:+,.3f}"
     whole_work: bool = False  # comparable only where as many samples were trained on
 
@@ -56,12 +170,12 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One measure on both sides; no difference where a run missed the target."""
+    """One measure of both groups; no difference where a run missed the target."""
 
     measure: ComparedMeasure
     values: tuple[tuple[float, ...], tuple[float, ...]]
     difference: Estimate | None
-    mean: float  # of the first side, of which per cents are
+    mean: float  # of the first group, to which percentages refer
 
     def percent(self, value: float | None) -> float | None:
         return None if value is None or self.mean == 0 else 100 * value / self.mean
@@ -69,9 +183,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second side less the first."""
+    """The second group less the first."""
 
-    sides: tuple[Group, Group]
+    groups: tuple[Group, Group]
     verdicts: dict[str, Verdict]
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
@@ -80,13 +194,13 @@ class Comparison:
 def compare(one: Group, other: Group) -> Comparison:
     verdicts = judge(one, other)
     if one.target is None or one.target != other.target:
-        del verdicts[TARGET]  # nobody said what is to be reached
+        del verdicts[TARGET]  # there is no target that both have
     rows, notes = [], []
     for measure in MEASURES:
-        if measure.kind not in verdicts or verdicts[measure.kind].reasons:
+        if measure.question not in verdicts or verdicts[measure.question].reasons:
             continue
-        both = [values_of(group, measure) for group in (one, other)]
-        if not all(both):
+        values, others = values_of(one, measure), values_of(other, measure)
+        if not values or not others:
             continue
         if measure.whole_work and (work := _work(one)) != _work(other):
             notes.append(
@@ -94,7 +208,7 @@ def compare(one: Group, other: Group) -> Comparison:
                 f"({one.name} {work}, {other.name} {_work(other)})"
             )
             continue
-        rows.append(_row(measure, both[0], both[1]))
+        rows.append(_row(measure, values, others))
     return Comparison((one, other), verdicts, tuple(rows), tuple(notes))
 
 
@@ -105,42 +219,35 @@ def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hasha
     assert mean is not None
     if not all(map(math.isfinite, (*values[0], *values[1]))):
         return Row(measure, values, None, math.inf)
-    if measure.kind == QUALITY or min(*values[0], *values[1]) <= 0:
+    if measure.question == QUALITY or min(*values[0], *values[1]) <= 0:
         return Row(measure, values, difference(other, one), mean)
-    # Times and rates differ by factors: the ratio, in units of A's mean.
+    # Times and rates differ by factors: the ratio, in units of the first mean.
     return Row(measure, values, ratio(other, one, rate).scaled(mean, -mean), mean)
 
 
 def values_of(group: Group, measure: ComparedMeasure) -> dict[Hashable, float]:
-    """By what repeats them. Repeats of one seed tell of the noise of time, of quality they do not:
-    there each seed has one value, the mean of its repeats."""
-    found: dict[Hashable, list[float]] = {}
+    """Values by seed and repeat. Repeats of one seed show the noise of times but not of quality,
+    where each seed has one value, the mean of its repeats.
+    """
+    values: dict[Hashable, list[float]] = {}
     for n, run in enumerate_equal(group.finished):
         if measure.name in run.measures:
-            key = _key(group, run, n, measure.kind == SPEED)
-            found.setdefault(key, []).append(run.measures[measure.name])
-    return {key: statistics.mean(values) for key, values in sorted_by_text(found)}
-
-
-def sorted_by_text(found: dict[Hashable, list[float]]) -> list[tuple[Hashable, list[float]]]:
-    return sorted(found.items(), key=lambda item: str(item[0]))
-
-
-def _key(group: Group, run: Run, n: int, each_repeat: bool) -> Hashable:
-    if run.seed is None:
-        return group.name, run.path  # pairs with nothing
-    return (run.repetition, n) if each_repeat else run.seed
+            key: Hashable = (run.repetition, n) if measure.question == SPEED else run.seed
+            if run.seed is None:
+                key = group.name, run.path  # pairs with nothing
+            values.setdefault(key, []).append(run.measures[measure.name])
+    return {key: statistics.mean(values[key]) for key in sorted(values, key=str)}
 
 
 def _work(group: Group) -> str:
-    """Samples of a run; unknown is no less the same on both sides."""
-    found = {run.measures.get("samples") for run in group.finished}
-    return " and ".join("unknown" if v is None else f"{v:,.0f}" for v in sorted(found, key=str))
+    """Samples of a run; two unknown amounts count as equal."""
+    amounts = {run.measures.get("samples") for run in group.finished}
+    return " and ".join("unknown" if v is None else f"{v:,.0f}" for v in sorted(amounts, key=str))
 
 
-def sentence(row: Row, sides: tuple[Group, Group]) -> str:
-    """What the difference is, and whether it says anything."""
-    measure, (one, other) = row.measure, sides
+def sentence(row: Row, groups: tuple[Group, Group]) -> str:
+    """What the difference is, and whether it is more than noise."""
+    measure, (one, other) = row.measure, groups
     if row.difference is None:
         missed = [sum(map(math.isinf, values)) for values in row.values]
         return (
@@ -148,33 +255,31 @@ def sentence(row: Row, sides: tuple[Group, Group]) -> str:
             f"{one.name} and {missed[1]} of {len(row.values[1])} of {other.name}: "
             "no difference can be computed"
         )
-    found = row.difference
-    assert found.value is not None
-    if found.value == 0 and (found.low in (None, 0)):
-        return f"{measure.title}: {other.name} is equal to {one.name}{_how(row)}"
-    more = "more" if found.value > 0 else "less"
-    size = absolute(measure, abs(found.value)).lstrip("+")
-    share = row.percent(abs(found.value))
-    said = f"{measure.title}: {other.name} has {size} {more} than {one.name}"
-    said += f" ({share:.1f} %)" if share is not None else ""
-    if found.low is None or found.high is None:
-        return f"{said}; with one value on a side its noise is unknown"
-    said += f", 95 % interval {interval(row)}{_how(row)}"
-    return f"{said}: {judgement(row)}"
+    estimate = row.difference
+    assert estimate.value is not None
+    if estimate.value == 0 and (estimate.low in (None, 0)):
+        return f"{measure.title}: {other.name} is equal to {one.name}{_repeats(row)}"
+    more = "more" if estimate.value > 0 else "less"
+    size = absolute(measure, abs(estimate.value)).lstrip("+")
+    share = row.percent(abs(estimate.value))
+    text = f"{measure.title}: {other.name} has {size} {more} than {one.name}"
+    text += f" ({share:.1f} %)" if share is not None else ""
+    if estimate.low is None:
+        return f"{text}; with one value on a side its noise is unknown"
+    return f"{text}, 95 % interval {interval(row)}{_repeats(row)}: {judgement(row)}"
 
 
-def _how(row: Row) -> str:
+def _repeats(row: Row) -> str:
     assert row.difference is not None
     one, other = map(len, row.values)
     if row.difference.paired:
-        what = "seeds" if row.measure.kind != SPEED else "runs"
-        return f", {one} {what} paired by seed"
+        return f", {one} {'runs' if row.measure.question == SPEED else 'seeds'} paired by seed"
     return f", {one} and {other} values, not paired" if min(one, other) > 1 else ""
 
 
 def judgement(row: Row) -> str:
     assert row.difference is not None
-    noise = "the noise of runs" if row.measure.kind == SPEED else "the noise of seeds"
+    noise = "the noise of runs" if row.measure.question == SPEED else "the noise of seeds"
     beyond = row.difference.is_beyond_noise
     if beyond is None:
         return "noise is unknown" if row.difference.low is None else "no spread to judge noise by"
@@ -200,29 +305,28 @@ LEGEND = (
     "mean, which is harmonic for rates; each measure is judged by itself: of twenty without any "
     "difference one looks like more than noise"
 )
-
-
 HEADINGS = ("", "A", "B", "difference", "95 % interval", "%", "95 % interval", "")
-SEEDS = 3  # from which on an interval says something
+SEEDS = 3  # fewer give no interval, or too wide a one
 
 
 def run(options: argparse.Namespace) -> int:
     target = None if options.target is None else parse_target(options.target)
     one, other = (read_group(n, w, target) for n, w in (("A", options.a), ("B", options.b)))
     _check_apart(one, other)
-    found = compare(one, other)
-    print_json(as_fields(found)) if options.json else show(found)
-    return 0 if found.rows else 2
+    comparison = compare(one, other)
+    print_json(as_fields(comparison)) if options.json else show(comparison)
+    return 0 if comparison.rows else 2
 
 
-def as_fields(found: Comparison) -> dict[str, Any]:
+def as_fields(comparison: Comparison) -> dict[str, Any]:
     """The comparison as plain values, for a program."""
+    unlike = differing(*comparison.groups)
     return {
-        "sides": {group.name: describe(group) for group in found.sides},
-        "settings_that_differ": {n: {"A": a, "B": b} for n, a, b in differing(*found.sides)},
+        "sides": {group.name: describe(group) for group in comparison.groups},
+        "settings_that_differ": {name: {"A": a, "B": b} for name, a, b in unlike},
         "verdicts": {
-            kind: {"comparable": not v.reasons, "reasons": v.reasons, "notes": v.notes}
-            for kind, v in found.verdicts.items()
+            question: {"comparable": not verdict.reasons, **asdict(verdict)}
+            for question, verdict in comparison.verdicts.items()
         },
         "measures": [
             {
@@ -232,40 +336,39 @@ def as_fields(found: Comparison) -> dict[str, Any]:
                 "difference": row.difference and asdict(row.difference),
                 "judgement": row.difference and judgement(row),
             }
-            for row in found.rows
+            for row in comparison.rows
         ],
-        "notes": [*found.notes, *more_seeds(found)],
+        "notes": [*comparison.notes, *more_seeds(comparison)],
     }
 
 
 def _check_apart(one: Group, other: Group) -> None:
-    """A run on both sides would make them alike; the very same sides are seen to be equal."""
+    """A run in both groups would make them alike; the very same groups are seen to be equal."""
     paths = [{run.directory.path.absolute() for run in group.runs} for group in (one, other)]
     if paths[0] != paths[1] and (both := paths[0] & paths[1]):
         raise UserError(f"{min(both)} is on both sides")
 
 
-def show(found: Comparison) -> None:
+def show(comparison: Comparison) -> None:
     screen = table.screen()
-    one, other = found.sides
-    for group in found.sides:
+    for group in comparison.groups:
         screen.print(f"{group.name}: {describe(group)}")
-    unlike = [f"{n} (A {a}, B {b})" for n, a, b in differing(one, other)]
+    unlike = [f"{n} (A {a}, B {b})" for n, a, b in differing(*comparison.groups)]
     screen.print(f"settings that differ: {', '.join(unlike) or 'none'}")
-    for kind, verdict in found.verdicts.items():
-        screen.print(f"{kind}: {'not comparable' if verdict.reasons else 'comparable'}")
+    for question, verdict in comparison.verdicts.items():
+        screen.print(f"{question}: {'not comparable' if verdict.reasons else 'comparable'}")
         for text in (*verdict.reasons, *(f"note: {note}" for note in verdict.notes)):
             screen.print(f"  {text}")
-    for note in found.notes:
+    for note in comparison.notes:
         screen.print(note)
-    if found.rows:
-        table.show(table.table_of(HEADINGS, map(_cells, found.rows)))
-        for row in found.rows:
-            screen.print(sentence(row, found.sides))
+    if comparison.rows:
+        table.show(table.table_of(HEADINGS, map(_cells, comparison.rows)))
+        for row in comparison.rows:
+            screen.print(sentence(row, comparison.groups))
         screen.print(LEGEND, style="dim")
-    elif not any(verdict.reasons for verdict in found.verdicts.values()):
+    elif not any(verdict.reasons for verdict in comparison.verdicts.values()):
         screen.print("nothing is known on both sides")
-    for line in more_seeds(found):
+    for line in more_seeds(comparison):
         screen.print(line)
 
 
@@ -287,26 +390,21 @@ def _cells(row: Row) -> list[str]:
 
 
 def _mean(row: Row, values: tuple[float, ...]) -> str:
-    found = spread(values, is_rate(row.measure.name))
-    assert found.mean is not None
-    if math.isinf(found.mean):
+    if not all(map(math.isfinite, values)):
         return f"{sum(map(math.isfinite, values))} of {len(values)} reach it"
-    text = row.measure.form.format(found.mean)
-    return text if found.sd is None else f"{text} ± {row.measure.form.format(found.sd)}"
+    return spread(values, is_rate(row.measure.name)).text(row.measure.form)
 
 
-def more_seeds(found: Comparison) -> list[str]:
-    """How noise that is unknown becomes known."""
+def more_seeds(comparison: Comparison) -> list[str]:
+    """The commands that make unknown noise known."""
     lines = []
-    for n, group in enumerate(found.sides):
-        few = min(
-            (len(row.values[n]) for row in found.rows if row.measure.kind != SPEED),
-            default=min((len(row.values[n]) for row in found.rows), default=SEEDS),
-        )
-        if few >= SEEDS:
-            continue
-        said = f"{group.name} has {few} seed{'s' if few > 1 else ''}"
-        command = command_for_seeds(group, SEEDS - few)
-        how = f"; more: {command}" if command else "; only its source can measure more"
-        lines.append(f"{said}: {'noise is unknown' if few == 1 else 'a wide interval'}{how}")
+    for n, group in enumerate(comparison.groups):
+        # Repeats of a seed count for speed only; of speed alone they are all that there is.
+        counts = [(row.measure.question == SPEED, len(row.values[n])) for row in comparison.rows]
+        _, few = min(counts, default=(False, SEEDS))
+        if few < SEEDS:
+            noise = "noise is unknown" if few == 1 else "a wide interval"
+            command = command_for_seeds(group, SEEDS - few)
+            more = f"more: {command}" if command else "only its source can measure more"
+            lines.append(f"{group.name} has {few} seed{'s' if few > 1 else ''}: {noise}; {more}")
     return lines

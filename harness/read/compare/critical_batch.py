@@ -30,8 +30,6 @@ from harness.read.statistics import ratio, spread, student_t
 from harness.read.table import screen, show, table_of
 
 BATCHES = 3  # a line goes through any two points
-
-
 # Where measured means are further from the line than this share, the form is not that of the data.
 TOLERANCE = 0.25
 
@@ -46,13 +44,12 @@ class Interpolated:
 
 @dataclass(frozen=True)
 class Fit:
-    """None where the data do not tell; `why` then says in what they fall short."""
+    """None where the data do not determine it, for the reason in `why`."""
 
     least_samples: float | None  # Emin
     critical: float | None  # Bcrit
     low: float | None = None  # its 95 % interval; an open end is infinite
     high: float | None = None
-    error: float | None = None  # largest distance of a batch's mean from the line, as a share
     why: str | None = None
 
     def samples(self, batch: float) -> float | None:
@@ -88,29 +85,29 @@ def fit(values: Mapping[float, Sequence[float]]) -> Fit:
     if len(values) < BATCHES:
         many = "1 batch reaches" if len(values) == 1 else f"{len(values)} batches reach"
         return _undetermined(f"{many} it in every run; {BATCHES} are needed")
-    batches = np.array([batch for batch, found in values.items() for _ in found])
-    samples = np.array([value for found in values.values() for value in found])
-    means = {batch: math.fsum(found) / len(found) for batch, found in values.items()}
+    means = {batch: math.fsum(samples) / len(samples) for batch, samples in values.items()}
+    runs = [(batch, each) for batch, samples in values.items() for each in samples]
+    batches, samples = np.array(runs).T
     weights = np.array([1 / means[batch] ** 2 for batch in batches])
     lines = np.stack([np.ones_like(batches), batches], axis=1)
     inverse = np.linalg.inv(lines.T @ (weights[:, None] * lines))
     (base, slope) = inverse @ (lines.T @ (weights * samples))
     residuals = samples - lines @ (base, slope)
     freedom = len(samples) - 2
-    spread = inverse * float((weights * residuals**2).sum()) / freedom
+    covariance = inverse * float((weights * residuals**2).sum()) / freedom
     error = max(abs(base + slope * batch - mean) / mean for batch, mean in means.items())
     if error > TOLERANCE:
         return _undetermined(
             f"samples do not grow in a straight line with the batch: {100 * error:.0f} % off"
         )
-    low, high = _ratio(base, slope, spread, student_t(freedom))
+    low, high = _ratio(base, slope, covariance, student_t(freedom))
     if high is None:
         return _undetermined("samples do not grow with the batch by more than noise", low)
     if base <= 0:
         return _undetermined(
             "samples grow as fast as the batch: smaller batches are needed to see where that begins"
         )
-    return Fit(float(base), float(base / slope), low, high, float(error))
+    return Fit(float(base), float(base / slope), low, high)
 
 
 def _undetermined(why: str, low: float | None = None) -> Fit:
@@ -118,12 +115,12 @@ def _undetermined(why: str, low: float | None = None) -> Fit:
 
 
 def _ratio(
-    base: float, slope: float, spread: np.ndarray, t: float
+    base: float, slope: float, covariance: np.ndarray, t: float
 ) -> tuple[float | None, float | None]:
     """Both ends of the interval of base / slope; (low or None, None) where it has no upper end."""
-    steep = slope**2 - t**2 * spread[1, 1]
-    middle = base * slope - t**2 * spread[0, 1]
-    flat = base**2 - t**2 * spread[0, 0]
+    steep = slope**2 - t**2 * covariance[1, 1]
+    middle = base * slope - t**2 * covariance[0, 1]
+    flat = base**2 - t**2 * covariance[0, 0]
     root = middle**2 - steep * flat
     if slope <= 0 or steep <= 0:
         if root <= 0 or steep >= 0 or flat <= 0:
@@ -131,8 +128,8 @@ def _ratio(
         # What is left of zero would be a slope downwards; on the right it begins here.
         end = max((middle - math.sqrt(root)) / steep, (middle + math.sqrt(root)) / steep)
         return (float(end) if end > 0 else None), None
-    ends = ((middle - math.sqrt(max(root, 0))) / steep, (middle + math.sqrt(max(root, 0))) / steep)
-    return float(max(ends[0], 0.0)), float(ends[1])
+    half = math.sqrt(max(root, 0))
+    return float(max((middle - half) / steep, 0.0)), float((middle + half) / steep)
 
 
 LEGEND = (
@@ -142,13 +139,9 @@ LEGEND = (
     "interpolated samples of all runs (arXiv 1812.06162); a batch is only as good as its learning "
     "rate, so Bcrit is that of these rates"
 )
-
-
 HEADINGS = (
     "batch", "lr", "runs", "samples to target", "interpolated", "fitted", "samples/s", "train s",
 )  # fmt: skip
-
-
 # Settings that make a batch, or repeat a run.
 OF_A_BATCH = ("per_gpu_batch", "grad_acc", "lr")
 
@@ -160,17 +153,14 @@ class Batch:
     size: int
     lr: float | None
     runs: tuple[Run, ...]
-    passed: tuple[Interpolated, ...]  # of the runs whose records tell
+    passed: tuple[Interpolated, ...]  # of the runs whose records hold enough
     failed: int
 
     @property
     def usable(self) -> bool:
         """Every run reached the target, and not before the first evaluation."""
-        return (
-            bool(self.passed)
-            and not self.failed
-            and all(math.isfinite(at.samples) and not at.early for at in self.passed)
-        )
+        reached = all(math.isfinite(at.samples) and not at.early for at in self.passed)
+        return bool(self.passed) and not self.failed and reached
 
     @property
     def interpolated_samples(self) -> list[float]:
@@ -197,17 +187,17 @@ class Family:
 
 
 def run(options: argparse.Namespace) -> int:
-    word = options.folder
-    asked = None if options.target is None else parse_target(options.target)
-    records, target = read_selected(word, asked)
+    selector = options.folder
+    requested = None if options.target is None else parse_target(options.target)
+    records, target = read_selected(selector, requested)
     if target is None:
         raise UserError(
-            f"{word}: give --target METRIC=VALUE: the batch that is worth it depends on what is "
-            "to be reached"
+            f"{selector}: give --target METRIC=VALUE: the batch that is worth it depends on what "
+            "is to be reached"
         )
     families = families_of(records, target)
     if not families:
-        raise UserError(f"{word}: the batch does not vary between its finished runs")
+        raise UserError(f"{selector}: the batch does not vary between its finished runs")
     if options.json:
         print_json({"target": str(target), "families": [as_fields(each) for each in families]})
         return 0
@@ -220,7 +210,7 @@ def run(options: argparse.Namespace) -> int:
 
 def as_fields(family: Family) -> dict[str, Any]:
     """A family as plain values, for a program."""
-    found = family.fit()
+    curve = family.fit()
     return {
         "name": family.name,
         "batches": [
@@ -230,15 +220,19 @@ def as_fields(family: Family) -> dict[str, Any]:
                 "usable": batch.usable,
                 "tta_samples": [*batch.measured("tta_samples").values()],
                 "interpolated_samples": batch.interpolated_samples,
-                "fitted_samples": found.samples(batch.size),
+                "fitted_samples": curve.samples(batch.size),
                 "train_samples_per_s": batch.rate(),
                 "tta_train_s": [*batch.measured("tta_train_s").values()],
             }
             for batch in family.batches
         ],
-        "critical_batch": {"value": found.critical, "low": found.low, "high": found.high},
-        "notes": [*left_out(family), verdict(family, found), *fastest(family)],
+        "critical_batch": {"value": curve.critical, "low": curve.low, "high": curve.high},
+        "notes": notes(family, curve),
     }
+
+
+def notes(family: Family, curve: Fit) -> list[str]:
+    return [*left_out(family), verdict(family, curve), *fastest(family)]
 
 
 def families_of(records: list[Run], target: Target) -> list[Family]:
@@ -247,22 +241,17 @@ def families_of(records: list[Run], target: Target) -> list[Family]:
     for run in records:
         if run.effective_batch is not None:
             by_key.setdefault(_key(run), []).append(run)
-    found = []
+    families = []
     for key, together in by_key.items():
-        rates: dict[Any, set[Any]] = {}
-        for run in together:
-            rates.setdefault(_size(run), set()).add(run.identity["lr"])
-        apart = any(len(of_batch) > 1 for of_batch in rates.values())
-        for lr in sorted({r.identity["lr"] for r in together}, key=str) if apart else [None]:
+        rates = {run.identity["lr"] for run in together}
+        apart = len({(run.effective_batch, run.identity["lr"]) for run in together}) > len(
+            {run.effective_batch for run in together}
+        )
+        for lr in sorted(rates, key=str) if apart else [None]:
             own = [r for r in together if lr is None or r.identity["lr"] == lr]
-            if len({_size(run) for run in own}) > 1:
-                found.append(_family(_name(key, by_key, lr), own, target))
-    return found
-
-
-def _size(run: Run) -> int:
-    assert run.effective_batch is not None
-    return run.effective_batch
+            if len({run.effective_batch for run in own}) > 1:
+                families.append(_family(_name(key, by_key, lr), own, target))
+    return families
 
 
 def _key(run: Run) -> tuple[tuple[str, Any], ...]:
@@ -273,21 +262,23 @@ def _key(run: Run) -> tuple[tuple[str, Any], ...]:
 
 
 def _name(key: Any, keys: Iterable[Any], lr: Any) -> str:
-    """What tells a family from the others, and always what was trained."""
+    """What distinguishes a family from the others, and always what was trained."""
     unlike = {name for other in keys for name, value in other if (name, value) not in key}
     trained = ("script", "model")
-    shown = [
+    texts = [
         str(v) if n in (*trained, "strategy") else f"{n} {v}"
         for n, v in key
         if v is not None and (n in unlike or n in trained)
     ]
-    return ", ".join([*shown, *([f"lr {number(lr)}"] if lr is not None else [])])
+    return ", ".join([*texts, *([f"lr {number(lr)}"] if lr is not None else [])])
 
 
 def _family(name: str, records: list[Run], target: Target) -> Family:
+    by_size: dict[int, list[Run]] = {}
+    for run in records:
+        by_size.setdefault(run.effective_batch or 0, []).append(run)
     batches = []
-    for size in sorted({_size(run) for run in records}):
-        own = [run for run in records if _size(run) == size]
+    for size, own in sorted(by_size.items()):
         done = [run for run in own if run.state == FINISHED]
         passed = (interpolated(run.epochs, target) for run in done)
         known = tuple(at for at in passed if at is not None)
@@ -297,16 +288,15 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
 
 
 def _show(console: Console, family: Family, target: Target) -> None:
-    found = family.fit()
+    curve = family.fit()
     console.print(f"{family.name}, to {target}", style="bold")
-    show(table_of(HEADINGS, (_cells(family, batch, found) for batch in family.batches)))
-    for line in (*left_out(family), verdict(family, found), *fastest(family)):
+    show(table_of(HEADINGS, (_cells(family, batch, curve) for batch in family.batches)))
+    for line in (*notes(family, curve), ""):
         console.print(line)
-    console.print("")
 
 
-def _cells(family: Family, batch: Batch, found: Fit) -> list[str]:
-    fitted = found.samples(batch.size)
+def _cells(family: Family, batch: Batch, curve: Fit) -> list[str]:
+    fitted = curve.samples(batch.size)
     rate = batch.rate() if family.machines == 1 else None
     seconds = batch.measured("tta_train_s") if family.machines == 1 and batch.usable else {}
     samples = batch.measured("tta_samples") if batch.usable else {}
@@ -314,23 +304,16 @@ def _cells(family: Family, batch: Batch, found: Fit) -> list[str]:
         str(batch.size),
         "-" if batch.lr is None else number(batch.lr),
         str(len(batch.runs)),
-        _mean(list(samples.values()), "{:,.0f}"),
-        _mean(batch.interpolated_samples, "{:,.0f}") if batch.usable else "-",
+        spread(list(samples.values())).text("{:,.0f}"),
+        spread(batch.interpolated_samples if batch.usable else []).text("{:,.0f}"),
         "-" if fitted is None else f"{fitted:,.0f}",
         "-" if rate is None else f"{rate:,.0f}",
-        _mean(list(seconds.values()), "{:,.2f}"),
+        spread(list(seconds.values())).text("{:,.2f}"),
     ]
 
 
-def _mean(values: list[float], form: str) -> str:
-    found = spread(values)
-    if found.mean is None:
-        return "-"
-    return form.format(found.mean) + (f" ± {form.format(found.sd)}" if found.sd is not None else "")
-
-
 def left_out(family: Family) -> Iterator[str]:
-    """A mean over those runs that made it would make a batch look better than it is."""
+    """A mean over the runs that reached it would make a batch look better than it is."""
     for batch in family.batches:
         if batch.usable:
             continue
@@ -342,21 +325,21 @@ def left_out(family: Family) -> Iterator[str]:
         yield f"batch {batch.size} is left out: {', '.join(why) or 'its records do not tell'}"
 
 
-def verdict(family: Family, found: Fit) -> str:
+def verdict(family: Family, curve: Fit) -> str:
     used = [batch.size for batch in family.batches if batch.usable]
-    if found.critical is None or found.high is None or found.low is None:
-        said = f"Bcrit: not determined: {found.why}"
-        return said + (f"; it is {found.low:,.0f} or more" if found.low else "")
-    said = f"Bcrit: {found.critical:,.0f} (95 % interval {found.low:,.0f} to {found.high:,.0f})"
+    if curve.critical is None or curve.high is None or curve.low is None:
+        text = f"Bcrit: not determined: {curve.why}"
+        return text + (f"; it is {curve.low:,.0f} or more" if curve.low else "")
+    text = f"Bcrit: {curve.critical:,.0f} (95 % interval {curve.low:,.0f} to {curve.high:,.0f})"
     measured = f"batches of {used[0]} to {used[-1]} were measured"
-    if not used[0] <= found.critical <= used[-1]:
-        said += f", extrapolated: {measured}"
-    elif found.low < used[0] or found.high > used[-1]:
-        said += f", its interval extrapolated: {measured}"
+    if not used[0] <= curve.critical <= used[-1]:
+        text += f", extrapolated: {measured}"
+    elif curve.low < used[0] or curve.high > used[-1]:
+        text += f", its interval extrapolated: {measured}"
     # Of the line alone: Emin cancels out.
-    growth = (found.critical + used[-1]) / (found.critical + used[0])
+    growth = (curve.critical + used[-1]) / (curve.critical + used[0])
     return (
-        f"{said}; from batch {used[0]} to {used[-1]} the samples needed grow {growth:.2f}-fold: "
+        f"{text}; from batch {used[0]} to {used[-1]} the samples needed grow {growth:.2f}-fold: "
         "a larger batch brings the target sooner only where samples/s grow by more"
     )
 
@@ -371,15 +354,14 @@ def fastest(family: Family) -> Iterator[str]:
         return
     times = {b.size: statistics.mean(b.measured("tta_train_s").values()) for b in timed}
     best = min(timed, key=lambda batch: times[batch.size])
-    said = f"least training time to the target: {times[best.size]:,.2f} s, at batch {best.size}"
-    larger = [batch for batch in timed if batch.size > best.size]
-    if not larger:
+    text = f"least training time to the target: {times[best.size]:,.2f} s, at batch {best.size}"
+    after = next((batch for batch in timed if batch.size > best.size), None)
+    if after is None:
         beyond_it = any(batch.size > best.size for batch in family.batches)
         why = "larger ones are left out" if beyond_it else "larger ones may be faster"
-        yield f"{said}, the largest of those compared: {why}"
+        yield f"{text}, the largest of those compared: {why}"
         return
-    after = larger[0]
-    larger_s, best_s = (batch.measured("tta_train_s") for batch in (after, best))
-    beyond = ratio(larger_s, best_s).scaled(1, -1).is_beyond_noise
-    words = {True: "more than noise", False: "within noise", None: "noise unknown"}
-    yield f"{said}; batch {after.size} takes {times[after.size]:,.2f} s ({words[beyond]})"
+    after_s, best_s = (batch.measured("tta_train_s") for batch in (after, best))
+    beyond = ratio(after_s, best_s).scaled(1, -1).is_beyond_noise
+    noise = {True: "more than noise", False: "within noise", None: "noise unknown"}[beyond]
+    yield f"{text}; batch {after.size} takes {times[after.size]:,.2f} s ({noise})"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.identity import EVAL_BATCH
-from harness.read.compare.comparable import micro_batch
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -86,8 +85,8 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         strategy=str(settings["strategy"]),
         nodes=nodes,
         processes=processes,
-        micro_batch=micro_batch(group),
-        baseline_micro_batch=0 if baseline is None else micro_batch(baseline),
+        micro_batch=settings["per_gpu_batch"],
+        baseline_micro_batch=0 if baseline is None else baseline.identity["per_gpu_batch"],
         eval_batch=min(batch, samples / processes),
         threads=environment.get("threads"),
         baseline_threads=None if other is None else other.get("threads"),
@@ -230,7 +229,7 @@ def _larger_batch(
     if computing_s < ROUGH * cost_s * run.per_device:
         return None
     return cost_s, (
-        f"{small}; evaluation in batches of {number(context.eval_batch)} suggests "
+        f"{small}. Evaluation in batches of {number(context.eval_batch)} suggests "
         f"{seconds(cost_s)} (three times its own time: an estimate)",
         LARGER_BATCH,
     )
@@ -247,9 +246,6 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
         spared_s += math.fsum(run.parts[name] or 0.0 for name in (COMMUNICATION, STRAGGLERS))
     left_s = run.step_s - spared_s
     return run.samples / left_s, run.step_s / left_s - 1
-
-
-# ---- numbers in texts
 
 
 def seconds(value: float) -> str:
@@ -277,7 +273,7 @@ def _per_sample(run: TimeBreakdown) -> str:
     return seconds((run.parts[COMPUTE] or 0.0) / run.per_device)
 
 
-# ---- (text, remedy) of each cause
+# What follows returns (text, remedy) of one cause each.
 
 
 def _data(run: TimeBreakdown) -> tuple[str, str]:
@@ -297,7 +293,7 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     if context.strategy == "ddp":
         less_often += ", --strategy diloco or local_sgd"
     if limit == "delay":
-        return text, f"{less_often}, or --exchange direct; --compress hardly helps against a delay"
+        return text, f"{less_often}, or --exchange direct. --compress hardly helps against a delay"
     if context.strategy == "ddp" and context.compress in (None, "none"):
         return text, f"{less_often}, or smaller gradients: --compress"
     return text, less_often
@@ -330,8 +326,8 @@ def stragglers(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     waiting = _of_step(run, waited_s)
     if slow is None or slow.more_s < (waited_s or 0.0) / 2:
         return (
-            f"waiting for slower ranks takes {waiting}, but no rank is always the slow one: they "
-            "take turns",
+            f"waiting for slower ranks takes {waiting}. No rank is always the slow one: they take "
+            "turns",
             "batches of equal work, and cores or devices that nothing else uses",
         )
     what = "waiting for its data" if slow.of_data_s > slow.more_s / 2 else "computing"
@@ -352,9 +348,8 @@ def _throttling(context: RunContext) -> str:
 
 def _unseparated(run: TimeBreakdown, lost_s: float | None, context: RunContext) -> tuple[str, str]:
     return (
-        f"communicating, waiting for other ranks and slower computing take {_of_step(run, lost_s)} "
-        f"more than in the baseline. This record of {context.strategy} does not separate them"
-        f"{_link(context)}",
+        f"communication, slower ranks and slower computing take {_of_step(run, lost_s)} more than "
+        f"the baseline. This record of {context.strategy} does not separate them{_link(context)}",
         "communicating less often or a faster link, as far as communication is the reason",
     )
 
@@ -362,7 +357,7 @@ def _unseparated(run: TimeBreakdown, lost_s: float | None, context: RunContext) 
 def _smaller_batch(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     return (
         f"the batch is small: computing takes {_per_sample(run)} per sample with "
-        f"{context.micro_batch} samples a process, and {_per_sample(base)} in the baseline with "
+        f"{context.micro_batch} a process, and {_per_sample(base)} in the baseline with "
         f"{context.baseline_micro_batch}",
         LARGER_BATCH,
     )

@@ -1,24 +1,21 @@
 """python -m harness explain RUN [BASELINE]: where the time went, and why N processes are not N
-times as fast."""
+times as fast.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from harness.core.command_line import print_json
+from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
+from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read import table
-from harness.read.compare.comparable import (
-    MAY_DIFFER,
-    micro_batch,
-    nearest,
-    on_one_node,
-    runs_beside,
-    singles,
-    why_not,
-)
+from harness.read.compare.compare import SPEED, judge
 from harness.read.explain import causes
 from harness.read.explain.causes import LARGE, Cause, number, percent, seconds
 from harness.read.explain.time_breakdown import (
@@ -33,14 +30,30 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import strategy_text
 from harness.read.records.groups import Group
-from harness.read.records.runs import Run
+from harness.read.records.runs import Run, read_run
 from harness.read.records.selection import differing, read_group
 from harness.read.records.sweeps import SweepResults
 
+# What may differ from a baseline that was not named: how work is spread and exchanged, and what
+# does not change how long a step takes.
+MAY_DIFFER = (
+    "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
+    "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", "per_gpu_batch", "grad_acc",
+    *OF_ONE_STRATEGY,
+)  # fmt: skip
 MOST_CAUSES = 2  # beside the main cause
 LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
 MOST_GROUPS = 6  # of a sweep, in a report
 PER_DEVICE = "train_samples_per_s_per_gpu"
+
+
+class Part(NamedTuple):
+    """A part of an update."""
+
+    name: str
+    s: float | None
+    sd_s: float | None
+    baseline_s: float | None  # the baseline's share of it
 
 
 @dataclass(frozen=True)
@@ -49,19 +62,17 @@ class Explanation:
 
     sentences: tuple[str, ...]
     main: str | None
-    # name, seconds per update, their standard deviation, the baseline's share
-    parts: tuple[tuple[str, float | None, float | None, float | None], ...]
+    parts: tuple[Part, ...]
 
 
 def run(options: argparse.Namespace) -> int:
     baseline = options.baseline and read_group("BASELINE", options.baseline, None)
-    found = explain(read_group("RUN", options.run, None), baseline)
+    explanation = explain(read_group("RUN", options.run, None), baseline)
     if options.json:
-        names = ("name", "s", "sd_s", "baseline_s")
-        parts = [dict(zip(names, part, strict=True)) for part in found.parts]
-        print_json({**vars(found), "parts": parts})
+        parts = [part._asdict() for part in explanation.parts]
+        print_json({**vars(explanation), "parts": parts})
     else:
-        show(found)
+        show(explanation)
     return 0
 
 
@@ -73,14 +84,14 @@ def explain(
     """
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
         raise UserError(f"{run.selector} and {baseline.selector} are not comparable: {reason}")
-    breakdown, given = group_breakdown(run), baseline
+    breakdown, named = group_breakdown(run), baseline
     beside = runs_beside(run, near)
     if baseline is None and breakdown.devices > 1:
         baseline = nearest(run, beside)
     base = None if baseline is None else group_breakdown(baseline)
     context = causes.run_context(run, baseline)
-    single = singles([*beside, *([given] if given else [])])
-    others = [(micro_batch(group), group_breakdown(group)) for group in single]
+    singles = filter(_is_single, [*beside, *([named] if named else [])])
+    others = [(group.identity["per_gpu_batch"], group_breakdown(group)) for group in singles]
     alone = causes.of_run(breakdown, context, others)
     scaling, does_lose = [], False
     if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
@@ -92,7 +103,7 @@ def explain(
         main = None  # what is not known may be larger
     sentences = [_headline(run, breakdown)]
     if baseline is not None and base is not None:
-        sentences += _against(run, breakdown, baseline, base, found=given is None)
+        sentences += _against(run, breakdown, baseline, base, was_searched=named is None)
     elif breakdown.devices > 1:
         sentences.append(
             "No comparable run on one process was found beside it, so it is unknown whether "
@@ -115,11 +126,92 @@ def explain(
     sentences += filter(None, [causes.not_known(breakdown), *_notes(run, breakdown)])
     should = dict.fromkeys(PARTS) if base is None else causes.ideal(breakdown, base)
     parts = tuple(
-        (name, value, breakdown.spreads[name], should[name])
+        Part(name, value, breakdown.spreads[name], should[name])
         for name, value in breakdown.parts.items()
         if value != 0.0 or name not in (COMMUNICATION, STRAGGLERS, UNSEPARATED)
     )
     return Explanation(tuple(sentences), None if main is None else main.key, parts)
+
+
+def why_not(group: Group, base: Group) -> str | None:
+    """In one line why this cannot be the baseline; None where it can."""
+    for name in ("script", "model"):
+        values = [str(side.identity[name]) for side in (group, base)]
+        if values[0] != values[1]:
+            return f"the {name} differs: {values[0]} and {values[1]}"
+    reasons = judge(group, base)[SPEED].reasons
+    return reasons[0] if reasons else None
+
+
+def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
+    """The runs of these folders that may be a baseline."""
+    runs = []
+    for folder in folders:
+        if not folder.path.parent.name.startswith("1_"):
+            continue
+        try:
+            run = read_run(folder, {}, str(folder.path), None)
+        except UserError:
+            continue  # of other definitions: nothing can be compared with it
+        if run.nodes == 1 and not run.imported:
+            runs.append(run)
+    return runs
+
+
+def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
+    """The groups on one node that are otherwise like this one: of one process, or where this one
+    is on several nodes, of as many processes. Of those near, or else of the same records folder.
+    """
+    if near is None:
+        near = runs_on_one_node(find_runs(group.runs[0].directory.path.absolute().parents[2]))
+    fixed, first = _fixed(group.runs[0]), group.finished[0]
+    counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
+    alike: dict[Any, list[Run]] = {}
+    for run in near:
+        if run.devices in counts and _fixed(run) == fixed:
+            alike.setdefault(tuple(run.identity.items()), []).append(run)
+    groups = [Group((*runs,), name="baseline", selector=_selector(runs)) for runs in alike.values()]
+    return [each for each in groups if each.finished and not judge(group, each)[SPEED].reasons]
+
+
+def _fixed(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in run.identity.items() if name not in MAY_DIFFER}
+
+
+def _selector(runs: list[Run]) -> str:
+    """The folder that a reader would name, below the current one where it is."""
+    path, here = runs[0].directory.path, Path.cwd()
+    path = path if len(runs) == 1 else path.parent
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def nearest(group: Group, beside: list[Group]) -> Group | None:
+    """Of one process with the same batch per device, else with the same effective batch, else of
+    as many processes; of several, the one that is alike in most settings.
+    """
+    single = [other for other in beside if _is_single(other)]
+    several = [other for other in beside if not _is_single(other)]
+    for batch, candidates in ((_per_device, single), (_effective, single), (_per_device, several)):
+        like = [other for other in candidates if batch(other) == batch(group) is not None]
+        if like:
+            return max(like, key=lambda other: len(other.identity.items() & group.identity.items()))
+    return None
+
+
+def _is_single(group: Group) -> bool:
+    return bool(group.finished[0].devices == 1)
+
+
+def _effective(group: Group) -> int | None:
+    return group.finished[0].effective_batch
+
+
+def _per_device(group: Group) -> tuple[float, int] | None:
+    """With the size of a pass: accumulation makes the same batch at another speed."""
+    first = group.finished[0]
+    if not first.effective_batch or not first.devices:
+        return None
+    return first.effective_batch / first.devices, group.identity["per_gpu_batch"]
 
 
 def group_breakdown(group: Group) -> TimeBreakdown:
@@ -148,8 +240,8 @@ def _headline(group: Group, breakdown: TimeBreakdown) -> str:
     if settings["grad_acc"] > 1:
         batch += f" x {settings['grad_acc']}"
     return (
-        f"{settings['model']} with {settings['strategy']} on {where}, {batch} each: "
-        f"{_rate(breakdown)}, {seconds(breakdown.step_s)} a step."
+        f"{settings['model']} with {settings['strategy']} on {where}, {batch} each. "
+        f"It reaches {_rate(breakdown)}, {seconds(breakdown.step_s)} a step."
     )
 
 
@@ -165,18 +257,19 @@ def _rate(breakdown: TimeBreakdown) -> str:
 
 
 def _against(
-    group: Group, breakdown: TimeBreakdown, baseline: Group, base: TimeBreakdown, found: bool
+    group: Group, breakdown: TimeBreakdown, baseline: Group, base: TimeBreakdown, was_searched: bool
 ) -> list[str]:
     assert breakdown.rate.mean is not None and base.rate.mean is not None
     times, devices = breakdown.rate.mean / base.rate.mean, breakdown.devices / base.devices
     one = "one process" if base.devices == 1 else f"{base.devices} processes"
     if base.devices > 1 and baseline.finished[0].nodes == 1 < (group.finished[0].nodes or 1):
         one += " on one node"
-    source = f"{baseline.selector}{', found beside it' if found else ''}"
+    source = f"{baseline.selector}{', found beside it' if was_searched else ''}"
     speed = f"{number(times)}x faster" if times >= 1 else f"{number(1 / times)}x slower"
     scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
     sentences = [
-        f"The baseline is {one} with batch {micro_batch(baseline)} ({source}): {_rate(base)}.",
+        f"The baseline is {one} with batch {baseline.identity['per_gpu_batch']} ({source}). "
+        f"It reaches {_rate(base)}.",
         f"Training is {speed}{scaling if devices != 1 else ''}.",
     ]
     unlike = [name for name, _, _ in differing(group, baseline) if name not in MAY_DIFFER]
@@ -216,8 +309,8 @@ def show(explanation: Explanation) -> None:
     console = table.screen()
     for sentence in explanation.sentences:
         console.print(sentence)
-    whole_s = sum(value for _, value, _, _ in explanation.parts if value is not None)
-    against = any(should is not None for _, _, _, should in explanation.parts)
+    whole_s = sum(part.s or 0.0 for part in explanation.parts)
+    against = any(part.baseline_s is not None for part in explanation.parts)
     rows = []
     for name, value, sd, should in explanation.parts:
         cells = [_ms(value, sd), "-" if value is None else percent(value / whole_s)]
@@ -236,14 +329,14 @@ def explain_sweep(sweep: SweepResults) -> list[str]:
     """A text for each chosen group; where it cannot be explained, the reason."""
     chosen = list(_chosen(sweep))
     folders = (run.folder for run in sweep.runs if run.folder)
-    near = on_one_node(folders) if chosen else []
+    near = runs_on_one_node(folders) if chosen else []
     texts = []
     for group in chosen[:MOST_GROUPS]:
         name = sweep.name_of(group)
         runs = tuple(run for run in group.runs if run.folder)
         try:
-            found = explain(Group(runs, name="RUN", selector=name), near=near)
-            text = " ".join(found.sentences)
+            explanation = explain(Group(runs, name="RUN", selector=name), near=near)
+            text = " ".join(explanation.sentences)
         except UserError as error:
             text = str(error)
         texts.append(f"{name}. {text}")

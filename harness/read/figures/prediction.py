@@ -19,7 +19,7 @@ from harness.read.figures.panels import (
     run_name,
 )
 from harness.read.labels import STRATEGY
-from harness.read.predict.cases import Case, Workload, tasks_of
+from harness.read.predict.fitting import PredictedGroup, Workload, workloads_of
 from harness.read.records.sweeps import SweepResults
 
 NO_NODES = (
@@ -32,24 +32,24 @@ NEAR = 0.1  # the band around the diagonal
 
 def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
     """Each run a point, means with their intervals; on the diagonal a prediction is right."""
-    tasks, excluded = tasks_of(sweep)
-    if not tasks and not excluded:
+    workloads, excluded = workloads_of(sweep)
+    if not workloads and not excluded:
         raise NothingToDraw(NO_NODES)
     not_predicted = [f"{reason} ({_short(names)})" for reason, names in excluded.items()]
-    if not tasks:
+    if not workloads:
         raise NothingToDraw("; ".join(not_predicted))
     notes = [f"not predicted: {reason}" for reason in not_predicted]
-    notes += left_out(len(tasks) - kit.MOST_PANELS, "panels")
-    tasks = tasks[: kit.MOST_PANELS]
-    cases = [case for task in tasks for case in task.cases]
-    figure, axes = kit.panels(len(tasks), 4.4 if len(tasks) == 1 else 3.4)
+    notes += left_out(len(workloads) - kit.MOST_PANELS, "panels")
+    workloads = workloads[: kit.MOST_PANELS]
+    cases = [case for workload in workloads for case in workload.cases]
+    figure, axes = kit.panels(len(workloads), 4.4 if len(workloads) == 1 else 3.4)
     drawn = Drawn(figure)
     of_strategies = styles.of_axis(STRATEGY, [axis_text(case.group, STRATEGY) for case in cases])
-    for place, task in zip(axes, tasks, strict=True):
-        for case in task.cases:
+    for place, workload in zip(axes, workloads, strict=True):
+        for case in workload.cases:
             style = of_strategies[axis_text(case.group, STRATEGY)]
             _mark(drawn, place, sweep, case, style)
-        _diagonal(place, task)
+        _diagonal(place, workload)
     kit.legend(figure, of_strategies, [
         Line2D([], [], color=kit.FAINT, marker="o", markerfacecolor="none", linestyle="",
                markersize=5, label="textbook's alpha-beta"),
@@ -58,15 +58,17 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
     ])  # fmt: skip
     if failed := failed_groups(sweep):
         notes.append(f"failed runs have no place here: {failed}")
-    drawn.notes = [*map(_fitted_on, tasks), *notes]
+    drawn.notes = [*map(_fitted_on, workloads), *notes]
     numbers = kit.listed(f"{sweep.short_name_of(case.group)} {_numbers(case)}" for case in cases)
     drawn.alt = f"Predicted step time against measured. {_errors(cases)}. {numbers}."
     return drawn
 
 
-def _mark(drawn: Drawn, axes: Axes, sweep: SweepResults, case: Case, style: Style) -> None:
+def _mark(
+    drawn: Drawn, axes: Axes, sweep: SweepResults, case: PredictedGroup, style: Style
+) -> None:
     """Runs at what they measured, all at the height of their prediction."""
-    found, name = case.found, sweep.name_of(case.group)
+    found, name = case.prediction, sweep.name_of(case.group)
     predicted = 1e3 * found.step_s
     steps = [1e3 * each for each in case.measured_s]
     tips = [
@@ -81,9 +83,11 @@ def _mark(drawn: Drawn, axes: Axes, sweep: SweepResults, case: Case, style: Styl
         kit.interval(axes, [mean, mean], [1e3 * found.low_s, 1e3 * found.high_s], style)
 
 
-def _diagonal(axes: Axes, task: Workload) -> None:
+def _diagonal(axes: Axes, workload: Workload) -> None:
     """Both axes alike, from the smallest of all marks to the largest; intervals may be cut."""
-    marks = [s for c in task.cases for s in (*c.measured_s, c.found.step_s, c.found.baseline_s)]
+    predictions = [case.prediction for case in workload.cases]
+    marks = [s for case in workload.cases for s in case.measured_s]
+    marks += [s for each in predictions for s in (each.step_s, each.baseline_s)]
     low, high = 1e3 * min(marks) / 1.15, 1e3 * max(marks) * 1.15
     ends = [low, high]
     axes.plot(ends, ends, color=kit.FAINT, linestyle="--", linewidth=1.2, zorder=1)
@@ -94,10 +98,10 @@ def _diagonal(axes: Axes, task: Workload) -> None:
         kit.log_axis(axes, "y")
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    kit.describe(axes, task.name, "measured step time (ms)", "predicted step time (ms)")
+    kit.describe(axes, workload.name, "measured step time (ms)", "predicted step time (ms)")
 
 
-def _errors(cases: Sequence[Case]) -> str:
+def _errors(cases: Sequence[PredictedGroup]) -> str:
     errors = [abs(case.error) for case in cases]
     textbook = [abs(case.baseline_error) for case in cases]
     groups = f"{len(cases)} group{'s' if len(cases) > 1 else ''} of runs on several nodes"
@@ -112,15 +116,16 @@ def _short(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} groups of runs"
 
 
-def _numbers(case: Case) -> str:
-    predicted, mean = 1e3 * case.found.step_s, 1e3 * case.mean_s
+def _numbers(case: PredictedGroup) -> str:
+    predicted, mean = 1e3 * case.prediction.step_s, 1e3 * case.mean_s
     return f"{mean:,.4g} ms measured, {predicted:,.4g} ms predicted ({case.error:+.1%})"
 
 
-def _fitted_on(task: Workload) -> str:
-    runs = f"{task.fitted.runs} run{'s' if task.fitted.runs > 1 else ''} on one machine"
-    assumed = "".join(f"; assumed: {each}" for each in task.fitted.assumed)
+def _fitted_on(workload: Workload) -> str:
+    runs = f"{workload.fitted.runs} run{'s' if workload.fitted.runs > 1 else ''} on one machine"
+    assumed = "".join(f"; assumed: {each}" for each in workload.fitted.assumed)
     return (
-        f"{task.name}{': ' if task.name else ''}{_errors(task.cases)}. Predicted from {runs} and "
-        f"from all-reduces measured over links, from no step of what is predicted{assumed}"
+        f"{workload.name}{': ' if workload.name else ''}{_errors(workload.cases)}. Predicted from "
+        f"{runs} and from all-reduces measured over links, from no step of what is predicted"
+        f"{assumed}"
     )

@@ -1,83 +1,91 @@
-"""python -m harness import FILES: other people's records become ours, marked as imported."""
+"""python -m harness import FILES: other people's records become ours, marked as imported.
+
+Nothing is computed that the source does not hold: what it does not say is null.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
+import re
+import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.core.attempts import QUALITY, best_of
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.settings import UserError, parse_setup
-from harness.read.imports.formats import read_state, read_text
-from harness.read.imports.records import Foreign, folder_of, imported_in, write_record
+from harness.core.records import SCHEMA, RunFolder, append_row, find_runs, read_json, write_json
+from harness.core.settings import UserError, flag_fields, parse_setup
+from harness.core.topology import effective_batch
+from harness.read.imports.formats import ROW, STATE, TEXT, Foreign, read_foreign
 
-# Without these a record has no place, or could not be told from others.
+# Without these a record has no place, or could not be distinguished from others.
 NEEDED = {
-    "callback-text": {
+    TEXT: {
         "script": "--script bert or vit",
         "setup": "--setup N_M",
         "lr": "--lr",
         "per_gpu_batch": "--batch",
     },
-    "trainer-state": {"script": "--script bert or vit", "setup": "--setup N_M"},
+    STATE: {"script": "--script bert or vit", "setup": "--setup N_M"},
 }
-
-
-NAMES = (
+FLAGS = (
     "script", "setup", "lr", "per_gpu_batch", "grad_acc", "epochs", "seed", "model", "dataset",
     "train_size", "test_size", "precision", "strategy",
 )  # fmt: skip
+UNKNOWN_OF_MACHINE = (
+    "cpu", "cpu_cores", "memory_gib", "gpus", "driver", "cuda", "nccl", "threads", "python",
+    "system", "versions", "commit", "dirty", "command", "launch", "variables",
+)  # fmt: skip
+PREFIX = "imported-"
 
 
 def run(options: argparse.Namespace) -> int:
-    given = {name: value for name in NAMES if (value := getattr(options, name)) is not None}
-    if "setup" in given:
-        parse_setup(given["setup"])
-    lines = import_files(options.files, given, options.source, options.out)
+    flags = {name: value for name in FLAGS if (value := getattr(options, name)) is not None}
+    if "setup" in flags:
+        parse_setup(flags["setup"])
+    lines = import_files(options.files, flags, options.source, options.out)
     print_json({"results": lines}) if options.json else print(*lines, sep="\n")
     return 0
 
 
 def import_files(
-    files: list[Path], given: dict[str, Any], source: str | None, output_dir: Path
+    files: list[Path], flags: dict[str, Any], source: str | None, output_dir: Path
 ) -> list[str]:
     """A line for each file; all of them or, if one is wrong, none."""
-    read, wrong = [], []
+    read, errors = [], []
     for file in files:
         try:
-            read.append(_complete(_read(file), given))
+            read.append(_complete(read_foreign(file), flags))
         except UserError as error:
-            wrong.append(str(error))
-    if wrong:
-        for line in wrong:
-            print(f"harness import: error: {line}", file=sys.stderr)
+            errors.append(f"harness import: error: {error}")
+    if errors:
+        print(*errors, sep="\n", file=sys.stderr)
         raise UserError("nothing was imported")
-    known = imported_in(output_dir)
+    # The imported runs of the folder, each with what its settings say of where it comes from.
+    known = {
+        run.path: (read_json(run.settings) or {}).get("imported") or {}
+        for run in (find_runs(output_dir) if output_dir.exists() else ())
+        if run.path.name.startswith(PREFIX)
+    }
     return [_place(foreign, source, output_dir, known) for foreign in read]
 
 
-def _read(file: Path) -> Foreign:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-    return read_state(file, content) if file.suffix == ".json" else read_text(file, content)
-
-
-def _complete(foreign: Foreign, given: dict[str, Any]) -> Foreign:
-    """With what the flags say, which must not contradict what the file says."""
-    found = foreign.settings
-    for name, value in given.items():
-        if found.get(name) not in (None, value):
+def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
+    """With the flags, which must not contradict the file."""
+    for name, value in flags.items():
+        if (known := foreign.settings.get(name)) not in (None, value):
             flag = "batch" if name == "per_gpu_batch" else name
             raise UserError(
                 f"{foreign.file}: --{flag} {number(value)} contradicts the file, "
-                f"which says {number(found[name])}: import it without"
+                f"which says {number(known)}: import it without"
             )
-    settings = {**found, **given}
+    settings = {**foreign.settings, **flags}
     missing = [flag for name, flag in NEEDED[foreign.format].items() if settings.get(name) is None]
     if missing:
         raise UserError(
@@ -98,7 +106,115 @@ def _place(
                 f"not imported: {foreign.file} is another state of the run that {path} holds; "
                 "to take it instead, remove that folder"
             )
-    folder = folder_of(foreign, output_dir)
-    write_record(foreign, source or foreign.format, folder)
-    known[folder.path] = {"sha256": foreign.sha256, "begins": foreign.begins}
-    return f"imported: {foreign.file} is {folder.path}"
+    settings = foreign.settings
+    stem = re.sub(r"[^A-Za-z0-9_.+-]+", "-", foreign.file.stem).strip("-.") or "record"
+    name = f"{PREFIX}{stem}-{foreign.sha256[:8]}"
+    path = output_dir / settings["script"] / settings["setup"] / name
+    _write_record(foreign, source or foreign.format, path)
+    known[path] = {"sha256": foreign.sha256, "begins": foreign.begins}
+    return f"imported: {foreign.file} is {path}"
+
+
+def _write_record(foreign: Foreign, source: str, path: Path) -> None:
+    """The whole folder or none of it: it is made beside its place and renamed."""
+    draft = RunFolder(path.with_name(f".{path.name}.{os.getpid()}"))
+    nodes, per_node, _ = parse_setup(foreign.settings["setup"])
+    batch, grad_acc = foreign.settings.get("per_gpu_batch"), foreign.settings.get("grad_acc")
+    samples = effective_batch(batch, grad_acc, nodes * per_node) if batch and grad_acc else None
+    rows = [_full_row(foreign, row, samples) for row in foreign.rows]
+    try:
+        # The file that makes a folder a run comes first, as in a run.
+        write_json(draft.settings, _settings(foreign, source))
+        write_json(draft.environment, _environment(foreign, source, (nodes, per_node), samples))
+        for row in rows:
+            append_row(draft.epochs, row)
+        write_json(draft.summary, _summary(foreign, rows))
+        draft.path.rename(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(draft.path, ignore_errors=True)
+
+
+def _settings(foreign: Foreign, source: str) -> dict[str, Any]:
+    names = [name for name in flag_fields() if name not in ("output_dir", "rerun")]
+    return {
+        "schema": SCHEMA,
+        "script": foreign.settings["script"],
+        **{name: foreign.settings.get(name) for name in names},
+        "trainer": {},
+        "imported": {
+            "source": source,
+            "format": foreign.format,
+            "file": foreign.file.name,
+            "sha256": foreign.sha256,
+            "begins": foreign.begins,
+            "said": foreign.unnamed,
+            "notes": list(foreign.notes),
+        },
+    }
+
+
+def _environment(
+    foreign: Foreign, source: str, setup: tuple[int, int], batch: int | None
+) -> dict[str, Any]:
+    sizes = [foreign.settings.get(name) for name in ("train_size", "test_size")]
+    train_samples, test_samples = (None if size == "all" else size for size in sizes)
+    return {
+        # A machine of its own: nothing imported is ever averaged with what was measured here.
+        "machine": f"imported:{source}",
+        **dict.fromkeys(UNKNOWN_OF_MACHINE),
+        "nodes": setup[0],
+        "processes_per_node": setup[1],
+        "effective_batch": batch,
+        "updates": foreign.updates,
+        "link": None,
+        "data": {
+            "dataset": foreign.settings.get("dataset"),
+            "train_samples": train_samples,
+            "test_samples": test_samples,
+            "data_checksum": None,
+        },
+    }
+
+
+def _full_row(foreign: Foreign, row: Mapping[str, Any], batch: int | None) -> dict[str, Any]:
+    tested, rate = foreign.settings.get("test_size"), row.get("eval_samples_per_s")
+    known: dict[str, Any] = {"effective_batch": batch}
+    if isinstance(tested, int):
+        known |= {"eval_samples": tested, "eval_time_s": tested / rate if rate else None}
+    return {**dict.fromkeys(ROW), **known, **row}
+
+
+def _summary(foreign: Foreign, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fields of a run's own summary, as far as the rows determine them."""
+    last = rows[-1] if rows else {}
+    # What is not a number cannot be the best of anything.
+    finite = [
+        {n: v for n, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
+        for row in rows
+    ]
+    return {
+        "schema": SCHEMA,
+        "outcome": foreign.outcome,
+        "reason": foreign.reason,
+        "epochs_done": foreign.epochs_done,
+        "updates": foreign.updates,
+        "samples": _sum(rows, "samples"),
+        **{name: last[name] for name in QUALITY if name in last},
+        **best_of(finite, foreign.best_metric),
+        "train_samples_per_s": None,
+        "train_samples_per_s_per_gpu": None,
+        "train_time_s": _sum(rows, "epoch_time_s"),
+        "eval_time_s": _sum(rows, "eval_time_s"),
+        "wall_s": None,
+        "energy_j": None,
+        "joules_per_sample": None,
+        **foreign.summary,
+    }
+
+
+def _sum(rows: list[dict[str, Any]], name: str) -> float | None:
+    """Unknown where one row does not know it."""
+    values = [row[name] for row in rows]
+    return math.fsum(values) if values and None not in values else None

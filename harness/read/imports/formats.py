@@ -1,4 +1,6 @@
-"""Text files with a list a line, one value an epoch, and the settings in the name of the file.
+"""Records of others, read in this project's names and units. What a source does not say is null.
+
+callback-text: a list a line, one value an epoch, and the settings in the name of the file.
 
     bert/2_1_2e-05_16_P100far.txt       <script>/<N>_<M>_<lr>_<batch>[_<tag>].txt
 
@@ -9,6 +11,10 @@
 
 The callback that wrote them cut the first two characters off the learning rate: 0.0002 is 0002,
 and of 2e-05 only -05 is left, which may have been any number of that size.
+
+trainer-state: trainer_state.json, as the Hugging Face Trainer leaves it beside a checkpoint. A row
+for each evaluation, so there are several an epoch where it evaluated several times. Its times hold
+evaluation, saving and warm-up: none of them is taken for a time of ours.
 """
 
 from __future__ import annotations
@@ -17,7 +23,9 @@ import hashlib
 import json
 import math
 import re
+import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +33,59 @@ from harness.core.attempts import QUALITY
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
-from harness.read.imports.records import ROW, Foreign, check_share, digest
 from harness.read.records.loading import is_number
 
-FORMAT = "callback-text"
+TEXT, STATE = "callback-text", "trainer-state"
+
+# The fields of an epoch's row that an import may have, in the order of those that are measured.
+ROW = (
+    "epoch", "updates", "samples", "fed_samples", "effective_batch", "learning_rate", "train_loss",
+    "epoch_time_s", "train_samples_per_s", "train_samples_per_s_per_gpu", "timed_samples",
+    "timed_s", "energy_j", "eval_loss", "accuracy", "precision", "recall", "f1", "eval_samples",
+    "eval_time_s", "eval_samples_per_s", "wall_s", "unix",
+)  # fmt: skip
+SHARES = ("accuracy", "precision", "recall", "f1", "top5_accuracy")
 
 
-# Name in the file -> field of epochs.jsonl.
+@dataclass(frozen=True)
+class Foreign:
+    """One file of somebody else's, read."""
+
+    file: Path
+    format: str
+    sha256: str
+    settings: dict[str, Any]  # what name and content say of them, by our names
+    rows: tuple[dict[str, Any], ...]
+    epochs_done: float | None
+    updates: int | None = None
+    outcome: str = FINISHED
+    reason: str | None = None
+    best_metric: str | None = "accuracy"
+    summary: dict[str, Any] = field(default_factory=dict)
+    unnamed: dict[str, Any] = field(default_factory=dict)  # numbers without a name here
+    begins: str | None = None  # the same for two states of one run
+    notes: tuple[str, ...] = ()
+
+
+def read_foreign(file: Path) -> Foreign:
+    try:
+        content = file.read_bytes()
+        text = content.decode("utf-8")
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: is no text") from None
+    read = _read_state if file.suffix == ".json" else _read_text
+    return read(file, text, hashlib.sha256(content).hexdigest())
+
+
+def check_share(where: str, name: str, value: float) -> None:
+    """Per cent taken for a share would stand a hundred times too high in every table."""
+    if name in SHARES and not 0 <= value <= 1:
+        raise UserError(f"{where}: {name} {value:g} is no share: 0 to 1 is expected, not per cent")
+
+
+# Name in a text file -> field of epochs.jsonl.
 NAMES = {
     "f1": "f1",
     "accuracy": "accuracy",
@@ -41,50 +95,46 @@ NAMES = {
     "loss": "eval_loss",
     "samples/s": "eval_samples_per_s",
 }
-
-
-NAME = re.compile(r"^(\d+_\d+)_([^_]+)_(\d+)(?:_([A-Za-z0-9.-]+))?$")
-
-
-NOTES = (
+FILE_NAME = re.compile(r"^(\d+_\d+)_([^_]+)_(\d+)(?:_([A-Za-z0-9.-]+))?$")
+TEXT_NOTES = (
     "eval_loss is as the source defines it, which need not be cross-entropy",
     "how precision, recall and f1 are averaged over the classes is not said",
     "gradient accumulation, data and machine are not in the file",
 )
 
 
-def read_text(file: Path, content: bytes) -> Foreign:
-    lists = _lists(file, content)
+def _read_text(file: Path, text: str, sha256: str) -> Foreign:
+    lists = _lists(file, text)
     epochs = _epochs(file, lists)
     rows = [
         {"epoch": float(n + 1), **{NAMES[name]: values[n] for name, (_, values) in lists.items()}}
         for n in range(epochs)
     ]
-    broken = next((n + 1 for n, row in enumerate(rows) if _is_nan(row.get("eval_loss"))), None)
+    broken = next((row["epoch"] for row in rows if math.isnan(row.get("eval_loss", 0.0))), None)
     return Foreign(
         file=file,
-        format=FORMAT,
-        sha256=digest(content),
+        format=TEXT,
+        sha256=sha256,
         settings={**settings_in(file), "epochs": epochs},
         rows=tuple(rows),
         epochs_done=epochs,
         outcome=FINISHED if broken is None else "diverged",
-        reason=None if broken is None else f"the test loss of epoch {broken} is not finite",
-        notes=NOTES,
+        reason=None if broken is None else f"the test loss of epoch {broken:g} is not finite",
+        notes=TEXT_NOTES,
     )
 
 
 def settings_in(file: Path) -> dict[str, Any]:
     """What folder and name say; a name of another form says nothing."""
     script = file.absolute().parent.name
-    found: dict[str, Any] = {"script": script} if script in TASKS else {}
-    match = NAME.match(file.stem)
+    settings: dict[str, Any] = {"script": script} if script in TASKS else {}
+    match = FILE_NAME.match(file.stem)
     if match is None:
-        return found
+        return settings
     setup, lr, batch, tag = match.groups()
-    found |= {"setup": f"{setup}_{tag}" if tag else setup, "per_gpu_batch": int(batch)}
+    settings |= {"setup": f"{setup}_{tag}" if tag else setup, "per_gpu_batch": int(batch)}
     rate = learning_rate(lr)
-    return found if rate is None else {**found, "lr": rate}
+    return settings if rate is None else {**settings, "lr": rate}
 
 
 def learning_rate(text: str) -> float | None:
@@ -97,13 +147,9 @@ def learning_rate(text: str) -> float | None:
     return value if value > 0 and math.isfinite(value) else None
 
 
-def _lists(file: Path, content: bytes) -> dict[str, tuple[int, list[float]]]:
+def _lists(file: Path, text: str) -> dict[str, tuple[int, list[float]]]:
     """Name -> (number of its line, values)."""
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{file}: is no text") from None
-    found: dict[str, tuple[int, list[float]]] = {}
+    lists: dict[str, tuple[int, list[float]]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -114,13 +160,13 @@ def _lists(file: Path, content: bytes) -> dict[str, tuple[int, list[float]]]:
         name = match[1]
         if name not in NAMES:
             raise UserError(f"{where}: {name} is not known: {', '.join(NAMES)} are")
-        if name in found:
-            raise UserError(f"{where}: {name} stands in line {found[name][0]} already")
+        if name in lists:
+            raise UserError(f"{where}: {name} stands in line {lists[name][0]} already")
         values = [_number(where, name, part) for part in match[2].split(",") if match[2].strip()]
-        found[name] = number, values
-    if not found:
+        lists[name] = number, values
+    if not lists:
         raise UserError(f"{file}: holds no line such as f1=[0.90,0.91]")
-    return found
+    return lists
 
 
 def _number(where: str, name: str, text: str) -> float:
@@ -139,35 +185,18 @@ def _number(where: str, name: str, text: str) -> float:
 def _epochs(file: Path, lists: dict[str, tuple[int, list[float]]]) -> int:
     counts = {len(values) for _, values in lists.values()}
     if len(counts) > 1:
-        said = ", ".join(f"{name} {len(v)} (line {n})" for name, (n, v) in lists.items())
-        raise UserError(f"{file}: the lists are of unequal length: {said}")
+        lengths = ", ".join(f"{name} {len(v)} (line {n})" for name, (n, v) in lists.items())
+        raise UserError(f"{file}: the lists are of unequal length: {lengths}")
     (count,) = counts
     if count == 0:
         raise UserError(f"{file}: all lists are empty: the run ended before its first epoch")
     return count
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-# ----
-# trainer_state.json, as the Hugging Face Trainer leaves it beside a checkpoint.
-#
-# A row for each evaluation, so there are several an epoch where it evaluated several times. Its
-# times hold evaluation, saving and warm-up: none of them is taken for a time of ours.
-
-STATE_FORMAT = "trainer-state"
-
-
 # What the Trainer adds to an evaluation that is no quality.
 TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-
-
 # Of the whole training, kept under the Trainer's own names: evaluation and saving are in them.
-SAID = ("train_runtime", "train_steps_per_second")
-
-
+WHOLE = ("train_runtime", "train_steps_per_second")
 STATE_NOTES = (
     "eval_loss depends on batch and ranks as the Trainer computes it; its metrics are defined by "
     "the script that ran",
@@ -175,8 +204,8 @@ STATE_NOTES = (
 )
 
 
-def read_state(file: Path, content: bytes) -> Foreign:
-    state = _state(file, content)
+def _read_state(file: Path, text: str, sha256: str) -> Foreign:
+    state = _state(file, text)
     history = state["log_history"]
     if broken := next((e for e in history if not isinstance(e, dict)), None):
         raise UserError(f"{file}: log_history holds {str(broken)[:40]!r}, which is no entry")
@@ -188,8 +217,8 @@ def read_state(file: Path, content: bytes) -> Foreign:
     batch = state.get("train_batch_size")
     return Foreign(
         file=file,
-        format=STATE_FORMAT,
-        sha256=digest(content),
+        format=STATE,
+        sha256=sha256,
         settings={
             "epochs": epochs if is_number(epochs) and epochs > 0 else None,
             **({"per_gpu_batch": batch} if isinstance(batch, int) and batch > 0 else {}),
@@ -204,19 +233,17 @@ def read_state(file: Path, content: bytes) -> Foreign:
             "train_loss": _finite(end.get("train_loss")),
             "trainer_train_samples_per_second": _finite(end.get("train_samples_per_second")),
         },
-        said={name: end[name] for name in SAID if is_number(end.get(name))},
+        unnamed={name: end[name] for name in WHOLE if is_number(end.get(name))},
         begins=_begins(history),
         notes=STATE_NOTES,
     )
 
 
-def _state(file: Path, content: bytes) -> dict[str, Any]:
+def _state(file: Path, text: str) -> dict[str, Any]:
     try:
-        state = json.loads(content)
+        state = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{file} line {error.lineno}: not readable as JSON: {error.msg}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{file}: is no text") from None
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
         raise UserError(f"{file}: has no log_history: it is no trainer_state.json")
     if not state["log_history"]:
@@ -241,11 +268,13 @@ def _rows(file: Path, history: list[dict[str, Any]]) -> Iterator[dict[str, Any]]
         if "loss" in entry:
             losses.append(_value(where, "loss", entry["loss"]))
         if any(name.startswith("eval_") for name in entry):
-            yield {**_at(where, entry), "train_loss": _mean(losses), **_quality(where, entry)}
+            loss = statistics.fmean(losses) if losses else None
+            yield {**_at(where, entry), "train_loss": loss, **_quality(where, entry)}
             losses, evaluated = [], True
         last = entry if "epoch" in entry else last
     if not evaluated:
-        yield {**_at(f"{file} log_history", last), "train_loss": _mean(losses)}
+        loss = statistics.fmean(losses) if losses else None
+        yield {**_at(f"{file} log_history", last), "train_loss": loss}
 
 
 def _at(where: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -256,13 +285,12 @@ def _at(where: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quality(where: str, entry: dict[str, Any]) -> dict[str, Any]:
-    given = {k.removeprefix("eval_"): v for k, v in entry.items() if k.startswith("eval_")}
-    seconds, rate = given.get("runtime"), given.get("samples_per_second")
+    values = {k.removeprefix("eval_"): v for k, v in entry.items() if k.startswith("eval_")}
     row: dict[str, Any] = {
-        "eval_time_s": seconds if is_number(seconds) else None,
-        "eval_samples_per_s": rate if is_number(rate) else None,
+        "eval_time_s": _finite(values.get("runtime")),
+        "eval_samples_per_s": _finite(values.get("samples_per_second")),
     }
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in TIMING and isinstance(value, (int, float)):
             row[_column(name)] = _value(where, name, value)
     return row
@@ -282,10 +310,6 @@ def _value(where: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def _mean(values: list[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
 def _finite(value: Any) -> float | None:
     return value if is_number(value) else None
 
@@ -293,7 +317,7 @@ def _finite(value: Any) -> float | None:
 def _outcome(
     history: list[dict[str, Any]], updates: int | None, planned: int | None, ended: bool
 ) -> tuple[str, str | None]:
-    """A state beside a checkpoint in the middle says nothing of the end."""
+    """The state at a checkpoint before the end is that of an interrupted run."""
     for entry in history:
         for name in ("loss", "eval_loss"):
             if isinstance(entry.get(name), float) and not math.isfinite(entry[name]):
@@ -312,7 +336,7 @@ def _best_metric(state: dict[str, Any], rows: list[dict[str, Any]]) -> str | Non
 
 
 def _begins(history: list[dict[str, Any]]) -> str | None:
-    """Told by the first entry with a time, which no two runs share to the digit."""
+    """Identifies the run by its first entry with a time, which no two runs share to the digit."""
     first = next((e for e in history if "eval_runtime" in e or "train_runtime" in e), None)
     if first is None:
         return None

@@ -1,9 +1,12 @@
-"""Samples per second over nodes as predicted, and where the curve bends."""
+"""python -m harness predict RECORDS --setup 16_8 --link 25gbit,0.1ms: what a step, epochs, energy
+and cost come to there, where the curve over nodes bends, and what keeps a deadline or a budget.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -12,36 +15,171 @@ from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import STRATEGIES
-from harness.read.drawing import LINES, calm
-from harness.read.predict.advice import Choice, Outcome, advise, as_fields, outcome
+from harness.read.drawing import FAINT, LINES, calm
 from harness.read.predict.exchange import Shape, wire_of
-from harness.read.predict.fitting import Fitted, Given, fit_records
-from harness.read.predict.model import APART, Plan, Prediction, bend, over_nodes, predict
+from harness.read.predict.fitting import Fitted, Overrides, fit_records
+from harness.read.predict.model import (
+    APART,
+    EXCHANGE,
+    Prediction,
+    Scenario,
+    bend,
+    over_nodes,
+    predict,
+)
 from harness.read.table import Table, screen, show, table_of
+
+UNKNOWN = "not known"
+SHOWN = 5  # choices of --advise
+MOST = 100_000  # nodes; what is beyond is a typing error
+# What --advise tries beside the strategy named; fsdp only where it is named.
+ALTERNATIVES = (("ddp", "none"), ("ddp", "bf16"), ("diloco", "none"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A prediction for an epoch of the records' training set; None: unknown."""
+
+    prediction: Prediction
+    updates: int | None
+    epoch_s: float | None  # training alone
+    eval_s: float | None
+    energy_j: float | None  # of the devices, in training
+    cost: float | None  # evaluation included where it is known
+
+    @property
+    def whole_s(self) -> float | None:
+        """An epoch with its evaluation, as far as that is known."""
+        return None if self.epoch_s is None else self.epoch_s + (self.eval_s or 0.0)
+
+
+def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | None) -> Outcome:
+    ranks = prediction.plan.shape.ranks
+    # As with --tail cut: what fills no whole effective batch is left out.
+    updates = fitted.train_samples // prediction.samples if fitted.train_samples else None
+    whole = Outcome(
+        prediction,
+        updates,
+        epoch_s=updates * prediction.step_s if updates else None,
+        eval_s=fitted.eval_s / ranks if fitted.eval_s is not None else None,
+        energy_j=_energy(fitted, prediction, updates),
+        cost=None,
+    )
+    if cost_per_gpu_hour is None or whole.whole_s is None:
+        return whole
+    return replace(whole, cost=cost_per_gpu_hour * ranks * whole.whole_s / 3600)
+
+
+def _energy(fitted: Fitted, prediction: Prediction, updates: int | None) -> float | None:
+    """Devices that wait draw their idle power; where that is unknown, the energy of steps that
+    wait is unknown too.
+    """
+    waits_s = prediction.parts[EXCHANGE]
+    if fitted.power_w is None or not updates or (waits_s > 0 and fitted.idle_w is None):
+        return None
+    busy_j = fitted.power_w * (prediction.step_s - waits_s)
+    return updates * prediction.plan.shape.ranks * (busy_j + (fitted.idle_w or 0.0) * waits_s)
+
+
+def as_fields(result: Outcome) -> dict[str, Any]:
+    """For programs (--json)."""
+    each, plan = result.prediction, result.prediction.plan
+    return {
+        "setup": str(plan.shape),
+        "strategy": plan.strategy,
+        "compress": plan.compress,
+        "sync_every": plan.sync_every if plan.strategy in APART else 1,
+        "per_gpu_batch": plan.batch,
+        "effective_batch": each.samples,
+        "step_s": each.step_s,
+        "step_low_s": each.low_s,
+        "step_high_s": each.high_s,
+        "parts_s": each.parts,
+        "dominating": each.dominating,
+        "alpha_beta_step_s": each.baseline_s,
+        "link_measured": each.correction.of_link,
+        "samples_per_s": each.samples_per_s,
+        "efficiency": each.efficiency,
+        **{name: value for name, value in vars(result).items() if name != "prediction"},
+    }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate within the limit."""
+
+    outcome: Outcome
+    hours: float
+    device_hours: float
+    cost: float | None
+
+
+def advise(
+    fitted: Fitted, plan: Scenario, epochs: int, deadline_h: float | None, budget: float | None,
+    cost_per_gpu_hour: float | None,
+) -> list[Choice]:  # fmt: skip
+    """Under a deadline the fewest device hours first, under a budget the fastest."""
+    if budget is not None and cost_per_gpu_hour is None:
+        raise UserError("--budget needs --cost_per_gpu_hour: what would it be spent on?")
+    if fitted.train_samples is None:
+        raise UserError("the size of the training set is in no record: give --train_size")
+    kept = []
+    for candidate in candidates(fitted, plan):
+        result = outcome(fitted, predict(fitted.model, candidate), cost_per_gpu_hour)
+        if result.whole_s is None:
+            continue  # the training set fills no effective batch
+        hours = epochs * result.whole_s / 3600
+        cost = None if result.cost is None else epochs * result.cost
+        late = deadline_h is not None and hours > deadline_h
+        dear = budget is not None and cost is not None and cost > budget
+        if not (late or dear):
+            kept.append(Choice(result, hours, hours * candidate.shape.ranks, cost))
+    if budget is not None:
+        return sorted(kept, key=lambda choice: (choice.hours, choice.device_hours))
+    return sorted(kept, key=lambda choice: (choice.device_hours, choice.hours))
+
+
+def candidates(fitted: Fitted, plan: Scenario) -> Iterator[Scenario]:
+    """Halves of the set-up, every batch that was measured, the alternatives of the strategy."""
+    named = (plan.strategy, plan.compress)
+    strategies = [named, *(each for each in ALTERNATIVES if each != named)]
+    for nodes in halves(plan.shape.nodes):
+        for per_node in halves(plan.shape.per_node):
+            shape = Shape(nodes, per_node)
+            for batch in fitted.model.line.batches:
+                # On one node the model does not distinguish strategies.
+                for strategy, compress in strategies if nodes > 1 else [("ddp", "none")]:
+                    yield replace(
+                        plan, shape=shape, batch=batch, strategy=strategy, compress=compress
+                    )
+
+
+def halves(most: int) -> list[int]:
+    return [*halves(most // 2), most] if most > 1 else [most]
 
 
 def curve_figure(curve: list[Prediction], title: str) -> Figure:
-    """With the line that no waiting would give, and the 95 % interval where it is known."""
+    """With the line without any waiting, and the 95 % interval where it is known."""
     figure = Figure(figsize=(6.0, 4.0), layout="constrained")
     axes = figure.add_subplot()
     nodes = [each.plan.shape.nodes for each in curve]
-    rates = [each.samples_per_s for each in curve]
     (blue, marker), (orange, _) = LINES[:2]
     ideal = [each.samples / each.alone_s for each in curve]
-    axes.plot(nodes, ideal, color="#777777", linestyle="--", linewidth=1.2, label="no waiting")
+    axes.plot(nodes, ideal, color=FAINT, linestyle="--", linewidth=1.2, label="no waiting")
+    rates = [each.samples_per_s for each in curve]
     axes.plot(nodes, rates, color=blue, marker=marker, markersize=5, label="predicted")
-    known = [each for each in curve if each.low_s and each.high_s]
+    known = [
+        (each.plan.shape.nodes, each.samples / each.high_s, each.samples / each.low_s)
+        for each in curve
+        if each.low_s and each.high_s
+    ]
     if known:
-        axes.fill_between(
-            [each.plan.shape.nodes for each in known],
-            [each.samples / (each.high_s or 1.0) for each in known],
-            [each.samples / (each.low_s or 1.0) for each in known],
-            color=blue, alpha=0.2, linewidth=0, label="95 % interval",
-        )  # fmt: skip
+        at, low, high = zip(*known, strict=True)
+        axes.fill_between(at, low, high, color=blue, alpha=0.2, linewidth=0, label="95 % interval")
     bends = bend(curve)
     if bends is not None:
-        at = bends.plan.shape.nodes
-        axes.axvline(at, color=orange, linewidth=1.2, label=f"efficiency below 0.5 from {at} on")
+        label = f"efficiency below 0.5 from {bends.plan.shape.nodes} on"
+        axes.axvline(bends.plan.shape.nodes, color=orange, linewidth=1.2, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(nodes, [f"{count:,}" for count in nodes], rotation=45 if len(nodes) > 8 else 0)
@@ -54,14 +192,8 @@ def curve_figure(curve: list[Prediction], title: str) -> Figure:
     return figure
 
 
-# ----
-# A prediction in words: figures, what they were fitted on, and what was assumed.
-
-UNKNOWN = "not known"
-
-
 def fit_lines(fitted: Fitted) -> Iterator[str]:
-    """What it stands on, residuals included."""
+    """What the prediction is based on, residuals included."""
     model, line = fitted.model, fitted.model.line
     yield f"{fitted.name} on {fitted.machine}: fitted on {fitted.runs} runs of one machine"
     if len(line.batches) > 1:
@@ -95,33 +227,32 @@ def prediction_lines(fitted: Fitted, result: Outcome, link: Link, epochs: int) -
     yield f"  made of      {parts}; most: {each.dominating}"
     yield f"  samples/s    {each.samples_per_s:,.4g}"
     yield f"  efficiency   {each.efficiency:.3f} of {plan.shape.ranks} x one process"
-    evaluation = _of_time(result.eval_s)
-    yield f"  epoch        {_of_time(result.epoch_s)} of training, evaluation {evaluation}"
+    evaluation = _duration(result.eval_s)
+    yield f"  epoch        {_duration(result.epoch_s)} of training, evaluation {evaluation}"
     total = None if result.whole_s is None else epochs * result.whole_s
-    yield f"  {epochs:>3} epochs   {_of_time(total)}"
+    yield f"  {epochs:>3} epochs   {_duration(total)}"
     energy = UNKNOWN if result.energy_j is None else f"{epochs * result.energy_j / 3.6e6:,.4g} kWh"
     yield f"  energy       {energy} (devices alone)"
     yield f"  cost         {UNKNOWN if result.cost is None else f'{epochs * result.cost:,.4g}'}"
     if plan.shape.nodes > 1:
         yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
-        yield from _of_the_link(each)
+        yield _link_note(each)
     batches = fitted.model.line.batches
     if not batches[0] <= plan.batch <= batches[-1]:
         yield f"note: batch {plan.batch} is extrapolated: {_listed(batches)} were measured"
 
 
-def _of_the_link(prediction: Prediction) -> Iterator[str]:
+def _link_note(prediction: Prediction) -> str:
     sizes = prediction.correction.sizes
     if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
-        yield f"note: all-reduce over this link was measured, at {measured} MB"
-    elif sizes:
-        yield "note: this link was not measured: the closed form, corrected as over other links"
-    else:
-        yield (
-            "note: no all-reduce was measured: the closed form alone; measure the link with "
-            "torchrun ... -m harness link --json > RECORDS/link.json"
-        )
+        return f"note: all-reduce over this link was measured, at {measured} MB"
+    if sizes:
+        return "note: this link was not measured: the closed form, corrected as over other links"
+    return (
+        "note: no all-reduce was measured: the closed form alone; measure the link with "
+        "torchrun ... -m harness link --json > RECORDS/link.json"
+    )
 
 
 def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
@@ -162,7 +293,7 @@ def bend_line(curve: list[Prediction]) -> str:
 def advice_table(choices: list[Choice]) -> Table:
     rows = []
     for choice in choices:
-        each = choice.found.prediction
+        each = choice.outcome.prediction
         rows.append((
             str(each.plan.shape), _strategy(each), str(each.plan.batch), f"{choice.hours:,.3g}",
             f"{choice.device_hours:,.3g}", "-" if choice.cost is None else f"{choice.cost:,.2f}",
@@ -187,26 +318,17 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.4g} ms"
 
 
-def _of_time(seconds: float | None) -> str:
+def _duration(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     return f"{seconds:,.4g} s" if seconds < 3600 else f"{seconds / 3600:,.3g} h"
 
 
-# ----
-# python -m harness predict RECORDS --setup 16_8 --link 25gbit,0.1ms: what it would take.
-
-SHOWN = 5  # choices of --advise
-
-
-MOST = 100_000  # nodes; what is beyond is a slip of the finger
-
-
 def run(options: argparse.Namespace) -> int:
-    given = Given(options.gradient_mb, options.backend, options.sharing, options.train_size)
-    fitted = fit_records(options.records, given)
+    overrides = Overrides(options.gradient_mb, options.backend, options.sharing, options.train_size)
+    fitted = fit_records(options.records, overrides)
     link = _link(options.link)
-    plan = _plan(options, fitted, link)
+    plan = _scenario(options, fitted, link)
     if options.advise:
         return _advise(options, fitted, plan)
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
@@ -215,8 +337,8 @@ def run(options: argparse.Namespace) -> int:
         print_json({**as_fields(result), "assumed": fitted.assumed})
     else:
         console = screen()
-        for line in (*fit_lines(fitted), "",
-                     *prediction_lines(fitted, result, link, options.epochs)):  # fmt: skip
+        lines = prediction_lines(fitted, result, link, options.epochs)
+        for line in (*fit_lines(fitted), "", *lines):
             console.print(line)
         if curve:
             show(curve_table(curve))
@@ -228,7 +350,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace, fitted: Fitted, link: Link) -> Plan:
+def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenario:
     nodes, per_node, _ = parse_setup(options.setup)
     if nodes > MOST:
         raise UserError(f"--setup {options.setup}: {MOST:,} nodes at most")
@@ -244,7 +366,7 @@ def _plan(options: argparse.Namespace, fitted: Fitted, link: Link) -> Plan:
     if (options.deadline or options.budget) and not options.advise:
         raise UserError("--deadline and --budget go with --advise")
     batch = options.batch or fitted.model.line.batches[-1]
-    return Plan(
+    return Scenario(
         Shape(nodes, per_node), batch, wire_of(link), options.strategy, options.compress,
         options.sync_every, options.sync_scope, options.fragments, options.overlap, options.blocks,
         options.emulated,
@@ -252,24 +374,26 @@ def _plan(options: argparse.Namespace, fitted: Fitted, link: Link) -> Plan:
 
 
 def _link(text: str | None) -> Link:
-    """A comma does as well as a stroke; what the model has no place for is refused."""
-    found = link_of("none" if text is None else text.replace(",", "/"))
-    if not isinstance(found, Link):
+    """Commas are accepted for slashes; what the model has no place for is refused."""
+    link = link_of("none" if text is None else text.replace(",", "/"))
+    if not isinstance(link, Link):
         raise UserError(f"--link {text}: pairs of nodes that differ are not modelled: "
                         "give the slowest of them")  # fmt: skip
-    if found.loss or found.jitter_ms:
+    if link.loss or link.jitter_ms:
         raise UserError(f"--link {text}: loss and jitter are not modelled: leave them out")
-    return found
+    return link
 
 
-def _advise(options: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
+def _advise(options: argparse.Namespace, fitted: Fitted, plan: Scenario) -> int:
     if (options.deadline is None) == (options.budget is None):
         raise UserError("--advise needs --deadline (hours) or --budget, one of them")
     choices = advise(
         fitted, plan, options.epochs, options.deadline, options.budget, options.cost_per_gpu_hour
     )
     if options.json:
-        print_json({"choices": [_choice_fields(choice) for choice in choices]})
+        times = [{"hours": c.hours, "device_hours": c.device_hours} for c in choices]
+        fields = [time | as_fields(c.outcome) for time, c in zip(times, choices, strict=True)]
+        print_json({"choices": fields})
         return 0 if choices else 1
     console = screen()
     limit = f"{options.deadline:g} h" if options.deadline else f"a budget of {options.budget:g}"
@@ -284,11 +408,6 @@ def _advise(options: argparse.Namespace, fitted: Fitted, plan: Plan) -> int:
     console.print(
         "quality is not predicted: other effective batches and diloco are other trainings "
         "(python -m harness batches says from which batch on larger ones do not pay); "
-        "over long delays diloco takes longer than is said here (its connections rest)"
+        "over long delays diloco takes longer than predicted here (its connections rest)"
     )
     return 0
-
-
-def _choice_fields(choice: Choice) -> dict[str, Any]:
-    own = {"hours": choice.hours, "device_hours": choice.device_hours, "cost": choice.cost}
-    return {**own, **as_fields(choice.found)}

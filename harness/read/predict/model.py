@@ -1,4 +1,8 @@
-"""What a step computes: a line over the batch, and what processes of one machine cost another."""
+"""The step of a topology, predicted from what was measured on one machine and what links carry.
+
+Computing is a line over the batch; processes of one machine slow each other; the exchange counts as
+far as it outlasts the backward pass that it overlaps.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from harness.core.settings import UserError
 from harness.core.topology import effective_batch
 from harness.read.predict.exchange import (
     LANES,
-    NOTHING,
+    UNMEASURED,
     Correction,
     Cost,
     Reduction,
@@ -30,11 +34,15 @@ from harness.read.statistics import student_t
 
 # Backward passes take twice the operations of the forward pass.
 BACKWARD_SHARE = 2 / 3
+# Bytes of a number on the wire as a share of four: int8 has a scale of four bytes a block of 1024.
+WIRE_SHARES = {"none": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25 + 1 / 1024}
+COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
+APART = ("local_sgd", "diloco")
 
 
 @dataclass(frozen=True)
-class Line:
-    """fixed_s + per_sample_s x batch; of one batch alone nothing is known of any other."""
+class StepTime:
+    """fixed_s + per_sample_s x batch; one batch alone says nothing of any other."""
 
     fixed_s: float
     per_sample_s: float
@@ -50,25 +58,23 @@ class Line:
         return len(self.batches) > 1 or batch in self.batches
 
     def backward_s(self, batch: int) -> float:
-        """Of one batch alone it is not known what of the step is fixed: none is taken to be."""
+        """Where only one batch was measured, no part of the step is taken to be fixed."""
         grows = self.per_sample_s * batch if len(self.batches) > 1 else self.step_s(batch)
         return BACKWARD_SHARE * grows
 
 
-def fit_line(runs: Sequence[tuple[int, float]]) -> Line:
+def fit_line(runs: Sequence[tuple[int, float]]) -> StepTime:
     """By least squares of relative errors, with neither part below zero."""
     batches = np.array([batch for batch, _ in runs], dtype=float)
     steps = np.array([step for _, step in runs], dtype=float)
     known = tuple(sorted({batch for batch, _ in runs}))
-    if len(known) == 1:
-        fixed, slope, free = float(np.mean(steps)), 0.0, len(runs) - 1
-    else:
-        fixed, slope = _least_squares(batches, steps)
-        free = len(runs) - 2
+    several = len(known) > 1
+    fixed, slope = _least_squares(batches, steps) if several else (float(np.mean(steps)), 0.0)
+    freedom = len(runs) - 1 - several
     off = (steps - (fixed + slope * batches)) / steps
-    spread = float(math.sqrt(float(off @ off) / free)) if free > 0 else None
+    spread = math.sqrt(float(off @ off) / freedom) if freedom > 0 else None
     residuals = tuple((int(batch), float(each)) for batch, each in zip(batches, off, strict=True))
-    return Line(fixed, slope, known, spread, free, residuals)
+    return StepTime(fixed, slope, known, spread, freedom, residuals)
 
 
 def _least_squares(batches: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
@@ -82,27 +88,17 @@ def _least_squares(batches: np.ndarray, steps: np.ndarray) -> tuple[float, float
 
 
 def fit_sharing(slower: Mapping[int, Sequence[float]]) -> float:
-    """What each more process on a machine adds to a step, as a share of it.
+    """What each further process on a machine adds to a step, as a share of it; never below zero.
 
-    From steps of so many processes / steps of one; never below zero.
+    From (number of processes -> their steps / those of one process).
     """
     points = [(count - 1, each - 1) for count, many in slower.items() for each in many]
     squares = sum(more**2 for more, _ in points)
     return max(0.0, sum(more * added for more, added in points) / squares) if squares else 0.0
 
 
-# ----
-# The step of a topology, made of what was measured on one machine and what links carry.
-
-# Bytes of a number on the wire as a share of four: int8 has a scale of four bytes a block of 1024.
-WIRE_SHARES = {"none": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25 + 1 / 1024}
-
-
-COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
-
-
 @dataclass(frozen=True)
-class Plan:
+class Scenario:
     """What is to be predicted."""
 
     shape: Shape
@@ -120,24 +116,24 @@ class Plan:
 
 @dataclass(frozen=True)
 class Model:
-    """What has been fitted."""
+    """What was fitted."""
 
-    line: Line  # a step of one process, over its batch
-    sharing: float | None  # each more process on a machine slows all by this share
+    line: StepTime  # of one process, over its batch
+    sharing: float | None  # each further process on a machine slows all by this share
     sharing_spread: float | None
     inside_s: float  # exposed exchange of two processes on one machine
     gradient_bytes: int | None
     backend: str
     grad_acc: int = 1
     cap_mb: float | None = None
-    table: tuple[Reduction, ...] = field(default=())
+    table: tuple[Reduction, ...] = ()
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Of one update; its parts add up to it."""
 
-    plan: Plan
+    plan: Scenario
     step_s: float
     parts: dict[str, float]
     low_s: float | None  # 95 % interval; None: too little is known
@@ -161,28 +157,27 @@ class Prediction:
         return max(self.parts, key=lambda name: self.parts[name])
 
 
-def predict(model: Model, plan: Plan) -> Prediction:
-    """UserError for what the model does not hold."""
+def predict(model: Model, plan: Scenario) -> Prediction:
+    """UserError where the model does not determine it."""
     check(model, plan)
     alone_s = model.line.step_s(plan.batch)
     neighbours = plan.shape.ranks if plan.emulated else plan.shape.per_node
     slower = 1 + (model.sharing or 0.0) * (neighbours - 1)
-    found = (
-        correction(model.table, model.backend, plan.shape, plan.wire)
-        if plan.shape.nodes > 1
-        else NOTHING
-    )
-    exposed_s = _exposed(model, plan, slower, found)
+    factors = UNMEASURED
+    if plan.shape.nodes > 1:
+        factors = correction(model.table, model.backend, plan.shape, plan.wire)
+    exposed = EXPOSED[plan.strategy]
+    exposed_s = exposed(model, plan, slower, factors) if plan.shape.ranks > 1 else 0.0
     parts = {COMPUTE: alone_s, SHARING: alone_s * (slower - 1), EXCHANGE: exposed_s}
     step_s = sum(parts.values())
     baseline_s = alone_s * slower + _textbook(model, plan)
-    half_s = _half(model, plan, parts, found)
+    half_s = _half(model, plan, parts, factors)
     low_s, high_s = (None, None) if half_s is None else (max(0.0, step_s - half_s), step_s + half_s)
     samples = effective_batch(plan.batch, model.grad_acc, plan.shape.ranks)
-    return Prediction(plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, found)
+    return Prediction(plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, factors)
 
 
-def check(model: Model, plan: Plan) -> None:
+def check(model: Model, plan: Scenario) -> None:
     shape = plan.shape
     if plan.strategy not in EXPOSED:
         known = ", ".join(EXPOSED)
@@ -213,19 +208,13 @@ def check(model: Model, plan: Plan) -> None:
         )
 
 
-def _exposed(model: Model, plan: Plan, slower: float, found: Correction) -> float:
-    if plan.shape.ranks == 1:
-        return 0.0
-    return EXPOSED[plan.strategy](model, plan, slower, found)
-
-
-def _ddp(model: Model, plan: Plan, slower: float, found: Correction) -> float:
+def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
     """Beyond the end of the backward pass, of the last forward pass of the update."""
     if plan.shape.nodes == 1:
         return _inside(model, plan)
     sizes = buckets(model.gradient_bytes or 0, model.cap_mb)
     share = WIRE_SHARES[plan.compress]
-    costs = [_reduce(model, share * size, plan.shape, plan.wire, found) for size in sizes]
+    costs = [_reduce(model, share * size, plan.shape, plan.wire, factors) for size in sizes]
     backward_s = model.line.backward_s(plan.batch) * slower / model.grad_acc
     ready_s = ready_times(sizes, backward_s)
     between_s = max(0.0, last_end(ready_s, costs, LANES[model.backend]) - backward_s)
@@ -233,15 +222,15 @@ def _ddp(model: Model, plan: Plan, slower: float, found: Correction) -> float:
     return max(between_s, _inside(model, plan))
 
 
-def _fsdp(model: Model, plan: Plan, slower: float, found: Correction) -> float:
+def _fsdp(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
     """Weights are gathered before either pass, gradients scattered in the second: each is half of
-    an all-reduce. Only the first layer's gathering and the last one's scattering hide nowhere.
+    an all-reduce. Only the first layer's gathering and the last one's scattering overlap nothing.
     """
     assert plan.blocks is not None
     if plan.shape.nodes == 1:
         raise UserError("--strategy fsdp on one node: what its exchange takes is in no record")
     size = (model.gradient_bytes or 0) / plan.blocks
-    half_s = _reduce(model, size, plan.shape, plan.wire, found).alone_s / 2
+    half_s = _reduce(model, size, plan.shape, plan.wire, factors).alone_s / 2
     backward_s = model.line.backward_s(plan.batch) * slower
     forward_s = backward_s / 2
     gathering_s, both_s = plan.blocks * half_s, 2 * plan.blocks * half_s
@@ -250,7 +239,7 @@ def _fsdp(model: Model, plan: Plan, slower: float, found: Correction) -> float:
     return model.grad_acc * (forward + backward)
 
 
-def _textbook(model: Model, plan: Plan) -> float:
+def _textbook(model: Model, plan: Scenario) -> float:
     """Of an update: its exchange after all else, of local_sgd and diloco every so many updates."""
     size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress]
     if plan.strategy in APART:
@@ -258,12 +247,12 @@ def _textbook(model: Model, plan: Plan) -> float:
     return alpha_beta(size, plan.shape, plan.wire)
 
 
-def _units(plan: Plan) -> Shape:
+def _units(plan: Scenario) -> Shape:
     """What trains apart from the others."""
     return Shape(plan.shape.nodes, plan.shape.per_node if plan.sync_scope == "rank" else 1)
 
 
-def _apart(model: Model, plan: Plan, slower: float, found: Correction) -> float:
+def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
     """Inside a unit as ddp; between units every sync_every updates, piece by piece."""
     inside_s = _inside(model, plan) if plan.sync_scope == "node" else 0.0
     units = _units(plan)
@@ -271,7 +260,7 @@ def _apart(model: Model, plan: Plan, slower: float, found: Correction) -> float:
         return inside_s
     size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress] / plan.fragments
     if plan.compress == "none":
-        cost = _reduce(model, size, units, plan.wire, found)
+        cost = _reduce(model, size, units, plan.wire, factors)
     else:
         cost = coded_mean(size, units, plan.wire)
     going_on_s = plan.overlap * (model.line.step_s(plan.batch) * slower + inside_s)
@@ -279,21 +268,16 @@ def _apart(model: Model, plan: Plan, slower: float, found: Correction) -> float:
     return inside_s + plan.fragments * waiting_s / plan.sync_every
 
 
-def _inside(model: Model, plan: Plan) -> float:
+def _inside(model: Model, plan: Scenario) -> float:
     """On one machine, grown from what two processes wait as a ring's share of bytes grows."""
     return model.inside_s * 2 * (plan.shape.per_node - 1) / plan.shape.per_node
 
 
-def _reduce(model: Model, size: float, shape: Shape, wire: Wire, found: Correction) -> Cost:
-    return allreduce(model.backend, size, shape, wire).scaled(found.at(size))
+def _reduce(model: Model, size: float, shape: Shape, wire: Wire, factors: Correction) -> Cost:
+    return allreduce(model.backend, size, shape, wire).scaled(factors.at(size))
 
 
 EXPOSED = {"ddp": _ddp, "fsdp": _fsdp, "local_sgd": _apart, "diloco": _apart}
-
-
-APART = ("local_sgd", "diloco")
-
-
 COMPRESSED = {
     "ddp": ("none", "bf16", "fp16"),
     "fsdp": ("none",),
@@ -302,33 +286,37 @@ COMPRESSED = {
 }
 
 
-def _half(model: Model, plan: Plan, parts: dict[str, float], found: Correction) -> float | None:
+def _half(
+    model: Model, plan: Scenario, parts: dict[str, float], factors: Correction
+) -> float | None:
     """Half of the 95 % interval; None where one of its parts has an unknown spread.
 
-    Parts err by themselves: their squares are added. Student's t is that of the least known one.
-    Connections that rest between the exchanges of local_sgd and diloco begin slowly again, over
-    long delays by much: that is not modelled, so their spread is not known.
+    Errors of the parts are independent: their squares are added. Student's t is that of the part
+    with the fewest degrees of freedom. Connections that rest between the exchanges of local_sgd and
+    diloco begin slowly again, noticeably over long delays: that is not modelled, so their spread is
+    not known.
     """
-    if parts[EXCHANGE] > 0 and plan.shape.nodes > 1 and plan.strategy in APART:
+    between = parts[EXCHANGE] > 0 and plan.shape.nodes > 1
+    if between and plan.strategy in APART:
         return None
     errors = [(parts[COMPUTE], model.line.spread, model.line.freedom)]
     if parts[SHARING] > 0:
         errors.append((parts[SHARING], model.sharing_spread, model.line.freedom))
-    if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
-        errors.append((parts[EXCHANGE], found.spread, found.freedom))
+    if between:
+        errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
     if any(spread is None or freedom < 1 for _, spread, freedom in errors):
         return None
     total = math.sqrt(sum((size * (spread or 0.0)) ** 2 for size, spread, _ in errors))
     return student_t(min(freedom for *_, freedom in errors)) * total
 
 
-def over_nodes(model: Model, plan: Plan, most: int) -> list[Prediction]:
+def over_nodes(model: Model, plan: Scenario, most: int) -> list[Prediction]:
     """The same on 1, 2, 4 ... nodes, and on the most."""
-    counts = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
+    counts = sorted({2**power for power in range(most.bit_length())} | {most})
     shapes = [Shape(nodes, plan.shape.per_node) for nodes in counts]
     return [predict(model, replace(plan, shape=shape)) for shape in shapes]
 
 
 def bend(curve: list[Prediction]) -> Prediction | None:
-    """The first that loses half of its devices' time; None where none does."""
+    """The first with less than half of the ideal rate; None where there is none."""
     return next((each for each in curve if each.efficiency < 0.5), None)
