@@ -12,7 +12,7 @@ import pytest
 from harness.cli import main
 from harness.read.explain import causes
 from harness.read.explain.causes import RunContext, bound, lost, of_run, of_scaling, share_lost
-from harness.read.explain.explain import Explanation, explain
+from harness.read.explain.explain import Explanation, cause_text, explain
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -51,7 +51,7 @@ def breakdown(
         whole[name] or 0.0 for name in (COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED)
     )
     found = TimeBreakdown(
-        runs=1, devices=devices, samples=float(devices * batch), updates=16.0,
+        devices=devices, samples=float(devices * batch), updates=16.0,
         rate=spread([devices * batch / step_s]), step_s=step_s, parts=whole,
         spreads=dict.fromkeys(PARTS), padding=None, evaluation_s=None, slowest=None,
     )  # fmt: skip
@@ -191,7 +191,39 @@ def test_seconds_are_written_in_a_unit_that_fits(value: float, text: str) -> Non
     assert causes.seconds(value) == text
 
 
-# ---- records ----
+LINK = {"payload_bytes": 25.5e6, "rtt_ms": 40.2, "bandwidth_mbit": 1234.5, "requested_link": "20ms"}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"nodes": 2, "strategy": "diloco", **LINK},
+        {"nodes": 2, **LINK, "bandwidth_mbit": 12.3},
+        {"nodes": 2, "compress": "bf16", "on_cpu": False, "throttled": 0.5, **LINK},
+        {"micro_batch": 4, "padding_setting": "batch"},
+        {"baseline_threads": 2},
+        {"cpu_percent": 98.7, "others_cores": 1.25},
+    ],
+)
+@pytest.mark.parametrize("slowest", [None, SlowestRank(1, 0.5, 0.5)])
+def test_sentences_are_shorter_than_25_words(
+    facts: dict[str, Any], slowest: SlowestRank | None
+) -> None:
+    context = replace(CONTEXT, **facts)
+    known = breakdown(parts=dict.fromkeys(PARTS, 0.1234), padding=0.25, slowest=slowest)
+    hidden = dict.fromkeys((COMPUTE, COMMUNICATION, STRAGGLERS))
+    unknown = replace(known, parts={**known.parts, **hidden, UNSEPARATED: 0.75})
+    seen = set()
+    for run in (known, unknown, replace(known, evaluation_s=1e-4)):
+        for others in ([], [(32, breakdown(1, 32, {COMPUTE: 0.125}))]):
+            for cause in (*of_run(run, context, others), *of_scaling(run, ONE, context)):
+                seen.add(cause.key)
+                text = f"Largest remaining cost: {cause_text(run, cause)} {causes.not_known(run)}"
+                for sentence in text.split(". "):
+                    assert len(sentence.split()) < 25, sentence
+    assert {DATA, COMMUNICATION, causes.SLOW_RANK, UNSEPARATED, causes.BATCH} <= seen
+
 
 ROW = {
     "timed_steps": 4, "timed_s": 8.0, "timed_samples": 64, "epoch_time_s": 12.0,

@@ -114,7 +114,7 @@ def explain(
     if main is not None:
         scales = breakdown.devices == 1 or (base is not None and not does_lose)
         kind = "Largest remaining cost" if scales else "Main cause"
-        sentences.append(f"{kind}: {_cause_text(breakdown, main)}")
+        sentences.append(f"{kind}: {cause_text(breakdown, main)}")
     elif hidden_s >= LARGE * breakdown.running_s:
         sentences.append(
             "The main cause is not known: the record does not separate the parts of its steps."
@@ -122,7 +122,7 @@ def explain(
     else:
         sentences.append(f"Nothing stands out: no cause takes {percent(LARGE)} of the run.")
     also = _others(main, [*scaling, *alone])
-    sentences += [f"Also: {_cause_text(breakdown, cause)}" for cause in also]
+    sentences += [f"Also: {cause_text(breakdown, cause)}" for cause in also]
     sentences += filter(None, [causes.not_known(breakdown), *_notes(run, breakdown)])
     should = dict.fromkeys(PARTS) if base is None else causes.ideal(breakdown, base)
     parts = tuple(
@@ -278,7 +278,7 @@ def _against(
     return sentences
 
 
-def _cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
+def cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
     value, more = causes.bound(breakdown, cause)
     if cause.in_step:
         gain = f"{100 * more:+.0f} %" if more < 1 else f"{1 + more:.1f} times as many"

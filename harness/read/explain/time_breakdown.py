@@ -45,7 +45,6 @@ class SlowestRank:
 class TimeBreakdown:
     """Of one run, or the means over several that differ only in their seed."""
 
-    runs: int
     devices: int
     samples: float  # per update, over all devices
     updates: float
@@ -84,7 +83,6 @@ def time_breakdown(run: Run) -> TimeBreakdown:
     eval_samples, eval_s = total(rows, "eval_samples"), total(rows, "eval_time_s")
     parts = in_step | _outside_steps(run, step_s, updates)
     return TimeBreakdown(
-        runs=1,
         devices=run.devices,
         samples=samples / steps,
         updates=updates,
@@ -199,7 +197,6 @@ def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:
             each.update(dict.fromkeys(unknown))
     spreads = {name: _spread_if_known([each[name] for each in parts]) for name in PARTS}
     return TimeBreakdown(
-        runs=len(breakdowns),
         devices=breakdowns[0].devices,
         samples=statistics.fmean(each.samples for each in breakdowns),
         updates=statistics.fmean(each.updates for each in breakdowns),
