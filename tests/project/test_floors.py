@@ -186,8 +186,8 @@ def test_only_its_own_strategy_loads_hivemind() -> None:
 # Test files whose helpers still have to move to tests/support.
 STILL_IMPORTED = {
     "tests.launch.test_emulation",
-    "tests.read.test_compare", "tests.read.test_drawn", "tests.read.test_importing",
-    "tests.read.test_predict", "tests.read.test_read", "tests.read.test_sweep_table",
+    "tests.read.test_drawn", 
+    "tests.read.test_read", "tests.read.test_sweep_table",
     "tests.train.measure.test_logcallback", "tests.train.run.test_checkpoint_copies",
     "tests.train.run.test_elastic", "tests.train.run.test_resume",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""From which batch on larger ones do not pay: planted curves are found, and doubt is told."""
+"""The batch beyond which larger ones do not pay off: planted curves are recovered."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from harness.cli import main
 from harness.read.compare.critical_batch import fit, interpolated
 from harness.read.records.runs import Target, time_to_target
-from tests.read.test_compare import run
 from tests.read.test_read import lines
+from tests.support.paired import Verb, pair
 
 TARGET = Target("accuracy", 0.8)
 BATCHES = (8, 16, 32, 64, 128)
@@ -27,14 +27,11 @@ def planted(least: float, critical: float, batch: float) -> float:
     return least * (1 + batch / critical)
 
 
-# ---- the way to the target ----
-
-
 def test_the_target_lies_between_two_evaluations() -> None:
     # From 0.6 to 0.9 in the third epoch: two thirds of the way to 0.8.
-    found = interpolated(rows(0.5, 0.6, 0.9, 0.95), TARGET)
-    assert found is not None and not found.early
-    assert found.samples == pytest.approx(200 + 100 * 2 / 3)
+    passed = interpolated(rows(0.5, 0.6, 0.9, 0.95), TARGET)
+    assert passed is not None and not passed.early
+    assert passed.samples == pytest.approx(200 + 100 * 2 / 3)
     # What was measured is the end of that epoch.
     measured = time_to_target(rows(0.5, 0.6, 0.9, 0.95), TARGET)
     assert (measured["tta_train_s"], measured["tta_samples"]) == (6, 300)
@@ -56,33 +53,30 @@ def test_what_is_missed_early_or_unknown() -> None:
     assert "tta_train_s" not in time_to_target(without_time, TARGET)
 
 
-# ---- the fit ----
-
-
 @pytest.mark.parametrize(("least", "critical"), [(1000.0, 40.0), (5e5, 17.5), (300.0, 100.0)])
 def test_a_planted_critical_batch_is_found(least: float, critical: float) -> None:
-    found = fit({float(b): [planted(least, critical, b)] * 2 for b in BATCHES})
-    assert found.why is None
-    assert found.least_samples == pytest.approx(least, rel=1e-6)
-    assert found.critical == pytest.approx(critical, rel=1e-6)
-    assert found.low == pytest.approx(critical, rel=1e-3) == found.high
-    assert found.samples(critical) == pytest.approx(2 * least, rel=1e-6)
+    curve = fit({float(b): [planted(least, critical, b)] * 2 for b in BATCHES})
+    assert curve.why is None
+    assert curve.least_samples == pytest.approx(least, rel=1e-6)
+    assert curve.critical == pytest.approx(critical, rel=1e-6)
+    assert curve.low == pytest.approx(critical, rel=1e-3) == curve.high
+    assert curve.samples(critical) == pytest.approx(2 * least, rel=1e-6)
 
 
 def test_the_interval_is_that_of_the_ratio() -> None:
     """Against its definition: at either end R, base - R slope is t standard errors from zero."""
     values = {8.0: [110.0, 122.0, 119.0], 16.0: [138.0, 150.0, 141.0], 64.0: [290.0, 262.0, 275.0]}
-    found = fit(values)
-    assert found.critical is not None and found.low is not None and found.high is not None
-    assert found.low < found.critical < found.high
+    curve = fit(values)
+    assert curve.critical is not None and curve.low is not None and curve.high is not None
+    assert curve.low < curve.critical < curve.high
     x = np.array([b for b, v in values.items() for _ in v])
     y = np.array([e for v in values.values() for e in v])
     w = np.array([1 / np.mean(v) ** 2 for v in values.values() for _ in v])
     design = np.stack([np.ones_like(x), x], axis=1) * np.sqrt(w)[:, None]
     beta, squares, *_ = np.linalg.lstsq(design, y * np.sqrt(w), rcond=None)
     covariance = np.linalg.inv(design.T @ design) * squares[0] / 7
-    assert found.critical == pytest.approx(beta[0] / beta[1])
-    for end in (found.low, found.high):
+    assert curve.critical == pytest.approx(beta[0] / beta[1])
+    for end in (curve.low, curve.high):
         along = np.array([1.0, -end])
         error = math.sqrt(along @ covariance @ along)
         assert abs(along @ beta) / error == pytest.approx(2.364624, abs=1e-4)  # t, 7 degrees
@@ -93,13 +87,13 @@ def test_the_interval_covers_what_was_planted() -> None:
     covered = 0
     for _ in range(300):
         values = {float(b): list(planted(1000, 40, b) * random.normal(1, 0.05, 3)) for b in BATCHES}
-        found = fit(values)
-        assert found.low is not None and found.high is not None
-        covered += found.low <= 40 <= found.high
+        curve = fit(values)
+        assert curve.low is not None and curve.high is not None
+        covered += curve.low <= 40 <= curve.high
     assert 0.92 <= covered / 300 <= 0.98
 
 
-def test_what_the_data_cannot_tell() -> None:
+def test_what_the_data_do_not_determine() -> None:
     two = fit({8.0: [1.0, 1.1], 16.0: [1.2, 1.3]})
     assert two.critical is None and two.why is not None and "2 batches" in two.why
     flat = fit({8.0: [100, 110, 90.0], 16.0: [95.0, 105, 101], 32.0: [108.0, 92, 103]})
@@ -114,9 +108,6 @@ def test_what_the_data_cannot_tell() -> None:
     assert bent.critical is None and bent.why is not None and "straight line" in bent.why
 
 
-# ---- the verb ----
-
-
 def sweep_of(
     folder: Path, critical: float = 40.0, batches: tuple[int, ...] = BATCHES, lr: str = "3e-3",
     rate: float = 100.0, machine: str = "a-cpux2",
@@ -125,7 +116,7 @@ def sweep_of(
     for batch in batches:
         for seed, noise in ((1, 0.98), (2, 1.0), (3, 1.02)):
             samples = 1000 * (1 + batch / critical) * noise
-            path = run(
+            path = pair(
                 folder, seed, "--b", str(batch // 2), "--lr", lr, rate=rate * batch**0.5,
                 environment={"effective_batch": batch, "machine": machine},
             )  # fmt: skip
@@ -140,18 +131,16 @@ def sweep_of(
     return folder
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
-    assert main(["batches", *map(str, words)]) == 0
-    out = capsys.readouterr()
-    assert out.err == ""
-    return " ".join(out.out.split())
+@pytest.fixture
+def batches(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("batches", capsys)
 
 
 AT = ("--target", "accuracy=0.8")
 
 
-def test_a_planted_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, sweep_of(tmp_path), *AT)
+def test_a_planted_sweep(tmp_path: Path, batches: Verb) -> None:
+    text = batches.in_one_line(sweep_of(tmp_path), *AT)
     assert "bert, bert-nano, to accuracy at least 0.8" in text
     assert "32 0.003 3 2,000 ± 0 1,800 ± 36 1,801 566 3.54 ± 0.00" in text
     assert "Bcrit: 40 (95 % interval 3" in text and "extrapolated" not in text
@@ -162,27 +151,27 @@ def test_a_planted_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "Bcrit: the batch at which twice the least samples are needed" in text
 
 
-def test_beyond_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, sweep_of(tmp_path, critical=40.0, batches=(8, 16, 32)), *AT)
+def test_beyond_what_was_measured(tmp_path: Path, batches: Verb) -> None:
+    text = batches.in_one_line(sweep_of(tmp_path, critical=40.0, batches=(8, 16, 32)), *AT)
     assert "extrapolated: batches of 8 to 32 were measured" in text
     assert "at batch 32, the largest of those compared: larger ones may be faster" in text
-    gone = run(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
+    gone = pair(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
     lines(gone / "epochs.jsonl", rows(0.1, 0.2))
-    assert "the largest of those compared: larger ones are left out" in said(capsys, tmp_path, *AT)
+    assert "the largest of those compared: larger ones are left out" in batches.in_one_line(
+        tmp_path, *AT
+    )
 
 
-def test_misses_and_failures_are_left_out_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_misses_and_failures_are_left_out_and_named(tmp_path: Path, batches: Verb) -> None:
     sweep_of(tmp_path, batches=(8, 16, 32, 64))
-    gone = run(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
+    gone = pair(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
     lines(gone / "epochs.jsonl", rows(0.1, 0.2))
-    run(tmp_path, 9, "--b", "256", outcome="diverged", environment={"effective_batch": 512})
-    soon = run(tmp_path, 9, "--b", "2", environment={"effective_batch": 4})
+    pair(tmp_path, 9, "--b", "256", outcome="diverged", environment={"effective_batch": 512})
+    soon = pair(tmp_path, 9, "--b", "2", environment={"effective_batch": 4})
     lines(soon / "epochs.jsonl", rows(0.9, 0.95))
-    bare = run(tmp_path, 9, "--b", "1", environment={"effective_batch": 2})
+    bare = pair(tmp_path, 9, "--b", "1", environment={"effective_batch": 2})
     assert not (bare / "epochs.jsonl").exists()
-    text = said(capsys, tmp_path, *AT)
+    text = batches.in_one_line(tmp_path, *AT)
     assert "batch 256 is left out: 1 of 1 runs miss the target" in text
     assert "batch 512 is left out: 1 not finished" in text
     assert "batch 4 is left out: 1 reach it before their first evaluation" in text
@@ -190,43 +179,39 @@ def test_misses_and_failures_are_left_out_and_named(
     assert "Bcrit: 40" in text
 
 
-def test_not_determined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_not_determined(tmp_path: Path, batches: Verb) -> None:
     sweep_of(tmp_path, batches=(8, 64))
-    text = said(capsys, tmp_path, *AT)
+    text = batches.in_one_line(tmp_path, *AT)
     assert "Bcrit: not determined: 2 batches reach it in every run; 3 are needed" in text
 
 
-def test_learning_rates_are_families(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learning_rates_are_families(tmp_path: Path, batches: Verb) -> None:
     sweep_of(tmp_path, 40.0, (8, 16, 32), lr="1e-3")
     sweep_of(tmp_path, 20.0, (8, 16, 32), lr="2e-3")
-    text = said(capsys, tmp_path, *AT)
+    text = batches.in_one_line(tmp_path, *AT)
     assert text.count("Bcrit: ") == 3  # and once in the legend
     slow, fast = text.index("bert-nano, lr 0.001"), text.index("bert-nano, lr 0.002")
     assert slow < text.index("Bcrit: 40") < fast < text.index("Bcrit: 20")
-    assert "Bcrit: 20" in said(capsys, f"{tmp_path}:lr=0.002", *AT)
+    assert "Bcrit: 20" in batches.in_one_line(f"{tmp_path}:lr=0.002", *AT)
 
 
-def test_times_of_several_machines_are_not_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_times_of_several_machines_are_not_compared(tmp_path: Path, batches: Verb) -> None:
     sweep_of(tmp_path, batches=(8, 16, 32))
     sweep_of(tmp_path, batches=(64, 128), machine="b-gpux8")
-    text = said(capsys, tmp_path, *AT)
+    text = batches.in_one_line(tmp_path, *AT)
     assert "Bcrit: 40" in text and "times are of several machines: none is compared" in text
     assert "least training time" not in text
 
 
-def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(tmp_path: Path, batches: Verb, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sweep_of(tmp_path / "a", batches=(8,))
-    for words, text in (
+    for arguments, text in (
         ([folder], "give --target METRIC=VALUE"),
         ([folder, *AT], "the batch does not vary"),
         ([folder, folder], "unexpected"),
         ([folder, "--aim", "1"], "unknown flag --aim"),
         ([tmp_path / "none", *AT], "there is no such folder"),
     ):
-        assert main(["batches", *map(str, words)]) == 2
-        err = capsys.readouterr().err
-        assert err.startswith("harness batches: error: ") and text in err, err
+        assert text in batches.refused(*arguments)
     assert main(["batches"]) == 2 and main(["batches", "--help"]) == 0
     assert capsys.readouterr().out.count("usage: python -m harness batches") == 1

@@ -30,8 +30,7 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.records.selection import read_group
 from harness.read.statistics import spread
-from tests.read.test_compare import run as record
-from tests.read.test_importing import TEXT, text_file
+from tests.support.paired import Verb, imported, pair, text_file
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
 CONTEXT = RunContext(
@@ -50,12 +49,12 @@ def breakdown(
     step_s = sum(
         whole[name] or 0.0 for name in (COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED)
     )
-    found = TimeBreakdown(
+    result = TimeBreakdown(
         devices=devices, samples=float(devices * batch), updates=16.0,
         rate=spread([devices * batch / step_s]), step_s=step_s, parts=whole,
         spreads=dict.fromkeys(PARTS), padding=None, evaluation_s=None, slowest=None,
     )  # fmt: skip
-    return replace(found, **more)
+    return replace(result, **more)
 
 
 ONE = breakdown(1, parts={COMPUTE: 0.25, DATA: 0.125, EVALUATION: 0.125})
@@ -63,8 +62,8 @@ ONE = breakdown(1, parts={COMPUTE: 0.25, DATA: 0.125, EVALUATION: 0.125})
 
 def test_what_is_lost_is_more_than_a_share_of_the_baseline() -> None:
     run = breakdown(parts={COMPUTE: 0.5, DATA: 0.125, COMMUNICATION: 0.25, EVALUATION: 0.125})
-    found = lost(run, ONE)
-    assert {n: s for n, s in found.items() if s} == {COMPUTE: 0.25, COMMUNICATION: 0.25}
+    result = lost(run, ONE)
+    assert {n: s for n, s in result.items() if s} == {COMPUTE: 0.25, COMMUNICATION: 0.25}
     assert share_lost(run, ONE) == 0.5
     # Half the batch should take half as long.
     small = breakdown(batch=4, parts={COMPUTE: 0.25, DATA: 0.0625, EVALUATION: 0.0625})
@@ -74,17 +73,17 @@ def test_what_is_lost_is_more_than_a_share_of_the_baseline() -> None:
     assert "takes 62.5 ms per sample with" in cause.text and "and 31.2 ms in" in cause.text
 
 
-def test_what_is_not_told_apart_is_held_against_all_that_it_may_be() -> None:
+def test_unseparated_parts_are_compared_with_all_that_they_may_contain() -> None:
     unknown = dict.fromkeys((COMPUTE, COMMUNICATION, STRAGGLERS))
     run = breakdown(parts={**unknown, UNSEPARATED: 0.75, DATA: 0.125, EVALUATION: 0.125})
     assert {n: s for n, s in lost(run, ONE).items() if s} == {UNSEPARATED: 0.5}
     (cause,) = of_scaling(run, ONE, replace(CONTEXT, strategy="diloco"))
     assert cause.key == UNSEPARATED and "diloco" in cause.text
-    # The same the other way round: a baseline on as many devices that does not tell.
-    told = breakdown(parts={COMPUTE: 0.75, COMMUNICATION: 0.5, DATA: 0.125, EVALUATION: 0.125})
-    assert {n: s for n, s in lost(told, run).items() if s} == {UNSEPARATED: 0.5}
-    said = causes.not_known(run)
-    assert said is not None and "computing, communicating, waiting for slower ranks" in said
+    # The same the other way round: a baseline on as many devices that does not separate them.
+    known = breakdown(parts={COMPUTE: 0.75, COMMUNICATION: 0.5, DATA: 0.125, EVALUATION: 0.125})
+    assert {n: s for n, s in lost(known, run).items() if s} == {UNSEPARATED: 0.5}
+    text = causes.not_known(run)
+    assert text is not None and "computing, communicating, waiting for slower ranks" in text
     assert causes.not_known(ONE) is None
 
 
@@ -98,28 +97,28 @@ def test_bounds_are_the_rest_of_the_step_or_of_the_run() -> None:
     assert [cause.key for cause in of_run(run, CONTEXT)] == [causes.OUTSIDE, DATA, COMMUNICATION]
 
 
-def test_a_small_batch_by_what_others_and_evaluation_take() -> None:
+def test_a_small_batch_is_seen_by_other_runs_and_by_evaluation() -> None:
     run = breakdown(parts={COMPUTE: 1.0, COMMUNICATION: 0.5})
     large = breakdown(1, 32, {COMPUTE: 1.0})
-    found = next(c for c in of_run(run, CONTEXT, [(32, large)]) if c.key == causes.BATCH)
-    assert found.lost_s == 1 - 8 / 32 and "a batch of 32" in found.text
+    result = next(c for c in of_run(run, CONTEXT, [(32, large)]) if c.key == causes.BATCH)
+    assert result.lost_s == 1 - 8 / 32 and "a batch of 32" in result.text
     # Fewer updates exchange less often: a larger batch is spared both.
-    assert bound(run, found)[0] == 16 / (1.5 - 0.75 - 0.5)
+    assert bound(run, result)[0] == 16 / (1.5 - 0.75 - 0.5)
     # A smaller batch of others, and evaluation that is not much faster, say nothing.
     assert causes.BATCH not in keys(of_run(run, CONTEXT, [(4, breakdown(1, 4, {COMPUTE: 0.1}))]))
     rough = replace(run, evaluation_s=1 / 8 / 3 / 1.5)
     assert causes.BATCH not in keys(of_run(rough, CONTEXT))
     fast = replace(run, evaluation_s=1 / 8 / 3 / 4)
-    found = next(c for c in of_run(fast, CONTEXT) if c.key == causes.BATCH)
-    assert found.lost_s == pytest.approx(0.75) and "an estimate" in found.text
+    result = next(c for c in of_run(fast, CONTEXT) if c.key == causes.BATCH)
+    assert result.lost_s == pytest.approx(0.75) and "an estimate" in result.text
     assert causes.BATCH not in keys(of_run(fast, replace(CONTEXT, eval_batch=31)))
     assert causes.BATCH not in keys(
         of_run(breakdown(parts={COMPUTE: None, UNSEPARATED: 1.0}), CONTEXT)
     )
 
 
-def keys(found: list[causes.Cause]) -> list[str]:
-    return [cause.key for cause in found]
+def keys(result: list[causes.Cause]) -> list[str]:
+    return [cause.key for cause in result]
 
 
 def test_padding_is_a_part_of_computing() -> None:
@@ -132,36 +131,36 @@ def test_padding_is_a_part_of_computing() -> None:
 def test_why_computing_is_slower() -> None:
     run = breakdown(parts={COMPUTE: 0.5, DATA: 0.125, EVALUATION: 0.125})
 
-    def said(**more: Any) -> str:
+    def text_of(**more: Any) -> str:
         (cause,) = of_scaling(run, ONE, replace(CONTEXT, **more))
         assert (cause.key, cause.lost_s) == (causes.CORES, 0.25)
         return f"{cause.text}; {cause.remedy}"
 
-    assert "2 processes share cores" in said() and "a machine for each" in said()
-    busy = said(cpu_percent=100.0, others_cores=0.75)
+    assert "2 processes share cores" in text_of() and "a machine for each" in text_of()
+    busy = text_of(cpu_percent=100.0, others_cores=0.75)
     assert "Other programs used about 0.75 cores" in busy and "stopping other programs" in busy
-    assert "OMP_NUM_THREADS" in said(baseline_threads=2)
-    assert "does not show the reason" in said(nodes=2)
-    assert "share cores" in said(nodes=2, emulated=True)
-    assert "throttled in 50 %" in said(on_cpu=False, throttled=0.5)
+    assert "OMP_NUM_THREADS" in text_of(baseline_threads=2)
+    assert "does not show the reason" in text_of(nodes=2)
+    assert "share cores" in text_of(nodes=2, emulated=True)
+    assert "throttled in 50 %" in text_of(on_cpu=False, throttled=0.5)
 
 
 def test_what_limits_an_exchange() -> None:
     run = breakdown(parts={COMPUTE: 0.5, COMMUNICATION: 0.5})
 
-    def said(**more: Any) -> str:
+    def text_of(**more: Any) -> str:
         words, change = causes.communication(run, replace(CONTEXT, **more))
         return f"{words}; {change}"
 
     # 25 MB over 1000 Mbit/s are 0.2 s, less than half of it; over 500 they are more.
     link = {"nodes": 2, "payload_bytes": 25e6, "rtt_ms": 40.0, "requested_link": "20ms"}
-    assert "The delay is the limit" in said(**link, bandwidth_mbit=1000.0)
-    assert "--exchange direct" in said(**link, bandwidth_mbit=1000.0)
-    assert "The rate is the limit" in said(**link, bandwidth_mbit=500.0)
-    assert "--compress" in said(**link, bandwidth_mbit=500.0)
-    assert "--compress" not in said(**link, bandwidth_mbit=500.0, compress="bf16")
-    assert "limit" not in said(**link)
-    assert "25 MB per update" in said(**link) and "requested: 20ms" in said(**link)
+    assert "The delay is the limit" in text_of(**link, bandwidth_mbit=1000.0)
+    assert "--exchange direct" in text_of(**link, bandwidth_mbit=1000.0)
+    assert "The rate is the limit" in text_of(**link, bandwidth_mbit=500.0)
+    assert "--compress" in text_of(**link, bandwidth_mbit=500.0)
+    assert "--compress" not in text_of(**link, bandwidth_mbit=500.0, compress="bf16")
+    assert "limit" not in text_of(**link)
+    assert "25 MB per update" in text_of(**link) and "requested: 20ms" in text_of(**link)
 
 
 def test_ranks_that_take_turns_have_no_slow_one_among_them() -> None:
@@ -233,77 +232,69 @@ TIMES = {"updates": 5, "wall_s": 20.0, "eval_time_s": 2.0, "save_time_s": 1.0}
 
 
 def written(folder: Path, *flags: str, row: dict[str, Any] | None = None, **more: Any) -> Path:
-    """A record of two processes whose ranks say nothing of their steps, with one epoch."""
-    path = record(folder, 1, *flags, **{**TIMES, **more})
+    """A record of two processes without rows of their ranks, with one epoch."""
+    path = pair(folder, 1, *flags, **{**TIMES, **more})
     (path / "epochs.jsonl").write_text(json.dumps({**ROW, **(row or {})}) + "\n")
     return path
 
 
-def test_where_ranks_do_not_tell_the_probe_and_the_data_do(tmp_path: Path) -> None:
+def test_without_records_of_ranks_the_probe_and_the_data_separate_a_step(tmp_path: Path) -> None:
     path = written(tmp_path, "--strategy", "fsdp", comm_share=0.25)
-    found = time_breakdown(read_group("x", str(path), None).runs[0])
-    assert found.step_s == 2.0 and found.samples == 16
-    told = {name: value for name, value in found.parts.items() if value}
+    result = time_breakdown(read_group("x", str(path), None).runs[0])
+    assert result.step_s == 2.0 and result.samples == 16
+    known = {name: value for name, value in result.parts.items() if value}
     # A quarter of a step is waiting for data and a quarter communicating; the first steps took 2 s.
-    assert told == {
+    assert known == {
         DATA: 0.5, COMMUNICATION: 0.5, UNSEPARATED: 1.0, FIRST: 0.4, EVALUATION: 0.4, SAVING: 0.2,
         "startup and other": 1.0,
     }  # fmt: skip
-    assert found.evaluation_s == 2 * 2 / 16
+    assert result.evaluation_s == 2 * 2 / 16
 
 
 def published(word: str) -> Explanation:
-    """Of records that were made before ranks told of their steps."""
+    """Of records that were made before ranks recorded their steps."""
     return explain(read_group("RUN", str(PUBLISHED / word), None))
 
 
 def test_what_is_hidden_may_be_the_main_cause() -> None:
-    found = published("vit/1_2:epochs=1")
-    text = " ".join(found.sentences)
-    assert found.main is None and "The main cause is not known" in text
+    result = published("vit/1_2:epochs=1")
+    text = " ".join(result.sentences)
+    assert result.main is None and "The main cause is not known" in text
     assert "Nothing stands out" not in text and "Main cause" not in text
 
 
-def test_nodes_are_held_against_as_many_processes_on_one() -> None:
-    found = published("vit/2_1_20ms")
-    assert found.main == UNSEPARATED
-    assert "277 ± 3.34 samples/s (mean and standard deviation of 3 runs)" in found.sentences[0]
-    assert "2 processes on one node with batch 16" in found.sentences[1]
-    assert "a round trip of 40." in found.sentences[3]
+def test_nodes_are_compared_with_as_many_processes_on_one() -> None:
+    result = published("vit/2_1_20ms")
+    assert result.main == UNSEPARATED
+    assert "277 ± 3.34 samples/s (mean and standard deviation of 3 runs)" in result.sentences[0]
+    assert "2 processes on one node with batch 16" in result.sentences[1]
+    assert "a round trip of 40." in result.sentences[3]
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
-    assert main(["explain", *map(str, words)]) == 2
-    out = capsys.readouterr()
-    assert out.out == "" and len(out.err.splitlines()) == 1
-    return out.err
+@pytest.fixture
+def explained(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("explain", capsys)
 
 
-def test_what_cannot_be_explained_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_explained_is_refused(tmp_path: Path, explained: Verb) -> None:
     path = written(tmp_path / "a")
-    assert "[BASELINE]" in refused(capsys, path, path, path)
-    assert "there is no such folder" in refused(capsys, tmp_path / "none")
+    assert "[BASELINE]" in explained.refused(path, path, path)
+    assert "there is no such folder" in explained.refused(tmp_path / "none")
     broken = written(tmp_path / "b", outcome="interrupted", reason="SIGTERM")
-    assert "no finished run to explain: interrupted (SIGTERM)" in refused(capsys, broken)
+    assert "no finished run to explain: interrupted (SIGTERM)" in explained.refused(broken)
     short = written(tmp_path / "c", row={"timed_steps": 0, "timed_s": 0.0, "timed_samples": 0})
-    assert "no timed steps: measure a longer run" in refused(capsys, short)
+    assert "no timed steps: measure a longer run" in explained.refused(short)
     other = written(tmp_path / "d", environment={"machine": "b-cpux2"})
-    assert "not comparable: machine" in refused(capsys, path, other)
+    assert "not comparable: machine" in explained.refused(path, other)
     data = written(tmp_path / "e", data={"data_checksum": "bbbb"})
-    assert "not comparable: data checksum" in refused(capsys, path, data)
+    assert "not comparable: data checksum" in explained.refused(path, data)
     model = written(tmp_path / "f", "--model", "bert-mini")
-    assert "not comparable: the model differs" in refused(capsys, path, model)
+    assert "not comparable: the model differs" in explained.refused(path, model)
 
 
-def test_an_imported_run_tells_nothing_of_steps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "records"
-    assert main(["import", str(text_file(tmp_path, TEXT)), "--output_dir", str(out)]) == 0
-    capsys.readouterr()
-    assert "is imported: its source does not record single steps" in refused(capsys, out)
+def test_an_imported_run_has_no_steps_to_explain(tmp_path: Path, explained: Verb) -> None:
+    out = imported(tmp_path / "records", text_file(tmp_path))
+    assert "is imported: its source does not record single steps" in explained.refused(out)
 
 
 def test_help_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +309,7 @@ def test_help_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "baseline's" in shown and "share, ms" in shown and "unknown" in shown
 
 
-def test_what_else_there_is_to_say(tmp_path: Path) -> None:
+def test_notes(tmp_path: Path) -> None:
     path = written(tmp_path / "a", wall_s=60.0, attempts=2, lost_s=3.0)
     written(tmp_path / "a", outcome="failed", reason="a reason")
     base = written(tmp_path / "b", "--dropout", "0.5")

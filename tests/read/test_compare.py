@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,74 +9,24 @@ from typing import Any
 import pytest
 
 from harness.cli import main
-from harness.core.command_line import parse
 from harness.core.records import SCHEMA
-from harness.core.settings import UserError, as_mapping
+from harness.core.settings import UserError
 from harness.read.compare.compare import compare
 from harness.read.records.selection import command_for_seeds, read_group
-from tests.read.test_importing import TEXT, text_file
-from tests.read.test_read import TWO, lines
-
-DATA = {
-    "dataset": "embedded:english", "data_checksum": "aaaa", "test_samples": 500,
-    "test_from": "split test", "train_samples": 1000,
-}  # fmt: skip
+from tests.read.test_read import lines
+from tests.support.paired import TEXT, Verb, imported, pair, pairs, text_file
 
 
-def run(
-    folder: Path, seed: int, *flags: str, accuracy: float | None = 0.8, rate: float = 100.0,
-    outcome: str = "finished", environment: dict[str, Any] | None = None,
-    data: dict[str, Any] | None = None, schema: int = SCHEMA, **summary: Any,
-) -> Path:  # fmt: skip
-    """One record of two processes, with what a comparison looks at."""
-    path = folder / "bert" / "1_2" / f"run_{seed}_{len(list(folder.glob('*/*/*')))}"
-    path.mkdir(parents=True)
-    settings = as_mapping(parse("bert", ["--tiny", "--seed", str(seed), *flags], TWO))
-    (path / "settings.json").write_text(json.dumps({"schema": schema, **settings}))
-    facts = {
-        "machine": "a-cpux2", "gpus": [], "nodes": 1, "processes_per_node": 2,
-        "effective_batch": 64, "command": f"bert.py --tiny --seed {seed} --lr 1e-3",
-        "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
-        "data": {**DATA, **(data or {})}, **(environment or {}),
-    }  # fmt: skip
-    (path / "environment.json").write_text(json.dumps(facts))
-    content = {
-        "schema": SCHEMA, "outcome": outcome, "reason": None, "epochs_done": 2, "updates": 60,
-        "samples": 2000, "accuracy": accuracy, "train_samples_per_s": rate, "train_time_s": 20.0,
-        **summary,
-    }  # fmt: skip
-    (path / "summary.json").write_text(json.dumps(content))
-    return path
+@pytest.fixture
+def compared(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("compare", capsys)
 
 
-def group(folder: Path, accuracies: list[float], *flags: str, first: int = 1, **more: Any) -> Path:
-    for n, accuracy in enumerate(accuracies):
-        run(folder, first + n, *flags, accuracy=accuracy, **more)
-    return folder
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 0) -> str:
-    assert main(["compare", *map(str, words)]) == code
-    out = capsys.readouterr()
-    assert out.err == ""
-    return " ".join(out.out.split())
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
-    assert main(["compare", *map(str, words)]) == 2
-    out = capsys.readouterr()
-    assert out.out == "" and len(out.err.splitlines()) == 1
-    return out.err
-
-
-# ---- what is said ----
-
-
-def test_a_planted_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_planted_difference(tmp_path: Path, compared: Verb) -> None:
     # Pairs differ by 0.1, 0.11, 0.12: 11 points, sd 1, 11 -+ 2.48; of A's mean 0.5: 22 %.
-    one = group(tmp_path / "a", [0.49, 0.50, 0.51])
-    other = group(tmp_path / "b", [0.59, 0.61, 0.63], "--lr", "0.01")
-    text = said(capsys, one, other)
+    one = pairs(tmp_path / "a", [0.49, 0.50, 0.51])
+    other = pairs(tmp_path / "b", [0.59, 0.61, 0.63], "--lr", "0.01")
+    text = compared.in_one_line(one, other)
     assert "(3 finished runs, seeds 1, 2, 3, a-cpux2)" in text
     assert (
         "settings that differ: lr (A 0.003, B 0.01) speed: comparable quality: comparable" in text
@@ -88,22 +37,22 @@ def test_a_planted_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
     assert "accuracy 0.5000 ± 0.0100 0.6100 ± 0.0200 +11.00 points +8.52 to +13.48 +22.0" in text
     assert "samples/s: B is equal to A" in text
-    assert said(capsys, other, one).count("11.00 points less than A (18.0 %)") == 1
+    assert compared.in_one_line(other, one).count("11.00 points less than A (18.0 %)") == 1
 
 
-def test_noise_is_called_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = group(tmp_path / "a", [0.4, 0.5, 0.6])
-    other = group(tmp_path / "b", [0.7, 0.5, 0.4], "--lr", "0.01", first=7)
-    text = said(capsys, one, other)
+def test_noise_is_called_noise(tmp_path: Path, compared: Verb) -> None:
+    one = pairs(tmp_path / "a", [0.4, 0.5, 0.6])
+    other = pairs(tmp_path / "b", [0.7, 0.5, 0.4], "--lr", "0.01", first=7)
+    text = compared.in_one_line(one, other)
     assert "3 and 3 values, not paired: within the noise of seeds" in text
     assert "accuracy: B has 3.33 points more than A (6.7 %)" in text
 
 
-def test_identical_runs_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = group(tmp_path / "a", [0.4, 0.5, 0.6])
-    other = group(tmp_path / "b", [0.4, 0.5, 0.6])
+def test_identical_runs_are_equal(tmp_path: Path, compared: Verb) -> None:
+    one = pairs(tmp_path / "a", [0.4, 0.5, 0.6])
+    other = pairs(tmp_path / "b", [0.4, 0.5, 0.6])
     for sides in ((one, other), (one, one)):
-        text = said(capsys, *sides)
+        text = compared.in_one_line(*sides)
         assert "settings that differ: none" in text
         assert "accuracy: B is equal to A, 3 seeds paired by seed" in text
         assert "epoch time: B is equal to A" in text
@@ -111,10 +60,10 @@ def test_identical_runs_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_one_seed_says_nothing_of_noise_and_how_to_measure_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compared: Verb
 ) -> None:
-    one, other = run(tmp_path / "a", 1), run(tmp_path / "b", 1, accuracy=0.9)
-    text = said(capsys, one, other)
+    one, other = pair(tmp_path / "a", 1), pair(tmp_path / "b", 1, accuracy=0.9)
+    text = compared.in_one_line(one, other)
     assert "accuracy: B has 10.00 points more than A (12.5 %); with one value on a side its" in text
     assert (
         "A has 1 seed: noise is unknown; more: for seed in 2 3; do torchrun --standalone "
@@ -124,12 +73,12 @@ def test_one_seed_says_nothing_of_noise_and_how_to_measure_it(
 
 
 def test_repeats_of_one_seed_tell_of_time_but_not_of_quality(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compared: Verb
 ) -> None:
     for name, accuracy, rates in (("a", 0.8, (100.0, 102.0)), ("b", 0.9, (110.0, 113.22))):
         for repeat, rate in enumerate(rates, start=1):
-            run(tmp_path / name, 1, "--repeat", str(repeat), accuracy=accuracy, rate=rate)
-    text = said(capsys, tmp_path / "a", tmp_path / "b")
+            pair(tmp_path / name, 1, "--repeat", str(repeat), accuracy=accuracy, rate=rate)
+    text = compared.in_one_line(tmp_path / "a", tmp_path / "b")
     # Ratios 1.1 and 1.11: logarithms 0.09531 and 0.10436, sd 0.0064, t of 1 degree 12.706, so that
     # the ratio is from 1.0432 to 1.1704, of a harmonic mean of 100.99; that of B is 111.59.
     assert (
@@ -139,39 +88,35 @@ def test_repeats_of_one_seed_tell_of_time_but_not_of_quality(
     assert "A has 1 seed: noise is unknown" in text
 
 
-def test_time_to_a_target_and_misses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_to_a_target_and_misses(tmp_path: Path, compared: Verb) -> None:
     def epochs(*quality: float) -> list[dict[str, Any]]:
         return [{"epoch": n, "accuracy": q, "epoch_time_s": 10.0} for n, q in enumerate(quality)]
 
     for seed in (1, 2):
-        lines(run(tmp_path / "a", seed) / "epochs.jsonl", epochs(0.5, 0.6, 0.9))
+        lines(pair(tmp_path / "a", seed) / "epochs.jsonl", epochs(0.5, 0.6, 0.9))
         more = {"updates": 30, "environment": {"effective_batch": 128}}
-        lines(run(tmp_path / "b", seed, **more) / "epochs.jsonl", epochs(0.5, 0.6 + seed / 10))
-    text = said(capsys, tmp_path / "a", tmp_path / "b", "--target", "accuracy=0.7")
+        lines(pair(tmp_path / "b", seed, **more) / "epochs.jsonl", epochs(0.5, 0.6 + seed / 10))
+    text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target", "accuracy=0.7")
     # Another training, and yet both go to the same place.
     assert "quality: not comparable" in text and "time to target: comparable" in text
     assert "training time to target: B has 10.000 s less than A (33.3 %)" in text
-    text = said(capsys, tmp_path / "a", tmp_path / "b", "--target=accuracy=0.75")
+    text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target=accuracy=0.75")
     assert "the target is missed by 0 of 2 runs of A and 1 of 2 of B" in text
     assert "1 of 2 reach it" in text
-    assert "time to target" not in said(capsys, tmp_path / "a", tmp_path / "b")
+    assert "time to target" not in compared.in_one_line(tmp_path / "a", tmp_path / "b")
 
 
-def test_what_took_another_amount_of_work_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = group(tmp_path / "a", [0.8, 0.9], energy_j=50.0, joules_per_sample=0.025)
-    other = group(tmp_path / "b", [0.8, 0.9], samples=4000, energy_j=90.0, joules_per_sample=0.02)
-    text = said(capsys, one, other)
+def test_what_took_another_amount_of_work_is_left_out(tmp_path: Path, compared: Verb) -> None:
+    one = pairs(tmp_path / "a", [0.8, 0.9], energy_j=50.0, joules_per_sample=0.025)
+    other = pairs(tmp_path / "b", [0.8, 0.9], samples=4000, energy_j=90.0, joules_per_sample=0.02)
+    text = compared.in_one_line(one, other)
     for name in ("epoch time", "energy"):
         assert f"{name} is left out: samples trained on differ (A 2,000, B 4,000)" in text
     assert "energy per sample: B has 0.005 J less than A (20.0 %)" in text
 
 
-# ---- refusals ----
-
 UNLIKE: list[tuple[dict[str, Any], list[str], str, str, str]] = [
-    # How B differs, its flags, what is said, and whether speed and quality may be compared.
+    # How B differs, its flags, the reason, and whether speed and quality may be compared.
     ({"updates": 30}, [], "updates: A has 60, B has 30", "comparable", "not comparable"),
     ({"environment": {"effective_batch": 128}}, [], "effective batch: A has 64, B has 128",
      "comparable", "not comparable"),
@@ -194,72 +139,71 @@ UNLIKE: list[tuple[dict[str, Any], list[str], str, str, str]] = [
 @pytest.mark.parametrize(("change", "flags", "why", "speed", "quality"), UNLIKE)
 def test_what_is_not_comparable(
     change: dict[str, Any], flags: list[str], why: str, speed: str, quality: str,
-    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, compared: Verb,
 ) -> None:  # fmt: skip
-    one = group(tmp_path / "a", [0.7, 0.8])
-    other = group(tmp_path / "b", [0.8, 0.9], *flags, **change)
+    one = pairs(tmp_path / "a", [0.7, 0.8])
+    other = pairs(tmp_path / "b", [0.8, 0.9], *flags, **change)
     nothing = speed == quality == "not comparable"
-    text = said(capsys, one, other, code=2 if nothing else 0)
+    text = compared.in_one_line(one, other, code=2 if nothing else 0)
     assert f"speed: {speed}" in text and f"quality: {quality}" in text and why in text
     assert ("samples/s: B" in text) == (speed == "comparable")
     assert ("accuracy: B" in text) == (quality == "comparable")
 
 
-def test_gpus_of_one_kind_are_one_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gpus_of_one_kind_are_one_machine(tmp_path: Path, compared: Verb) -> None:
     facts = {"machine": "a100x1", "gpus": ["A100"]}
-    one = group(tmp_path / "a", [0.7, 0.8], environment=facts)
-    other = group(tmp_path / "b", [0.7, 0.8], environment={**facts, "machine": "a100x4"})
-    assert "speed: comparable" in said(capsys, one, other)
+    one = pairs(tmp_path / "a", [0.7, 0.8], environment=facts)
+    other = pairs(tmp_path / "b", [0.7, 0.8], environment={**facts, "machine": "a100x4"})
+    assert "speed: comparable" in compared.in_one_line(one, other)
 
 
-def test_other_versions_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = group(tmp_path / "a", [0.7, 0.8])
+def test_other_versions_are_noted(tmp_path: Path, compared: Verb) -> None:
+    one = pairs(tmp_path / "a", [0.7, 0.8])
     versions = {"versions": {"torch": "2.14.0", "transformers": "5.23.0"}}
-    text = said(capsys, one, group(tmp_path / "b", [0.7, 0.8], environment=versions))
+    text = compared.in_one_line(one, pairs(tmp_path / "b", [0.7, 0.8], environment=versions))
     assert "note: versions: A has torch 2.13.0, transformers 5.23.0, B has torch 2.14.0" in text
 
 
-def test_failed_and_unfinished_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = group(tmp_path / "a", [0.7, 0.8])
-    bad = run(tmp_path / "b", 1, outcome="oom", reason="no room")
-    text = said(capsys, one, bad, code=2)
+def test_failed_and_unfinished_runs(tmp_path: Path, compared: Verb) -> None:
+    one = pairs(tmp_path / "a", [0.7, 0.8])
+    bad = pair(tmp_path / "b", 1, outcome="oom", reason="no room")
+    text = compared.in_one_line(one, bad, code=2)
     assert "quality: not comparable B has no finished run(s) and 1 oom: no room" in text
     (bad / "summary.json").unlink()
-    assert "B has no finished run(s) and 1 unfinished" in said(capsys, one, bad, code=2)
-    group(tmp_path / "b", [0.7, 0.9], first=2)
-    text = said(capsys, one, tmp_path / "b")  # those that finished are compared, and it is said
+    assert "B has no finished run(s) and 1 unfinished" in compared.in_one_line(one, bad, code=2)
+    pairs(tmp_path / "b", [0.7, 0.9], first=2)
+    # Those that finished are compared, with a note.
+    text = compared.in_one_line(one, tmp_path / "b")
     assert "note: B has 2 finished run(s) and 1 unfinished" in text
     assert "(2 finished runs of 3, seeds 2, 3, a-cpux2)" in text
 
 
-def test_other_definitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = group(tmp_path / "a", [0.7, 0.8])
-    new = run(tmp_path / "b", 1, schema=SCHEMA + 1)
-    assert f"schema {SCHEMA + 1}, this reads {SCHEMA}" in refused(capsys, one, new)
+def test_other_definitions(tmp_path: Path, compared: Verb) -> None:
+    one = pairs(tmp_path / "a", [0.7, 0.8])
+    new = pair(tmp_path / "b", 1, schema=SCHEMA + 1)
+    assert f"schema {SCHEMA + 1}, this reads {SCHEMA}" in compared.refused(one, new)
 
 
-def test_a_side_of_several_kinds_is_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = group(tmp_path / "a", [0.7, 0.8])
-    group(folder, [0.7, 0.8], "--lr", "0.01")
-    text = refused(capsys, folder, folder)
+def test_a_side_of_several_kinds_is_none(tmp_path: Path, compared: Verb) -> None:
+    folder = pairs(tmp_path / "a", [0.7, 0.8])
+    pairs(folder, [0.7, 0.8], "--lr", "0.01")
+    text = compared.refused(folder, folder)
     assert (
         f"its runs differ in lr (0.003, 0.01): name one kind, for example {folder}:lr=0.0" in text
     )
-    assert "lr (A 0.003, B 0.01)" in said(capsys, f"{folder}:lr=3e-3", f"{folder}:lr=1e-2,seed=1")
-    assert "is on both sides" in refused(capsys, f"{folder}:lr=3e-3", f"{folder}:lr=3e-3,seed=2")
-    assert "no run with lr=2; there is 0.003, 0.01" in refused(capsys, f"{folder}:lr=2", folder)
-    assert "no run with lr=x; there" in refused(capsys, f"{folder}:lr=x", folder)
-    assert "its runs have no colour; they have" in refused(capsys, f"{folder}:colour=1", folder)
+    assert "lr (A 0.003, B 0.01)" in compared.in_one_line(
+        f"{folder}:lr=3e-3", f"{folder}:lr=1e-2,seed=1"
+    )
+    assert "is on both sides" in compared.refused(f"{folder}:lr=3e-3", f"{folder}:lr=3e-3,seed=2")
+    assert "no run with lr=2; there is 0.003, 0.01" in compared.refused(f"{folder}:lr=2", folder)
+    assert "no run with lr=x; there" in compared.refused(f"{folder}:lr=x", folder)
+    assert "its runs have no colour; they have" in compared.refused(f"{folder}:colour=1", folder)
 
 
-def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = group(tmp_path / "a", [0.7, 0.8])
+def test_mistakes(tmp_path: Path, compared: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pairs(tmp_path / "a", [0.7, 0.8])
     (tmp_path / "empty").mkdir()
-    for words, text in (
+    for arguments, text in (
         ([folder], "missing B; usage: python -m harness compare A B"),
         ([folder, tmp_path / "none"], "none: there is no such folder"),
         ([folder, tmp_path / "empty"], "empty: there is no record of a run below it"),
@@ -268,30 +212,24 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([folder, folder, "--target", "high"], "--target high: expected METRIC=VALUE"),
         ([folder, folder, "--target"], "--target needs a value"),
     ):
-        assert text in refused(capsys, *words)
+        assert text in compared.refused(*arguments)
     assert main(["compare"]) == 2 and main(["compare", "--help"]) == 0
     assert capsys.readouterr().out.count("usage: python -m harness compare A B") == 1
 
 
-# ---- imported, and real ----
-
-
-def test_imported_and_measured_runs_are_not_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_imported_and_measured_runs_are_not_compared(tmp_path: Path, compared: Verb) -> None:
     theirs = [
         text_file(tmp_path),
         text_file(tmp_path, TEXT.replace("120.5", "121.5"), "1_1_2e-05_16.txt"),
     ]
-    assert main(["import", *map(str, theirs), "--output_dir", str(tmp_path / "out")]) == 0
-    capsys.readouterr()
-    ours = group(tmp_path / "a", [0.7, 0.8])
-    text = said(capsys, ours, tmp_path / "out" / "bert" / "1_1", code=2)
+    imported(tmp_path / "out", *theirs)
+    ours = pairs(tmp_path / "a", [0.7, 0.8])
+    text = compared.in_one_line(ours, tmp_path / "out" / "bert" / "1_1", code=2)
     assert "machine: A has a-cpux2, B has imported:callback-text" in text
     assert "definition of the metrics: A has this project's, B has callback-text's" in text
-    # Two of one source are, as far as their files go, and what nobody knows is said.
+    # Two of one source are, as far as their files go, and what neither knows is noted.
     sides = (tmp_path / "out" / "bert" / name for name in ("1_1", "2_1_P100far"))
-    text = said(capsys, *sides)
+    text = compared.in_one_line(*sides)
     assert "note: data checksum is not in the records: taken to be the same" in text
     assert "epoch time: B has 0.500 s less than A (0.4 %)" in text
     assert "A has 1 seed: noise is unknown; only its source can measure more" in text
@@ -300,25 +238,25 @@ def test_imported_and_measured_runs_are_not_compared(
 def test_published_records(root: Path) -> None:
     sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
     near, far = (f"{sweep}:script=vit,setup=2_1,link={link}" for link in ("none", "20ms"))
-    found = compare(read_group("A", near, None), read_group("B", far, None))
-    rows = {row.measure.name: row for row in found.rows}
+    comparison = compare(read_group("A", near, None), read_group("B", far, None))
+    rows = {row.measure.name: row for row in comparison.rows}
     # A link changes no digit of what is learnt, and takes time.
     assert rows["accuracy"].difference is not None and rows["accuracy"].difference.value == 0
     rate = rows["train_samples_per_s"]
     assert rate.difference is not None and rate.difference.paired
     assert rate.difference.is_beyond_noise is True
     assert -95 < (rate.percent(rate.difference.value) or 0) < -80
-    assert not found.verdicts["speed"].reasons and not found.verdicts["quality"].reasons
+    assert not comparison.verdicts["speed"].reasons and not comparison.verdicts["quality"].reasons
 
 
 def test_the_readme_compares_published_records(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, compared: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = re.sub(r"\\\n\s*", "", (root / "README.md").read_text())
     (sweep,) = re.findall(r"^SWEEP=(.*)$", text, re.MULTILINE)
     (command,) = re.findall(r"^python -m harness (compare .*\$SWEEP.*)$", text, re.MULTILINE)
     monkeypatch.chdir(root)
-    shown = said(capsys, *command.replace("$SWEEP", sweep).split()[1:])
+    shown = compared.in_one_line(*command.replace("$SWEEP", sweep).split()[1:])
     for number in ("0.09 points more", "-1.34 to +1.53", "53.258 s less", "-55.250 to -50.644"):
         assert number in shown, shown
 
@@ -348,12 +286,12 @@ def test_commands_for_more_seeds(root: Path) -> None:
 def test_commands_of_every_start(
     flags: tuple[str, ...], facts: dict[str, Any], start: str, tmp_path: Path
 ) -> None:
-    run(tmp_path / "a", 1, *flags, environment=facts)
+    pair(tmp_path / "a", 1, *flags, environment=facts)
     assert start in (command_for_seeds(read_group("A", str(tmp_path / "a"), None), 2) or "")
 
 
 def test_an_error_names_the_side(tmp_path: Path) -> None:
-    folder = group(tmp_path / "a", [0.7])
-    group(folder, [0.7], "--epochs", "9")
+    folder = pairs(tmp_path / "a", [0.7])
+    pairs(folder, [0.7], "--epochs", "9")
     with pytest.raises(UserError, match=r"^B, .* differ in epochs"):
         read_group("B", str(folder), None)

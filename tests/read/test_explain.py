@@ -47,7 +47,7 @@ PLANTED_S = 0.12  # as long as the computing of a batch
 
 
 class Waiting(Net):
-    """Computes as long as it is told: for each sample, for each batch, for evaluation, by rank."""
+    """Its computing takes a set time: for each sample, each batch, evaluation, and one rank."""
 
     def __init__(
         self, sample_s: float = A_SAMPLE_S, batch_s: float = 0.0, eval_s: float = 0.0,
@@ -74,8 +74,8 @@ def slow_hook(state, bucket):  # type: ignore[no-untyped-def] # torch takes no a
     return compress.default_hooks.bf16_compress_hook(state, bucket)
 
 
-slow_hook.__qualname__ = "bf16_hook"  # the one that was asked for, as DDP tells it
-FEW = 8  # test samples, where evaluation is not asked about
+slow_hook.__qualname__ = "bf16_hook"  # the name by which DDP reports the hook that was requested
+FEW = 8  # test samples, where evaluation is not what is tested
 
 
 def trained(
@@ -127,27 +127,30 @@ CASES = {
 @pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_planted_is_the_main_cause(name: str, planted: Path) -> None:
-    found = explained(planted / name / "bert" / "1_2")
-    assert found.main == CASES[name]
-    assert "No comparable run on one process" in found.sentences[1]
-    assert found.sentences[2].startswith("Main cause: ")
+    explanation = explained(planted / name / "bert" / "1_2")
+    assert explanation.main == CASES[name]
+    assert "No comparable run on one process" in explanation.sentences[1]
+    assert explanation.sentences[2].startswith("Main cause: ")
     if name == "rank":
-        assert "rank 1 is slower" in found.sentences[2] and "for computing" in found.sentences[2]
+        assert (
+            "rank 1 is slower" in explanation.sentences[2]
+            and "for computing" in explanation.sentences[2]
+        )
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["loader", "rank", "exchange", "evaluation"])
-def test_it_is_so_against_a_run_without_it(name: str, planted: Path) -> None:
-    found = explained(planted / name / "bert" / "1_2", planted / "healthy" / "bert" / "1_1")
-    assert found.main == CASES[name]
-    assert found.sentences[3].startswith("Main cause: ")
+def test_it_is_the_main_cause_against_a_run_without_it(name: str, planted: Path) -> None:
+    explanation = explained(planted / name / "bert" / "1_2", planted / "healthy" / "bert" / "1_1")
+    assert explanation.main == CASES[name]
+    assert explanation.sentences[3].startswith("Main cause: ")
 
 
 @pytest.mark.process
 def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
     base = planted / "batch_of_all" / "bert" / "1_1"
-    found = explained(planted / "batch" / "bert" / "1_2", base)
-    assert found.main == causes.BATCH
+    explanation = explained(planted / "batch" / "bert" / "1_2", base)
+    assert explanation.main == causes.BATCH
     run, one = (group_breakdown(read_group("x", str(p), None)) for p in (planted / "batch", base))
     # As long for half as many samples: half of a step is lost, of ten seconds a batch.
     assert lost(run, one)[COMPUTE] == pytest.approx(PLANTED_S / 2, rel=0.25)
@@ -157,18 +160,18 @@ def test_a_batch_is_small_beside_that_of_one_process(planted: Path) -> None:
 def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted: Path) -> None:
     """Of one that cannot be explained the reason."""
     healthy, slow = planted / "healthy", planted / "rank"
-    (said,) = explain_sweep(read_results(healthy))
-    assert all(s in said for s in explained(healthy / "bert" / "1_2").sentences)
-    (said,) = explain_sweep(read_results(slow))
-    assert all(s in said for s in explained(slow / "bert" / "1_2").sentences)
-    assert "Main cause: rank 1 is slower" in said
+    (text,) = explain_sweep(read_results(healthy))
+    assert all(s in text for s in explained(healthy / "bert" / "1_2").sentences)
+    (text,) = explain_sweep(read_results(slow))
+    assert all(s in text for s in explained(slow / "bert" / "1_2").sentences)
+    assert "Main cause: rank 1 is slower" in text
 
 
 @pytest.mark.process
 def test_a_report_explains_each_set_up_once(planted: Path) -> None:
     """And each strategy: one run has --compress. Those of one process are not explained here."""
-    found = explain_sweep(read_results(planted))
-    assert len(found) == 2 and all("on 2 processes" in said for said in found)
+    explanation = explain_sweep(read_results(planted))
+    assert len(explanation) == 2 and all("on 2 processes" in text for text in explanation)
     (alone,) = explain_sweep(read_results(planted / "batch_of_all"))
     assert "on 1 process" in alone
 
@@ -176,16 +179,16 @@ def test_a_report_explains_each_set_up_once(planted: Path) -> None:
 def test_a_report_says_why_a_group_is_not_explained(tmp_path: Path) -> None:
     plan = Plan(tmp_path)
     plan.run(setup="1_2")
-    (said,) = explain_sweep(read_results(plan.write()))
-    assert "has no timed steps" in said
+    (text,) = explain_sweep(read_results(plan.write()))
+    assert "has no timed steps" in text
 
 
 @pytest.mark.process
 def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:
     """The run of one process beside it is found."""
-    found = explained(planted / "healthy" / "bert" / "1_2")
-    text = " ".join(found.sentences)
-    assert found.main is None
+    explanation = explained(planted / "healthy" / "bert" / "1_2")
+    text = " ".join(explanation.sentences)
+    assert explanation.main is None
     assert "found beside it" in text
     assert "Nothing stands out" in text and "Main cause" not in text
 
@@ -226,6 +229,8 @@ def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
     command = [*nodes, "vit.py", *small, "--output_dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = explained(tmp_path / "vit" / "2_1")
-    assert found.main == COMMUNICATION
-    assert "a round trip of" in found.sentences[2] and "The delay is" in found.sentences[2]
+    explanation = explained(tmp_path / "vit" / "2_1")
+    assert explanation.main == COMMUNICATION
+    assert (
+        "a round trip of" in explanation.sentences[2] and "The delay is" in explanation.sentences[2]
+    )

@@ -23,7 +23,7 @@ from harness.read.predict.exchange import GLOO, Reduction, Shape, allreduce, wir
 from harness.read.predict.fitting import workloads_of
 from harness.read.predict.model import Model, Scenario, fit_line, predict
 from harness.read.records.sweeps import PlannedRun, read_results
-from tests.read.test_predict import GRADIENT, measured, planted_s, record
+from tests.support.paired import GRADIENT, measured, planted_s, timed
 
 FACTOR = 1.5  # all-reduces take so much longer than the closed form says
 LINE = fit_line([(batch, planted_s(batch)) for batch in (8, 16, 32)])
@@ -46,8 +46,8 @@ def planted(link: Link, strategy: str = "ddp", emulated: bool = True) -> tuple[f
 def near(root: Path, machine: str = "a-cpux2") -> None:
     """What is predicted from."""
     for batch in (8, 16, 32):
-        record(root, batch, machine=machine)
-    record(root, 16, 1, 2, machine=machine)
+        timed(root, batch, machine=machine)
+    timed(root, 16, 1, 2, machine=machine)
 
 
 def far(
@@ -57,7 +57,7 @@ def far(
     """A run on two nodes; its probe says FACTOR whatever its steps took."""
     setup = ("--setup", f"2_1_{over.tag}")
     probe = measured(over.delay_ms, over.rate_mbit or 0.0, FACTOR)
-    folder = record(root / over.tag / "_".join(flags), 16, 2, 1, *setup, *flags, step_s=step_s,
+    folder = timed(root / over.tag / "_".join(flags), 16, 2, 1, *setup, *flags, step_s=step_s,
                     machine=machine, link=probe, seed=seed)  # fmt: skip
     file = folder / "environment.json"
     content = json.loads(file.read_text()) | {"launch": {"launcher": launcher}} | facts
@@ -164,8 +164,8 @@ def test_the_textbook_exchanges_as_rarely(tmp_path: Path) -> None:
 def test_a_prediction_has_its_interval_where_it_has_one(tmp_path: Path) -> None:
     for seed, noise in ((1, 0.97), (2, 1.03)):
         for batch in (8, 16, 32):
-            record(tmp_path, batch, seed=seed, step_s=noise * planted_s(batch))
-        record(tmp_path, 16, 1, 2, seed=seed, step_s=noise * planted_s(16, 2))
+            timed(tmp_path, batch, seed=seed, step_s=noise * planted_s(batch))
+        timed(tmp_path, 16, 1, 2, seed=seed, step_s=noise * planted_s(16, 2))
         far(tmp_path, 0.4, seed=seed)
         far(tmp_path, 0.08, FAR, "--strategy", "diloco", seed=seed)
     found = read_results(tmp_path)
@@ -246,7 +246,7 @@ def test_a_batch_that_is_in_no_record(tmp_path: Path) -> None:
 
 
 def test_without_one_process_it_says_what_to_run(tmp_path: Path) -> None:
-    record(tmp_path, 16, 1, 2)
+    timed(tmp_path, 16, 1, 2)
     with pytest.raises(NothingToDraw, match=r"no finished run is on several nodes.*harness sweep"):
         drawn_of(tmp_path)
     far(tmp_path, 0.1)

@@ -17,16 +17,7 @@ from harness.core.schema.fields import fields_of
 from harness.read import load, load_runs
 from harness.read.imports.formats import learning_rate
 from tests.read.test_read import record
-
-NAME = "2_1_2e-05_16_P100far.txt"
-TEXT = """f1=[0.85,0.91]
-accuracy=[0.86,0.92]
-precision=[0.87,0.93]
-recall=[0.86,0.92]
-times=[120.5,118.25]
-loss=[0.31,0.27]
-samples/s=[196.2,200.0]
-"""
+from tests.support.paired import NAME, TEXT, text_file
 
 
 def state(**changes: Any) -> dict[str, Any]:
@@ -52,13 +43,6 @@ def state(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def text_file(tmp_path: Path, text: str = TEXT, name: str = NAME, folder: str = "bert") -> Path:
-    file = tmp_path / "theirs" / folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
-
-
 def state_file(tmp_path: Path, content: Any, folder: str = "checkpoint-20") -> Path:
     file = tmp_path / "theirs" / folder / "trainer_state.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -76,16 +60,13 @@ def only(tmp_path: Path) -> RunFolder:
 
 
 def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: Any) -> str:
-    """What is said of files that are not taken; nothing of them, or of others, is written."""
+    """Why files are not imported; nothing of them, or of others, is written."""
     assert take(tmp_path, *words) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and not (tmp_path / "out").exists()
-    lines = said.err.splitlines()
+    text = capsys.readouterr()
+    assert text.out == "" and not (tmp_path / "out").exists()
+    lines = text.err.splitlines()
     assert all(line.startswith("harness import: error: ") for line in lines)
     return lines[0].removeprefix("harness import: error: ")
-
-
-# ---- text files ----
 
 
 def test_a_text_file_becomes_a_run(tmp_path: Path) -> None:
@@ -132,8 +113,8 @@ def test_flags_say_what_the_name_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = text_file(tmp_path, name="mine.txt", folder="notes")
-    said = refusal(tmp_path, capsys, file)
-    assert all(flag in said for flag in ("mine.txt", "--script", "--setup", "--lr", "--batch"))
+    text = refusal(tmp_path, capsys, file)
+    assert all(flag in text for flag in ("mine.txt", "--script", "--setup", "--lr", "--batch"))
     lost = text_file(tmp_path, name="1_1_-05_16.txt")
     assert refusal(tmp_path, capsys, lost).endswith("do not say all: give --lr")
     flags = ["--script", "vit", "--setup", "1_4", "--lr", "3e-5", "--batch=8", "--grad_acc", "2"]
@@ -166,8 +147,8 @@ def test_a_bad_text_is_refused_with_its_line(
     good = text_file(tmp_path, name="1_1_2e-05_4.txt")
     assert before in TEXT
     bad = text_file(tmp_path, TEXT.replace(before, after))
-    said = refusal(tmp_path, capsys, good, bad)
-    assert NAME in said and words in said
+    text = refusal(tmp_path, capsys, good, bad)
+    assert NAME in text and words in text
 
 
 def test_files_that_are_no_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +178,7 @@ def test_the_same_file_twice_is_one_run(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (["--lr", "3e-5"], "--lr 3e-05 contradicts the file, which says 2e-05"),
         (["--batch", "4"], "--batch 4 contradicts the file, which says 16"),
@@ -210,9 +191,9 @@ def test_the_same_file_twice_is_one_run(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_wrong_flags(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in refusal(tmp_path, capsys, text_file(tmp_path), *words)
+    assert text in refusal(tmp_path, capsys, text_file(tmp_path), *words)
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,8 +210,6 @@ def test_a_folder_that_cannot_be_written(
     assert take(tmp_path, text_file(tmp_path)) == 2
     assert "cannot be written" in capsys.readouterr().err
 
-
-# ---- trainer_state.json ----
 
 PLACE = ("--script", "vit", "--setup", "1_2")
 
@@ -255,8 +234,8 @@ def test_a_trainer_state_has_a_row_an_evaluation(tmp_path: Path) -> None:
     assert run["per_gpu_batch"] == 8 and run["train_loss"] == 1.0625
     assert run["trainer_train_samples_per_second"] == 51.2
     assert run["train_samples_per_s"] is None and run["train_time_s"] is None
-    said = (read_json(only(tmp_path).settings) or {})["imported"]["said"]
-    assert said == {"train_runtime": 12.5, "train_steps_per_second": 1.6}
+    text = (read_json(only(tmp_path).settings) or {})["imported"]["said"]
+    assert text == {"train_runtime": 12.5, "train_steps_per_second": 1.6}
 
 
 def test_a_state_of_the_middle_of_a_run_is_not_a_finished_one(tmp_path: Path) -> None:
@@ -320,9 +299,6 @@ def test_a_state_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert refusal(tmp_path, capsys, file).endswith("give --script bert or vit, --setup N_M")
 
 
-# ---- among ours ----
-
-
 def test_imported_runs_stand_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path / "out" / "bert" / "1_2" / "ours")
     assert main(["table", str(tmp_path / "out")]) == 0
@@ -335,8 +311,8 @@ def test_imported_runs_stand_apart(tmp_path: Path, capsys: pytest.CaptureFixture
     }
     capsys.readouterr()
     assert main(["table", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert said.index("a-cpux2") < said.index("imported:them") < said.index("imported: what others")
+    text = capsys.readouterr().out
+    assert text.index("a-cpux2") < text.index("imported:them") < text.index("imported: what others")
 
 
 def test_every_field_is_declared(tmp_path: Path) -> None:
@@ -346,13 +322,13 @@ def test_every_field_is_declared(tmp_path: Path) -> None:
     assert len(imported) == 2
     for folder in imported:
         (row, *_), _ = read_rows(folder.epochs)
-        found = {"epochs": row} | {
+        contents = {"epochs": row} | {
             kind: read_json(folder.path / f"{kind}.json") or {}
             for kind in ("settings", "environment", "summary")
         }
-        for kind, content in found.items():
+        for kind, content in contents.items():
             # What the source does not say is null; nothing is there that is not declared.
             check_types(kind, content, folder.path)
             assert set(content) <= set(fields(kind)), kind
-        assert set(found["environment"]["data"]) <= set(fields_of(DataRecord))
-        assert set(found["settings"]["imported"]) == set(fields_of(ImportedRecord))
+        assert set(contents["environment"]["data"]) <= set(fields_of(DataRecord))
+        assert set(contents["settings"]["imported"]) == set(fields_of(ImportedRecord))

@@ -1,4 +1,4 @@
-"""The model of a step: worked out by hand, planted parameters found again, limits kept."""
+"""The model of a step: worked out by hand, planted parameters recovered, limits kept."""
 
 from __future__ import annotations
 
@@ -52,9 +52,6 @@ MODEL = Model(LINE, 0.1, 0.0, 0.002, int(4 * MB), GLOO)
 FAR = Wire(0.020, 25e6)
 
 
-# ---- exchange ----
-
-
 def test_the_ring_of_gloo_by_hand() -> None:
     # 25 MB in pieces of 1 MiB: 24 of them, 12 a rank; two ranks send 12 twice, two at a time.
     assert gloo_round_trips(25 * MB, 2) == (12, 0.7)
@@ -84,9 +81,6 @@ def test_a_link_in_seconds_and_bytes() -> None:
     assert math.isinf(wire_of(Link()).bytes_per_s)
 
 
-# ---- overlap ----
-
-
 def test_buckets_as_ddp_makes_them() -> None:
     mib = 2**20
     assert buckets(60 * mib) == [mib, 25 * mib, 25 * mib, 9 * mib]
@@ -111,18 +105,15 @@ def test_exchanges_overlap_by_hand() -> None:
     assert last_end([], [], 1) == 0
 
 
-# ---- computing ----
-
-
 def test_planted_lines_are_found() -> None:
     assert (LINE.fixed_s, LINE.per_sample_s) == pytest.approx((0.010, 0.001))
     assert LINE.spread == pytest.approx(0, abs=1e-9) and LINE.freedom == 2
     random = np.random.default_rng(1)
     noisy = [(b, (0.01 + 0.001 * b) * f) for b in (4, 8, 16, 32, 64) * 20
              for f in [1 + 0.03 * random.standard_normal()]]  # fmt: skip
-    found = fit_line(noisy)
-    assert (found.fixed_s, found.per_sample_s) == pytest.approx((0.01, 0.001), rel=0.05)
-    assert found.spread == pytest.approx(0.03, rel=0.2)
+    prediction = fit_line(noisy)
+    assert (prediction.fixed_s, prediction.per_sample_s) == pytest.approx((0.01, 0.001), rel=0.05)
+    assert prediction.spread == pytest.approx(0.03, rel=0.2)
 
 
 def test_a_line_has_no_part_below_zero() -> None:
@@ -148,25 +139,22 @@ def test_sharing_by_hand() -> None:
     assert fit_sharing({2: [0.9]}) == 0 and fit_sharing({}) == 0
 
 
-# ---- steps ----
-
-
 def test_a_step_by_hand() -> None:
     """Two nodes, 4 MB: 1 MiB is ready first, the rest at the end of 10.67 ms of backward pass."""
-    found = predict(MODEL, Scenario(Shape(2), 16, FAR))
+    prediction = predict(MODEL, Scenario(Shape(2), 16, FAR))
     first, rest = 2**20, 4 * MB - 2**20
     backward_s = 0.016 * 2 / 3
     first_ready_s = backward_s * first / (4 * MB)
     first_sent_s = first_ready_s + first / 25e6
     # The rest waits until the first is off the link, then two round trips.
     end_s = max(first_sent_s, backward_s) + rest / 25e6 + 2 * 0.04
-    assert found.parts == {
+    assert prediction.parts == {
         COMPUTE: pytest.approx(0.026), SHARING: 0.0, EXCHANGE: pytest.approx(end_s - backward_s),
     }  # fmt: skip
-    assert found.step_s == pytest.approx(sum(found.parts.values()))
-    assert found.samples_per_s == pytest.approx(32 / found.step_s)
-    assert found.efficiency == pytest.approx(0.026 / found.step_s)
-    assert found.dominating == EXCHANGE
+    assert prediction.step_s == pytest.approx(sum(prediction.parts.values()))
+    assert prediction.samples_per_s == pytest.approx(32 / prediction.step_s)
+    assert prediction.efficiency == pytest.approx(0.026 / prediction.step_s)
+    assert prediction.dominating == EXCHANGE
 
 
 def test_limits() -> None:
@@ -175,8 +163,8 @@ def test_limits() -> None:
     assert near.efficiency == 1 and near.dominating == COMPUTE
     for shape in (Shape(1), Shape(1, 4), Shape(2), Shape(16, 8), Shape(4096)):
         for backend in (GLOO, NCCL):
-            found = predict(replace(MODEL, backend=backend), Scenario(shape, 16, FAR))
-            assert 0 < found.efficiency <= 1
+            prediction = predict(replace(MODEL, backend=backend), Scenario(shape, 16, FAR))
+            assert 0 < prediction.efficiency <= 1
     inside = predict(MODEL, Scenario(Shape(1, 4), 16))
     assert inside.parts[SHARING] == pytest.approx(0.3 * 0.026)
     assert inside.parts[EXCHANGE] == pytest.approx(0.002 * 2 * 3 / 4)
@@ -228,7 +216,7 @@ def test_fsdp_by_hand() -> None:
     assert predict(MODEL, plan).parts[EXCHANGE] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("model", "plan", "said"), [
+@pytest.mark.parametrize(("model", "plan", "message"), [
     (MODEL, Scenario(Shape(2), 16, FAR, "hivemind"), "hivemind: not modelled"),
     (MODEL, Scenario(Shape(2), 16, FAR, compress="powersgd"), "powersgd with ddp: not modelled"),
     (MODEL, Scenario(Shape(2), 16, FAR, "fsdp"), "give --blocks"),
@@ -236,8 +224,8 @@ def test_fsdp_by_hand() -> None:
     (replace(MODEL, gradient_bytes=None), Scenario(Shape(2), 16, FAR), "give --gradient_mb"),
     (replace(MODEL, sharing=None), Scenario(Shape(1, 2), 16), "measure --setup 1_2"),
 ])  # fmt: skip
-def test_what_is_not_known_is_not_guessed(model: Model, plan: Scenario, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_is_unknown_is_not_guessed(model: Model, plan: Scenario, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         predict(model, plan)
 
 
@@ -253,9 +241,6 @@ def test_where_the_curve_bends() -> None:
     assert bend(curve[:1]) is None
 
 
-# ---- what was measured ----
-
-
 def reductions(
     factor: float, wire: Wire, sizes: tuple[int, ...] = (10**5, 10**7)
 ) -> list[Reduction]:
@@ -267,9 +252,9 @@ def reductions(
 
 def test_a_measured_link_is_given_back() -> None:
     table = reductions(1.5, FAR) + reductions(0.8, Wire(0.001, 25e6))
-    found = correction(table, GLOO, Shape(2), FAR)
-    assert found.of_link and found.at(10**5) == pytest.approx(1.5)
-    assert found.at(10**6) == pytest.approx(1.5) and found.at(1) == pytest.approx(1.5)
+    prediction = correction(table, GLOO, Shape(2), FAR)
+    assert prediction.of_link and prediction.at(10**5) == pytest.approx(1.5)
+    assert prediction.at(10**6) == pytest.approx(1.5) and prediction.at(1) == pytest.approx(1.5)
     # Between two sizes half way by the logarithm.
     mixed = reductions(1.0, FAR, (10**4,)) + reductions(4.0, FAR, (10**6,))
     assert correction(mixed, GLOO, Shape(4), FAR).at(10**5) == pytest.approx(2.0)
@@ -289,15 +274,16 @@ def test_an_interval_needs_a_spread_of_every_part() -> None:
     noisy = fit_line([(8, 0.0185), (16, 0.0255), (32, 0.042), (16, 0.0265)])
     table = tuple(reductions(1.0, FAR) + reductions(1.1, FAR) + reductions(0.9, FAR))
     model = replace(MODEL, line=noisy, table=table)
-    found = predict(model, plan)
-    assert found.low_s is not None and found.high_s is not None
-    assert found.low_s < found.step_s < found.high_s
+    prediction = predict(model, plan)
+    assert prediction.low_s is not None and prediction.high_s is not None
+    assert prediction.low_s < prediction.step_s < prediction.high_s
     # Two of freedom: Student's t is 4.303.
-    assert noisy.spread is not None and found.correction.spread is not None
+    assert noisy.spread is not None and prediction.correction.spread is not None
     half = 4.3027 * math.hypot(
-        noisy.spread * found.parts[COMPUTE], found.correction.spread * found.parts[EXCHANGE]
+        noisy.spread * prediction.parts[COMPUTE],
+        prediction.correction.spread * prediction.parts[EXCHANGE],
     )
-    assert found.high_s - found.step_s == pytest.approx(half, rel=1e-4)
+    assert prediction.high_s - prediction.step_s == pytest.approx(half, rel=1e-4)
     assert predict(model, replace(plan, strategy="diloco")).low_s is None
     assert predict(model, Scenario(Shape(1), 16)).low_s is not None
 
@@ -323,18 +309,15 @@ def test_published_steps_over_links(root: Path) -> None:
         near = next(s for (name, at), s in steps.items() if name == script and at in (None, "none"))
         line = fit_line([(16, statistics.median(near))])
         model = Model(line, 0.0, None, 0.0, sizes[script], GLOO)
-        found = predict(model, Scenario(Shape(2), 16, wire_of(plain_link(link))))
+        prediction = predict(model, Scenario(Shape(2), 16, wire_of(plain_link(link))))
         measured_s = statistics.median(seconds)
-        ours.append(abs(found.step_s / measured_s - 1))
-        textbook.append(abs(found.baseline_s / measured_s - 1))
+        ours.append(abs(prediction.step_s / measured_s - 1))
+        textbook.append(abs(prediction.baseline_s / measured_s - 1))
     assert len(ours) == 18
     assert statistics.median(ours) < 0.1 and max(ours) < 0.25
     assert statistics.median(textbook) > 0.1 and max(textbook) > 0.5
     # Of 60 runs, those over a distance without a rate say only how far TCP's window had opened.
     assert len(list(recorded(records))) == 36
-
-
-# ---- the benchmark ----
 
 
 def test_the_benchmark_finds_no_error_where_none_is_planted(
