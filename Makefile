@@ -1,11 +1,12 @@
 # make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data
 # make test   set up, then run all tests
 # make figures   draw the published tables and figures, the README's tables and the notebook
+# make notebook   set up, then open plot_values.ipynb
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := outputs/demo
 
-.PHONY: demo test figures lint check-python clean
+.PHONY: demo test figures notebook lint check-python clean
 
 demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
@@ -14,7 +15,7 @@ test: .venv/ready-dev lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Without the times of cells, and with the language alone: the same records give the same notebook.
-figures: .venv/ready
+figures: .venv/ready-notebook
 	for sweep in outputs/published/sweeps/*/; do \
 	  $(BIN)/python -m harness table "$$sweep" --write >/dev/null && \
 	  $(BIN)/python -m harness figures "$$sweep" || exit 1; \
@@ -23,20 +24,28 @@ figures: .venv/ready
 	$(BIN)/python -m jupyter nbconvert --to notebook --execute --inplace plot_values.ipynb \
 	  --ExecutePreprocessor.record_timing=False
 
+notebook: .venv/ready-notebook
+	$(BIN)/python -m jupyter notebook plot_values.ipynb
+
 lint: .venv/ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Modules are compiled afterwards on all cores; pip would use one.
+define install
+$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -r $(1)
+$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null || true
+touch $@
+endef
+
 # The stamps are newer than the requirements once everything is installed: a second call skips it.
 .venv/ready: requirements.txt | check-python
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	touch $@
+	$(call install,$<)
 
-.venv/ready-dev: requirements-dev.txt .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	touch $@
+.venv/ready-dev .venv/ready-notebook: .venv/ready-%: requirements-%.txt .venv/ready
+	$(call install,$<)
 
 check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
