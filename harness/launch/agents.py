@@ -1,8 +1,7 @@
 """What starts the ranks on one node: a warm process that stays, or torchrun anew for each run.
 
-The node may be this machine, an emulated one, or a host behind ssh. Whatever becomes of this
-process, even kill -9, agents and ranks end with it: the kernel sees to it, or the end of their
-input.
+The node may be this machine, an emulated one, or a host behind ssh. Agents and ranks end when this
+process ends, even by kill -9: the kernel kills them, or they notice the end of their input.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Event = dict[str, Any]  # event: ready, port, ended or died; and what belongs to
 
 @dataclass(frozen=True)
 class Node:
-    """A machine, or what stands in for one, where processes are started and reached."""
+    """A machine, real or emulated, on which processes are started."""
 
     name: str = "this machine"
     address: str = "127.0.0.1"
@@ -54,18 +53,18 @@ class Node:
 
     @property
     def parent(self) -> int | None:
-        """The process with which one started there ends, where the kernel can see to it."""
+        """The process whose end ends those started there; None where the kernel cannot do that."""
         return None if self.remote else os.getpid()
 
     @property
     def mark(self) -> str:
-        """In front of every line that comes from there."""
+        """The prefix of every line that the node prints."""
         return f"[{self.name}] "
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> subprocess.Popen[bytes]:
-        """A process there, in a session of its own: Ctrl-C is for the runner alone."""
+        """Start a process in a session of its own: Ctrl-C is for the runner alone."""
         return subprocess.Popen(
             [*self.prefix, *command],
             env=environment_with({**environment, **self.environment}),
@@ -87,7 +86,7 @@ class LaunchRequest:
     elastic: Elastic | None = None
 
     def environment_of(self, node: int) -> dict[str, str]:
-        """Of the ranks of one node."""
+        """The environment of the ranks of one node."""
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices[node])} if self.devices else {}
         return {**self.environment, **visible}
 
@@ -102,7 +101,7 @@ class Rendezvous:
 
 
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """That of this process and more; harness and the scripts are found from any folder."""
+    """The environment of this process and more: harness can be imported from any folder."""
     paths = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     return {
         **os.environ,
@@ -241,7 +240,7 @@ class WarmAgent(Agent):
         )
 
     def receive(self) -> list[Event]:
-        """That it has died comes last."""
+        """The event of its death comes last."""
         assert self.process is not None and self.output is not None
         events: list[Event] = []
         while True:
@@ -274,7 +273,7 @@ class WarmAgent(Agent):
 
 
 class TorchrunAgent(Agent):
-    """torchrun for each run, as a person would type it: slower, for those who doubt the other."""
+    """torchrun for each run, as a person would type it: slower, to check the warm agent against."""
 
     def request_port(self) -> int | None:
         return next(PORTS)

@@ -196,7 +196,7 @@ class Launcher:
                 self.agents[other].stop()
 
     def _agent_died(self, number: int, agent: Agent, code: int) -> None:
-        """It is gone, with the ranks that it had started; the next run gets another."""
+        """The agent and its ranks are gone; the next run gets a new one."""
         attempt = self.attempt
         del self.agents[number]
         agent.close()
@@ -258,7 +258,7 @@ class Launcher:
                 self.agents[number].kill()
 
     def _result(self) -> Exit | None:
-        """Of the whole run, from those of its nodes; None: it is tried again."""
+        """The exit of the whole run, from those of its nodes; None: it is tried again."""
         attempt = self.attempt
         exits = list(attempt.exits.values())
         first = attempt.exits.get(0) or exits[0]

@@ -1,4 +1,4 @@
-"""What becomes of the runs of a sweep; above all of one that could not record it itself."""
+"""The outcome of each run of a sweep, also of one that could not record it itself."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def settle(
 
 
 def _with_cause(job: Job, summary: SummaryRecord, began_unix: float) -> str:
-    """The outcome that rank 0 recorded, or that of a rank on another disk whose failure it felt."""
+    """The outcome that rank 0 recorded, or that of the rank on another disk that caused it."""
     outcome, reason = str(summary["outcome"]), str(summary.get("reason"))
     if outcome != "interrupted" and not attempts.only_follows(reason):
         return outcome

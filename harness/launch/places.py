@@ -72,7 +72,7 @@ def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:
 
 
 def disturbance(others: dict[str, Any]) -> str | None:
-    """What of it would disturb a measurement; None if nothing."""
+    """The other users that would disturb a measurement, in words; None if there are none."""
     reasons = []
     if others["gpu_processes"]:
         reasons.append(f"{others['gpu_processes']} other process(es) use the GPUs")
@@ -173,7 +173,7 @@ class Place(ABC):
         """Make what these runs need; UserError, one line, where that is impossible."""
 
     def facts(self, job: Job) -> dict[str, Any]:
-        """What the record of a run says of the place."""
+        """What the record of a run says about the place."""
         return place_facts(self.name)
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Machines(Place):
 
     @abstractmethod
     def nodes(self) -> list[Node]:
-        """Those that are open."""
+        """The nodes that are open."""
 
     def start(self, log: Path) -> Launcher:
         agent_type = TorchrunAgent if self.options.cold else WarmAgent
@@ -224,12 +224,12 @@ class Machines(Place):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of every process on every node."""
+        """The environment of every process on every node."""
         # With the store of the first attempt, restarted ranks would read old addresses.
         return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.options.elastic else {}
 
     def variables(self, job: Job) -> dict[str, str]:
-        """Of the ranks of one run, besides."""
+        """Further environment variables of the ranks of one run."""
         return {}
 
 

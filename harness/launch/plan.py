@@ -61,7 +61,7 @@ class Job:
 
     @property
     def path(self) -> str:
-        """Of its folder, below the output folder."""
+        """The folder of the run, below the output folder."""
         return f"{self.settings.script}/{self.settings.setup}/{run_id(self.settings)}"
 
     @property
@@ -151,10 +151,10 @@ def _has(point: Point, partial: Point) -> bool:
 
 
 def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> Job:
-    given = _scaled(sweep, point)
-    link: Link | Network = given.pop("link", Link())
-    script = given.pop("script")
-    setup = given.get("setup", "1_1")
+    values = _scaled(sweep, point)
+    link: Link | Network = values.pop("link", Link())
+    script = values.pop("script")
+    setup = values.get("setup", "1_1")
     nodes, devices, tag = parse_setup(setup)
     if link != Link():
         if nodes == 1:
@@ -163,10 +163,10 @@ def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> 
             raise UserError(f"setup {setup}: leave out the tag, the link {link} sets it")
         link.check(nodes)
         setup = f"{setup}_{link.tag}"
-    given |= {"setup": setup, "output_dir": output_dir}
+    values |= {"setup": setup, "output_dir": output_dir}
     if sweep.tiny:
-        given["tiny"] = True
-    typed = bare(script, given)
+        values["tiny"] = True
+    typed = bare(script, values)
     one_process = typed.strategy is not None and STRATEGIES[typed.strategy].needs_gpu
     processes = 1 if one_process else devices
     settings = place(resolve(typed), World(nodes, processes, launched=True))
@@ -180,7 +180,7 @@ def _scaled(sweep: Sweep, point: Point) -> Point:
     Both start from the point's baseline: the same point with the baseline's values.
     """
     base = point | (sweep.baseline or {})
-    given = dict(point)
+    scaled = dict(point)
     per_gpu, grad_acc, lr = _sizes(sweep, point)
     base_batch = effective_batch(*_sizes(sweep, base)[:2], _devices(base))
     if sweep.hold == "effective_batch":
@@ -190,11 +190,11 @@ def _scaled(sweep: Sweep, point: Point) -> Point:
                 f"hold effective_batch: {base_batch} samples cannot be split over "
                 f"{_devices(point)} devices x {grad_acc} passes: change the baseline's batch"
             )
-        given["per_gpu_batch"] = per_gpu
+        scaled["per_gpu_batch"] = per_gpu
     factor = effective_batch(per_gpu, grad_acc, _devices(point)) / base_batch
     if sweep.lr_rule != "none" and factor != 1:
-        given["lr"] = lr * (factor if sweep.lr_rule == "linear" else math.sqrt(factor))
-    return given
+        scaled["lr"] = lr * (factor if sweep.lr_rule == "linear" else math.sqrt(factor))
+    return scaled
 
 
 def _sizes(sweep: Sweep, point: Point) -> tuple[int, int, float]:

@@ -35,7 +35,7 @@ ISOLATION_S = 60.0  # between two checks of who else uses the machine
 
 
 class Watcher(Protocol):
-    """Whoever shows a person what happens (screen.py)."""
+    """Shows a person what happens (screen.py)."""
 
     def print(self, line: str) -> None: ...
     def note(self, line: str, ended: bool = False) -> None: ...
@@ -64,7 +64,7 @@ class Worker(ABC):
         return f"[{self.states.index(state) + 1}/{len(self.states)}] {state.job}"
 
     def is_settled(self, state: State, rerun: str | None) -> bool:
-        """Whether its record has an outcome that stays; then it is this state's."""
+        """Whether the record has an outcome that stays; the state then takes it over."""
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         known = settled(summary.get("outcome"), rerun)
         if known is None:
@@ -115,7 +115,7 @@ class Runner(Worker):
     others: dict[str, object] = field(default_factory=dict)
 
     def work(self) -> None:
-        """No run is left behind running."""
+        """When this returns or raises, no run is left running."""
         try:
             while True:
                 self._collect()

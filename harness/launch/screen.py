@@ -84,12 +84,12 @@ class Screen:
     def _footer(self) -> str:
         count = {s: sum(x.state == s for x in self.states) for s in (FINISHED, SKIPPED, WAITING)}
         failed = sum(state.failed for state in self.states)
-        parts = [f"{count[FINISHED]} finished"]
-        parts += [f"{failed} failed"] if failed else []
-        parts += [f"{count[SKIPPED]} skipped"] if count[SKIPPED] else []
-        parts += [f"{count[WAITING]} to go"]
+        counts = [f"{count[FINISHED]} finished"]
+        counts += [f"{failed} failed"] if failed else []
+        counts += [f"{count[SKIPPED]} skipped"] if count[SKIPPED] else []
+        counts += [f"{count[WAITING]} to go"]
         left_s = self._left_s()
-        return ", ".join(parts) + (f", about {short(left_s)} left" if left_s is not None else "")
+        return ", ".join(counts) + (f", about {short(left_s)} left" if left_s is not None else "")
 
     def _left_s(self) -> float | None:
         return time_left_s(self.states) if self.in_turn else None

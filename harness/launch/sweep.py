@@ -136,17 +136,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     slurm.add_flags(parser)
 
 
-def options_of(given: argparse.Namespace) -> Options:
+def options_of(flags: argparse.Namespace) -> Options:
     """How the sweep is run; UserError if flags do not go together."""
-    if given.min_nodes is not None and not given.max_restarts:
-        raise UserError(f"--min_nodes {given.min_nodes}: needs --max_restarts, for example 3")
-    flags = vars(given)
-    same = {f.name: flags[f.name] for f in fields(Options) if f.name in flags}
+    if flags.min_nodes is not None and not flags.max_restarts:
+        raise UserError(f"--min_nodes {flags.min_nodes}: needs --max_restarts, for example 3")
+    by_name = vars(flags)
+    same = {f.name: by_name[f.name] for f in fields(Options) if f.name in by_name}
     return Options(
-        **same | {"isolation": given.isolation or "warn"},
-        elastic=Elastic(given.max_restarts, given.min_nodes) if given.max_restarts else None,
-        slurm=slurm.slurm_of(flags),
-        remote=ssh.remote_of(flags),
+        **same | {"isolation": flags.isolation or "warn"},
+        elastic=Elastic(flags.max_restarts, flags.min_nodes) if flags.max_restarts else None,
+        slurm=slurm.slurm_of(by_name),
+        remote=ssh.remote_of(by_name),
     )
 
 
@@ -182,14 +182,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def run(given: argparse.Namespace) -> int:
-    options = options_of(given)
-    sweep = overridden(load(Path(given.file), given.tiny), given.set)
-    states = [State(job) for job in plan(sweep, options.output_dir, given.repeat)]
-    chosen = choose(states, given.select, given.exclude, given.limit)
+def run(flags: argparse.Namespace) -> int:
+    options = options_of(flags)
+    sweep = overridden(load(Path(flags.file), flags.tiny), flags.set)
+    states = [State(job) for job in plan(sweep, options.output_dir, flags.repeat)]
+    chosen = choose(states, flags.select, flags.exclude, flags.limit)
     place = PLACES[options.launcher](options)
     try:
-        if not given.dry_run:
+        if not flags.dry_run:
             place.open([state.job for state in chosen])
         for state in states:
             reason = place.why_not(state.job)
@@ -198,10 +198,10 @@ def run(given: argparse.Namespace) -> int:
             if reason is not None:
                 state.state, state.reason = SKIPPED, reason
         folder = Path(options.output_dir) / "sweeps" / sweep.name
-        if given.dry_run:
+        if flags.dry_run:
             print("\n".join(place.dry_run(chosen, folder)))
             return 0
-        _describe(sweep, states, folder, given.words)
+        _describe(sweep, states, folder, flags.words)
         return _work(sweep, chosen, place, folder)
     finally:
         place.close()

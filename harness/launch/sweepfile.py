@@ -208,7 +208,7 @@ class _Reader:
         if "seeds" in self.content:
             if "seed" in grid:
                 raise self._wrong("seeds", "seed is in grid already")
-            grid["seed"] = self._values(scripts, "seed", "seeds")
+            grid["seed"] = self._values(scripts, "seed", self.content["seeds"], ("seeds",))
         varied = {"script", *grid, *(key for run in runs for key in run)}
         if twice := sorted(set(grid) & {key for run in runs for key in run}):
             raise self._wrong("runs", f"{twice[0]} is in grid already")
@@ -258,23 +258,23 @@ class _Reader:
         packages = self.content.get("if_installed") or {}
         if not isinstance(packages, dict):
             raise self._wrong("if_installed", "expected a package and its settings")
-        for package, given in packages.items():
-            extra = self._point((script,), given, ("if_installed", package))
+        for package, entry in packages.items():
+            extra = self._point((script,), entry, ("if_installed", package))
             if self.installed(package):
                 point |= extra
         return point
 
-    def _point(self, scripts: tuple[str, ...], given: Any, where: Where) -> Point:
+    def _point(self, scripts: tuple[str, ...], entry: Any, where: Where) -> Point:
         """Names and values of one point; the script itself may be one of them."""
-        if not isinstance(given, dict):
-            raise self.source.wrong(where, f"expected names and values, found {given!r}")
+        if not isinstance(entry, dict):
+            raise self.source.wrong(where, f"expected names and values, found {entry!r}")
         point: Point = {}
-        if "script" in given:
-            if given["script"] not in scripts:
-                raise self.source.wrong(where, f"script {given['script']} is not one of {scripts}")
-            scripts = (given["script"],)
-            point["script"] = given["script"]
-        for name, value in given.items():
+        if "script" in entry:
+            if entry["script"] not in scripts:
+                raise self.source.wrong(where, f"script {entry['script']} is not one of {scripts}")
+            scripts = (entry["script"],)
+            point["script"] = entry["script"]
+        for name, value in entry.items():
             if name == "script":
                 continue
             key, typed_value = self._typed(scripts, name, value, (*where, name))
@@ -303,28 +303,22 @@ class _Reader:
         return setting or name, typed_value
 
     def _grid(self, scripts: tuple[str, ...]) -> dict[str, list[Any]]:
-        given = self.content.get("grid") or {}
-        if not isinstance(given, dict):
+        axes = self.content.get("grid") or {}
+        if not isinstance(axes, dict):
             raise self._wrong("grid", "expected names and lists of values")
         grid: dict[str, list[Any]] = {}
-        for name in given:
-            values = given[name]
+        for name, values in axes.items():
             first = values[0] if isinstance(values, list) and values else values
             key, _ = self._typed(scripts, name, first, ("grid", name))
             if key in grid:
                 raise self._wrong("grid", f"{key} is given twice", name)
-            grid[key] = self._values(scripts, name, "grid", name)
+            grid[key] = self._values(scripts, name, values, ("grid", name))
         return grid
 
-    def _values(self, scripts: tuple[str, ...], name: str, key: str, *deeper: str) -> list[Any]:
+    def _values(self, scripts: tuple[str, ...], name: str, values: Any, where: Where) -> list[Any]:
         """The values of an axis, each once."""
-        given: Any = self.content[key]
-        for part in deeper:
-            given = given[part]
-        values = given if isinstance(given, list) else [given]
-        where = (key, *deeper)
         axis: list[Any] = []
-        for number, value in enumerate(values):
+        for number, value in enumerate(values if isinstance(values, list) else [values]):
             _, typed_value = self._typed(scripts, name, value, (*where, number))
             if typed_value in axis:
                 raise self.source.wrong((*where, number), f"{name} {value} is given twice")
@@ -334,10 +328,10 @@ class _Reader:
         return axis
 
     def _entries(self, key: str) -> list[tuple[Any, Where]]:
-        given = self.content.get(key) or []
-        if not isinstance(given, list):
+        entries = self.content.get(key) or []
+        if not isinstance(entries, list):
             raise self._wrong(key, f"{key} is a list of points such as - {{setup: 1_1}}")
-        return [(entry, (key, number)) for number, entry in enumerate(given)]
+        return [(entry, (key, number)) for number, entry in enumerate(entries)]
 
     def _order(self, varied: set[str]) -> tuple[str, ...]:
         order = self.content.get("order") or []
@@ -359,11 +353,11 @@ class _Reader:
         return baseline
 
     def _target(self) -> dict[str, Any] | None:
-        given = self.content.get("target")
-        if given is None:
+        entry = self.content.get("target")
+        if entry is None:
             return None
         try:
-            target = {"metric": str(given["metric"]), "value": float(given["value"])}
+            target = {"metric": str(entry["metric"]), "value": float(entry["value"])}
         except (TypeError, KeyError, ValueError):
             raise self._wrong(
                 "target", "expected {metric: accuracy, value: 0.9} or the like"
@@ -380,7 +374,7 @@ class _Reader:
         return str(value)
 
     def _columns(self) -> list[str] | None:
-        given = self.content.get("columns")
-        if given is not None and not (given and isinstance(given, list)):
+        columns = self.content.get("columns")
+        if columns is not None and not (columns and isinstance(columns, list)):
             raise self._wrong("columns", "expected a list of names")
-        return given
+        return columns

@@ -1,4 +1,4 @@
-"""Emulated nodes for real: namespaces, packets, and that nothing is left of them."""
+"""Emulated nodes for real: namespaces, packets, who may have them, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +15,11 @@ import pytest
 
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError
-from harness.launch.netns import emulation
+from harness.launch.netns import emulation, holder
+from harness.launch.netns.carriers import open_device
 from harness.launch.netns.emulation import EmulatedNodes
-from tests.support.sweeps import gone, wait_for
-
-ROOT = Path(__file__).resolve().parents[2]
-INSIDE = [sys.executable, "-m", "benchmarks.inside"]
-
-
-@contextmanager
-def echoing(nodes: EmulatedNodes, *which: int) -> Iterator[None]:
-    servers = []
-    for node in which:
-        command = [*nodes.enter(node), *INSIDE, "echo"]
-        servers.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE))
-    try:
-        for server in servers:
-            assert server.stdout is not None
-            server.stdout.readline()
-        yield
-    finally:
-        for server in servers:
-            server.kill()
-            server.communicate()
-
-
-def pings(nodes: EmulatedNodes, source: int, *targets: int, count: int = 3) -> list[Any]:
-    """The shortest round trip to each in ms, None where nothing came back."""
-    addresses = ",".join(nodes.nodes[target].address for target in targets)
-    command = [*nodes.enter(source), *INSIDE, "ping", addresses, str(count), "0"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    found = [[ms for ms in of if ms is not None] for of in json.loads(said)]
-    return [min(of) if of else None for of in found]
+from tests.support.emulated import INSIDE, echoing, pings
+from tests.support.sweeps import ROOT, gone, wait_for
 
 
 def interfaces(nodes: EmulatedNodes, node: int) -> dict[str, Any]:
@@ -62,11 +33,11 @@ def interfaces(nodes: EmulatedNodes, node: int) -> dict[str, Any]:
 def test_a_node_has_its_address_and_no_way_out() -> None:
     with EmulatedNodes.open(2, Link()) as nodes:
         for number, node in enumerate(nodes.nodes):
-            found = interfaces(nodes, number)
-            assert set(found) == {"lo", "link0"}
-            assert "UP" in found["lo"]["flags"] and "UP" in found["link0"]["flags"]
-            assert node.name == f"node{number}" and found["link0"]["mtu"] == 1500
-            (address,) = found["link0"]["addr_info"]  # no IPv6 that chatters
+            inside = interfaces(nodes, number)
+            assert set(inside) == {"lo", "link0"}
+            assert "UP" in inside["lo"]["flags"] and "UP" in inside["link0"]["flags"]
+            assert node.name == f"node{number}" and inside["link0"]["mtu"] == 1500
+            (address,) = inside["link0"]["addr_info"]  # no IPv6 that chatters
             assert address["local"] == node.address and address["prefixlen"] == 24
         out = [*nodes.enter(0), sys.executable, "-c",
                "import socket; socket.create_connection(('192.0.2.1', 80))"]  # fmt: skip
@@ -188,9 +159,8 @@ def test_a_network_that_has_ended_is_one_line() -> None:
         nodes.cut(0)
 
 
-# ---- the kernel's way, as far as a kernel without netem goes ----
-
-# Everything but the discipline itself is real: bridge, veth, classes, filters, counters.
+# The kernel's way, as far as a kernel without netem goes: everything but the discipline itself is
+# real, that is bridge, veth, classes, filters and counters.
 STAND_IN = """
 import subprocess, sys
 from harness.launch.netns import carriers, holder
@@ -226,7 +196,121 @@ def test_the_switch_wires_every_node_to_every_other(monkeypatch: pytest.MonkeyPa
 def test_netem_is_tried_and_not_believed() -> None:
     code = "from harness.launch.netns import holder; holder.become_owner(); " \
            "print(holder.has_netem())"  # fmt: skip
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    tried = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     command = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem"]
     has = subprocess.run(command, capture_output=True).returncode == 0
-    assert told.stdout.strip() == str(has)
+    assert tried.stdout.strip() == str(has)
+
+
+# Everything of this happens in a mount namespace of its own: the machine's device stays as it is.
+# Where the interpreter lies in a closed home, it is shown at the same place of an open one.
+AS_USER = """
+set -e
+mount -t tmpfs none /dev/net
+mknod -m "$MODE" /dev/net/tun c 10 200
+if [ -n "$HOME_OF_PYTHON" ]; then
+  kept=$(mktemp -d)
+  mount --bind "$PREFIX" "$kept"
+  mount -t tmpfs -o mode=755 none "$HOME_OF_PYTHON"
+  mkdir -p "$PREFIX"
+  mount --bind "$kept" "$PREFIX"
+  umount "$kept"; rmdir "$kept"
+fi
+exec setpriv --reuid=12345 --regid=12345 --clear-groups "$@"
+"""
+USER = """
+import json, os, subprocess, sys
+from harness.launch.netns.emulation import EmulatedNodes
+from harness.core.links import link_of
+from harness.core.settings import UserError
+from tests.support.emulated import echoing, pings
+try:
+    with EmulatedNodes.open(2, link_of("5ms")) as nodes, echoing(nodes, 1):
+        who = subprocess.run([*nodes.enter(0), "id", "-u"], capture_output=True, text=True)
+        print(json.dumps([nodes.emulator, pings(nodes, 0, 1)[0], who.stdout.strip()]))
+except UserError as error:
+    print(error)
+"""
+
+
+def as_user(mode: str) -> str:
+    prefix = Path(sys.base_prefix)
+    closed = [str(p) for p in (*reversed(prefix.parents), prefix) if not p.stat().st_mode & 1]
+    env = {**os.environ, "MODE": mode, "PREFIX": str(prefix), "PYTHONDONTWRITEBYTECODE": "1",
+           "HOME_OF_PYTHON": closed[0] if closed else ""}  # fmt: skip
+    command = ["unshare", "--mount", "bash", "-c", AS_USER, "bash", sys.executable, "-c", USER]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.process
+@pytest.mark.root
+@pytest.mark.slow
+def test_an_ordinary_user_has_nodes_of_his_own() -> None:
+    emulator, ms, who = json.loads(as_user("666"))
+    assert emulator == "relay" and 10 <= ms < 20
+    assert who == "12345"  # the same user inside, whose files stay his
+
+
+@pytest.mark.process
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_device_that_is_closed_to_users_is_one_line() -> None:
+    assert as_user("600").endswith(
+        ": /dev/net/tun may not be opened: chmod 666 /dev/net/tun, as root"
+    )
+
+
+@pytest.mark.process
+@pytest.mark.root
+def test_no_permission_for_namespaces_is_one_line() -> None:
+    # Somebody without the right to make namespaces, where no more users' namespaces are allowed.
+    inside = (
+        "echo 0 > /proc/sys/user/max_user_namespaces; "
+        'exec setpriv --inh-caps=-sys_admin --bounding-set=-sys_admin "$@"'
+    )
+    code = (
+        "from harness.launch.netns import holder\nfrom harness.core.settings import UserError\n"
+        "try:\n    holder.become_owner()\nexcept UserError as error:\n    print(error)"
+    )
+    command = ["unshare", "--user", "--map-root-user", "bash", "-c", inside, "bash"]
+    done = subprocess.run([*command, sys.executable, "-c", code], cwd=ROOT, capture_output=True,
+                          text=True)  # fmt: skip
+    assert done.stdout.startswith("no permission to make network namespaces (No space left"), done
+    assert "start as root" in done.stdout and done.stdout.count("\n") == 1
+
+
+def test_what_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^/nothing/tun is missing: modprobe tun, as root$"):
+        open_device("link0", "/nothing/tun")
+    (tmp_path / "tun").touch()
+    with pytest.raises(UserError, match=r"tun: Inappropriate ioctl.*: modprobe tun, as root$"):
+        open_device("link0", str(tmp_path / "tun"))
+    monkeypatch.setattr(holder.sys, "platform", "darwin")
+    with pytest.raises(UserError, match="which only Linux has"):
+        holder.become_owner()
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="nsenter is missing: install util-linux"):
+        EmulatedNodes.open(2, Link())
+
+
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> bool:
+        raise OSError(30, "Read-only file system", "/proc/sys/net/ipv4/tcp_rmem")
+
+    monkeypatch.setattr(holder, "_receive", lambda: {"count": 2})
+    monkeypatch.setattr(holder, "become_owner", refused)
+    assert holder.main([str(os.getppid())]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error.startswith("no emulated nodes here: [Errno 30] Read-only file system: '/proc")
+
+
+def test_numbers_of_nodes_that_do_not_fit() -> None:
+    with pytest.raises(UserError, match="201 emulated nodes: 1 to 200 are possible"):
+        EmulatedNodes.open(201, Link())
+    with pytest.raises(UserError, match="has 3 nodes in its places, and the set-up 2"):
+        EmulatedNodes.open(2, link_of("2+1:between=1ms"))

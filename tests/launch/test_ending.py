@@ -13,20 +13,19 @@ from harness.core.records import read_json, write_json
 from harness.launch.launcher import Exit
 from harness.launch.outcome import ELSEWHERE, State, settle
 from harness.launch.places import Local, Machine, Options
-from harness.launch.plan import Job, plan
+from harness.launch.plan import Job
 from harness.launch.runner import Runner
-from harness.launch.sweepfile import load
-from tests.support.sweeps import sweep_file
+from tests.support.sweeps import Watcher, jobs_of
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return plan(load(sweep_file(tmp_path, "script: vit")), str(tmp_path / "out"))[0]
+    return jobs_of(tmp_path, "script: vit", tmp_path / "out")[0]
 
 
-def settled(job: Job, ending: Exit, asked: str | None = None) -> str:
+def settled(job: Job, ending: Exit, stopped: str | None = None) -> str:
     log = Path(job.settings.output_dir) / "log.txt"
-    return settle(job, ending, time.time() - 1, log, asked, oom_kills=0)
+    return settle(job, ending, time.time() - 1, log, stopped, oom_kills=0)
 
 
 def test_what_another_process_measures_is_its_to_record(job: Job) -> None:
@@ -43,7 +42,7 @@ def test_what_another_process_measures_is_its_to_record(job: Job) -> None:
 def test_a_summary_without_an_outcome_is_as_good_as_none(odd: dict[str, Any], job: Job) -> None:
     write_json(job.folder.summary, odd)
     state = State(job)
-    runner = Runner([state], Options(), Path(), Deaf(), Local(Options()), Machine((), (0,)))
+    runner = Runner([state], Options(), Path(), Watcher(), Local(Options()), Machine((), (0,)))
     assert not runner.is_settled(state, rerun=None) and state.state == "waiting"
     assert settled(job, Exit(3)) == "failed"
     assert (read_json(job.folder.summary) or {})["reason"] == "exit code 3"
@@ -56,22 +55,16 @@ def test_a_finished_record_is_never_written_over(job: Job) -> None:
     before = job.folder.summary.read_bytes()
     time.sleep(1.1)  # it is older than the start of this run
     assert settled(job, Exit(0)) == "finished"  # found done: somebody was quicker
-    assert settled(job, Exit(1), asked="timeout") == "timeout"
+    assert settled(job, Exit(1), stopped="timeout") == "timeout"
     assert job.folder.summary.read_bytes() == before
     assert not job.folder.attempts.exists()
-
-
-class Deaf:
-    def print(self, line: str) -> None: ...
-    def note(self, line: str, ended: bool = False) -> None: ...
-    def show(self) -> None: ...
 
 
 def test_a_runner_waits_for_a_run_that_a_person_started(job: Job, tmp_path: Path) -> None:
     by_hand = Lock(job.folder.lock("run"))
     assert by_hand.take()
     state = State(job)
-    runner = Runner([state], Options(), tmp_path, Deaf(), Local(Options()), Machine((), (0,)))
+    runner = Runner([state], Options(), tmp_path, Watcher(), Local(Options()), Machine((), (0,)))
     runner._start_what_fits()
     assert state.state == ELSEWHERE and not runner.running
     # Its claim is free again: another runner may look, too.

@@ -14,9 +14,8 @@ from harness.core.settings import UserError
 from harness.launch import launcher as supervisor
 from harness.launch.agents import LaunchRequest, Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Exit, Launcher
-from harness.launch.plan import Elastic, Job, plan, torchrun
-from harness.launch.sweepfile import load
-from tests.support.sweeps import sweep_file
+from harness.launch.plan import Elastic, Job, torchrun
+from tests.support.sweeps import jobs_of
 
 NODES = [Node(f"node{n}", f"10.0.0.{n + 1}") for n in range(3)]
 READY = {"event": "ready", "cuda_in_server": False}
@@ -58,13 +57,13 @@ class Puppet(WarmAgent):
     def dies(self, code: int = -9) -> None:
         self.events.append({"event": "died", "code": code})
 
-    def asked(self, what: str) -> list[dict[str, Any]]:
+    def requests(self, what: str) -> list[dict[str, Any]]:
         return [message for message in self.messages if message["do"] == what]
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    (job,) = plan(load(sweep_file(tmp_path, "script: vit\nsettings: {setup: 3_1}")))
+    (job,) = jobs_of(tmp_path, "script: vit\nsettings: {setup: 3_1}")
     return job
 
 
@@ -100,7 +99,7 @@ def begin(start: Callable[..., Launcher]) -> Begin:
 
 def test_all_nodes_get_the_run_with_one_place_to_meet(begin: Begin) -> None:
     launcher, puppets = begin()
-    requests = [puppet.asked("run")[0] for puppet in puppets]
+    requests = [puppet.requests("run")[0] for puppet in puppets]
     assert {r["rendezvous"] for r in requests} == {"10.0.0.1:4001"}
     assert [(r["node"], r["nodes"], r["address"]) for r in requests] == [
         (0, 3, "10.0.0.1"), (1, 3, "10.0.0.2"), (2, 3, "10.0.0.3")
@@ -131,7 +130,7 @@ def test_a_run_that_is_stopped_before_it_began_does_not_begin(
     launcher = start()
     launcher.stop()
     assert launcher.poll() == Exit(143)
-    assert not any(puppet.asked("run") for puppet in Puppet.made)
+    assert not any(puppet.requests("run") for puppet in Puppet.made)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -146,7 +145,7 @@ def test_an_agent_that_is_killed_before_it_got_the_run(
     assert launcher.poll() == Exit(
         -9, error="the launcher on node 1 was killed", launcher_died=True
     )
-    assert not any(puppet.asked("run") for puppet in Puppet.made)
+    assert not any(puppet.requests("run") for puppet in Puppet.made)
 
 
 def test_an_agent_that_died_between_two_runs_is_replaced(begin: Begin) -> None:
@@ -158,7 +157,7 @@ def test_an_agent_that_died_between_two_runs_is_replaced(begin: Begin) -> None:
     launcher.begin(launcher.attempt.request)
     assert [puppet.node.name for puppet in Puppet.made[3:]] == ["node1"]
     assert launcher.poll() is None and launcher.poll() is None
-    assert len(puppets[0].asked("run")) == 2 and len(Puppet.made[3].asked("run")) == 1
+    assert len(puppets[0].requests("run")) == 2 and len(Puppet.made[3].requests("run")) == 1
 
 
 @pytest.mark.parametrize("elastic", [None, Elastic(3, 1)])
@@ -170,7 +169,7 @@ def test_a_node_that_is_not_in_the_run_may_die(
     for puppet in puppets:
         puppet.ends()
     assert launcher.poll() == Exit(0)
-    (smaller,) = plan(load(sweep_file(tmp_path, "script: vit\nsettings: {setup: 2_1}")))
+    (smaller,) = jobs_of(tmp_path, "script: vit\nsettings: {setup: 2_1}")
     launcher.begin(replace(launcher.attempt.request, job=smaller, elastic=elastic))
     port = [puppets[0].events.pop()]  # the first node takes its time to choose it
     if not meets:
@@ -191,7 +190,7 @@ def test_the_first_failure_stops_the_others(begin: Begin, monkeypatch: pytest.Mo
     failure = {"rank": 1, "exit_code": 3, "unix": 5.0}
     second.ends(1, failures=[failure])
     assert launcher.poll() is None
-    assert first.asked("stop") and third.asked("stop") and not second.asked("stop")
+    assert first.requests("stop") and third.requests("stop") and not second.requests("stop")
     first.ends(143)
     assert launcher.poll() is None and not third.killed
     monkeypatch.setattr(supervisor, "GRACE_S", -1.0)
@@ -205,7 +204,7 @@ def test_the_first_failure_stops_the_others(begin: Begin, monkeypatch: pytest.Mo
 def test_a_node_that_is_lost_is_the_reason(begin: Begin) -> None:
     launcher, (first, second, third) = begin()
     third.dies(255)
-    assert launcher.poll() is None and first.asked("stop")
+    assert launcher.poll() is None and first.requests("stop")
     first.ends(1, failures=[{"rank": 0, "exit_code": 1, "unix": 1.0}], error="connection reset")
     second.ends(143)
     ending = launcher.poll()
@@ -245,8 +244,8 @@ def test_a_port_that_somebody_else_was_quicker_to_take(begin: Begin) -> None:
         assert launcher.poll() is None
         assert launcher.attempt.tries == left
         launcher.poll(), launcher.poll()
-        assert len(puppets[2].asked("run")) == 4 - left
-    ports = [request["rendezvous"] for request in puppets[1].asked("run")]
+        assert len(puppets[2].requests("run")) == 4 - left
+    ports = [request["rendezvous"] for request in puppets[1].requests("run")]
     assert len(set(ports)) == 3
     for puppet in puppets:
         puppet.ends(1, error="DistNetworkError: EADDRINUSE")
@@ -258,19 +257,18 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher, (first, second, third) = begin(Elastic(max_restarts=3, min_nodes=2))
-    request = third.asked("run")[0]
+    request = third.requests("run")[0]
     assert (request["min_nodes"], request["nodes"], request["max_restarts"]) == (2, 3, 3)
-    assert [p.asked("run")[0]["rendezvous_config"]["is_host"] for p in (first, second, third)] == [
-        1, 0, 0
-    ]  # fmt: skip
+    configs = [p.requests("run")[0]["rendezvous_config"] for p in (first, second, third)]
+    assert [config["is_host"] for config in configs] == [1, 0, 0]
     third.dies()
-    assert launcher.poll() is None and not first.asked("stop")
+    assert launcher.poll() is None and not first.requests("stop")
     monkeypatch.setattr(supervisor, "RETRY_S", -1.0)
     launcher.poll()
     back = Puppet.made[3]
-    assert back.node.name == "node2" and not back.asked("run")  # not before it is ready
+    assert back.node.name == "node2" and not back.requests("run")  # not before it is ready
     launcher.poll()
-    assert back.asked("run") == [request]
+    assert back.requests("run") == [request]
     for puppet in (first, second, back):
         puppet.ends()
     assert launcher.poll() == Exit(0)
@@ -280,7 +278,7 @@ def test_an_elastic_run_goes_on_without_a_node_and_takes_it_back(
 def peers(begin: Begin, job: Job) -> tuple[Launcher, list[Puppet]]:
     """A run whose nodes need no launcher to go on without each other."""
     launcher, puppets = begin()
-    assert puppets[0].asked("run")[0]["exit_barrier_s"] is None
+    assert puppets[0].requests("run")[0]["exit_barrier_s"] is None
     as_peers = replace(job, settings=replace(job.settings, strategy="hivemind"))
     launcher.attempt.request = replace(launcher.attempt.request, job=as_peers)
     return launcher, puppets
@@ -290,7 +288,7 @@ def test_peers_go_on_without_each_other(peers: tuple[Launcher, list[Puppet]]) ->
     launcher, (first, second, third) = peers
     second.ends(1, failures=[{"rank": 1, "exit_code": -9, "unix": 5.0}])
     third.dies()
-    assert launcher.poll() is None and not first.asked("stop")
+    assert launcher.poll() is None and not first.requests("stop")
     first.ends()
     assert launcher.poll() == Exit(0)  # it has the record
     # The next run gets a new agent where one was lost.
@@ -304,7 +302,7 @@ def test_peers_that_do_not_end_with_the_first_are_ended(
     launcher, (first, second, third) = peers
     first.ends(3, failures=[{"rank": 0, "exit_code": 3, "unix": 5.0}])
     third.ends(1)
-    assert launcher.poll() is None and not second.asked("stop") and not second.killed
+    assert launcher.poll() is None and not second.requests("stop") and not second.killed
     monkeypatch.setattr(supervisor, "GRACE_S", -1.0)
     assert launcher.poll() is None and second.killed
     second.dies()
@@ -321,7 +319,7 @@ def test_an_elastic_run_cannot_lose_everything(begin: Begin, lost: tuple[int, ..
         launcher.poll()
     for number, puppet in enumerate(puppets):
         if number not in lost:
-            assert puppet.asked("stop")
+            assert puppet.requests("stop")
             puppet.ends(143)
     ending = launcher.poll()
     assert ending is not None and ending.launcher_died

@@ -20,12 +20,12 @@ from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
 from harness.launch.netns.nodes import Netns
 from harness.launch.places import Machine, Options
-from harness.launch.plan import Elastic, Job, plan
-from harness.launch.sweepfile import load
+from harness.launch.plan import Elastic, Job
 from tests.support.sweeps import (
     ROOT,
     command,
     gone,
+    jobs_of,
     start,
     sweep,
     sweep_file,
@@ -38,10 +38,7 @@ SMALL = "{epochs: 2, per_gpu_batch: 16, train_size: 256, test_size: 64}"
 
 
 def job(folder: Path, text: str) -> Job:
-    return plan(load(sweep_file(folder, text)), str(folder / "out"))[0]
-
-
-# ---- without any namespace ----
+    return jobs_of(folder, text, folder / "out")[0]
 
 
 def test_the_commands_are_those_of_a_person(tmp_path: Path, monkeypatch: Any) -> None:
@@ -90,11 +87,9 @@ def test_mistakes_in_a_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["nodes", *words]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("harness nodes: error: ") and message in told and told.count("\n") == 1
-
-
-# ---- commands inside ----
+    error = capsys.readouterr().err
+    assert error.startswith("harness nodes: error: ") and message in error
+    assert error.count("\n") == 1
 
 
 def nodes(*words: str) -> subprocess.Popen[str]:
@@ -116,8 +111,10 @@ def asleep(process: subprocess.Popen[str]) -> bool:
 @pytest.mark.process
 @pytest.mark.root
 def test_a_command_on_every_node() -> None:
-    said = 'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"; ip -4 -br address show link0'
-    process = nodes("3", "--", "sh", "-c", said)
+    script = (
+        'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"; ip -4 -br address show link0'
+    )
+    process = nodes("3", "--", "sh", "-c", script)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     for n in range(3):
@@ -165,9 +162,6 @@ def test_a_command_that_is_not_there_and_a_look_around() -> None:
     process.communicate(timeout=30)
 
 
-# ---- sweeps ----
-
-
 @pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
@@ -179,11 +173,11 @@ def test_the_same_sweep_on_one_node_and_on_two(tmp_path: Path) -> None:
     )
     done = sweep(file, tmp_path / "out", "--tiny", "--launcher", "netns")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = {f.path.parent.name: f for f in find_runs(tmp_path / "out")}
-    assert sorted(found) == ["1_2", "2_1", "2_1_10ms-100mbit"]
-    one, *others = (untimed_rows(folder) for folder in found.values())
+    runs = {f.path.parent.name: f for f in find_runs(tmp_path / "out")}
+    assert sorted(runs) == ["1_2", "2_1", "2_1_10ms-100mbit"]
+    one, *others = (untimed_rows(folder) for folder in runs.values())
     assert all(other == one for other in others)  # every digit of loss and accuracy
-    facts = {name: read_json(folder.environment) or {} for name, folder in found.items()}
+    facts = {name: read_json(folder.environment) or {} for name, folder in runs.items()}
     assert facts["1_2"]["link"] is None
     far = facts["2_1_10ms-100mbit"]
     asked = {"delay_ms": 10.0, "rate_mbit": 100.0, "jitter_ms": 0.0, "loss": 0.0}

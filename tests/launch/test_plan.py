@@ -15,13 +15,9 @@ from harness.launch.places import Local, Machine, Options, disturbance, others, 
 from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.sweepfile import header_of, load
 from harness.read.tables.columns import FACTS, OPTIONAL
-from tests.support.sweeps import ROOT, sweep_file
+from tests.support.sweeps import ROOT, jobs_of, sweep_file
 
 FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
-
-
-def planned(folder: Path, text: str, tiny: bool = False, repeat: int = 1) -> list[Job]:
-    return plan(load(sweep_file(folder, text), tiny), "out", repeat)
 
 
 def labels(jobs: list[Job]) -> list[str]:
@@ -29,7 +25,7 @@ def labels(jobs: list[Job]) -> list[str]:
 
 
 def test_cross_product_with_seeds_outermost(tmp_path: Path) -> None:
-    jobs = planned(
+    jobs = jobs_of(
         tmp_path, "script: vit\ngrid: {setup: [1_1, 1_2], per_gpu_batch: [4, 8]}\nseeds: [2, 4]"
     )
     assert labels(jobs) == [
@@ -46,7 +42,7 @@ def test_cross_product_with_seeds_outermost(tmp_path: Path) -> None:
 
 def test_order_is_by_the_file_where_it_says_so(tmp_path: Path) -> None:
     text = "script: vit\ngrid: {setup: [1_1, 1_2], lr: [1]}\nseeds: [2, 4]\norder: [setup, seed]"
-    assert [(j.label["setup"], j.label["seed"]) for j in planned(tmp_path, text)] == [
+    assert [(j.label["setup"], j.label["seed"]) for j in jobs_of(tmp_path, text)] == [
         ("1_1", 2), ("1_1", 4), ("1_2", 2), ("1_2", 4)
     ]  # fmt: skip
 
@@ -60,7 +56,7 @@ runs:
 grid: {per_gpu_batch: [4, 8]}
 exclude: [{script: vit, per_gpu_batch: 8}]
 """
-    jobs = planned(tmp_path, text)
+    jobs = jobs_of(tmp_path, text)
     # 2 runs x 2 batches for bert, 1 x 2 for vit, less vit with 8.
     assert labels(jobs) == [
         "script=bert strategy=ddp setup=1_2 per_gpu_batch=4",
@@ -74,7 +70,7 @@ exclude: [{script: vit, per_gpu_batch: 8}]
 
 
 def test_repeat_measures_everything_again(tmp_path: Path) -> None:
-    jobs = planned(tmp_path, "script: vit\ngrid: {lr: [1, 2]}", repeat=2)
+    jobs = jobs_of(tmp_path, "script: vit\ngrid: {lr: [1, 2]}", repeat=2)
     assert labels(jobs) == ["lr=1 repeat=1", "lr=2 repeat=1", "lr=1 repeat=2", "lr=2 repeat=2"]
     assert len({job.path for job in jobs}) == 4
 
@@ -88,9 +84,9 @@ baseline: {setup: 1_1}
 hold: effective_batch
 lr_rule: linear
 """
-    found = [(j.settings.per_gpu_batch, j.settings.lr) for j in planned(tmp_path, text)]
+    pairs = [(j.settings.per_gpu_batch, j.settings.lr) for j in jobs_of(tmp_path, text)]
     # 48 x 2 = 96 samples an update: over 2 x 2 and over 6 x 2 passes. The same batch, the same lr.
-    assert found == [(48, 0.001), (24, 0.001), (8, 0.001)]
+    assert pairs == [(48, 0.001), (24, 0.001), (8, 0.001)]
 
 
 @pytest.mark.parametrize(
@@ -107,15 +103,15 @@ grid: {{setup: [1_1, 1_2, 2_2]}}
 baseline: {{setup: 1_1}}
 lr_rule: {rule}
 """
-    jobs = planned(tmp_path, text)
+    jobs = jobs_of(tmp_path, text)
     assert [job.settings.lr for job in jobs] == pytest.approx(rates, rel=1e-12)
     assert {job.settings.per_gpu_batch for job in jobs} == {16}
 
 
 def test_rules_start_from_the_defaults_of_the_script_and_of_tiny(tmp_path: Path) -> None:
     text = "script: bert\ngrid: {setup: [1_1, 1_2]}\nbaseline: {setup: 1_1}\nhold: effective_batch"
-    assert [j.settings.per_gpu_batch for j in planned(tmp_path, text)] == [16, 8]
-    assert [j.settings.per_gpu_batch for j in planned(tmp_path, text, tiny=True)] == [32, 16]
+    assert [j.settings.per_gpu_batch for j in jobs_of(tmp_path, text)] == [16, 8]
+    assert [j.settings.per_gpu_batch for j in jobs_of(tmp_path, text, tiny=True)] == [32, 16]
 
 
 def test_the_batch_is_compared_along_its_own_axis_too(tmp_path: Path) -> None:
@@ -126,18 +122,18 @@ grid: {setup: [1_1, 1_2], per_gpu_batch: [16, 64]}
 baseline: {setup: 1_1, per_gpu_batch: 16}
 lr_rule: linear
 """
-    assert [job.settings.lr for job in planned(tmp_path, text)] == [0.001, 0.004, 0.002, 0.008]
+    assert [job.settings.lr for job in jobs_of(tmp_path, text)] == [0.001, 0.004, 0.002, 0.008]
 
 
 def test_dp_is_one_process_on_several_devices(tmp_path: Path) -> None:
-    (job,) = planned(tmp_path, "script: vit\nsettings: {strategy: dp, setup: 1_4}")
+    (job,) = jobs_of(tmp_path, "script: vit\nsettings: {strategy: dp, setup: 1_4}")
     assert (job.nodes, job.devices, job.processes) == (1, 4, 1)
     assert commands(job)[0].startswith("torchrun --standalone --nproc_per_node=1 vit.py")
 
 
 def test_a_link_makes_another_run(tmp_path: Path) -> None:
     text = "script: vit\ngrid: {setup: [2_1], link: [none, 20ms/200mbit]}"
-    one, other = planned(tmp_path, text)
+    one, other = jobs_of(tmp_path, text)
     assert one.settings.setup == "2_1" and other.settings.setup == "2_1_20ms-200mbit"
     assert one.label["setup"] == other.label["setup"] == "2_1"
     assert one.path != other.path
@@ -193,7 +189,7 @@ WRONG = {
 def test_a_plan_that_cannot_be(name: str, tmp_path: Path) -> None:
     text, message = WRONG[name]
     with pytest.raises(UserError) as error:
-        planned(tmp_path, text)
+        jobs_of(tmp_path, text)
     assert message in str(error.value) and "mine.yaml" in str(error.value)
 
 
@@ -202,7 +198,7 @@ def test_what_a_machine_cannot_host(tmp_path: Path) -> None:
     assert (cpu.devices, cpu.threads, gpus.devices, gpus.threads) == (2, 1, 2, 8)
 
     def reason(settings: str, machine: Machine) -> str | None:
-        (job,) = planned(tmp_path, f"script: vit\nsettings: {settings}")
+        (job,) = jobs_of(tmp_path, f"script: vit\nsettings: {settings}")
         return Local(Options(), machine).why_not(job)
 
     assert reason("{setup: 1_2}", cpu) is None and reason("{setup: 1_2}", gpus) is None
@@ -212,9 +208,9 @@ def test_what_a_machine_cannot_host(tmp_path: Path) -> None:
     assert "strategy dp needs a GPU" in str(reason("{setup: 1_2, strategy: dp}", cpu))
     assert reason("{setup: 1_2, strategy: dp}", gpus) is None
     assert "precision fp16 needs a GPU" in str(reason("{precision: fp16}", cpu))
-    (linked,) = planned(tmp_path, "script: vit\nsettings: {setup: 2_1}\ngrid: {link: [1ms]}")
+    (linked,) = jobs_of(tmp_path, "script: vit\nsettings: {setup: 2_1}\ngrid: {link: [1ms]}")
     assert "needs 2 nodes" in str(Local(Options(), cpu).why_not(linked))
-    (wide,) = planned(tmp_path, "script: vit\nsettings: {setup: 1_4}")
+    (wide,) = jobs_of(tmp_path, "script: vit\nsettings: {setup: 1_4}")
     assert Local(Options(oversubscribe=True), cpu).why_not(wide) is None
     assert Local(Options(oversubscribe=True), gpus).why_not(wide) is not None  # cores only
 
@@ -222,8 +218,8 @@ def test_what_a_machine_cannot_host(tmp_path: Path) -> None:
 def test_who_else_is_at_work() -> None:
     here = this_machine()
     assert here.cores and here.devices >= 1
-    found = others(here, interval_s=0.05)
-    assert 0 <= found["cpu_busy_share"] <= 1 and found["gpu_processes"] == 0
+    use = others(here, interval_s=0.05)
+    assert 0 <= use["cpu_busy_share"] <= 1 and use["gpu_processes"] == 0
     assert disturbance({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
     busy = disturbance({"cpu_busy_share": 0.5, "gpu_processes": 2})
     assert busy == "2 other process(es) use the GPUs and others use 50% of the cores"
@@ -272,5 +268,5 @@ def test_the_three_experiments_have_the_published_values() -> None:
     assert values("learning_rate", *names) == {
         (script, setup, 16, 5, lr) for script in both for setup in setups for lr in (2e-4, 2e-5)
     }
-    found = values("propagation", "script", "setup", "per_gpu_batch")
-    assert {("bert", "2_1", 16), ("vit", "2_1", 16)} <= found
+    propagation = values("propagation", "script", "setup", "per_gpu_batch")
+    assert {("bert", "2_1", 16), ("vit", "2_1", 16)} <= propagation

@@ -111,12 +111,11 @@ HANDOVERS = [
 ]
 
 
-@pytest.mark.parametrize(("links", "found"), HANDOVERS)
-def test_no_more_is_handed_over_than_a_link_takes(links: list[str], found: tuple[int, int]) -> None:
-    assert Relay.handover([link_of(text).between(0, 1) for text in links]) == found
-
-
-# ---- the relay itself, between sockets in place of devices ----
+@pytest.mark.parametrize(("links", "handover"), HANDOVERS)
+def test_no_more_is_handed_over_than_a_link_takes(
+    links: list[str], handover: tuple[int, int]
+) -> None:
+    assert Relay.handover([link_of(text).between(0, 1) for text in links]) == handover
 
 
 class Rig:
@@ -187,9 +186,6 @@ def test_a_node_that_is_cut_off_hears_and_says_nothing(rig: Rig) -> None:
     rig.nodes[0].send(packet(0, 1, b"back"))
     assert rig.nodes[1].recv(9999)[-4:] == b"back"
     assert rig.relay.counters()[0][1]["lost"] == 1
-
-
-# ---- the kernel's words ----
 
 
 def test_the_switch_in_words() -> None:

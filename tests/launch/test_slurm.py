@@ -16,15 +16,14 @@ from harness.core.records import read_json, write_json
 from harness.core.settings import UserError
 from harness.launch.outcome import ELSEWHERE, WAITING, State
 from harness.launch.places import Options
-from harness.launch.plan import Job, plan
+from harness.launch.plan import Job
 from harness.launch.screen import Screen, standing
 from harness.launch.slurm import Slurm, queue
 from harness.launch.slurm.cluster import Note, Submitted, exit_of
 from harness.launch.slurm.queue import Queue, Watched
 from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
-from harness.launch.sweepfile import load
+from tests.support.sweeps import Watcher, jobs_of, start, sweep_file, sweep_options, wait_for
 from tests.support.sweeps import harness_sweep as main
-from tests.support.sweeps import start, sweep_file, sweep_options, wait_for
 
 SITE = Site(
     name="mine.ab12", folder="/home/me/my project/outputs/sweeps/mine", cwd="/home/me/my project",
@@ -33,11 +32,9 @@ SITE = Site(
 )  # fmt: skip
 
 
-def jobs_of(folder: Path, text: str) -> list[Job]:
-    return plan(load(sweep_file(folder, text), tiny=True), str(folder / "out"))
+def planned(folder: Path, text: str) -> list[Job]:
+    return jobs_of(folder, text, folder / "out", tiny=True)
 
-
-# ---- the scripts ----
 
 ONE = r"""#!/bin/bash
 #SBATCH --job-name=mine.ab12
@@ -135,7 +132,7 @@ step=$!
 
 
 def test_the_script_of_one_run(tmp_path: Path) -> None:
-    jobs = jobs_of(tmp_path, "script: vit\ngrid: {setup: [1_2]}")
+    jobs = planned(tmp_path, "script: vit\ngrid: {setup: [1_2]}")
     text = script(jobs, Slurm(), SITE, None, rerun=False)
     assert text.replace(str(tmp_path / "out"), "OUT") == ONE
 
@@ -146,7 +143,7 @@ def test_the_script_of_an_array_with_everything(tmp_path: Path) -> None:
         partition="long", account="lab", gres="gpu:a100", cpus_per_gpu=6, requeue=3,
         setup_script="/home/me/setup.sh", sbatch=("--mem=64G", "--exclusive"),
     )  # fmt: skip
-    text = script(jobs_of(tmp_path, file), slurm, SITE, 7199.0, rerun=True)
+    text = script(planned(tmp_path, file), slurm, SITE, 7199.0, rerun=True)
     text = text.replace(str(tmp_path / "out"), "OUT")
     assert text.startswith(ARRAY + "\n") and ARRAY_BODY in text
     assert '[ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]' in text
@@ -156,22 +153,22 @@ def test_the_script_of_an_array_with_everything(tmp_path: Path) -> None:
 def test_short_limits_leave_time_to_train(
     timeout_s: float, time_limit: int, lead: int, tmp_path: Path
 ) -> None:
-    jobs = jobs_of(tmp_path, "script: vit")
+    jobs = planned(tmp_path, "script: vit")
     text = script(jobs, Slurm(gres="none"), SITE, timeout_s, rerun=False)
     assert f"--time={time_limit}\n" in text and f"--signal=B:USR1@{lead}\n" in text
     assert "--gres" not in text and "--cpus-per-task=1\n" in text
 
 
 def test_runs_that_want_the_same_make_one_array(tmp_path: Path) -> None:
-    jobs = jobs_of(tmp_path, "script: [vit, bert]\ngrid: {setup: [1_1, 1_2, 2_1]}\nseeds: [1, 2]")
+    jobs = planned(tmp_path, "script: [vit, bert]\ngrid: {setup: [1_1, 1_2, 2_1]}\nseeds: [1, 2]")
     assert [len(group) for group in alike(jobs)] == [4, 4, 4]
     assert [job for group in alike(jobs) for job in group] != jobs
 
 
 def test_what_no_cluster_can_host(tmp_path: Path) -> None:
-    (far,) = jobs_of(tmp_path, "script: vit\nsettings: {setup: 2_1, link: 20ms}")
+    (far,) = planned(tmp_path, "script: vit\nsettings: {setup: 2_1, link: 20ms}")
     assert why_not(far, Slurm()) == "link 20ms: the links of a cluster cannot be slowed down"
-    (half,) = jobs_of(tmp_path, "script: vit\nsettings: {precision: fp16}")
+    (half,) = planned(tmp_path, "script: vit\nsettings: {precision: fp16}")
     assert why_not(half, Slurm()) is None
     assert "needs a GPU" in str(why_not(half, Slurm(gres="none")))
 
@@ -186,13 +183,11 @@ def test_dry_run_prints_the_scripts(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (Path("outputs") / "sweeps" / "mine-tiny").exists()
 
 
-# ---- flags ----
-
 S = ["--launcher", "slurm"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--partition", "p"], "--partition needs --launcher slurm"),
         (["--detach"], "--detach needs --launcher slurm"),
@@ -213,23 +208,21 @@ S = ["--launcher", "slurm"]
         ([*S, "--sbatch", "mem=2G\nrm -rf /"], "expected an option of sbatch"),
     ],
 )
-def test_flags_that_make_no_sense(flags: list[str], said: str) -> None:
+def test_flags_that_make_no_sense(flags: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
         sweep_options(["file.yaml", *flags])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_flags_that_do(tmp_path: Path) -> None:
     setup = tmp_path / "setup.sh"
     setup.touch()
-    words = [*S, "--gres", "none", "--cpus-per-gpu", "2", "--setup-script", str(setup)]
-    asked = sweep_options(["f", *words])
-    assert asked.slurm == Slurm(gres="none", cpus_per_gpu=2, setup_script=str(setup))
-    assert (Slurm().cores, Slurm(gres="none").cores, asked.slurm.cores) == (4, 1, 2)
+    flags = [*S, "--gres", "none", "--cpus-per-gpu", "2", "--setup-script", str(setup)]
+    options = sweep_options(["f", *flags])
+    assert options.slurm == Slurm(gres="none", cpus_per_gpu=2, setup_script=str(setup))
+    assert (Slurm().cores, Slurm(gres="none").cores, options.slurm.cores) == (4, 1, 2)
     assert sweep_options(["f"]).isolation == "warn"
 
-
-# ---- how jobs end ----
 
 PREEMPTED = "the job had to make room for another (PREEMPTED)"
 NO_WORD = "job 7 ended without a trace: cancelled, or lost with its node"
@@ -266,11 +259,11 @@ def test_what_a_state_of_slurm_means(
     word: str | None, signal: str, code: int | None, verdict: Any, tmp_path: Path
 ) -> None:
     ended = None if code is None else 130.0
-    found = exit_of(
+    run_exit = exit_of(
         "job 7", word, Note("7", 100.0, ended, code, signal), tmp_path / "log", tmp_path
     )
-    assert (found.code == 0) == (word == "COMPLETED")
-    assert found.verdict == verdict and found.wall_s == (0.0 if ended is None else 30.0)
+    assert (run_exit.code == 0) == (word == "COMPLETED")
+    assert run_exit.verdict == verdict and run_exit.wall_s == (0.0 if ended is None else 30.0)
 
 
 def test_ranks_that_failed_are_found_in_what_torchrun_prints(tmp_path: Path) -> None:
@@ -302,27 +295,6 @@ def test_memory_of_what_was_submitted(tmp_path: Path) -> None:
     assert job_name("my sweep,1", "ab") == "my-sweep-1.ab"
 
 
-# ---- a queue with a cluster that is a few files ----
-
-
-class Heard:
-    """What a person would see."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def print(self, line: str) -> None:
-        self.lines.append(line)
-
-    def note(self, line: str, ended: bool = False) -> None:
-        self.lines.append(line)
-
-    def show(self) -> None: ...
-
-    def __contains__(self, part: str) -> bool:
-        return any(part in line for line in self.lines)
-
-
 class StandIn:
     """sbatch and the others as scripts that write down what they are asked and print a file."""
 
@@ -347,20 +319,32 @@ class StandIn:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = StandIn(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{found.folder}{os.pathsep}{os.environ['PATH']}")
+    commands = StandIn(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{commands.folder}{os.pathsep}{os.environ['PATH']}")
     for name in ("ASK_EVERY_S", "NOTE_S", "RECORD_S", "SECOND_S"):
         monkeypatch.setattr(queue, name, 0.0)
-    found.says("sbatch", "12\n")
-    return found
+    commands.says("sbatch", "12\n")
+    return commands
 
 
 def queue_of(folder: Path, text: str = "script: vit", **options: Any) -> Queue:
-    states = [State(job) for job in jobs_of(folder, text)]
+    states = [State(job) for job in planned(folder, text)]
     slurm = Slurm(gres="none", detach=options.pop("detach", True))
     (folder / "sweep").mkdir(exist_ok=True)
-    asked = Options(launcher="slurm", slurm=slurm, **options)
-    return Queue(states, asked, folder / "sweep", Heard())
+    how = Options(launcher="slurm", slurm=slurm, **options)
+    return Queue(states, how, folder / "sweep", Watcher())
+
+
+def worked(folder: Path, text: str = "script: vit", **options: Any) -> Queue:
+    """A queue that has done its work."""
+    waiting = queue_of(folder, text, **options)
+    waiting.work()
+    return waiting
+
+
+def seen(queue: Queue) -> Watcher:
+    assert isinstance(queue.screen, Watcher)
+    return queue.screen
 
 
 def says_of(waiting: Queue, state: str, reason: str = "None") -> str:
@@ -372,27 +356,25 @@ def says_of(waiting: Queue, state: str, reason: str = "None") -> str:
 def test_a_job_is_submitted_once_however_often_it_is_asked_for(
     tmp_path: Path, cluster: StandIn
 ) -> None:
-    first = queue_of(tmp_path)
-    first.work()
-    assert "submitted as job 12" in first.screen  # type: ignore[operator]
+    first = worked(tmp_path)
+    assert "submitted as job 12" in seen(first)
     cluster.says("squeue", says_of(first, "PENDING", "ReqNodeNotAvail"))
-    again = queue_of(tmp_path, rerun="all")
-    again.work()
-    heard: Any = again.screen
-    assert cluster.asked("sbatch") == 1 and "is job 12" in heard
-    assert "waits: ReqNodeNotAvail" in heard and "run on the cluster: 1" in heard
+    again = worked(tmp_path, rerun="all")
+    screen = seen(again)
+    assert cluster.asked("sbatch") == 1 and "is job 12" in screen
+    assert "waits: ReqNodeNotAvail" in screen and "run on the cluster: 1" in screen
     (state,) = again.states
     assert state.state == WAITING and standing(state) == "waiting (ReqNodeNotAvail)"
 
 
 @pytest.mark.process
 def test_a_runner_that_was_killed_while_it_submitted(tmp_path: Path, cluster: StandIn) -> None:
-    job = jobs_of(tmp_path, "script: vit")[0]
+    job = planned(tmp_path, "script: vit")[0]
     submitted = Submitted(tmp_path / "sweep")
     # The job is there, under its name: its number is found.
     submitted.intend("mine.1", [job.path])
     cluster.says("squeue", "77|PENDING|Priority|mine.1\n")
-    queue_of(tmp_path).work()
+    worked(tmp_path)
     assert cluster.asked("sbatch") == 0 and submitted.open()[job.path].id == "77"
     # It has come and gone, and has left its note.
     submitted.withdraw("mine.1")
@@ -401,18 +383,18 @@ def test_a_runner_that_was_killed_while_it_submitted(tmp_path: Path, cluster: St
     write_json(tmp_path / "sweep/jobs/mine.2_0.json",
                {"job": "78", "began": 5, "ended": None, "code": None, "signal": ""})  # fmt: skip
     cluster.says("sacct", "FAILED\n")
-    queue_of(tmp_path).work()
+    worked(tmp_path)
     assert cluster.asked("sbatch") == 0 and submitted.open() == {}
     assert (read_json(job.folder.summary) or {})["outcome"] == "failed"
     # It never was: now it is.
     submitted.intend("mine.3", [job.path])
-    queue_of(tmp_path, rerun="failed").work()
+    worked(tmp_path, rerun="failed")
     assert cluster.asked("sbatch") == 1 and submitted.open()[job.path].id == "12"
     # Nobody knows.
     submitted.intend("mine.4", [job.path])
     cluster.does("squeue", "echo no controller >&2; exit 1")
     with pytest.raises(UserError, match=r"whether mine\.4 was submitted is unknown: no controller"):
-        queue_of(tmp_path).work()
+        worked(tmp_path)
     assert cluster.asked("sbatch") == 1
 
 
@@ -431,12 +413,10 @@ def ended(folder: Path, waiting: Queue, code: int, signal: str = "") -> None:
 def test_a_record_that_is_not_on_shared_storage(
     tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = queue_of(tmp_path)
-    first.work()
+    first = worked(tmp_path)
     ended(tmp_path, first, 0)
     monkeypatch.setattr(queue, "RECORD_S", 0.2)
-    then = queue_of(tmp_path)
-    then.work()
+    then = worked(tmp_path)
     (state,) = then.states
     assert state.state == "failed" and state.took_s == 7
     assert str(state.reason).startswith("job 12 succeeded, but its record is not in ")
@@ -445,13 +425,11 @@ def test_a_record_that_is_not_on_shared_storage(
 
 @pytest.mark.process
 def test_a_script_that_refuses_says_why(tmp_path: Path, cluster: StandIn) -> None:
-    first = queue_of(tmp_path)
-    first.work()
+    first = worked(tmp_path)
     ended(tmp_path, first, 1)
     log = first.submitted.log(first.watched[0].entry)
     log.write_text("vit.py: error: --dataset x: no\n" + TORCHRUN.format(now="2020-01-01_00:00:00"))
-    then = queue_of(tmp_path)
-    then.work()
+    then = worked(tmp_path)
     assert (then.states[0].state, then.states[0].reason) == (
         "failed",
         "vit.py: error: --dataset x: no",
@@ -460,18 +438,15 @@ def test_a_script_that_refuses_says_why(tmp_path: Path, cluster: StandIn) -> Non
 
 @pytest.mark.process
 def test_a_job_that_squeue_has_forgotten(tmp_path: Path, cluster: StandIn) -> None:
-    first = queue_of(tmp_path)
-    first.work()
+    worked(tmp_path)
     cluster.says("sacct", "CANCELLED by 1000\n")
-    then = queue_of(tmp_path)
-    then.work()
+    then = worked(tmp_path)
     # It goes on with this call, as what was interrupted always does.
-    assert "interrupted after 0.0 s, the job was cancelled" in then.screen  # type: ignore[operator]
+    assert "interrupted after 0.0 s, the job was cancelled" in seen(then)
     assert cluster.asked("sbatch") == 2 and len(then.submitted.open()) == 1
     cluster.does("sacct", "echo accounting storage is disabled >&2; exit 1")
-    last = queue_of(tmp_path)
-    last.work()
-    assert "job 12 ended without a trace" in last.screen  # type: ignore[operator]
+    last = worked(tmp_path)
+    assert "job 12 ended without a trace" in seen(last)
     row = json.loads(last.states[0].job.folder.attempts.read_text().splitlines()[0])
     assert row["wall_s"] == 0.0 and row["attempt"] is None
     # Measured again once, not each time that it is looked after.
@@ -484,7 +459,7 @@ def test_a_job_that_squeue_has_forgotten(tmp_path: Path, cluster: StandIn) -> No
 
 def again_watched(waiting: Queue) -> Queue:
     """A queue that knows what was submitted, and has not looked after it."""
-    other = Queue(waiting.states, waiting.options, waiting.folder, Heard())
+    other = Queue(waiting.states, waiting.options, waiting.folder, Watcher())
     entries = other.submitted.open()
     other.watched = [Watched(state, entries[state.job.path]) for state in other.states]
     return other
@@ -492,11 +467,9 @@ def again_watched(waiting: Queue) -> Queue:
 
 @pytest.mark.process
 def test_a_job_that_failed_before_its_script_began(tmp_path: Path, cluster: StandIn) -> None:
-    first = queue_of(tmp_path)
-    first.work()
+    first = worked(tmp_path)
     cluster.says("squeue", says_of(first, "FAILED", "NonZeroExitCode"))
-    then = queue_of(tmp_path)
-    then.work()
+    then = worked(tmp_path)
     assert then.states[0].state == "failed"
     assert str(then.states[0].reason).startswith("job 12 failed before it began: is ")
 
@@ -504,8 +477,7 @@ def test_a_job_that_failed_before_its_script_began(tmp_path: Path, cluster: Stan
 @pytest.mark.process
 def test_the_first_failure_cancels_the_rest(tmp_path: Path, cluster: StandIn) -> None:
     text = "script: vit\nseeds: [1, 2]"
-    first = queue_of(tmp_path, text)
-    first.work()
+    first = worked(tmp_path, text)
     one, two = first.watched
     cluster.says(
         "squeue", f"12_0|FAILED|None|{one.entry.name}\n12_1|PENDING|None|{two.entry.name}\n"
@@ -513,8 +485,7 @@ def test_the_first_failure_cancels_the_rest(tmp_path: Path, cluster: StandIn) ->
     cluster.does(
         "scancel", f"echo '12_1|CANCELLED|None|{two.entry.name}' > {cluster.folder}/squeue.says"
     )
-    then = queue_of(tmp_path, text, detach=False, fail_fast=True)
-    then.work()
+    then = worked(tmp_path, text, detach=False, fail_fast=True)
     # What had not begun is as if nobody had asked for it.
     assert [s.state for s in then.states] == ["failed", WAITING]
     assert not then.states[1].job.folder.path.exists() and then.submitted.open() == {}
@@ -524,8 +495,7 @@ def test_the_first_failure_cancels_the_rest(tmp_path: Path, cluster: StandIn) ->
 def test_stopped_once_the_jobs_stay_and_twice_they_are_cancelled(
     tmp_path: Path, cluster: StandIn
 ) -> None:
-    first = queue_of(tmp_path)
-    first.work()
+    first = worked(tmp_path)
     cluster.says("squeue", says_of(first, "RUNNING"))
     once = queue_of(tmp_path, detach=False)
     once.stops = 1
@@ -552,7 +522,7 @@ def test_what_somebody_else_measures_or_settles(tmp_path: Path, cluster: StandIn
     by_hand = Lock(waiting.states[0].job.folder.lock("run"))
     assert by_hand.take()
     waiting.work()
-    assert "is measured by somebody else" in waiting.screen  # type: ignore[operator]
+    assert "is measured by somebody else" in seen(waiting)
     assert waiting.states[0].state == ELSEWHERE and cluster.asked("sbatch") == 0
     by_hand.release()
     first, second = queue_of(tmp_path), queue_of(tmp_path)
@@ -575,8 +545,8 @@ def test_a_cluster_that_does_not_answer_is_asked_again(
     cluster.does("squeue", "echo Unable to contact slurm controller >&2; exit 1")
     waiting.work()
     waiting._look()
-    heard: Any = waiting.screen
-    assert sum("does not answer" in line for line in heard.lines) == 1
+    screen = seen(waiting)
+    assert sum("does not answer" in line for line in screen.lines) == 1
     assert waiting.states[0].state == WAITING and len(waiting.watched) == 1
 
 
@@ -585,7 +555,7 @@ def test_two_runners_do_not_submit_at_once(
 ) -> None:
     monkeypatch.setattr(queue.cluster, "PATIENCE_S", 0.1)
     with queue_of(tmp_path)._alone(), pytest.raises(UserError, match="submits these runs"):
-        queue_of(tmp_path).work()
+        worked(tmp_path)
     assert cluster.asked("sbatch") == 0
 
 
@@ -619,10 +589,10 @@ def test_what_sbatch_says_is_one_line(
         "sbatch", "echo 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1"
     )
     assert main(argv) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "sbatch refuses: Invalid generic resource" in said
-    assert "--gres none" in said
-    assert Path(said.rsplit(" ", 1)[1].strip()).read_text().startswith("#!/bin/bash")
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "sbatch refuses: Invalid generic resource" in error
+    assert "--gres none" in error
+    assert Path(error.rsplit(" ", 1)[1].strip()).read_text().startswith("#!/bin/bash")
     # Refused, as far as it said: the next call submits it.
     cluster.does("sbatch", "echo 12")
     assert main([*argv, "--detach"]) == 0
@@ -639,7 +609,7 @@ def test_without_sbatch(
 
 
 def test_no_time_is_foretold_where_runs_are_side_by_side(tmp_path: Path) -> None:
-    states = [State(job) for job in jobs_of(tmp_path, "script: vit\nseeds: [1, 2]")]
+    states = [State(job) for job in planned(tmp_path, "script: vit\nseeds: [1, 2]")]
     states[0].took_s = 10.0
     assert "left" in Screen("title", states)._footer()
     assert "left" not in Screen("title", states, in_turn=False)._footer()

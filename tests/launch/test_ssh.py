@@ -21,7 +21,7 @@ from harness.core.settings import UserError
 from harness.launch.launcher import Exit
 from harness.launch.outcome import settle
 from harness.launch.places import Options
-from harness.launch.plan import Job, plan
+from harness.launch.plan import Job
 from harness.launch.ssh import Host, Remote
 from harness.launch.ssh import place as ssh_module
 from harness.launch.ssh.hosts import (
@@ -38,8 +38,7 @@ from harness.launch.ssh.hosts import (
 )
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweep import PLACES
-from harness.launch.sweepfile import load
-from tests.support.sweeps import sweep, sweep_file, sweep_options
+from tests.support.sweeps import jobs_of, sweep, sweep_file, sweep_options
 
 A, B = Host("a"), Host("b", "me", 2222)
 FACTS = HostFacts(
@@ -55,7 +54,7 @@ def remote(*flags: str) -> Remote:
 
 
 def jobs(folder: Path, text: str) -> list[Job]:
-    return plan(load(sweep_file(folder, f"script: vit\n{text}"), tiny=True), "out")
+    return jobs_of(folder, f"script: vit\n{text}", tiny=True)
 
 
 def place(found: dict[Host, HostFacts] | None = None, **more: Any) -> Ssh:
@@ -268,9 +267,6 @@ def test_others_at_work_there(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     there.options.isolation = "error"
     with pytest.raises(UserError, match="a: others use 90% of the cores: wait"):
         there.open([])
-
-
-# ---- records that come back ----
 
 
 def row(event: str, unix: float) -> bytes:

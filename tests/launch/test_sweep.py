@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
@@ -21,8 +23,10 @@ from harness.launch import sweep as sweep_module
 from harness.launch.launcher import Launcher
 from harness.launch.places import Local
 from harness.launch.runner import Runner, Running
+from harness.read import load_sweep
 from tests.support.sweeps import (
     ROOT,
+    alive,
     family,
     gone,
     outcomes,
@@ -140,8 +144,9 @@ seeds: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 """
 
 
-def keep_the_launcher(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Sweeps of this process share one launcher, which loads once; the result closes it."""
+@pytest.fixture
+def one_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sweeps of this process share one launcher, which loads once."""
     launchers: list[Launcher] = []
     start, close = Local.start, Launcher.close
 
@@ -151,7 +156,9 @@ def keep_the_launcher(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     monkeypatch.setattr(Local, "start", start_once)
     monkeypatch.setattr(Launcher, "close", lambda launcher: None)
-    return lambda: [close(launcher) for launcher in launchers] and None
+    yield
+    for launcher in launchers:
+        close(launcher)
 
 
 def put_clocks_forward(monkeypatch: pytest.MonkeyPatch, asleep: Path, by_s: float) -> None:
@@ -169,6 +176,7 @@ def put_clocks_forward(monkeypatch: pytest.MonkeyPatch, asleep: Path, by_s: floa
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("one_launcher")
 def test_failures_are_results_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,25 +184,21 @@ def test_failures_are_results_and_the_sweep_goes_on(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "GRACE_S", 2.0)
     put_clocks_forward(monkeypatch, tmp_path / "asleep", by_s=60)
-    close = keep_the_launcher(monkeypatch)
     file, out = sweep_file(tmp_path, FAILING), tmp_path / "out"
     argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "off", "--timeout", "60"]
-    try:
-        # A rank that does not obey is killed with its launcher: that run comes last.
-        assert main([*argv, "--exclude", "seed=10"]) == 1
-        runs = (out / "sweeps" / "mine-tiny" / "runs.csv").read_text()
-        first = {s["seed"]: (s["outcome"], s["reason"]) for s in seeds_of(out)}
-        # The next call goes on with what was interrupted, and with what failed if asked to.
-        (tmp_path / "mended").touch()
-        capsys.readouterr()
-        chosen = [f"--select=seed={seed}" for seed in (1, 2, 7, 8)]
-        assert main([*argv, "--rerun", "failed", *chosen]) == 0
-        printed = capsys.readouterr().out
-        (tmp_path / "mended").unlink()
-        monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
-        assert main([*argv, "--select", "seed=10"]) == 1
-    finally:
-        close()
+    # A rank that does not obey is killed with its launcher: that run comes last.
+    assert main([*argv, "--exclude", "seed=10"]) == 1
+    runs = (out / "sweeps" / "mine-tiny" / "runs.csv").read_text()
+    first = {s["seed"]: (s["outcome"], s["reason"]) for s in seeds_of(out)}
+    # The next call goes on with what was interrupted, and with what failed if asked to.
+    (tmp_path / "mended").touch()
+    capsys.readouterr()
+    chosen = [f"--select=seed={seed}" for seed in (1, 2, 7, 8)]
+    assert main([*argv, "--rerun", "failed", *chosen]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "mended").unlink()
+    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+    assert main([*argv, "--select", "seed=10"]) == 1
     assert first[1] == ("finished", None)
     assert first[2] == ("oom", "planted (rank 1)")
     assert first[3][0] == "oom" and "memory" in first[3][1]
@@ -335,3 +339,109 @@ def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert gone(everyone)
+
+
+# Killed at random moments: the runner, a rank, the launcher; nothing is lost.
+SIX = """
+script: vit
+settings: {epochs: 3, train_size: 640, test_size: 100}
+grid: {setup: [1_1, 1_2]}
+seeds: [2, 4, 42]
+baseline: {setup: 1_1}
+"""
+
+
+# Of the table: everything that no kill may change.
+SAME = ["setup", "planned", "finished", "effective_batch", "updates", "samples", "accuracy",
+        "accuracy_sd", "f1", "eval_loss", "train_loss", "accuracy_gain_points"]  # fmt: skip
+
+
+def whole_sweep(out: Path) -> dict[str, Any]:
+    """The rows of every run and the table of the sweep, without times."""
+    rows = {str(run.path.relative_to(out)): untimed_rows(run) for run in find_runs(out)}
+    table = load_sweep(out / "sweeps" / "mine-tiny")[SAME].to_dict("records")
+    return {"rows": rows, "table": table}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = sweep(sweep_file(folder, SIX), folder, "--tiny")
+    assert done.returncode == 0, done.stderr
+    whole = whole_sweep(folder)
+    assert len(whole["rows"]) == 6 and all(len(run) == 3 for run in whole["rows"].values())
+    assert [row["finished"] for row in whole["table"]] == [3, 3]
+    return whole
+
+
+def victims(pid: int, draw: random.Random) -> list[psutil.Process]:
+    """One process to be killed: usually a rank, now and then what holds the ranks."""
+    processes = family(pid)
+    kind = draw.choice(["runner", "launcher", "server", "rank", "rank", "rank"])
+    if kind == "runner":
+        return [psutil.Process(pid)]
+    return draw.sample(processes[kind], 1) if processes[kind] else []
+
+
+def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
+    """Kill at random moments and start again, until all is measured; how many were killed."""
+    draw = random.Random(seed)
+    killed, process = 0, start(file, out, "--tiny")
+    next_s = time.monotonic() + draw.uniform(0.2, 6)
+    calls = 1
+    while True:
+        if process.poll() is not None:
+            error = process.stderr.read() if process.stderr else ""
+            assert process.returncode in (0, 1, -9), error
+            if process.returncode == 0:
+                return killed
+            calls += 1
+            assert calls < 3 * kills + 3, error
+            process = start(file, out, "--tiny")
+        everyone = [p for kind in family(process.pid).values() for p in kind]
+        if killed < kills and time.monotonic() >= next_s:
+            for victim in victims(process.pid, draw):
+                victim.kill()
+                killed += 1
+                if victim.pid == process.pid:
+                    process.wait()
+                    assert gone(everyone), f"kill {killed}: {list(alive(everyone))} live on"
+            next_s = time.monotonic() + draw.uniform(0.05, 1.5)
+        time.sleep(0.01)
+
+
+def check_trials(tmp_path: Path, undisturbed: dict[str, Any], kills: int, seed: int) -> None:
+    file = sweep_file(tmp_path, SIX)
+    # A sweep may be done before it has been killed often enough: then another one.
+    killed = sweeps = 0
+    while killed < kills:
+        out = tmp_path / f"out{sweeps}"
+        killed += kill_until_done(file, out, kills - killed, seed + sweeps)
+        sweeps += 1
+        assert set(outcomes(out).values()) == {"finished"}
+        # No row lost, none twice, and every number as if nothing had happened.
+        assert whole_sweep(out) == undisturbed
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 100])
+def test_killed_at_random_moments(seed: int, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    check_trials(tmp_path, undisturbed, kills=20, seed=seed)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_rank_does_not_outlive_torchrun(tmp_path: Path) -> None:
+    """Also without a sweep, where a person started it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    flags = ["--tiny", "--epochs", "4000", "--output_dir", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, "vit.py", *flags], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as torchrun:
+        wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(tmp_path)))
+        ranks = psutil.Process(torchrun.pid).children()
+        assert len(ranks) == 2
+        torchrun.kill()
+        assert gone(ranks)

@@ -19,7 +19,7 @@ from harness.launch.plan import plan
 from harness.launch.screen import Screen, short, time_left_s, window
 from harness.launch.sweep import choose, overridden, skipped
 from harness.launch.sweepfile import load
-from tests.support.sweeps import ROOT, sweep_file
+from tests.support.sweeps import ROOT, jobs_of, sweep_file
 from tests.support.sweeps import harness_sweep as main
 
 GRID = """
@@ -194,7 +194,7 @@ def test_a_run_with_an_outcome_is_not_run_again() -> None:
 
 
 def states_of(tmp_path: Path, out: Path) -> list[State]:
-    return [State(job) for job in plan(load(sweep_file(tmp_path, GRID)), str(out))]
+    return [State(job) for job in jobs_of(tmp_path, GRID, out)]
 
 
 def text_of(screen: Screen, width: int, height: int) -> str:
@@ -342,7 +342,7 @@ def test_a_cuda_context_in_the_server_is_refused(
 
 def test_mistakes_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run is the baseline lr=9"):
-        plan(load(sweep_file(tmp_path, GRID.replace("{setup: 1_1}", "{lr: 9}"))))
+        jobs_of(tmp_path, GRID.replace("{setup: 1_1}", "{lr: 9}"))
 
 
 def test_runs_that_cannot_lose_nodes_are_skipped(
@@ -351,8 +351,8 @@ def test_runs_that_cannot_lose_nodes_are_skipped(
     text = "script: vit\nsettings: {setup: 1_2}\ngrid: {strategy: [ddp, local_sgd, hivemind]}"
     file = sweep_file(tmp_path, text)
     assert main([str(file), "--tiny", "--dry_run", "--max_restarts", "2"]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if "skipped" in line]
-    assert told == [
+    skips = [line for line in capsys.readouterr().out.splitlines() if "skipped" in line]
+    assert skips == [
         "# skipped: --strategy local_sgd does not go with --max_restarts: no process can take over "
         "what another trained apart",
         "# skipped: --strategy hivemind does not need --max_restarts: its peers come and go by "

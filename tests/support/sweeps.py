@@ -16,7 +16,9 @@ import psutil
 from harness import cli
 from harness.core.records import RunFolder, find_runs, read_rows
 from harness.launch.places import Options
+from harness.launch.plan import Job, plan
 from harness.launch.sweep import options_of
+from harness.launch.sweepfile import load
 
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds and what follows from them, and what the network adds; everything else must not depend on
@@ -30,6 +32,31 @@ def sweep_file(folder: Path, text: str, name: str = "mine") -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(text)
     return path
+
+
+def jobs_of(
+    folder: Path, text: str, out: Path | str = "out", tiny: bool = False, repeat: int = 1
+) -> list[Job]:
+    """The runs that a sweep file with this text plans."""
+    return plan(load(sweep_file(folder, text), tiny), str(out), repeat)
+
+
+class Watcher:
+    """What a person would see of a sweep, as lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print(self, line: str) -> None:
+        self.lines.append(line)
+
+    def note(self, line: str, ended: bool = False) -> None:
+        self.lines.append(line)
+
+    def show(self) -> None: ...
+
+    def __contains__(self, part: str) -> bool:
+        return any(part in line for line in self.lines)
 
 
 def start(
@@ -66,19 +93,19 @@ def command(process: psutil.Process) -> str:
 
 def family(runner: int) -> dict[str, list[psutil.Process]]:
     """The processes below a runner, by what they are."""
-    found: dict[str, list[psutil.Process]] = {"launcher": [], "server": [], "rank": []}
+    by_kind: dict[str, list[psutil.Process]] = {"launcher": [], "server": [], "rank": []}
     try:
         for launcher in psutil.Process(runner).children():
             if "harness.train.run.warm" not in command(launcher):
                 continue
-            found["launcher"].append(launcher)
+            by_kind["launcher"].append(launcher)
             for server in launcher.children():
                 if "multiprocessing.forkserver" in command(server):
-                    found["server"].append(server)
-                    found["rank"] += server.children()
+                    by_kind["server"].append(server)
+                    by_kind["rank"] += server.children()
     except psutil.NoSuchProcess:
         pass
-    return found
+    return by_kind
 
 
 def gone(processes: list[psutil.Process], within_s: float = 5.0) -> bool:
@@ -117,8 +144,8 @@ def outcomes(out: Path) -> dict[str, str | None]:
 
 def summary(out: Path, part: str = "") -> dict[str, Any]:
     """The summary of the one run whose place has this in its name."""
-    (found,) = [run for run in find_runs(out) if part in str(run.path)]
-    content: dict[str, Any] = json.loads(found.summary.read_text())
+    (run,) = [run for run in find_runs(out) if part in str(run.path)]
+    content: dict[str, Any] = json.loads(run.summary.read_text())
     return content
 
 

@@ -188,7 +188,7 @@ def open_device(name: str, device: str = DEVICE) -> int:
 
 
 def size_and_packets(data: bytes) -> tuple[int, int]:
-    """On a wire: bytes with the headers of every packet, and packets."""
+    """The bytes on a wire, with the headers of every packet, and the number of packets."""
     size = len(data) - HEADER
     if not data[1]:
         return size, 1

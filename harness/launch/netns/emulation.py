@@ -114,7 +114,7 @@ class EmulatedNodes:
         self._request({"do": "join", "node": node})
 
     def counters(self) -> Counters:
-        """Of the wire since open()."""
+        """The traffic of each link since open()."""
         counters: Counters = self._request({"do": "counters"})
         return counters
 

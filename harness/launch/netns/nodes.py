@@ -112,7 +112,7 @@ def run_on(nodes: list[Node], command: list[str]) -> int:
 
 
 def show(nodes: list[Node]) -> int:
-    """Nodes to look around in, until Ctrl-C."""
+    """Keep the nodes open, to look around in, until Ctrl-C."""
     for node in nodes:
         print(f"{node.name}  {node.address}  {' '.join(node.prefix)} bash")
     print("they end with Ctrl-C", flush=True)

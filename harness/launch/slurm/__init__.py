@@ -98,15 +98,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="submit and leave; the same command looks again")  # fmt: skip
 
 
-def slurm_of(given: Mapping[str, Any]) -> Slurm:
+def slurm_of(flags: Mapping[str, Any]) -> Slurm:
     """The values of these flags; UserError if they make no sense together."""
-    ours = {f.name: given[f.name] for f in fields(Slurm) if given[f.name]}
-    if given["launcher"] != "slurm":
+    ours = {f.name: flags[f.name] for f in fields(Slurm) if flags[f.name]}
+    if flags["launcher"] != "slurm":
         for name in ours:
             raise UserError(f"--{name} needs --launcher slurm")
         return Slurm()
     for name, why in MEANINGLESS.items():
-        if given[name]:
+        if flags[name]:
             raise UserError(f"--{name} has no meaning with --launcher slurm: {why}")
     return Slurm(**{**ours, "sbatch": tuple(ours.get("sbatch", ()))})
 

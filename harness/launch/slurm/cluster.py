@@ -1,6 +1,6 @@
-"""Jobs of a SLURM cluster: submitting and asking, the file that remembers them, how they ended.
+"""Jobs of a SLURM cluster: submission, queries, the file that remembers them, how they ended.
 
-sbatch, squeue, sacct and scancel are each asked for as little as possible.
+sbatch, squeue, sacct and scancel are called as rarely as possible.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _failures(note: Note | None, log: Path) -> list[dict[str, Any]]:
 
 
 def _error(job: str, note: Note | None, code: int, folder: Path) -> str | None:
-    """What the run itself cannot report."""
+    """The error that the run itself cannot report."""
     if code == 0:
         return (
             f"{job} succeeded, but its record is not in {folder}: put --output_dir on storage "

@@ -53,7 +53,7 @@ class Queue(Worker):
     stops_obeyed: int = 0
     obeyed_s: float = 0.0
     asked_s: float = -ASK_EVERY_S
-    trouble: str = ""  # what the cluster last said instead of an answer
+    trouble: str = ""  # the last error of the cluster
     cancelled: bool = False
 
     def __post_init__(self) -> None:
@@ -155,8 +155,8 @@ class Queue(Worker):
     def _submit(self, lock: int) -> None:
         watched = {watched.entry.path for watched in self.watched}
         new = [s for s in self.states if s.state == WAITING and s.job.path not in watched]
-        wanted = {s.job.path: s for s in new if self._wanted(s)}
-        for jobs in scripts.alike([state.job for state in wanted.values()]):
+        due = {s.job.path: s for s in new if self._is_due(s)}
+        for jobs in scripts.alike([state.job for state in due.values()]):
             if self.stops:
                 return
             name = scripts.job_name(self.folder.name, secrets.token_hex(3))
@@ -168,11 +168,11 @@ class Queue(Worker):
             self.submitted.confirm(name, cluster.submit(path, lock))
             entries = self.submitted.open()
             for job in jobs:
-                state, entry = wanted[job.path], entries[job.path]
+                state, entry = due[job.path], entries[job.path]
                 self.watched.append(Watched(state, entry))
                 self.screen.note(f"{self.name_of(state)}: submitted as job {entry.id}")
 
-    def _wanted(self, state: State) -> bool:
+    def _is_due(self, state: State) -> bool:
         """Whether a run is to be measured, and nobody measures it now."""
         if self.is_settled(state, self.options.rerun):
             return False

@@ -17,7 +17,7 @@ from harness.core.provenance import ROOT
 from harness.core.rules import why_a_gpu
 from harness.launch.outcome import SKIPPED, State
 from harness.launch.places import Options, launched, place_facts
-from harness.launch.plan import Job
+from harness.launch.plan import Job, script_of
 from harness.launch.slurm import Slurm
 
 # Before the time limit: for ranks to record, and for a job to be requeued.
@@ -59,7 +59,7 @@ def script(
 ) -> str:
     """The script for sbatch: one run, or an array of runs with the same resources."""
     options = [f"#SBATCH {option}" for option in _options(jobs, slurm, site, timeout_s)]
-    parts = [
+    sections = [
         "\n".join(["#!/bin/bash", *options]),
         NOTE.format(
             note=shlex.quote(f"{site.folder}/jobs/{site.name}"),
@@ -70,7 +70,7 @@ def script(
         _step(jobs[0], slurm, site),
         END.format(again=slurm.requeue),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(sections)
 
 
 def _options(jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | None) -> list[str]:
@@ -133,11 +133,8 @@ def _surroundings(slurm: Slurm, site: Site) -> str:
 
 
 def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
-    """Make the training script and its arguments those of the shell."""
-    lines = []
-    for job in jobs:
-        words = [f"{site.scripts}{job.settings.script}.py", *job.argv]
-        lines.append(f"set -- {shlex.join(words)}")
+    """Set the arguments of the shell to the training script and its flags."""
+    lines = [f"set -- {script_of(job, site.scripts)}" for job in jobs]
     if len(jobs) > 1:
         cases = [f"{number}) {line} ;;" for number, line in enumerate(lines)]
         lines = ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]

@@ -40,7 +40,8 @@ class Host:
         return self.name if self.port is None else f"{self.name}:{self.port}"
 
     @property
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
+        """The arguments of ssh that address the host."""
         port = [] if self.port is None else ["-p", str(self.port)]
         return [*port, f"{self.user}@{self.name}" if self.user else self.name]
 
@@ -64,15 +65,15 @@ class Remote:
             return shlex.quote(self.checkout)
         return home + slash + (shlex.quote(rest) if rest else "")
 
-    def command(self, words: Sequence[str], environment: Mapping[str, str]) -> str:
-        """For the shell there: these words, run in the checkout."""
+    def in_checkout(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        """A command for the shell there."""
         return f"cd {self.folder} || exit {NO_CHECKOUT}; exec " + shlex.join(
-            ["env", *(f"{k}={v}" for k, v in environment.items()), *words]
+            ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
         )
 
     def ssh_to(self, host: Host, command: str) -> list[str]:
         options = [word for k, v in OPTIONS.items() for word in ("-o", f"{k}={v}")]
-        return [*self.ssh, "-T", *options, *host.words, command]
+        return [*self.ssh, "-T", *options, *host.arguments, command]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -99,31 +100,31 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 FLAGS = ("hosts", "hosts_file", "checkout", "remote_python", "master_addr", "interface", "ssh")
 
 
-def remote_of(given: Mapping[str, Any]) -> Remote:
+def remote_of(flags: Mapping[str, Any]) -> Remote:
     """From the flags; UserError if they do not go together."""
-    if given["launcher"] != "ssh":
-        if unused := [name for name in FLAGS if given[name] is not None]:
+    if flags["launcher"] != "ssh":
+        if unused := [name for name in FLAGS if flags[name] is not None]:
             raise UserError(f"--{unused[0]} needs --launcher ssh")
         return Remote()
-    if (given["hosts"] is None) == (given["hosts_file"] is None):
+    if (flags["hosts"] is None) == (flags["hosts_file"] is None):
         raise UserError("--launcher ssh needs either --hosts a,b or --hosts_file FILE")
-    if given["pack"]:
+    if flags["pack"]:
         raise UserError("--pack shares one machine: leave it out with --launcher ssh")
-    if given["hosts"] is not None:
-        hosts = [_host("--hosts", text) for text in given["hosts"].split(",")]
+    if flags["hosts"] is not None:
+        hosts = [_host("--hosts", text) for text in flags["hosts"].split(",")]
     else:
-        hosts = _in_file(Path(given["hosts_file"]))
+        hosts = _in_file(Path(flags["hosts_file"]))
     for host in hosts:
         if hosts.count(host) > 1:
             raise UserError(f"host {host} is named twice: every node needs its own host")
     return Remote(
         tuple(hosts),
         # The local shell has already expanded a ~; the home folder there may be another.
-        checkout=without_home(given["checkout"] or str(ROOT)),
-        python=given["remote_python"] or ".venv/bin/python",
-        master_addr=given["master_addr"],
-        interface=given["interface"],
-        ssh=tuple(shlex.split(given["ssh"] or "ssh")),
+        checkout=without_home(flags["checkout"] or str(ROOT)),
+        python=flags["remote_python"] or ".venv/bin/python",
+        master_addr=flags["master_addr"],
+        interface=flags["interface"],
+        ssh=tuple(shlex.split(flags["ssh"] or "ssh")),
     )
 
 

@@ -56,7 +56,7 @@ class HostFacts:
 
     @property
     def interface(self) -> str | None:
-        """The one that has the address."""
+        """The interface that has the address."""
         return next((n for n, known in self.interfaces.items() if self.address in known), None)
 
 
@@ -83,7 +83,7 @@ def facts() -> HostFacts:
 
 
 def problems(hosts: Mapping[str, HostFacts], remote: Remote, here: Mapping[str, Any]) -> list[str]:
-    """Why they cannot, one line each; here: commit and source of this machine."""
+    """Why the hosts cannot measure together, a line each; here: commit and source of this one."""
     lines = []
     for name, facts in hosts.items():
         theirs, ours = facts.commit, here["commit"]
@@ -109,7 +109,7 @@ def problems(hosts: Mapping[str, HostFacts], remote: Remote, here: Mapping[str, 
 def warnings(
     hosts: Mapping[str, HostFacts], clocks: Mapping[str, float], here: Mapping[str, Any]
 ) -> list[str]:
-    """What the user should know of them; clocks: by how much theirs are ahead of ours."""
+    """What the user should know about the hosts; clocks: by how much theirs are ahead of ours."""
     lines = []
     for name, facts in hosts.items():
         if facts.commit == here["commit"] and facts.source != here["source"]:
@@ -124,7 +124,7 @@ def warnings(
 
 
 def address_of(facts: HostFacts, remote: Remote) -> str | None:
-    """At which other hosts reach this one."""
+    """The address at which other hosts reach this one."""
     if remote.interface is not None:
         return facts.interfaces[remote.interface][0]
     return facts.address
@@ -161,14 +161,14 @@ def _unreachable(hosts: Mapping[str, HostFacts], remote: Remote) -> list[str]:
 
 @dataclass(frozen=True)
 class Fetched:
-    """As it was on its host."""
+    """A file as it was on its host."""
 
     content: bytes
     unix: float  # when it was last written, by the clock of its host
 
 
 def send(folder: Path, to: IO[bytes]) -> None:
-    """Every record of a run; a missing folder is an empty tar."""
+    """Write every record of a run as tar; a missing folder is an empty tar."""
     with tarfile.open(fileobj=to, mode="w|") as tar:
         for file in _files(folder):
             try:
@@ -217,7 +217,7 @@ def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict
 
 
 def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None:
-    """Into the folder here, unless its content is newer; another run's record is set aside.
+    """Write a record into its folder here, unless that is newer; another run's record is set aside.
 
     clock_s: by how much the host's clock is ahead of ours. Equal files are not written again.
     """
@@ -247,7 +247,7 @@ def _write(path: Path, sent: Fetched, clock_s: float) -> None:
 
 
 def _rows(lines: bytes) -> list[dict[str, Any]]:
-    """Complete ones: a killed process may have left half a line."""
+    """The complete rows: a killed process may have left half a line."""
     rows = []
     for line in lines.splitlines():
         with suppress(ValueError):

@@ -55,7 +55,7 @@ class SshNode(Node):
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> subprocess.Popen[bytes]:
-        line = self.there.command(command, {**environment, **self.environment})
+        line = self.there.in_checkout(command, {**environment, **self.environment})
         # A session of its own: Ctrl-C is for the runner alone.
         return subprocess.Popen(self.there.ssh_to(self.host, line), start_new_session=True, **pipes)
 
@@ -91,14 +91,14 @@ class Ssh(Machines):
         master = self.remote.master_addr or self.remote.hosts[0].name
         lines = []
         for node, host in enumerate(self.remote.hosts[: job.nodes]):
-            words = [f"{self.remote.python} -m torch.distributed.run"]
-            words += [*torchrun(job, node, master, PORT, self.options.elastic), script_of(job)]
+            flags = torchrun(job, node, master, PORT, self.options.elastic)
             environment = {**self.environment, **self._interfaces(host)}
             variables = shlex.join(f"{k}={v}" for k, v in environment.items())
-            command = f"cd {self.remote.folder} && {variables} {' '.join(words)}"
+            started = [f"{self.remote.python} -m torch.distributed.run", *flags, script_of(job)]
+            command = f"cd {self.remote.folder} && {variables} {' '.join(started)}"
             # All but the last in the background: they wait for one another.
             lines.append(
-                shlex.join([*self.remote.ssh, "-n", *host.words, command])
+                shlex.join([*self.remote.ssh, "-n", *host.arguments, command])
                 + (" &" if node < job.nodes - 1 else "")
             )
         return lines
@@ -185,13 +185,13 @@ class Ssh(Machines):
         return facts
 
     def _fetch(self, host: Host, job: Job) -> dict[str, Fetched] | str:
-        words = ["-m", "harness.launch.ssh.hosts", str(job.folder.path)]
-        answer = self._run(host, words, FETCH_S)
+        module = ["-m", "harness.launch.ssh.hosts", str(job.folder.path)]
+        answer = self._run(host, module, FETCH_S)
         return answer if isinstance(answer, str) else received(answer)
 
-    def _run(self, host: Host, words: Sequence[str], within_s: float) -> bytes | str:
+    def _run(self, host: Host, arguments: Sequence[str], within_s: float) -> bytes | str:
         """The output of our Python there; or why there is none, in a line that names the host."""
-        command = self.remote.command([self.remote.python, *words], {})
+        command = self.remote.in_checkout([self.remote.python, *arguments], {})
         try:
             done = subprocess.run(
                 self.remote.ssh_to(host, command),
