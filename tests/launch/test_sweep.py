@@ -182,7 +182,7 @@ def test_failures_are_results_and_the_sweep_goes_on(
 ) -> None:
     (tmp_path / "vit.py").write_text(PLANTED)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "GRACE_S", 2.0)
+    monkeypatch.setattr(runner, "GRACE_S", 10.0)
     put_clocks_forward(monkeypatch, tmp_path / "asleep", by_s=60)
     file, out = sweep_file(tmp_path, FAILING), tmp_path / "out"
     argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "off", "--timeout", "60"]
@@ -198,6 +198,7 @@ def test_failures_are_results_and_the_sweep_goes_on(
     printed = capsys.readouterr().out
     (tmp_path / "mended").unlink()
     monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+    monkeypatch.setattr(runner, "GRACE_S", 1.0)
     assert main([*argv, "--select", "seed=10"]) == 1
     assert first[1] == ("finished", None)
     assert first[2] == ("oom", "planted (rank 1)")
