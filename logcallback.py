@@ -166,7 +166,7 @@ class LogCallback(Recorder):
             self._report_progress(state, every_s=1)
 
     def _report_progress(self, state: TrainerState, every_s: float = 0.0) -> None:
-        """Where the attempt is: so that it is known what is lost, should it be killed."""
+        """Where the attempt stands: what it loses, should it be killed, is then known."""
         now_s = time.perf_counter()
         if not self.attempt or now_s - self.reported_s < every_s:
             return

@@ -45,9 +45,9 @@ class Peer:
 
     def address(self) -> str:
         """Where others join it."""
-        said = wait_for(lambda: re.search(r"--initial_peers (\S+)", self.out) or self.ended())
-        assert isinstance(said, re.Match), self.err
-        return said[1]
+        match = wait_for(lambda: re.search(r"--initial_peers (\S+)", self.out) or self.ended())
+        assert isinstance(match, re.Match), self.err
+        return match[1]
 
     def ended(self) -> bool:
         return self.process.exitcode is not None

@@ -76,8 +76,8 @@ def ranks(
         monitor_interval=0.05,
         start_method="forkserver",
     )
-    found = elastic_launch(config, _one_rank)(env or {}, function, args)
-    return [found[rank] for rank in sorted(found)]
+    results = elastic_launch(config, _one_rank)(env or {}, function, args)
+    return [results[rank] for rank in sorted(results)]
 
 
 def script(

@@ -46,23 +46,22 @@ def run_arm(folder: str, argv: list[str], model: Any = None, samples: int | None
     data = toys.Points(samples or BATCH * UPDATES * world // epochs)
     diary = Diary()
     model = toys.Net() if model is None else model
-    trainer, run = toys.ours(folder, model, data, toys.Points(9, 1), *argv, callbacks=[diary])
-    trainer.train()
+    trainer, run = toys.trained(folder, model, data, toys.Points(9, 1), *argv, callbacks=[diary])
     return trainer, run, diary
 
 
-def arms(folder: str, asked: list[list[str]]) -> list[dict[str, Any]]:
+def arms(folder: str, commands: list[list[str]]) -> list[dict[str, Any]]:
     """Each arm on this rank, one after the other."""
-    found = []
-    for argv in asked:
+    results = []
+    for argv in commands:
         trainer, run, diary = run_arm(folder, argv)
-        found.append({
+        results.append({
             "weights": np.stack(diary.weights), "evaluated": np.stack(diary.evaluated),
             "fed": trainer.model.fed, "observed": trainer.observations.observed,
             "bytes": getattr(trainer.exchange, "payload_bytes", None),
             "rows": toys.rows(run) if run.context.is_rank0 else None,
         })  # fmt: skip
-    return found
+    return results
 
 
 def by_hand(
@@ -125,21 +124,21 @@ def by_hand(
     return np.stack(seen, 1), np.stack(shared)
 
 
-def follows(found: list[dict[str, Any]], each: int, tolerance: float = 2e-6, **more: Any) -> None:
+def follows(results: list[dict[str, Any]], each: int, tolerance: float = 2e-6, **more: Any) -> None:
     """All ranks have the calculated weights after every update, and evaluate the shared ones."""
-    fed = [rank["fed"] for rank in found]
+    fed = [rank["fed"] for rank in results]
     seen, shared = by_hand(fed, each, **more)
     first = [seen[0]] if len(seen) == 1 else seen
     assert len(first) == 1 or toys.apart(seen[0], seen[1]) > 1e-3  # replicas do differ
-    for number, rank in enumerate(found):
+    for number, rank in enumerate(results):
         assert toys.apart(rank["weights"], seen[number // each]) < tolerance
-        assert rank["weights"][-1].tobytes() == found[0]["weights"][-1].tobytes()
-        for other, mine in zip(found[0]["evaluated"], rank["evaluated"], strict=True):
+        assert rank["weights"][-1].tobytes() == results[0]["weights"][-1].tobytes()
+        for other, mine in zip(results[0]["evaluated"], rank["evaluated"], strict=True):
             assert other.tobytes() == mine.tobytes()
     half = len(shared) // 2
-    assert toys.apart(found[0]["evaluated"][-1], shared[-1]) < tolerance
-    if len(found[0]["evaluated"]) == 2:
-        assert toys.apart(found[0]["evaluated"][0], shared[half - 1]) < tolerance
+    assert toys.apart(results[0]["evaluated"][-1], shared[-1]) < tolerance
+    if len(results[0]["evaluated"]) == 2:
+        assert toys.apart(results[0]["evaluated"][0], shared[half - 1]) < tolerance
 
 
 class Slope(nn.Module):

@@ -222,8 +222,8 @@ def argv(folder: str | Path, *more: str) -> list[str]:
         "per_gpu_batch": "4", "eval_batch": "4", "epochs": "1", "lr": "0.01", "save": "none",
         "comm_probe": "off",
     }  # fmt: skip
-    given = {word[2:].partition("=")[0] for word in more}
-    return [f"--{k}={v}" for k, v in chosen.items() if k not in given] + list(more)
+    named = {word[2:].partition("=")[0] for word in more}
+    return [f"--{k}={v}" for k, v in chosen.items() if k not in named] + list(more)
 
 
 def ours(
@@ -263,6 +263,13 @@ def ours(
         callbacks=[*([LogCallback(context)] if records else []), *callbacks],
         **({"data_collator": collate} if collate else {}),
     )
+    return trainer, run
+
+
+def trained(*args: Any, **options: Any) -> tuple[ExactTrainer, Lifecycle]:
+    """An ExactTrainer as ours() makes it, after its training."""
+    trainer, run = ours(*args, **options)
+    trainer.train()
     return trainer, run
 
 

@@ -32,6 +32,7 @@ from tests.support.toys import (
     sixteen,
     stock,
     summary,
+    trained,
     true_loss,
     weights,
 )
@@ -54,28 +55,27 @@ def stock_first_update(name: str, batch: int, acc: int) -> tuple[float, float]:
 
 def our_first_update(name: str, folder: str, batch: int, acc: int) -> tuple[float, float]:
     data = sixteen(name)
-    trainer, _ = ours(
+    trainer, _ = trained(
         folder, head(name), data, data, f"--per_gpu_batch={batch}", f"--grad_acc={acc}"
     )  # fmt: skip
-    trainer.train()
     return logged(trainer, "epoch_train_loss")[0], logged(trainer, "epoch_grad_norm")[0]
 
 
 def accumulated(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         name: (stock_first_update(name, 16, 1), stock_first_update(name, 4, 4)) for name in CONFIGS
     }
-    found["ours"] = (
+    results["ours"] = (
         our_first_update("bert", folder, 16, 1),
         our_first_update("bert", folder, 4, 4),
     )
-    return found
+    return results
 
 
 def distributed(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = {name: stock_first_update(name, 8, 1) for name in CONFIGS}
-    found["ours"] = our_first_update("bert", folder, 8, 1)
-    return found
+    results: dict[str, Any] = {name: stock_first_update(name, 8, 1) for name in CONFIGS}
+    results["ours"] = our_first_update("bert", folder, 8, 1)
+    return results
 
 
 def test_trap_0_loss_multiplied_by_accumulation_and_ranks(tmp_path: Path) -> None:
@@ -185,24 +185,23 @@ def test_trap_1_on_two_ranks_from_the_command_line(tmp_path: Path) -> None:
     done = script("bert", "--tiny", "--lr=1e30", "--train_size=64", "--test_size=16", "--epochs=3",
                   f"--output_dir={tmp_path}", "--save=none", count=2, env=CPU)  # fmt: skip
     assert done.code != 0
-    (found,) = tmp_path.glob("bert/1_2/*/summary.json")
-    assert read_json(found)["outcome"] == "diverged"
+    (results,) = tmp_path.glob("bert/1_2/*/summary.json")
+    assert read_json(results)["outcome"] == "diverged"
 
 
 def stock_train_loss(count: int, **more: Any) -> dict[str, Any]:
     net = Net()
     trainer = stock(net, Points(count), **more)
-    said = trainer.train().training_loss
-    return {"said": said, "losses": net.losses, "fed": net.fed}
+    reported = trainer.train().training_loss
+    return {"reported": reported, "losses": net.losses, "fed": net.fed}
 
 
 def our_train_loss(folder: str, count: int, *more: str) -> dict[str, Any]:
     net = Net()
-    trainer, run = ours(folder, net, Points(count), Points(8), *more)
-    trainer.train()
+    trainer, run = trained(folder, net, Points(count), Points(8), *more)
     recorded = [row["train_loss"] for row in rows(run)]
     return {
-        "said": logged(trainer, "epoch_train_loss")[0],
+        "reported": logged(trainer, "epoch_train_loss")[0],
         "recorded": recorded,
         "losses": net.losses,
         "fed": net.fed,
@@ -226,59 +225,58 @@ def over_samples(*diaries: dict[str, Any]) -> float:
 
 
 def test_trap_2_train_loss_is_rank_local(tmp_path: Path) -> None:
-    found = ranks(2, both_train_losses, str(tmp_path / "two"), env=CPU)
-    theirs, own = zip(*found, strict=True)
+    results = ranks(2, both_train_losses, str(tmp_path / "two"), env=CPU)
+    theirs, own = zip(*results, strict=True)
     true = over_samples(*theirs)
-    assert theirs[0]["said"] == pytest.approx(over_samples(theirs[0]), abs=1e-6)
-    assert min(abs(rank["said"] - true) for rank in theirs) > 0.01
-    assert [rank["said"] for rank in own] == [pytest.approx(over_samples(*own), abs=1e-6)] * 2
-    assert own[0]["recorded"] == [pytest.approx(own[0]["said"], abs=1e-9)]
+    assert theirs[0]["reported"] == pytest.approx(over_samples(theirs[0]), abs=1e-6)
+    assert min(abs(rank["reported"] - true) for rank in theirs) > 0.01
+    assert [rank["reported"] for rank in own] == [pytest.approx(over_samples(*own), abs=1e-6)] * 2
+    assert own[0]["recorded"] == [pytest.approx(own[0]["reported"], abs=1e-9)]
 
     ((theirs_one, own_one),) = ranks(1, uneven_train_losses, str(tmp_path / "one"), env=CPU)
-    assert abs(theirs_one["said"] - over_samples(theirs_one)) > 0.005
-    assert own_one["said"] == pytest.approx(over_samples(own_one), abs=1e-6)
-    assert own_one["recorded"] == [pytest.approx(own_one["said"], abs=1e-9)]
+    assert abs(theirs_one["reported"] - over_samples(theirs_one)) > 0.005
+    assert own_one["reported"] == pytest.approx(over_samples(own_one), abs=1e-6)
+    assert own_one["recorded"] == [pytest.approx(own_one["reported"], abs=1e-9)]
 
 
 def evaluations(folder: str) -> dict[str, Any]:
     """Untrained models: nothing but the evaluation can differ between numbers of ranks."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for count in (13, 10):
-        found[f"true_{count}"] = true_loss(Net(), Points(count))
-        found[f"stock_{count}"] = stock(Net(), None, Points(count)).evaluate()
+        results[f"true_{count}"] = true_loss(Net(), Points(count))
+        results[f"stock_{count}"] = stock(Net(), None, Points(count)).evaluate()
         trainer, _ = ours(f"{folder}/{count}", Net(), Points(24), Points(count), records=False)
-        found[f"ours_{count}"] = trainer.evaluate()
+        results[f"ours_{count}"] = trainer.evaluate()
     dropped = stock(Net(), Points(13), Points(13), dataloader_drop_last=True)
-    found["dropped"] = dropped.evaluate()
-    found["dropped_n"] = found["dropped"]["eval_n"]
-    return found
+    results["dropped"] = dropped.evaluate()
+    results["dropped_n"] = results["dropped"]["eval_n"]
+    return results
 
 
 def recorded_evaluation(folder: str) -> dict[str, Any]:
-    trainer, run = ours(folder, Net(), Points(13), Points(13))
-    trainer.train()
+    trainer, run = trained(folder, Net(), Points(13), Points(13))
     return {"row": (rows(run) or [{}])[0], "true": true_loss(trainer.model, Points(13))}
 
 
 def test_trap_4_eval_loss_of_uneven_sizes(tmp_path: Path) -> None:
     for count in (1, 2, 3):
-        found = ranks(count, evaluations, str(tmp_path / str(count)), env=CPU)[0]
+        results = ranks(count, evaluations, str(tmp_path / str(count)), env=CPU)[0]
         for samples in (13, 10):
-            true = found[f"true_{samples}"]
-            wrong = abs(found[f"stock_{samples}"]["eval_loss"] - true)
+            true = results[f"true_{samples}"]
+            wrong = abs(results[f"stock_{samples}"]["eval_loss"] - true)
             assert wrong < 1e-6 if count == 1 else wrong > 1e-3, (count, samples, wrong)
-            assert found[f"ours_{samples}"]["eval_loss"] == pytest.approx(true, abs=1e-6)
+            assert results[f"ours_{samples}"]["eval_loss"] == pytest.approx(true, abs=1e-6)
             # The stock's accuracy and number of samples are right.
-            assert found[f"stock_{samples}"]["eval_n"] == samples
-            same = found[f"stock_{samples}"]["eval_accuracy"]
-            assert found[f"ours_{samples}"]["eval_accuracy"] == pytest.approx(same)
+            assert results[f"stock_{samples}"]["eval_n"] == samples
+            same = results[f"stock_{samples}"]["eval_accuracy"]
+            assert results[f"ours_{samples}"]["eval_accuracy"] == pytest.approx(same)
 
 
 def test_trap_5_drop_last_drops_test_samples(tmp_path: Path) -> None:
     for count, left in ((1, 12), (2, 8)):
-        found = ranks(count, evaluations, str(tmp_path / f"stock{count}"), env=CPU)[0]
-        assert found["dropped_n"] == left
-        assert found["dropped"]["eval_accuracy"] != found["stock_13"]["eval_accuracy"]
+        results = ranks(count, evaluations, str(tmp_path / f"stock{count}"), env=CPU)[0]
+        assert results["dropped_n"] == left
+        assert results["dropped"]["eval_accuracy"] != results["stock_13"]["eval_accuracy"]
     with pytest.raises(UserError, match="drops test samples too"):
         parse("bert", argv(tmp_path, "--dataloader_drop_last=true"))
     # What is offered instead: training samples are cut, and all 13 test samples count.

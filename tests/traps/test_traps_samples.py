@@ -27,9 +27,9 @@ from tests.support.toys import (
     apart,
     argv,
     flat,
-    ours,
     rows,
     stock,
+    trained,
     weights,
 )
 
@@ -42,37 +42,36 @@ def batches(diaries: list[list[list[int]]]) -> list[list[int]]:
 
 
 def one_epoch(folder: str, batch: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for count in (13, 24):
         net = Net()
         trainer = stock(net, Points(count), per_device_train_batch_size=batch)
         trainer.train()
-        found[f"stock_{count}"] = (net.fed, weights(net), trainer.state.global_step)
+        results[f"stock_{count}"] = (net.fed, weights(net), trainer.state.global_step)
     for tail in ("cut", "pad"):
         net = Net()
         more = (f"--per_gpu_batch={batch}", f"--tail={tail}", "--epochs=2")
-        trainer, run = ours(f"{folder}/{tail}", net, Points(13), Points(8), *more)
-        trainer.train()
-        found[tail] = (net.fed, weights(net), trainer.state.global_step)
-        found[f"{tail}_rows"] = rows(run)
-    return found
+        trainer, run = trained(f"{folder}/{tail}", net, Points(13), Points(8), *more)
+        results[tail] = (net.fed, weights(net), trainer.state.global_step)
+        results[f"{tail}_rows"] = rows(run)
+    return results
 
 
 def test_trap_7_samples_duplicated_and_20_distributed_equals_single(tmp_path: Path) -> None:
     """One global batch of six, made by one, two and three ranks."""
-    found = {
+    results = {
         count: ranks(count, one_epoch, str(tmp_path / str(count)), 6 // count, env=CPU)
         for count in (1, 2, 3)
     }
 
     def fed(count: int, what: str) -> list[list[int]]:
-        return batches([rank[what][0] for rank in found[count]])
+        return batches([rank[what][0] for rank in results[count]])
 
     def weight(count: int, what: str) -> np.ndarray:
-        return found[count][0][what][1]
+        return results[count][0][what][1]
 
     for count in (1, 2, 3):
-        assert {rank["stock_13"][2] for rank in found[count]} == {3}
+        assert {rank["stock_13"][2] for rank in results[count]} == {3}
         assert sum(map(len, fed(count, "stock_13"))) == (13 if count == 1 else 18)
         # Where the samples fill the batches, the stock stack is exact.
         assert fed(count, "stock_24") == fed(1, "stock_24")
@@ -86,34 +85,33 @@ def test_trap_7_samples_duplicated_and_20_distributed_equals_single(tmp_path: Pa
         # Asked to keep the tail, it repeats samples as the stock does, and says so.
         twice = Counter(flat(fed(count, "pad")[:3]))
         assert set(twice) == set(range(13))
-        for row in found[count][0]["pad_rows"]:
+        for row in results[count][0]["pad_rows"]:
             assert (row["samples"], row["fed_samples"]) == (13, 13 if count == 1 else 18)
-        assert sum(twice.values()) == found[count][0]["pad_rows"][0]["fed_samples"]
-        assert [row["fed_samples"] for row in found[count][0]["cut_rows"]] == [12, 12]
+        assert sum(twice.values()) == results[count][0]["pad_rows"][0]["fed_samples"]
+        assert [row["fed_samples"] for row in results[count][0]["cut_rows"]] == [12, 12]
     for count in (2, 3):
         assert apart(weight(count, "stock_13"), weight(1, "stock_13")) > 1e-3
 
 
 def by_length(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for strategy in ("group_by_length", "random"):
         torch.manual_seed(0)
         model = Bag(64, dropout=0.1)
         more = {"train_sampling_strategy": strategy, "num_train_epochs": 3}
         stock(model, Sentences(64), collate=Sentences.collate, **more).train()
-        found[strategy] = model.fed
+        results[strategy] = model.fed
     model = Bag(64, dropout=0.1)
     data = Sentences(64)
-    trainer, _ = ours(folder, model, data, data, "--epochs=3", collate=Sentences.collate)
-    trainer.train()
-    return {**found, "ours": model.fed}
+    trained(folder, model, data, data, "--epochs=3", collate=Sentences.collate)
+    return {**results, "ours": model.fed}
 
 
 def test_trap_8_group_by_length_desynchronises_ranks(tmp_path: Path) -> None:
-    found = ranks(2, by_length, str(tmp_path), env=CPU)
+    results = ranks(2, by_length, str(tmp_path), env=CPU)
 
     def distinct(what: str) -> list[int]:
-        steps = batches([rank[what] for rank in found])
+        steps = batches([rank[what] for rank in results])
         epoch = len(steps) // 3
         return [len(set(flat(steps[i * epoch : (i + 1) * epoch]))) for i in range(3)]
 
@@ -126,22 +124,21 @@ def test_trap_8_group_by_length_desynchronises_ranks(tmp_path: Path) -> None:
 
 
 def orders(folder: str) -> dict[str, dict[int, list[list[int]]]]:
-    found: dict[str, Any] = {"stock": {}, "ours": {}}
+    results: dict[str, Any] = {"stock": {}, "ours": {}}
     for seed in (7, 8):
         net = Net()
         stock(net, Points(32), seed=seed, num_train_epochs=2).train()
-        found["stock"][seed] = [flat(net.fed[:8]), flat(net.fed[8:])]
+        results["stock"][seed] = [flat(net.fed[:8]), flat(net.fed[8:])]
         net = Net()
-        trainer, _ = ours(folder, net, Points(32), Points(8), f"--seed={seed}", "--epochs=2")
-        trainer.train()
-        found["ours"][seed] = [flat(net.fed[:8]), flat(net.fed[8:])]
-    return found
+        trained(folder, net, Points(32), Points(8), f"--seed={seed}", "--epochs=2")
+        results["ours"][seed] = [flat(net.fed[:8]), flat(net.fed[8:])]
+    return results
 
 
 def test_trap_14_neighbouring_seeds_share_orders(tmp_path: Path) -> None:
-    (found,) = ranks(1, orders, str(tmp_path), env=CPU)
-    assert found["stock"][7][1] == found["stock"][8][0]
-    own = [tuple(order) for seed in (7, 8) for order in found["ours"][seed]]
+    (results,) = ranks(1, orders, str(tmp_path), env=CPU)
+    assert results["stock"][7][1] == results["stock"][8][0]
+    own = [tuple(order) for seed in (7, 8) for order in results["ours"][seed]]
     assert all(sorted(order) == list(range(32)) for order in own)
     assert len(set(own)) == 4
     # By chance one place in 32 agrees; a shifted or shared order would agree in far more.
@@ -151,32 +148,31 @@ def test_trap_14_neighbouring_seeds_share_orders(tmp_path: Path) -> None:
 
 
 def batch_sizes(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for option in ("split_batches", "dispatch_batches"):
         net = Net()
         trainer = stock(net, Points(13), accelerator_config={option: True})
         trainer.train()
         sizes = [len(batch) for batch in net.fed]
-        found[option] = (sizes, trainer.get_total_train_batch_size(trainer.args))
+        results[option] = (sizes, trainer.get_total_train_batch_size(trainer.args))
     net = Net()
-    trainer, run = ours(folder, net, Points(50), Points(8), "--grad_acc=2")
-    trainer.train()
-    found["ours"] = [len(batch) for batch in net.fed]
-    found["rows"], found["environment"] = rows(run), read_json(run.context.folder.environment)
-    return found
+    trainer, run = trained(folder, net, Points(50), Points(8), "--grad_acc=2")
+    results["ours"] = [len(batch) for batch in net.fed]
+    results["rows"], results["environment"] = rows(run), read_json(run.context.folder.environment)
+    return results
 
 
 def test_trap_19_the_batch_is_not_what_is_said(tmp_path: Path) -> None:
-    found = ranks(2, batch_sizes, str(tmp_path), env=CPU)
-    sizes, said = found[0]["split_batches"]
-    assert (sizes[0], said) == (2, 8)  # four samples make an update, eight are reported
-    assert [rank["dispatch_batches"][0][-1] for rank in found] == [3, 3]  # 13 samples: 4 4, 3 3
+    results = ranks(2, batch_sizes, str(tmp_path), env=CPU)
+    sizes, reported = results[0]["split_batches"]
+    assert (sizes[0], reported) == (2, 8)  # four samples make an update, eight are reported
+    assert [rank["dispatch_batches"][0][-1] for rank in results] == [3, 3]  # 13 samples: 4 4, 3 3
     with pytest.raises(UserError, match="--per_gpu_batch"):
         parse("bert", argv(tmp_path, '--accelerator_config={"split_batches": true}'))
     # Ours: what is said is what the tensors held.
-    (row,) = found[0]["rows"]
-    assert [rank["ours"] for rank in found] == [[4] * 6] * 2
-    assert row["effective_batch"] == found[0]["environment"]["effective_batch"] == 16
+    (row,) = results[0]["rows"]
+    assert [rank["ours"] for rank in results] == [[4] * 6] * 2
+    assert row["effective_batch"] == results[0]["environment"]["effective_batch"] == 16
     assert row["fed_samples"] == row["samples"] == row["updates"] * 16 == 48
     # DataParallel would make the batch grow with the GPUs: only on request, and only with GPUs.
     done = script("bert", *argv(tmp_path, "--strategy=dp"), env=CPU)

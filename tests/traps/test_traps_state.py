@@ -35,6 +35,7 @@ from tests.support.toys import (
     rows,
     stock,
     summary,
+    trained,
     true_loss,
     weights,
 )
@@ -45,16 +46,14 @@ EVALUATION_S = 0.4  # four batches of 0.1 s, twice as long as two epochs of trai
 def timed(folder: str) -> dict[str, Any]:
     pauses = {"train_s": 0.01, "eval_s": EVALUATION_S / 4}
     data = Points(16)
-    said = stock(Net(**pauses), data, data, eval_strategy="epoch", num_train_epochs=2).train()
+    reported = stock(Net(**pauses), data, data, eval_strategy="epoch", num_train_epochs=2).train()
     net = Net()
     nominal = stock(net, Points(13), num_train_epochs=2, dataloader_drop_last=True).train()
-    trainer, run = ours(f"{folder}/timed", Net(**pauses), data, data, "--epochs=2")
-    trainer.train()
+    _, run = trained(f"{folder}/timed", Net(**pauses), data, data, "--epochs=2")
     own_net = Net()
-    uneven, uneven_run = ours(f"{folder}/cut", own_net, Points(13), data, "--epochs=2")
-    uneven.train()
+    _, uneven_run = trained(f"{folder}/cut", own_net, Points(13), data, "--epochs=2")
     return {
-        "said": said.metrics,
+        "reported": reported.metrics,
         "nominal": nominal.metrics,
         "fed": len(flat(net.fed)),
         "rows": rows(run),
@@ -66,28 +65,28 @@ def timed(folder: str) -> dict[str, Any]:
 
 @pytest.mark.process
 def test_trap_3_throughput_contains_evaluation(tmp_path: Path) -> None:
-    (found,) = ranks(1, timed, str(tmp_path), env=CPU)
-    said, nominal = found["said"], found["nominal"]
-    assert said["train_runtime"] > 2 * EVALUATION_S
-    assert said["train_samples_per_second"] < 2 * 16 / (2 * EVALUATION_S)
+    (results,) = ranks(1, timed, str(tmp_path), env=CPU)
+    reported, nominal = results["reported"], results["nominal"]
+    assert reported["train_runtime"] > 2 * EVALUATION_S
+    assert reported["train_samples_per_second"] < 2 * 16 / (2 * EVALUATION_S)
     # 24 samples were fed; the rate is that of 26.
-    assert found["fed"] == 24
+    assert results["fed"] == 24
     counted = nominal["train_samples_per_second"] * nominal["train_runtime"]
     assert counted == pytest.approx(26, rel=0.02)
 
     # Ours: no step can be faster than its pause, and none holds an evaluation.
-    for row in found["rows"]:
+    for row in results["rows"]:
         assert row["eval_time_s"] > EVALUATION_S
         assert 4 * 0.01 < row["epoch_time_s"] < EVALUATION_S
         assert row["timed_s"] == pytest.approx(row["timed_samples"] / row["train_samples_per_s"])
-    rate = found["summary"]["train_samples_per_s"]
-    assert 2 * said["train_samples_per_second"] < rate < 4 / 0.01
+    rate = results["summary"]["train_samples_per_s"]
+    assert 2 * reported["train_samples_per_second"] < rate < 4 / 0.01
     # The first step of the process is left out, and how many were timed is said.
-    assert [row["timed_steps"] for row in found["rows"]] == [3, 4]
-    theirs = found["summary"]["trainer_train_samples_per_second"]
+    assert [row["timed_steps"] for row in results["rows"]] == [3, 4]
+    theirs = results["summary"]["trainer_train_samples_per_second"]
     assert theirs < 2 * 16 / (2 * EVALUATION_S)
-    assert found["our_fed"] == sum(row["fed_samples"] for row in found["our_rows"]) == 24
-    assert sum(row["samples"] for row in found["our_rows"]) == 24
+    assert results["our_fed"] == sum(row["fed_samples"] for row in results["our_rows"]) == 24
+    assert sum(row["samples"] for row in results["our_rows"]) == 24
 
 
 def statistics_of(net: Net) -> np.ndarray:
@@ -96,7 +95,7 @@ def statistics_of(net: Net) -> np.ndarray:
 
 def normalised(folder: str, batch: int) -> dict[str, Any]:
     """BatchNorm is the first layer, so that its statistics depend on the data alone."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     data, test = Points(24), Points(16, draw=1)
     for what in ("stock", "ours"):
         net = Net(batchnorm=True)
@@ -112,15 +111,15 @@ def normalised(folder: str, batch: int) -> dict[str, Any]:
             trainer, run = ours(f"{folder}/ours", net, data, test, *more)
             run.train(trainer)
             saved = f"{run.context.folder.path}/checkpoint-{trainer.state.global_step}"
-            found["rows"] = rows(run)
+            results["rows"] = rows(run)
         kept = safetensors.torch.load_file(f"{saved}/model.safetensors")
-        found[what] = {
+        results[what] = {
             "statistics": statistics_of(net),
             "saved": torch.cat([kept["norm.running_mean"], kept["norm.running_var"]]).numpy(),
             "loss": true_loss(net, test),
             "weights": weights(net),
         }
-    return found
+    return results
 
 
 @pytest.mark.process
@@ -150,29 +149,29 @@ def test_trap_6_batchnorm_statistics_differ_between_ranks(tmp_path: Path) -> Non
 
 
 def evaluated_or_not(folder: str) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
+    results: dict[str, np.ndarray] = {}
     data = Points(16)
     for rate in (0.0, 0.5):
         for strategy in ("no", "epoch"):
             net = Net(dropout=rate)
             stock(net, data, data, eval_strategy=strategy, num_train_epochs=2).train()
-            found[f"stock {strategy} {rate}"] = weights(net)
+            results[f"stock {strategy} {rate}"] = weights(net)
     for strategy in ("no", "epoch"):
         net = Net(dropout=0.5)
         trainer, _ = ours(f"{folder}/{strategy}", net, data, data, "--epochs=2")
         if strategy == "no":
             trainer.evaluate = lambda *args, **kwargs: {}
         trainer.train()
-        found[f"ours {strategy}"] = weights(net)
-    return found
+        results[f"ours {strategy}"] = weights(net)
+    return results
 
 
 @pytest.mark.process
 def test_trap_12_evaluating_changes_training(tmp_path: Path) -> None:
-    (found,) = ranks(1, evaluated_or_not, str(tmp_path), env=CPU)
-    assert apart(found["stock no 0.0"], found["stock epoch 0.0"]) == 0
-    assert apart(found["stock no 0.5"], found["stock epoch 0.5"]) > 1e-3
-    assert apart(found["ours no"], found["ours epoch"]) == 0
+    (results,) = ranks(1, evaluated_or_not, str(tmp_path), env=CPU)
+    assert apart(results["stock no 0.0"], results["stock epoch 0.0"]) == 0
+    assert apart(results["stock no 0.5"], results["stock epoch 0.5"]) > 1e-3
+    assert apart(results["ours no"], results["ours epoch"]) == 0
     with pytest.raises(UserError, match="after every epoch"):
         parse("bert", argv(tmp_path, "--eval_strategy=no"))
 
@@ -180,14 +179,13 @@ def test_trap_12_evaluating_changes_training(tmp_path: Path) -> None:
 def dropped(folder: str) -> dict[str, list[list[bool]]]:
     net = Net(dropout=0.5)
     stock(net, Points(32), num_train_epochs=2).train()
-    found = {"stock": net.masks}
+    results = {"stock": net.masks}
     for masks in ("own", "same"):
         net = Net(dropout=0.5)
         more = ("--epochs=2", f"--rank_dropout={masks}")
-        trainer, _ = ours(folder, net, Points(32), Points(8), *more)
-        trainer.train()
-        found[masks] = net.masks
-    return found
+        trained(folder, net, Points(32), Points(8), *more)
+        results[masks] = net.masks
+    return results
 
 
 @pytest.mark.process
@@ -206,18 +204,17 @@ def searches(folder: str) -> dict[str, bool]:
         intermediate_size=32, num_labels=3, pad_token_id=0,
     )  # fmt: skip
     data = [{"input_ids": torch.arange(1, 7), "labels": torch.tensor(i % 3)} for i in range(8)]
-    found = {}
+    results = {}
     for checkpointing in (False, True):
         trainer = stock(
             BertForSequenceClassification(config), data, gradient_checkpointing=checkpointing
         )
         trainer.train()
-        found[f"stock {checkpointing}"] = trainer.model_wrapped.find_unused_parameters
+        results[f"stock {checkpointing}"] = trainer.model_wrapped.find_unused_parameters
         more = ["--gradient_checkpointing=true"] if checkpointing else []
-        trainer, _ = ours(folder, BertForSequenceClassification(config), data, data, *more)
-        trainer.train()
-        found[f"ours {checkpointing}"] = trainer.model_wrapped.find_unused_parameters
-    return found
+        trainer, _ = trained(folder, BertForSequenceClassification(config), data, data, *more)
+        results[f"ours {checkpointing}"] = trainer.model_wrapped.find_unused_parameters
+    return results
 
 
 @pytest.mark.process
@@ -233,7 +230,7 @@ def test_trap_18_ddp_searches_unused_parameters(tmp_path: Path) -> None:
 
 def stock_resumes(folder: str) -> dict[str, Any]:
     """Four epochs of eight updates; saved in the middle of the second and at every epoch's end."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for what, noise in (("plain", 0.0), ("augmented", 0.5)):
         data = Points(32, noise=noise)
         sizes = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 4}
@@ -244,22 +241,22 @@ def stock_resumes(folder: str) -> dict[str, Any]:
             again = Net(dropout=0.5)
             part = stock(again, data, **more)
             part.train(resume_from_checkpoint=f"{folder}/{what}/checkpoint-{update}")
-            found[f"{what} {update}"] = apart(weights(net), weights(again))
+            results[f"{what} {update}"] = apart(weights(net), weights(again))
         if what == "plain":
-            done = stock(Net(), data, **more)
-            found["finished"] = done.train(resume_from_checkpoint=f"{folder}/{what}/checkpoint-32")
+            last = f"{folder}/{what}/checkpoint-32"
+            done = stock(Net(), data, **more).train(resume_from_checkpoint=last)
+            results["finished"] = done.metrics
             net = Net(dropout=0.5)
             late = stock(net, data, **more)
-            said = late.train(resume_from_checkpoint=f"{folder}/{what}/checkpoint-24")
-            found["last quarter"] = (said.training_loss, float(np.mean(net.losses)))
-            found["whole"] = whole.training_loss
-    found["finished"] = found["finished"].metrics
-    return found
+            reported = late.train(resume_from_checkpoint=f"{folder}/{what}/checkpoint-24")
+            results["last quarter"] = (reported.training_loss, float(np.mean(net.losses)))
+            results["whole"] = whole.training_loss
+    return results
 
 
 def our_resumes(folder: str) -> dict[str, Any]:
     """Two epochs of four updates on two ranks: broken off at 4 (an epoch's end), 3 and 6."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     data, test = Points(32), Points(12)
 
     def attempt(name: str, *more: str, **options: Any) -> Any:
@@ -270,7 +267,7 @@ def our_resumes(folder: str) -> dict[str, Any]:
 
     net, trainer, run = attempt("whole")
     run.train(trainer)
-    found["whole"] = {"weights": weights(net), "rows": rows(run), "fed": net.fed}
+    results["whole"] = {"weights": weights(net), "rows": rows(run), "fed": net.fed}
     for update, more in ((4, ()), (3, ("--save_steps=3",)), (6, ("--save_steps=3",))):
         name = f"broken {update}"
         _, trainer, run = attempt(name, *more, callbacks=[BreakOff(update)])
@@ -282,13 +279,13 @@ def our_resumes(folder: str) -> dict[str, Any]:
             and run.context.checkpoint.name == f"checkpoint-{update}"
         )
         run.train(trainer)
-        found[name] = {
+        results[name] = {
             "weights": weights(net),
             "rows": rows(run),
             "summary": summary(run),
             "fed": net.fed,
         }
-    return found
+    return results
 
 
 def our_finished(folder: str) -> bool:
@@ -319,18 +316,19 @@ def test_trap_21_resuming(tmp_path: Path) -> None:
     assert theirs["plain 12"] == theirs["plain 16"] == theirs["augmented 16"] == 0
     assert theirs["augmented 12"] > 1e-3  # other augmentations in the middle of an epoch
     assert theirs["finished"]["train_loss"] == 0.0 and theirs["finished"]["train_runtime"] < 0.1
-    said, of_the_part = theirs["last quarter"]
-    assert said == pytest.approx(of_the_part, abs=1e-6) and abs(said - theirs["whole"]) > 0.01
+    reported, of_the_part = theirs["last quarter"]
+    assert reported == pytest.approx(of_the_part, abs=1e-6)
+    assert abs(reported - theirs["whole"]) > 0.01
 
-    found = ranks(2, our_resumes, str(tmp_path / "ours"), env=CPU)
-    whole = found[0]["whole"]
-    for rank in found:
+    results = ranks(2, our_resumes, str(tmp_path / "ours"), env=CPU)
+    whole = results[0]["whole"]
+    for rank in results:
         for name in ("broken 4", "broken 3", "broken 6"):
             assert apart(rank[name]["weights"], whole["weights"]) == 0, name
             update = int(name.split()[1])
             assert rank[name]["fed"] == rank["whole"]["fed"][update:]
     for name in ("broken 4", "broken 3", "broken 6"):
-        again = found[0][name]
+        again = results[0][name]
         assert again["summary"]["attempts"] == 2
         assert again["summary"]["samples"] == sum(row["samples"] for row in again["rows"]) == 64
         for row, expected in zip(again["rows"], whole["rows"], strict=True):

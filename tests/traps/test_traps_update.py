@@ -27,10 +27,10 @@ from tests.support.toys import (
     argv,
     head,
     logged,
-    ours,
     rows,
     sixteen,
     stock,
+    trained,
 )
 
 pytestmark = pytest.mark.process
@@ -46,17 +46,17 @@ class Watched(Net):
 
 
 def stock_formats() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in ("fp32", "fp16", "bf16"):
         net = Watched()
         more = {name: True} if name != "fp32" else {}
         trainer = stock(net, Points(8), logging_steps=1, **more)
         trainer.train()
-        found[name] = (net.seen[0], logged(trainer, "loss"), getattr(trainer.args, name, None))
+        results[name] = (net.seen[0], logged(trainer, "loss"), getattr(trainer.args, name, None))
     net = Net()
     stock(net, None, Points(8), bf16_full_eval=True).evaluate()
-    found["after_full_eval"] = str(net.first.weight.dtype)
-    return found
+    results["after_full_eval"] = str(net.first.weight.dtype)
+    return results
 
 
 def test_trap_11_fp16_on_a_cpu_is_fp32(tmp_path: Path) -> None:
@@ -102,13 +102,9 @@ def warm_ups(folder: str) -> dict[str, Any]:
     trainer = stock(Net(), Points(16), warmup_steps=0.1)
     trainer.add_callback(theirs)
     trainer.train()
-    with_warm_up, run = ours(
-        folder, Net(), Points(16), Points(8), "--warmup_steps=0.1", callbacks=[own]
-    )
-    with_warm_up.train()
+    _, run = trained(folder, Net(), Points(16), Points(8), "--warmup_steps=0.1", callbacks=[own])
     plain = Rates()
-    without, plain_run = ours(folder, Net(), Points(16), Points(8), callbacks=[plain])
-    without.train()
+    _, plain_run = trained(folder, Net(), Points(16), Points(8), callbacks=[plain])
     return {
         "stock": theirs.rates,
         "ours": own.rates,
@@ -120,16 +116,16 @@ def warm_ups(folder: str) -> dict[str, Any]:
 
 
 def test_trap_15_a_warm_up_throws_the_first_update_away(tmp_path: Path) -> None:
-    (found,) = ranks(1, warm_ups, str(tmp_path / "1"), env=CPU)
-    assert found["stock"] == pytest.approx([0, 0.01, 0.01 * 2 / 3, 0.01 / 3])
+    (results,) = ranks(1, warm_ups, str(tmp_path / "1"), env=CPU)
+    assert results["stock"] == pytest.approx([0, 0.01, 0.01 * 2 / 3, 0.01 / 3])
     # Not mended but said: the schedule is the Trainer's, and what it came to is recorded.
-    assert found["ours"] == pytest.approx(found["stock"])
-    assert found["row"]["learning_rate"] == pytest.approx(found["ours"][-1])
-    assert found["row"]["updates"] == found["environment"]["updates"] == 4
-    assert found["environment"]["effective_batch"] == 4
+    assert results["ours"] == pytest.approx(results["stock"])
+    assert results["row"]["learning_rate"] == pytest.approx(results["ours"][-1])
+    assert results["row"]["updates"] == results["environment"]["updates"] == 4
+    assert results["environment"]["effective_batch"] == 4
     # Unless a warm-up is asked for there is none.
-    assert found["plain"] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
-    assert found["plain_row"]["learning_rate"] == pytest.approx(0.0025)
+    assert results["plain"] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    assert results["plain_row"]["learning_rate"] == pytest.approx(0.0025)
     two = ranks(2, warm_ups, str(tmp_path / "2"), env=CPU)[0]
     # Half the updates, twice the batch, the same peak: never scaled, by neither.
     assert two["stock"] == two["ours"] == pytest.approx([0, 0.01])
@@ -146,10 +142,9 @@ def clippings(folder: str) -> dict[str, Any]:
     bound = float(np.median(norms) * 1.0001)
     clipped = stock(Net(), Points(32), max_grad_norm=1e-3, **fixed)
     clipped.train()
-    trainer, run = ours(
+    trainer, run = trained(
         folder, Net(), Points(32), Points(8), "--lr=1e-30", f"--max_grad_norm={bound}"
     )
-    trainer.train()
     return {
         "norms": norms,
         "clipped_norms": logged(clipped, "grad_norm"),
@@ -161,17 +156,17 @@ def clippings(folder: str) -> dict[str, Any]:
 
 
 def test_trap_16_clipping_is_invisible(tmp_path: Path) -> None:
-    (found,) = ranks(1, clippings, str(tmp_path), env=CPU)
+    (results,) = ranks(1, clippings, str(tmp_path), env=CPU)
     # A thousandth is left of every gradient; the log shows the norm before, and nothing else.
-    assert found["clipped_norms"] == pytest.approx(found["norms"])
-    assert min(found["norms"]) > 0.1
-    assert not [key for key in found["keys"] if "clip" in key]
+    assert results["clipped_norms"] == pytest.approx(results["norms"])
+    assert min(results["norms"]) > 0.1
+    assert not [key for key in results["keys"] if "clip" in key]
     # Ours: how many updates were clipped, of gradients computed here from the same batches.
-    norms = [_norm(batch) for batch in found["fed"]]
-    share = float(np.mean([norm > found["bound"] for norm in norms]))
+    norms = [_norm(batch) for batch in results["fed"]]
+    share = float(np.mean([norm > results["bound"] for norm in norms]))
     assert 0 < share < 1
-    assert found["row"]["clipped_share"] == pytest.approx(share)
-    assert found["row"]["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-5)
+    assert results["row"]["clipped_share"] == pytest.approx(share)
+    assert results["row"]["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-5)
 
 
 def _norm(batch: list[int]) -> float:
@@ -181,38 +176,37 @@ def _norm(batch: list[int]) -> float:
 
 
 def decays(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in ("bert", "vit", "resnet"):
         model = head(name)
         data = sixteen(name)
-        found[name] = stock(model, data).get_decay_parameter_names(model)
+        results[name] = stock(model, data).get_decay_parameter_names(model)
     for decay in (0.0, 0.1):
         more = [f"--weight_decay={decay}"] if decay else []
-        trainer, run = ours(f"{folder}/{decay}", head("vit"), data, data, *more)
-        trainer.train()
-        found[decay] = {
+        trainer, run = trained(f"{folder}/{decay}", head("vit"), data, data, *more)
+        results[decay] = {
             "groups": [group["weight_decay"] for group in trainer.optimizer.param_groups],
             "recorded": read_json(run.context.folder.settings)["training_arguments"][
                 "weight_decay"
             ],
         }
-    return found
+    return results
 
 
 def test_trap_17_weight_decay_of_embeddings_and_batchnorm(tmp_path: Path) -> None:
-    (found,) = ranks(1, decays, str(tmp_path), env=CPU)
-    assert not [name for name in found["bert"] if "bias" in name or "LayerNorm" in name]
+    (results,) = ranks(1, decays, str(tmp_path), env=CPU)
+    assert not [name for name in results["bert"] if "bias" in name or "LayerNorm" in name]
     decayed_in_vit = {"vit.embeddings.cls_token", "vit.embeddings.position_embeddings"}
-    assert decayed_in_vit <= set(found["vit"])
-    assert [name for name in found["resnet"] if name.endswith("normalization.weight")]
+    assert decayed_in_vit <= set(results["vit"])
+    assert [name for name in results["resnet"] if name.endswith("normalization.weight")]
     # Ours: the same groups, so off unless asked for, and then on record.
-    assert found[0.0] == {"groups": [0.0, 0.0], "recorded": 0.0}
-    assert found[0.1] == {"groups": [0.1, 0.0], "recorded": 0.1}
+    assert results[0.0] == {"groups": [0.0, 0.0], "recorded": 0.0}
+    assert results[0.1] == {"groups": [0.1, 0.0], "recorded": 0.1}
 
 
 def powersgd(epsilon: float | None) -> list[tuple[np.ndarray, np.ndarray]]:
     """What comes and what is exact: two whole updates, one of zeros, three compressed ones."""
-    rank, found = group(), []
+    rank, results = group(), []
     arm = Arm("powersgd" if epsilon is None else "none", [(40, 30)])
     if epsilon is not None:
         state = PowerSGDState(None, 1, start_powerSGD_iter=2, orthogonalization_epsilon=epsilon)
@@ -220,8 +214,8 @@ def powersgd(epsilon: float | None) -> list[tuple[np.ndarray, np.ndarray]]:
     for number in range(6):
         size = 0.0 if number == 2 else 1.0
         gradient = [size * torch.outer(torch.arange(1.0, 41.0), torch.ones(30))]
-        found.append((flat(arm.step([g * (rank + 1) for g in gradient])), flat(gradient) * 1.5))
-    return found
+        results.append((flat(arm.step([g * (rank + 1) for g in gradient])), flat(gradient) * 1.5))
+    return results
 
 
 def test_trap_27_powersgd_does_not_outlive_a_gradient_of_zero() -> None:

@@ -257,7 +257,7 @@ class ExactTrainer(Trainer):
         )
 
     def set_initial_training_values(self, *args: Any) -> Any:
-        # The Trainer divides updates; peers make them together, an elastic run changes their size.
+        # The Trainer divides updates; processes that come and go make other numbers or sizes.
         if (values := self.exchange.training_values()) is not None:
             return values
         values = super().set_initial_training_values(*args)

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import psutil
 import torch
-from accelerate.utils import gather_object
 
 from harness.train.context import Context
 from harness.train.measure.rows import EpochMeasure, total
@@ -21,11 +20,6 @@ TRAFFIC_FIELDS = ("payload_bytes", "network_sent_bytes")
 STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own
 INTERFACES = Path("/proc/self/net/dev")  # of this process's network namespace
 Bytes = tuple[int | None, int | None]  # of each traffic field; None: unknown
-
-
-def of_all_ranks(row: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """The rows of all ranks, in their order."""
-    return list(gather_object([row])) if size > 1 else [row]
 
 
 class CpuTime:

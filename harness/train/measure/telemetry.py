@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ import torch.distributed as dist
 from harness.core.provenance import ROOT
 from harness.core.records import RunFolder
 from harness.core.topology import World
+from harness.train import session
 from harness.train.context import Context
 from harness.train.measure.link import interface
-from harness.train.measure.resources import of_all_ranks
 from harness.train.measure.rows import EpochMeasure, total
 from harness.train.measure.sampler import COUNTERS, LISTS
 
@@ -146,7 +145,7 @@ class Telemetry(EpochMeasure):
         self, context: Context | None, world: World, devices: int, gather: Gather | None = None
     ) -> None:
         self.world = world
-        self.gather = gather or partial(of_all_ranks, size=world.size)
+        self.gather = gather or session.gather
         self.hz = HZ if context is None else context.settings.telemetry_hz
         self.sampler = start_sampler(HZ, world, devices) if context is None else context.sampler
         self.before = _energy_before(context)  # of this node, in this epoch

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import TrainerCallback, TrainingArguments
 
-from harness.train.measure.resources import CpuTime, of_all_ranks
+from harness.train.measure.resources import CpuTime
 from harness.train.measure.rows import EpochMeasure
+from harness.train.session import gather
 from harness.train.strategy.base import Exchange
 
 RankMetrics = Callable[[TrainingArguments], dict[str, Any]]
 
 
+@dataclass
 class Observations:
     """What ExactTrainer knows beyond the Trainer's events; nothing with the stock Trainer."""
 
-    def __init__(
-        self,
-        world_size: int,
-        exchange: Exchange | None = None,
-        rank_metrics: RankMetrics = lambda args: {},
-        measures: Sequence[EpochMeasure] = (),
-    ) -> None:
-        self.world_size, self.exchange = world_size, exchange
-        self.rank_metrics = rank_metrics  # of the samples that this rank evaluated last
-        self.measures = measures  # of what is measured beside the time of steps
-        self.checked: dict[str, Any] = {}  # what the model, optimizer and batches really are
-        self.link: dict[str, Any] | None = None  # between nodes, measured before the first step
-        self.epoch_means: dict[str, float] = {}  # of the epoch that has ended, over all samples
-        self.test_metrics: dict[str, Any] = {}  # of the test set, evaluated once at the end
+    world_size: int
+    exchange: Exchange | None = None
+    rank_metrics: RankMetrics = lambda args: {}  # of the samples that this rank evaluated last
+    measures: Sequence[EpochMeasure] = ()  # of what is measured beside the time of steps
+    checked: dict[str, Any] = field(default_factory=dict)  # what model, optimizer and batches are
+    link: dict[str, Any] | None = None  # between nodes, measured before the first step
+    epoch_means: dict[str, float] = field(default_factory=dict)  # of the epoch that has ended
+    test_metrics: dict[str, Any] = field(default_factory=dict)  # of the one test at the end
 
     @property
     def observed(self) -> dict[str, Any]:
@@ -55,9 +52,7 @@ class Observations:
 
     def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """The rows of all ranks (a collective)."""
-        if self.exchange:
-            return self.exchange.gather(row, self.world_size)
-        return of_all_ranks(row, self.world_size)
+        return self.exchange.gather(row) if self.exchange else gather(row)
 
 
 class Recorder(TrainerCallback):

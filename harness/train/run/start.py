@@ -1,6 +1,4 @@
-"""A run is opened: its settings become TrainingArguments, its folder is locked, and what is there
-of an earlier run is looked at.
-"""
+"""Open a run: make its TrainingArguments, lock its folder, and look for an earlier record of it."""
 
 from __future__ import annotations
 
@@ -55,8 +53,8 @@ def quiet(bars: bool) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End a script. Not by returning: now and then a thread of gloo that is still there makes a
-    process abort while it is taken apart, and a finished run would end with an error.
+    """End the script without Python's teardown: now and then a gloo thread that still runs aborts
+    the process there, and a finished run would end with an error.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -231,8 +229,8 @@ def start(settings: Settings) -> Lifecycle | None:
 
 
 def _locked(folder: RunFolder, wait_s: float) -> Lock:
-    """Two processes that write one record would spoil it. One that has just been killed may
-    take a moment to be gone; one that is cut off the network, until it gives its peers up.
+    """Two processes that write one record would spoil it. One that was just killed needs a moment
+    to end; one that is cut off from the network ends when its collectives time out.
     """
     lock = Lock(folder.lock("run"))
     # This process itself may hold it, from a run that it has given up.

@@ -12,7 +12,7 @@ from torch import nn
 
 from harness.train.context import Context
 from harness.train.data.samples import EpochOrder
-from harness.train.measure.resources import of_all_ranks
+from harness.train.session import gather
 from harness.train.strategy import verify
 
 
@@ -90,9 +90,9 @@ class Exchange:
         """The sums of an epoch over everything that trained; the ranks' have been added up."""
         return totals
 
-    def gather(self, row: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
+    def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """The rows of all ranks (a collective)."""
-        return of_all_ranks(row, world_size)
+        return gather(row)
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:

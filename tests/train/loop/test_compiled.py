@@ -21,8 +21,8 @@ def trained(folder: Path, count: int, *more: str) -> tuple[list[dict[str, Any]],
     argv = [*ARGV, "--b", str(32 // count), "--save", "none", *more, "--o", str(folder)]
     done = script("vit", *argv, count=count)
     assert done.code == 0, done.err
-    (found,) = find_runs(folder)
-    return read_rows(found.epochs)[0], read_json(found.environment) or {}
+    (run,) = find_runs(folder)
+    return read_rows(run.epochs)[0], read_json(run.environment) or {}
 
 
 def check(tmp_path: Path, count: int, *more: str) -> None:

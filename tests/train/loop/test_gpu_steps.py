@@ -46,8 +46,8 @@ def waited(folder: str, *more: str) -> list[str]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         run.train(trainer)
-    said = [w for w in seen if "synchronizing" in str(w.message)]
-    return [f"{w.filename}:{w.lineno}" for w in said if not THEIRS.search(w.filename)]
+    waits = [w for w in seen if "synchronizing" in str(w.message)]
+    return [f"{w.filename}:{w.lineno}" for w in waits if not THEIRS.search(w.filename)]
 
 
 @pytest.mark.gpu

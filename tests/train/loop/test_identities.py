@@ -75,14 +75,14 @@ class Toys:
 def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[float, float]]:
     """Loss and gradient norm of one update for every architecture of the table."""
     _, batch, acc = split
-    found: dict[str, tuple[float, float]] = {}
+    measured: dict[str, tuple[float, float]] = {}
     for name, task in [*TASKS.items()]:
         trained: dict[str, str] = {}  # shrunk, several of one family are the same
         for model_name, entry in task.architectures.items():
             small = shrunk(entry)
             twin = trained.setdefault(json.dumps(small, sort_keys=True), model_name)
             if twin != model_name:
-                found[model_name] = found[twin]
+                measured[model_name] = measured[twin]
                 continue
             TASKS[name] = replace(task, architectures={model_name: small})
             argv = ["--tiny", "--model", model_name, "--b", str(batch), "--grad_acc", str(acc)]
@@ -105,9 +105,9 @@ def loss_and_norm(folder: str, split: tuple[int, int, int]) -> dict[str, tuple[f
             )  # fmt: skip
             trainer.train()
             log = next(entry for entry in trainer.state.log_history if "epoch_train_loss" in entry)
-            found[model_name] = (log["epoch_train_loss"], log["epoch_grad_norm"])
+            measured[model_name] = (log["epoch_train_loss"], log["epoch_grad_norm"])
             TASKS[name] = task
-    return found
+    return measured
 
 
 def test_loss_and_gradient_do_not_depend_on_how_a_batch_is_split(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_loss_and_gradient_do_not_depend_on_how_a_batch_is_split(tmp_path: Path)
         for name, (loss, norm) in of_ranks[0].items():
             assert loss == pytest.approx(whole[name][0], rel=1e-5), (name, split)
             assert norm == pytest.approx(whole[name][1], rel=1e-5), (name, split)
-        assert all(found == of_ranks[0] for found in of_ranks)
+        assert all(measured == of_ranks[0] for measured in of_ranks)
 
 
 COMMON = [

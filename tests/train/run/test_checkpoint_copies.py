@@ -49,10 +49,10 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
         os.utime(checkpoint / "whole", (1, 1))
     hand_out([checkpoint], "whole", world)
     own.append(on_own_disk(checkpoint / "whole", world))
-    found = {str(f.relative_to(checkpoint)): f.read_text() for f in checkpoint.rglob("*")
+    files = {str(f.relative_to(checkpoint)): f.read_text() for f in checkpoint.rglob("*")
              if f.is_file()}  # fmt: skip
     dist.destroy_process_group()
-    return found, own, aside
+    return files, own, aside
 
 
 def test_what_rank_0_has_the_other_node_gets(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from harness import cli
 from harness.core import attempts, topology
 from harness.core.attempts import write_summary
 from harness.core.command_line import parse
@@ -39,7 +40,7 @@ def settings(*argv: str, nodes: int = 1, per_node: int = 1) -> Settings:
 
 
 @pytest.mark.parametrize(
-    ("effective", "most", "processes", "found"),
+    ("effective", "most", "processes", "result"),
     [
         (64, 16, 4, (16, 1)),
         (64, 16, 2, (16, 2)),
@@ -51,26 +52,26 @@ def settings(*argv: str, nodes: int = 1, per_node: int = 1) -> Settings:
     ],
 )
 def test_an_effective_batch_is_split_exactly_or_not_at_all(
-    effective: int, most: int, processes: int, found: tuple[int, int] | None
+    effective: int, most: int, processes: int, result: tuple[int, int] | None
 ) -> None:
-    assert topology.split(effective, most, processes) == found
-    if found is not None:
-        assert found[0] * found[1] * processes == effective and found[0] <= most
+    assert topology.split(effective, most, processes) == result
+    if result is not None:
+        assert result[0] * result[1] * processes == effective and result[0] <= most
 
 
 def test_the_batch_of_fewer_nodes() -> None:
-    asked = settings("--b", "16", "--grad_acc", "2", "--setup", "4_2", nodes=2, per_node=2)
-    held = topology.for_world(asked, 4)
+    whole = settings("--b", "16", "--grad_acc", "2", "--setup", "4_2", nodes=2, per_node=2)
+    held = topology.for_world(whole, 4)
     assert (held.per_gpu_batch, held.grad_acc) == (16, 4)
-    assert topology.for_world(asked, 8) == asked
-    assert topology.for_world(replace(asked, elastic_batch="scale"), 4).grad_acc == 2
+    assert topology.for_world(whole, 8) == whole
+    assert topology.for_world(replace(whole, elastic_batch="scale"), 4).grad_acc == 2
     with pytest.raises(UserError, match=r"6 processes cannot share .* 256 .* 1, 2, 4 node\(s\)"):
-        topology.for_world(asked, 6)
+        topology.for_world(whole, 6)
 
 
 def test_what_cannot_be_held_is_said_before_a_node_is_lost() -> None:
-    told = topology.warning(settings("--setup", "4_1"))
-    assert told is not None and "1, 2, 4 of 4 nodes" in told
+    warning = topology.warning(settings("--setup", "4_1"))
+    assert warning is not None and "1, 2, 4 of 4 nodes" in warning
     assert topology.warning(settings("--setup", "2_1")) is None
     assert topology.warning(settings("--setup", "4_1", "--elastic_batch", "scale")) is None
 
@@ -97,14 +98,14 @@ def test_the_set_up_is_what_was_asked_for() -> None:
 
 
 def test_what_an_elastic_run_holds_is_part_of_its_name() -> None:
-    asked = settings("--setup", "2_1")
-    scaled = replace(asked, elastic_batch="scale")
-    assert (identity(asked)["elastic_batch"], identity(scaled)["elastic_batch"]) == (
+    whole = settings("--setup", "2_1")
+    scaled = replace(whole, elastic_batch="scale")
+    assert (identity(whole)["elastic_batch"], identity(scaled)["elastic_batch"]) == (
         "hold",
         "scale",
     )
-    assert run_id(asked) != run_id(scaled)
-    assert run_id(settings("--setup", "2_1", "--ddp_timeout", "9")) == run_id(asked)
+    assert run_id(whole) != run_id(scaled)
+    assert run_id(settings("--setup", "2_1", "--ddp_timeout", "9")) == run_id(whole)
 
 
 # 100 samples, of which 48 have been trained on in the second of three epochs, in 20 updates.
@@ -162,8 +163,8 @@ def test_what_breaking_off_has_cost(
     rows: Any, counted: Any, launcher: Any, gap: Any, lost: Any, redone: Any
 ) -> None:
     opened = attempts.Opened(180.0, counted, launcher)
-    found = attempts.lost(rows, 40, opened, now_unix=185.0)
-    assert found == {"gap_s": gap, "lost_s": lost, "redone_updates": redone}
+    result = attempts.lost(rows, 40, opened, now_unix=185.0)
+    assert result == {"gap_s": gap, "lost_s": lost, "redone_updates": redone}
 
 
 def test_goodput_is_the_share_of_updates_that_count(tmp_path: Path) -> None:
@@ -183,9 +184,9 @@ def test_goodput_is_the_share_of_updates_that_count(tmp_path: Path) -> None:
     write_summary(folder, "finished")
     summary = read_rows(folder.attempts)[0]
     assert summary[2]["gap_s"] == pytest.approx(15, abs=1)
-    found = json.loads(folder.summary.read_text())
-    assert (found["restarts"], found["redone_updates"]) == (1, 2)
-    assert found["goodput_share"] == pytest.approx(30 / (40 + 15 + 45), rel=0.02)
+    result = json.loads(folder.summary.read_text())
+    assert (result["restarts"], result["redone_updates"]) == (1, 2)
+    assert result["goodput_share"] == pytest.approx(30 / (40 + 15 + 45), rel=0.02)
 
 
 def test_goodput_is_unknown_where_a_killed_attempt_told_nothing(tmp_path: Path) -> None:
@@ -228,35 +229,33 @@ def test_restarts_that_would_fail_are_announced(
     for shared, expected in (("True", 1), ("False", 0)):
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
         restarts.warn(settings("--setup", "2_1"))
-        told = capsys.readouterr().err
-        assert told.count("\n") == expected
-        assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in told) is bool(expected)
+        warning = capsys.readouterr().err
+        assert warning.count("\n") == expected
+        assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in warning) is bool(expected)
 
 
-@pytest.mark.process
-def test_the_store_listens_or_says_why_not(root: Path) -> None:
-    def store(*argv: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "harness", "store", *argv]
-        return subprocess.Popen(
-            command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
+def test_a_store_that_cannot_listen_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        refused, misused = store(port), store("no-port")
-        assert (
-            refused.communicate(timeout=60)[1]
-            .splitlines()[-1]
-            .endswith(f"port {port} is taken: use another")
-        )
-        assert "PORT no-port: expected a whole number" in misused.communicate(timeout=60)[1]
-        assert refused.returncode == misused.returncode == 2
-    meets = store(port)
+        assert cli.main(["store", port]) == 2
+        *_, line = capsys.readouterr().err.splitlines()
+        assert line.endswith(f"port {port} is taken: use another")
+    assert cli.main(["store", "no-port"]) == 2
+    assert "PORT no-port: expected a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_the_store_listens(root: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "harness", "store", port]
+    store = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
     try:
-        assert meets.stdout is not None and f":{port}" in meets.stdout.readline()
+        assert store.stdout is not None and f":{port}" in store.stdout.readline()
         socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
     finally:
-        meets.send_signal(signal.SIGINT)
-    assert meets.wait(timeout=10) == 130
+        store.send_signal(signal.SIGINT)
+    assert store.wait(timeout=10) == 130

@@ -45,10 +45,10 @@ class Nodes:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def _start(self, node: str, words: list[str], **env: str) -> subprocess.Popen[bytes]:
+    def _start(self, node: str, arguments: list[str], **env: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{node}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*self.emulated.enter(self.numbers[node]), sys.executable, *words],
+                [*self.emulated.enter(self.numbers[node]), sys.executable, *arguments],
                 cwd=ROOT, env={**os.environ, **env, "GLOO_SOCKET_IFNAME": "link0"},
                 stdout=log, stderr=log,
             )  # fmt: skip

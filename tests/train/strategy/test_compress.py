@@ -79,8 +79,8 @@ def overflowing(folder: str) -> tuple[str, Any]:
 
     class Steep(Net):
         def forward(self, **inputs: Any) -> Any:
-            found = super().forward(**inputs)
-            return {**found, "loss": found["loss"] * 1e7}
+            results = super().forward(**inputs)
+            return {**results, "loss": results["loss"] * 1e7}
 
     trainer, run = ours(folder, Steep(), Points(16), Points(8), "--compress=fp16")
     try:
@@ -92,14 +92,14 @@ def overflowing(folder: str) -> tuple[str, Any]:
 
 
 def test_a_gradient_that_fp16_cannot_hold_is_a_result(tmp_path: Path) -> None:
-    (said, summary), _ = ranks(2, overflowing, str(tmp_path))
-    assert "--compress fp16 carries no gradient above 65504: bf16 does" in said
-    assert summary["outcome"] == "diverged" and said in summary["reason"]
+    (message, summary), _ = ranks(2, overflowing, str(tmp_path))
+    assert "--compress fp16 carries no gradient above 65504: bf16 does" in message
+    assert summary["outcome"] == "diverged" and message in summary["reason"]
 
 
 def counted(kinds: list[str]) -> dict[str, tuple[list[int], list[int]]]:
     """Of each: bytes of six updates by the exchange's own count, and those given to all_reduce."""
-    rank, seen, found = group(), [0], {}
+    rank, seen, results = group(), [0], {}
     reduce: Callable[..., Any] = dist.all_reduce
 
     def noting(tensor: torch.Tensor, *args: Any, **more: Any) -> Any:
@@ -108,14 +108,14 @@ def counted(kinds: list[str]) -> dict[str, tuple[list[int], list[int]]]:
 
     dist.all_reduce = noting  # type: ignore[assignment]
     for kind in kinds:
-        arm, told, reduced = Arm(kind, small=True), [], []
+        arm, own_count, reduced = Arm(kind, small=True), [], []
         for step in range(6):
-            told_before, seen_before = arm.exchange.payload_bytes, seen[0]
+            count_before, seen_before = arm.exchange.payload_bytes, seen[0]
             arm.step(drawn(step, rank))
-            told.append(arm.exchange.payload_bytes - told_before)
+            own_count.append(arm.exchange.payload_bytes - count_before)
             reduced.append(seen[0] - seen_before)
-        found[kind] = (told, reduced)
-    return found
+        results[kind] = (own_count, reduced)
+    return results
 
 
 def test_bytes_of_an_update_are_those_of_theory_and_those_that_are_reduced() -> None:
@@ -129,39 +129,39 @@ def test_bytes_of_an_update_are_those_of_theory_and_those_that_are_reduced() -> 
         "powersgd": 4 * (sides + rest),
         "powersgd:3": 4 * (3 * sides + rest),
     }
-    for found in ranks(2, counted, list(theory)):
+    for results in ranks(2, counted, list(theory)):
         for kind, each in theory.items():
-            told, reduced = found[kind]
+            own_count, reduced = results[kind]
             first = 4 * numbers if "powersgd" in kind else each  # PowerSGD begins with whole ones
-            assert told == [first] * 2 + [each] * 4, kind
+            assert own_count == [first] * 2 + [each] * 4, kind
             # DDP's own exchange does not pass by here: the interface is read in test_traffic.py.
-            assert reduced == (told if kind != "none" else [0] * 6), kind
+            assert reduced == (own_count if kind != "none" else [0] * 6), kind
 
 
 HOOKED = ("none backend", "bf16 backend", "fp16 backend", "powersgd:2 backend", "none direct",
           "bf16 direct", "fp16 direct")  # fmt: skip
 
 
-def hooks_and_words() -> list[str]:
+def accepted_claims() -> list[str]:
     """Each hook recorded as each of the others."""
     group()
-    said = []
+    accepted = []
     for registered in HOOKED:
         kind, way = registered.split()
         ddp = Arm(kind, exchange=way).ddp
-        for asked in (*HOOKED, "powersgd backend"):
-            kind, way = asked.split()
+        for claimed in (*HOOKED, "powersgd backend"):
+            kind, way = claimed.split()
             settings: Any = SimpleNamespace(strategy="ddp", compress=kind, exchange=way)
             try:
                 observe_hook(ddp, settings)
-                said.append(f"{registered} is {asked}")
+                accepted.append(f"{registered} is {claimed}")
             except RuntimeError as error:
                 more = " --exchange direct" if way == "direct" else ""
                 if f"asked for --compress {kind}{more}, but DDP exchanges" not in str(error):
                     raise
-    return said
+    return accepted
 
 
 def test_one_hook_is_not_recorded_as_another() -> None:
-    (said,) = set(map(tuple, ranks(2, hooks_and_words)))
-    assert said == tuple(f"{way} is {way}" for way in HOOKED)
+    (accepted,) = set(map(tuple, ranks(2, accepted_claims)))
+    assert accepted == tuple(f"{way} is {way}" for way in HOOKED)

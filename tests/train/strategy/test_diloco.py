@@ -35,26 +35,26 @@ OUTER = {"outer_lr": 0.7, "momentum": 0.9}
 
 
 def test_one_weight_follows_the_closed_form_of_the_outer_loop(tmp_path: Path) -> None:
-    found = ranks(2, one_weight, str(tmp_path), [*DILOCO, "--sync_every", "2", *BY_RANK])
+    results = ranks(2, one_weight, str(tmp_path), [*DILOCO, "--sync_every", "2", *BY_RANK])
     delta = 0.1 * 2 * 2  # of two steps with gradients 1 and 3
     outer = 0.0
     for round_ in range(1, 6):
         buffer = delta * (1 - 0.9**round_) / (1 - 0.9)
-        for rank, seen in enumerate(found):
+        for rank, seen in enumerate(results):
             alone = outer - 0.1 * (1 + 2 * rank)  # the first of the two updates of a round
             assert seen[2 * round_ - 2] == pytest.approx(alone, abs=1e-5)
         outer -= 0.7 * (delta + 0.9 * buffer)
-        assert found[0][2 * round_ - 1] == found[1][2 * round_ - 1]
-        assert found[0][2 * round_ - 1] == pytest.approx(outer, abs=1e-5)
+        assert results[0][2 * round_ - 1] == results[1][2 * round_ - 1]
+        assert results[0][2 * round_ - 1] == pytest.approx(outer, abs=1e-5)
     # The same, worked out once and written down: after every exchange.
     stored = [-0.532, -1.2908, -2.25372, -3.400348, -4.7123132]
-    assert found[0][1::2] == pytest.approx(stored, abs=1e-5)
+    assert results[0][1::2] == pytest.approx(stored, abs=1e-5)
 
 
 def test_one_weight_with_overlap_counts_every_inner_step_once(tmp_path: Path) -> None:
     more = ["--sync_every", "4", "--overlap", "2", *BY_RANK]
-    found = ranks(2, one_weight, str(tmp_path), [*AVERAGED, *more])
-    for rank, seen in enumerate(found):
+    results = ranks(2, one_weight, str(tmp_path), [*AVERAGED, *more])
+    for rank, seen in enumerate(results):
         own = 1 + 2 * rank
         # Sent after 4 and 8, in force after 6 and 10; the last update averages what is left.
         steps = [own, 2 * own, 3 * own, 4 * own, 5 * own, 8 + 2 * own, 8 + 3 * own, 8 + 4 * own]
@@ -82,40 +82,40 @@ ROUGH = [
 
 @pytest.mark.parametrize(("count", "per_node"), [(2, 1), (4, 2)])
 def test_every_way_weighs_what_was_calculated(count: int, per_node: int, tmp_path: Path) -> None:
-    asked = [[*DILOCO, *flags, *TWO_EPOCHS] for flags, _ in WAYS.values()]
-    asked += ROUGH if per_node == 1 else ROUGH[2:]
+    commands = [[*DILOCO, *flags, *TWO_EPOCHS] for flags, _ in WAYS.values()]
+    commands += ROUGH if per_node == 1 else ROUGH[2:]
     if per_node == 1:
-        found = ranks(count, arms, str(tmp_path), [[*argv, *BY_RANK] for argv in asked])
+        results = ranks(count, arms, str(tmp_path), [[*argv, *BY_RANK] for argv in commands])
     else:
-        found = ranks(count, arms, str(tmp_path), asked, env={"LOCAL_WORLD_SIZE": "2"})
+        results = ranks(count, arms, str(tmp_path), commands, env={"LOCAL_WORLD_SIZE": "2"})
     exchanges: dict[str, Any] = {}
     for number, (way, (_, means)) in enumerate(WAYS.items()):
-        arm = [rank[number] for rank in found]
+        arm = [rank[number] for rank in results]
         follows(arm, per_node, tolerance=5e-6, **OUTER, **means)
         exchanges[way] = arm[0]["observed"]["exchanges"]
     for update in (6, 12, 18, 20):  # where nothing is on its way, all are alike to the last bit
-        rows = [rank[0]["weights"][update - 1].tobytes() for rank in found]
+        rows = [rank[0]["weights"][update - 1].tobytes() for rank in results]
         assert rows == rows[:1] * count
     # 20 updates: whole rows after 6, 12, 18 and 20; or a third after 2, 4, ..., and the rest.
     assert list(exchanges.values()) == [4, 12, 4, 12]
-    for number, argv in enumerate(asked[len(WAYS) :], len(WAYS)):
-        arm = [rank[number] for rank in found]
+    for number, argv in enumerate(commands[len(WAYS) :], len(WAYS)):
+        arm = [rank[number] for rank in results]
         means = WAYS["several on their way" if "--overlap" in argv else "plain"][1]
         follows(arm, per_node, tolerance=0.01, **OUTER, **means)
-    whole = found[0][0]["weights"][0].size * 4
+    whole = results[0][0]["weights"][0].size * 4
     inside = UPDATES * whole if per_node == 2 else 0
     for number in range(len(WAYS)):  # each fragment counts as the part that it is
-        assert found[0][number]["bytes"] == inside + 4 * whole
+        assert results[0][number]["bytes"] == inside + 4 * whole
 
 
 def test_at_every_h_updates_it_hands_over_one_hth_of_the_bytes_of_ddp(tmp_path: Path) -> None:
-    asked = [[*DILOCO, "--sync_every", str(every), *BY_RANK] for every in (1, 5, 10)]
-    found = ranks(2, counted, str(tmp_path), [SGD, *asked])
-    for ddp, *others in found:
+    commands = [[*DILOCO, "--sync_every", str(every), *BY_RANK] for every in (1, 5, 10)]
+    results = ranks(2, counted, str(tmp_path), [SGD, *commands])
+    for ddp, *others in results:
         assert [ddp / other for other in others] == [1, 5, 10]
 
 
-def counted(folder: str, asked: list[list[str]]) -> list[int]:
+def counted(folder: str, commands: list[list[str]]) -> list[int]:
     """What DDP hands over, by its own hook's count, and what diloco says and hands over."""
     handed = [0]
 
@@ -129,8 +129,8 @@ def counted(folder: str, asked: list[list[str]]) -> list[int]:
     # It would refuse to record a hook that nobody has asked for.
     verify.observe_hook = lambda *_: {}  # type: ignore[assignment]
     DdpExchange.attach = attach  # type: ignore[method-assign]
-    arms(folder, asked[:1])
-    found = [handed[0]]
+    arms(folder, commands[:1])
+    results = [handed[0]]
     whole = dist.all_reduce
 
     def counting(tensor: torch.Tensor, *more: Any, group: Any = None, **others: Any) -> Any:
@@ -138,12 +138,12 @@ def counted(folder: str, asked: list[list[str]]) -> list[int]:
         return whole(tensor, *more, group=group, **others)
 
     dist.all_reduce = counting
-    for argv in asked[1:]:
+    for argv in commands[1:]:
         handed[0] = 0
         (arm,) = arms(folder, [argv])
         assert arm["bytes"] == handed[0]
-        found.append(handed[0])
-    return found
+        results.append(handed[0])
+    return results
 
 
 class Waits(TrainerCallback):
@@ -165,14 +165,13 @@ class Waits(TrainerCallback):
 
 
 def ahead(folder: str, ways: list[list[str]]) -> list[bool]:
-    found = []
+    results = []
     for number, argv in enumerate(ways):
         waits = Waits(Path(folder, f"sign-{number}"))
         data, test = toys.Points(BATCH * UPDATES * 2), toys.Points(9, 1)
-        trainer, _ = toys.ours(folder, toys.Net(), data, test, *argv, callbacks=[waits])
-        trainer.train()
-        found.append(waits.came)
-    return found
+        toys.trained(folder, toys.Net(), data, test, *argv, callbacks=[waits])
+        results.append(waits.came)
+    return results
 
 
 def test_with_overlap_nobody_waits_for_what_is_on_its_way(tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ SIZES = (0, 1, 2, 3, 7, 1001)  # also fewer numbers than ranks
 
 def rows_of(size: int, draw: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Of each rank one, over many orders of magnitude."""
-    found = []
+    results = []
     for rank in range(dist.get_world_size()):
         generator = torch.Generator().manual_seed(1000 * draw + rank)
         scale = 10.0 ** torch.randint(-6, 3, (size,), generator=generator)
-        found.append((torch.randn(size, generator=generator) * scale).to(dtype))
-    return found
+        results.append((torch.randn(size, generator=generator) * scale).to(dtype))
+    return results
 
 
 def closed_form(rows: list[torch.Tensor], sent_as: torch.dtype | None) -> torch.Tensor:
@@ -61,12 +61,12 @@ def means() -> int:
     ):  # fmt: skip
         direct = DirectAllreduce(dist.new_group(), sent_as)
         for time_ in range(3):
-            given = [rows_of(size, 10 * time_ + n, dtype) for n, size in enumerate(SIZES)]
-            mine = [rows[rank].clone() for rows in given]
+            inputs = [rows_of(size, 10 * time_ + n, dtype) for n, size in enumerate(SIZES)]
+            mine = [rows[rank].clone() for rows in inputs]
             finish = [direct.begin(row, slot, time_ < 2) for slot, row in enumerate(mine)]
             for slot in (3, 1, 5, 0, 2, 4):
                 finish[slot]()
-            for row, rows in zip(mine, given, strict=True):
+            for row, rows in zip(mine, inputs, strict=True):
                 assert torch.equal(row, closed_form(rows, sent_as)), (dtype, sent_as, len(row))
                 checked += 1
     return checked
@@ -83,31 +83,31 @@ ALONE = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 def gradients(step: int, rank: int) -> list[torch.Tensor]:
     """Some are so small that a half of them is not exact, some the largest there are."""
-    found = drawn(step, rank)
-    found[0][0, :4] = torch.tensor([1e-45, 3e-45, -1.2e-38, 3.4e38])
-    return found
+    results = drawn(step, rank)
+    results[0][0, :4] = torch.tensor([1e-45, 3e-45, -1.2e-38, 3.4e38])
+    return results
 
 
 def steps_of(compress: str, exchange: str, small: bool) -> tuple[np.ndarray, int]:
     """What comes of six updates, the fourth of two accumulated passes; and bytes handed over."""
-    rank, arm, found = group(), Arm(compress, exchange=exchange, small=small), []
+    rank, arm, results = group(), Arm(compress, exchange=exchange, small=small), []
     for step in range(6):
         if step == 3:
             with arm.ddp.no_sync():
                 arm.ddp(gradients(30, rank)).backward()
             arm.ddp(gradients(31, rank)).backward()
-            found.append(flat([p.grad for p in arm.model.parameters()]))  # type: ignore[misc]
+            results.append(flat([p.grad for p in arm.model.parameters()]))  # type: ignore[misc]
         else:
-            found.append(flat(arm.step(gradients(step, rank))))
-    return np.stack(found), arm.exchange.payload_bytes
+            results.append(flat(arm.step(gradients(step, rank))))
+    return np.stack(results), arm.exchange.payload_bytes
 
 
 def both_ways() -> list[tuple[bytes, bytes, int, int]]:
-    found = []
+    results = []
     for small in (False, True):
         ours, theirs = (steps_of("none", way, small) for way in ("direct", "backend"))
-        found.append((ours[0].tobytes(), theirs[0].tobytes(), ours[1], theirs[1]))
-    return found
+        results.append((ours[0].tobytes(), theirs[0].tobytes(), ours[1], theirs[1]))
+    return results
 
 
 @pytest.mark.process
@@ -120,18 +120,18 @@ def test_of_two_ranks_gradients_are_those_of_ddp_to_the_bit() -> None:
 
 def summed(ways: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
     """What comes, and the closed form, which does not know of buckets."""
-    rank, found = group(), []
+    rank, results = group(), []
     numbers = sum(int(np.prod(shape)) for shape in SHAPES)
     for compress in ways:
         arm = Arm(compress, exchange="direct", small=True)
         sent_as = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[compress]
         for step in range(4):
-            given = [drawn(step, r) for r in range(dist.get_world_size())]
-            came = arm.step([g.clone() for g in given[rank]])
-            rows = [[g.flatten() for g in of] for of in zip(*given, strict=True)]
-            found.append((flat(came), flat([closed_form(of, sent_as) for of in rows])))
+            inputs = [drawn(step, r) for r in range(dist.get_world_size())]
+            came = arm.step([g.clone() for g in inputs[rank]])
+            rows = [[g.flatten() for g in of] for of in zip(*inputs, strict=True)]
+            results.append((flat(came), flat([closed_form(of, sent_as) for of in rows])))
         assert arm.exchange.payload_bytes == 4 * numbers * (2 if sent_as else 4)
-    return found
+    return results
 
 
 @pytest.mark.process
@@ -167,16 +167,15 @@ class Counts(TrainerCallback):
         return [tuple(np.subtract(*pair)) for pair in zip(self.seen[1:], self.seen, strict=False)]
 
 
-def counted(folder: str, asked: list[list[str]]) -> list[list[tuple[int, ...]]]:
-    found = []
-    for argv in asked:
+def counted(folder: str, commands: list[list[str]]) -> list[list[tuple[int, ...]]]:
+    results = []
+    for argv in commands:
         counts = Counts()
         net, data = toys.Net(dropout=0.1), toys.Points(64)
-        trainer, run = toys.ours(folder, net, data, toys.Points(8), *argv, callbacks=[counts])
-        trainer.train()
+        _, run = toys.trained(folder, net, data, toys.Points(8), *argv, callbacks=[counts])
         assert run.context.args.max_grad_norm > 0
-        found.append(counts.by_step())
-    return found
+        results.append(counts.by_step())
+    return results
 
 
 @pytest.mark.process
@@ -185,9 +184,9 @@ def test_a_step_exchanges_its_gradients_and_nothing_else(tmp_path: Path) -> None
     is enough for this model; DDP agrees once, before the second step, what is in it.
     """
     ways = [(way, passes) for way in ("backend", "direct") for passes in (1, 2)]
-    asked = [[f"--exchange={way}", f"--grad_acc={passes}"] for way, passes in ways]
-    for found in ranks(2, counted, str(tmp_path), asked):
-        for (way, passes), steps in zip(ways, found, strict=True):
+    commands = [[f"--exchange={way}", f"--grad_acc={passes}"] for way, passes in ways]
+    for results in ranks(2, counted, str(tmp_path), commands):
+        for (way, passes), steps in zip(ways, results, strict=True):
             assert len(steps) == 8 // passes - 1
             collectives, messages = (1, 0) if way == "backend" else (0, 1)
             assert steps[0] == (collectives + 2, messages)
@@ -214,10 +213,10 @@ def left_alone(how: str) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("how", "words"), [("silent", "imed out|timeout"), ("gone", "by peer")])
-def test_a_peer_that_is_silent_or_gone_ends_the_step(how: str, words: str) -> None:
-    said, _ = ranks(2, left_alone, how)
-    assert re.search(words, said), said
+@pytest.mark.parametrize(("how", "flags"), [("silent", "imed out|timeout"), ("gone", "by peer")])
+def test_a_peer_that_is_silent_or_gone_ends_the_step(how: str, flags: str) -> None:
+    message, _ = ranks(2, left_alone, how)
+    assert re.search(flags, message), message
 
 
 SAME = ("epoch", "updates", "samples", "train_loss", "grad_norm", "eval_loss", "accuracy",
@@ -253,10 +252,10 @@ REPLICAS = {
     ("count", "tolerance"), [(2, 0.0), pytest.param(3, 1e-6, marks=pytest.mark.slow)]
 )
 def test_replicas_exchange_the_same(count: int, tolerance: float, tmp_path: Path) -> None:
-    asked = [[*SGD, *way, *BY_RANK] for way in REPLICAS.values()]
-    asked = [[*argv, f"--exchange={way}"] for argv in asked for way in ("backend", "direct")]
-    for found in ranks(count, arms, str(tmp_path), asked):
-        for theirs, ours in zip(found[::2], found[1::2], strict=True):
+    commands = [[*SGD, *way, *BY_RANK] for way in REPLICAS.values()]
+    commands = [[*argv, f"--exchange={way}"] for argv in commands for way in ("backend", "direct")]
+    for results in ranks(count, arms, str(tmp_path), commands):
+        for theirs, ours in zip(results[::2], results[1::2], strict=True):
             assert toys.apart(ours["weights"], theirs["weights"]) <= tolerance
             assert toys.apart(ours["evaluated"], theirs["evaluated"]) <= tolerance
             assert ours["bytes"] == theirs["bytes"] > 0
@@ -271,21 +270,21 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_direct_sends_cannot_do_is_refused(words: str) -> None:
-    with pytest.raises(UserError) as found:
-        parse("bert", [*words.split(), "--exchange", "direct"], launched(2, 1))
-    assert REFUSED[words] in str(found.value) and "\n" not in str(found.value)
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_direct_sends_cannot_do_is_refused(flags: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse("bert", [*flags.split(), "--exchange", "direct"], launched(2, 1))
+    assert REFUSED[flags] in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_it_needs_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Settings(script="bert", exchange="direct")
+    commands = Settings(script="bert", exchange="direct")
     with pytest.raises(UserError, match=r"--exchange direct is for gloo.*--use_cpu"):
-        refuse_impossible(asked, cuda=True)
+        refuse_impossible(commands, cuda=True)
     refuse_impossible(
         Settings(script="bert", exchange="direct", trainer=(("use_cpu", True),)), True
     )
-    refuse_impossible(asked, cuda=False)
+    refuse_impossible(commands, cuda=False)
     monkeypatch.setattr(dist, "get_backend", lambda group: "mpi")
     with pytest.raises(UserError, match="this run has mpi"):
         DirectAllreduce(None)

@@ -41,16 +41,16 @@ class Diary(TrainerCallback):
 
     def batches(self) -> dict[int, list[int]]:
         """update -> the samples that this peer brought; one belongs to the next that is made."""
-        found: dict[int, list[int]] = defaultdict(list)
+        brought: dict[int, list[int]] = defaultdict(list)
         waiting: list[int] = []
         before = 0
         each = len(self.model.fed) // len(self.made)
         for number, update in enumerate(self.made):
             waiting += flat(self.model.fed[number * each : (number + 1) * each])
             if update > before:
-                found[update] += waiting
+                brought[update] += waiting
                 waiting, before = [], update
-        return dict(found)
+        return dict(brought)
 
 
 def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:

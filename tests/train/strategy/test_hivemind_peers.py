@@ -35,12 +35,12 @@ def vit(folder: Path, *flags: str, out: Path | None = None, **more: Any) -> peer
 
 
 def updates(folder: Path) -> int:
-    found = [read_json(path) or {} for path in folder.glob("*/*/*/progress.json")]
-    return max((int(p.get("update") or 0) for p in found), default=0)
+    progress = [read_json(path) or {} for path in folder.glob("*/*/*/progress.json")]
+    return max((int(p.get("update") or 0) for p in progress), default=0)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "reason"),
     [
         (["--precision", "fp16"], "--precision fp16"),
         (["--batchnorm", "sync"], "--batchnorm sync"),
@@ -53,8 +53,8 @@ def updates(folder: Path) -> int:
         (["--target_batch", "16"], "one peer alone brings 32"),
     ],
 )
-def test_what_peers_cannot_do_is_refused(flags: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
+def test_what_peers_cannot_do_is_refused(flags: list[str], reason: str) -> None:
+    with pytest.raises(UserError, match=re.escape(reason)):
         parse("vit", [*TINY, *flags], {})
 
 
@@ -69,8 +69,8 @@ def test_addresses_come_from_the_flag_or_the_variable() -> None:
     settings = parse("vit", TINY, {})
     assert addresses_to_join(settings, {}) == []
     assert addresses_to_join(settings, {"INITIAL_PEERS": f"{NOBODY}, {NOBODY}"}) == [NOBODY] * 2
-    given = replace(settings, initial_peers=NOBODY)
-    assert addresses_to_join(given, {"INITIAL_PEERS": "/ip4/no"}) == [NOBODY]
+    joining = replace(settings, initial_peers=NOBODY)
+    assert addresses_to_join(joining, {"INITIAL_PEERS": "/ip4/no"}) == [NOBODY]
     with pytest.raises(UserError, match="not an address"):
         addresses_to_join(settings, {"INITIAL_PEERS": "/ip4/10.0.0.1/tcp/9"})
 
@@ -78,12 +78,12 @@ def test_addresses_come_from_the_flag_or_the_variable() -> None:
 def test_the_line_to_join_with_gives_back_the_settings() -> None:
     from harness.train.strategy.hivemind.network import join_command
 
-    asked = ["--lr", "3e-4", "--grad_acc", "2", "--setup", "3_1", "--warmup_steps", "7", "--rerun"]
-    settings = place(parse("vit", [*TINY, *asked], {}), World())
-    words = shlex.split(join_command(settings, [NOBODY, NOBODY]))
-    assert words[:2] == ["python", "vit.py"]
+    flags = ["--lr", "3e-4", "--grad_acc", "2", "--setup", "3_1", "--warmup_steps", "7", "--rerun"]
+    settings = place(parse("vit", [*TINY, *flags], {}), World())
+    line = shlex.split(join_command(settings, [NOBODY, NOBODY]))
+    assert line[:2] == ["python", "vit.py"]
     joined = replace(settings, initial_peers=f"{NOBODY},{NOBODY}", rerun=False)
-    assert place(parse("vit", words[2:], {}), World()) == joined
+    assert place(parse("vit", line[2:], {}), World()) == joined
     assert joined.target_batch == 3 * 32 * 2
 
 
@@ -115,11 +115,11 @@ def without_hivemind(*argv: str) -> int:
     return run_script("vit", list(argv), str(peers.ROOT))
 
 
-def refused(done: Any, said: str) -> None:
+def refused(done: Any, reason: str) -> None:
     lines = [line for line in done.err.splitlines() if line]
     assert done.code == 2, done.err
     assert len(lines) == 1 and lines[0].startswith("vit.py: error: "), done.err
-    assert said in lines[0]
+    assert reason in lines[0]
 
 
 @pytest.mark.process

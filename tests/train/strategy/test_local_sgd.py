@@ -29,12 +29,12 @@ pytestmark = pytest.mark.process
 @pytest.mark.parametrize("count", [2, 3])
 def test_exchanged_at_every_update_it_is_ddp(count: int, tmp_path: Path) -> None:
     outer = ["--strategy", "diloco", "--outer_lr", "1", "--outer_momentum", "0"]
-    asked = [
+    commands = [
         SGD,
         [*SGD, "--strategy", "local_sgd", "--sync_every", "1", *BY_RANK],
         [*SGD, *outer, "--sync_every", "1", *BY_RANK],
     ]
-    for ddp, *others in ranks(count, arms, str(tmp_path), asked):
+    for ddp, *others in ranks(count, arms, str(tmp_path), commands):
         assert ddp["weights"].shape[0] == UPDATES
         assert toys.apart(ddp["weights"][0], ddp["weights"][-1]) > 0.01
         for other in others:
@@ -57,9 +57,9 @@ def test_on_one_node_local_sgd_is_ddp_bit_for_bit(optim: str, tmp_path: Path) ->
 
 def test_two_nodes_of_two_ranks_share_gradients_inside_only(tmp_path: Path) -> None:
     local = [*SGD, "--strategy", "local_sgd", "--sync_every", "7"]
-    asked = [[*local, *TWO_EPOCHS], [*local, *BY_RANK, *TWO_EPOCHS]]
-    found = ranks(4, arms, str(tmp_path), asked, env={"LOCAL_WORLD_SIZE": "2"})
-    by_node, by_rank = ([rank[arm] for rank in found] for arm in range(2))
+    commands = [[*local, *TWO_EPOCHS], [*local, *BY_RANK, *TWO_EPOCHS]]
+    results = ranks(4, arms, str(tmp_path), commands, env={"LOCAL_WORLD_SIZE": "2"})
+    by_node, by_rank = ([rank[arm] for rank in results] for arm in range(2))
     follows(by_node, each=2, every=7)
     follows(by_rank, each=1, every=7)
     for rank in (0, 2):  # bit for bit, between exchanges, too

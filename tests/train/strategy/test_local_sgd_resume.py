@@ -60,14 +60,14 @@ def train_once(folder: str, argv: list[str], stop: int | None) -> tuple[Any, Any
 
 def twice(folder: str, ways: list[list[str]], stops: list[int]) -> list[Any]:
     """Each way undisturbed, and broken off after a checkpoint."""
-    found = []
+    results = []
     for number, way in enumerate(ways):
         whole = train_once(f"{folder}/{number}/whole", [*way, *SAVED], None)
         for stop in stops:
             broken = f"{folder}/{number}/{stop}"
             assert train_once(broken, [*way, *SAVED], stop) == (None, None)
-            found.append((whole, train_once(broken, [*way, *SAVED], None)))
-    return found
+            results.append((whole, train_once(broken, [*way, *SAVED], None)))
+    return results
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_broken_off_it_goes_on_to_the_bit(
 
 
 def spoil_and_go_on(folder: str) -> list[str]:
-    """What a rank is told that goes on with what another than its own checkpoint holds."""
+    """The errors of a rank that is to go on with another checkpoint than its own."""
     argv = [*LOCAL, "--sync_scope", "rank", *SAVED]
     assert train_once(folder, argv, 7) == (None, None)
     file = next(Path(folder).glob("bert/*/*/checkpoint-7")) / "apart_1.pt"
     content = file.read_bytes()
-    said = []
+    messages = []
     for way in ("missing", "torn", "foreign"):
         dist.barrier()
         if os.environ["RANK"] == "0":
@@ -117,15 +117,16 @@ def spoil_and_go_on(folder: str) -> list[str]:
         try:
             train_once(folder, argv, None)
         except UserError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def test_what_does_not_belong_to_a_checkpoint_is_refused(tmp_path: Path) -> None:
     """On all ranks, in one line, whichever of them misses it."""
-    for said in ranks(2, spoil_and_go_on, str(tmp_path)):
-        for line, words in zip(said, ("is missing", "cannot be read", "not belong"), strict=True):
-            assert "apart_1.pt, with which node 0 goes on" in line and words in line
+    for messages in ranks(2, spoil_and_go_on, str(tmp_path)):
+        reasons = ("is missing", "cannot be read", "not belong")
+        for line, reason in zip(messages, reasons, strict=True):
+            assert "apart_1.pt, with which node 0 goes on" in line and reason in line
             assert line.endswith("use --rerun to start afresh; the old record is kept")
 
 
@@ -200,12 +201,12 @@ def test_the_best_weights_are_those_of_all_ranks(tmp_path: Path) -> None:
     argv = ["--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16"]
     argv += [*STREAMED, "--validation_split", "0.2", "--save", "best", "--lr", "0.03"]
     argv += ["--lr_scheduler_type", "constant"]
-    found = ranks(2, best_of, str(tmp_path), [*argv, "--sync_scope", "rank"])
+    results = ranks(2, best_of, str(tmp_path), [*argv, "--sync_scope", "rank"])
     folder = only_run(tmp_path)
     rows, _ = read_rows(folder.epochs)
     best = max(rows, key=lambda row: row["accuracy"])
     saved = load_file(folder.path / f"checkpoint-{best['updates']}" / "model.safetensors")
-    for rank in found:
+    for rank in results:
         assert all((rank[name] == weight.numpy()).all() for name, weight in saved.items())
     assert (read_json(folder.summary) or {})["test_epoch"] == best["epoch"]
 

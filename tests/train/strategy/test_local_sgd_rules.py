@@ -43,12 +43,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_is_refused_with_the_reason(words: str) -> None:
-    with pytest.raises(UserError) as found:
-        parse("bert", words.split(), launched(2, 2))
-    line = str(found.value)
-    assert "\n" not in line and all(word in line for word in REFUSED[words]), line
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_cannot_be_is_refused_with_the_reason(flags: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse("bert", flags.split(), launched(2, 2))
+    line = str(refusal.value)
+    assert "\n" not in line and all(word in line for word in REFUSED[flags]), line
 
 
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES.values() if s.apart])
@@ -69,34 +69,34 @@ def exchange(*argv: str, size: int = 7, dtype: torch.dtype = torch.float32) -> A
     """Of one process, with a model of so many weights."""
     settings = parse("bert", list(argv), launched(1, 1))
     run: Any = SimpleNamespace(settings=settings, world=World(), observed={}, is_rank0=True)
-    found = exchange_of(run)
-    found.model = torch.nn.Linear(size, 1, bias=False, dtype=dtype)
-    found.attach(found.model, None)
-    return found
+    replica = exchange_of(run)
+    replica.model = torch.nn.Linear(size, 1, bias=False, dtype=dtype)
+    replica.attach(replica.model, None)
+    return replica
 
 
 @pytest.mark.parametrize("argv", [LOCAL.split(), [*DILOCO.split(), "--fragments", "2"]])
 def test_a_run_without_its_exchanges_is_not_recorded_as_one(argv: list[str]) -> None:
     """Two pieces after 2, 4, ... 12 and the other one after 12: seven; or 4, 8 and 12: three."""
     for left_out, last in ((None, 12), (4, 12), (None, 11)):
-        found = exchange(*argv, "--sync_every", "4")
-        found.begin(12)
+        replica = exchange(*argv, "--sync_every", "4")
+        replica.begin(12)
         for update in range(1, last + 1):
             if update != left_out:
-                found.after_update(update, last=update == 12)
+                replica.after_update(update, last=update == 12)
         if (left_out, last) == (None, 12):
-            found.end()
-            assert found.observed["exchanges"] == (3 if argv == LOCAL.split() else 7)
+            replica.end()
+            assert replica.observed["exchanges"] == (3 if argv == LOCAL.split() else 7)
             continue
         with pytest.raises(RuntimeError, match="refusing to record one as the other"):
-            found.end()
+            replica.end()
 
 
 def test_a_run_that_is_too_short_to_exchange_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    found = exchange(*LOCAL.split(), "--sync_every", "13")
-    found.begin(13)
+    replica = exchange(*LOCAL.split(), "--sync_every", "13")
+    replica.begin(13)
     assert capsys.readouterr().err == ""
-    found.begin(12)
+    replica.begin(12)
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and "--sync_every 13" in line and "12 updates" in line
 
@@ -112,8 +112,8 @@ def test_what_it_costs_is_in_the_record() -> None:
         ("--fragments", "5", "--overlap", "3"): 2 * 4 + 4 * 4 / 5,  # two pieces on their way
     }
     for argv, bytes_each in kept.items():
-        found = exchange(*DILOCO.split(), "--sync_every", "10", *argv, size=100)
-        assert found.observed["kept_bytes"] == 100 * bytes_each
+        replica = exchange(*DILOCO.split(), "--sync_every", "10", *argv, size=100)
+        assert replica.observed["kept_bytes"] == 100 * bytes_each
     assert exchange(*LOCAL.split(), size=100).observed["kept_bytes"] == 800
 
 
@@ -139,7 +139,7 @@ def test_outer_weights_stay_exact_where_the_model_is_coarse(
 ) -> None:
     """Resumed from weights that are rounded, the next outer step must be the same."""
     argv = [*DILOCO.split(), "--sync_every", "4", "--fragments", "2"]
-    found = exchange(*argv, size=50, dtype=dtype)
+    replica = exchange(*argv, size=50, dtype=dtype)
 
     def go_on(one: Any, first: int, last: int) -> list[float]:
         for update in range(first, last + 1):
@@ -148,11 +148,11 @@ def test_outer_weights_stay_exact_where_the_model_is_coarse(
             one.after_update(update, last=False)
         return [*one.anchor.tolist(), *one.weights.row().tolist()]
 
-    go_on(found, 1, 5)
-    found.save(tmp_path)
+    go_on(replica, 1, 5)
+    replica.save(tmp_path)
     other = exchange(*argv, size=50, dtype=dtype)
-    with found.shared(), torch.no_grad():
-        other.model.weight.copy_(found.model.weight)  # what a checkpoint holds of the model
+    with replica.shared(), torch.no_grad():
+        other.model.weight.copy_(replica.model.weight)  # what a checkpoint holds of the model
     other.attach(other.model, None)
     other.load(tmp_path)
-    assert go_on(other, 6, 11) == go_on(found, 6, 11)
+    assert go_on(other, 6, 11) == go_on(replica, 6, 11)

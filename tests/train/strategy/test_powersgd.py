@@ -40,15 +40,15 @@ def low_rank(step: int, rank: int) -> list[torch.Tensor]:
 def of_low_rank() -> list[tuple[np.ndarray, np.ndarray]]:
     """Two whole updates, a gradient of zero, and five compressed ones that are not."""
     before = torch.get_rng_state()
-    rank, arm, found = group(), Arm("powersgd", small=True), []
+    rank, arm, results = group(), Arm("powersgd", small=True), []
     for step in range(8):
         of = [low_rank(step, r) for r in range(dist.get_world_size())]
         if step == 2:
             of = [[torch.zeros_like(g) for g in gradients] for gradients in of]
         true = [torch.stack(g).mean(0) for g in zip(*of, strict=True)]
-        found.append((flat(arm.step(of[rank])), flat(true)))
+        results.append((flat(arm.step(of[rank])), flat(true)))
     assert torch.equal(torch.get_rng_state(), before)  # the training's random numbers
-    return found
+    return results
 
 
 @pytest.mark.process
@@ -107,11 +107,11 @@ def with_feedback() -> dict[str, Any]:
 
 @pytest.mark.process
 def test_what_was_not_sent_is_sent_later() -> None:
-    found = ranks(2, with_feedback)[0]
+    results = ranks(2, with_feedback)[0]
     # Sent and still owed are together all that there was.
-    assert found["kept back"] < 1e-3 * found["size"]
-    assert found["without"] > 0.7 * found["size"]
-    assert found["mean"] < 0.25 * found["without"]
+    assert results["kept back"] < 1e-3 * results["size"]
+    assert results["without"] > 0.7 * results["size"]
+    assert results["mean"] < 0.25 * results["without"]
 
 
 def in_other_buckets(folder: str) -> bool:
@@ -169,9 +169,9 @@ def test_what_was_owed_is_mean_state_when_processes_come_or_go(tmp_path: Path) -
     for rank, value in owed.items():  # what rank 1 had is lost with its disk
         content = {"updates": torch.tensor(9), "owed w": value, "right w": torch.ones(2, 1)}
         save_file(content, tmp_path / powersgd_file(rank))
-    found = _mean_state(tmp_path)
-    assert torch.allclose(found["owed w"], (owed[0] + owed[2]) / 3)
-    assert int(found["updates"]) == 9 and torch.equal(found["right w"], torch.ones(2, 1))
+    results = _mean_state(tmp_path)
+    assert torch.allclose(results["owed w"], (owed[0] + owed[2]) / 3)
+    assert int(results["updates"]) == 9 and torch.equal(results["right w"], torch.ones(2, 1))
 
 
 def of_lost_memory(folder: str) -> dict[str, Any]:
@@ -196,16 +196,17 @@ def of_lost_memory(folder: str) -> dict[str, Any]:
     try:
         Arm("powersgd").exchange.load(Path(folder))
     except UserError as error:
-        return {"mean": mean, "said": str(error)}
+        return {"mean": mean, "refusal": str(error)}
     return {}
 
 
 @pytest.mark.process
 def test_a_memory_that_is_lost_is_never_taken_for_none(tmp_path: Path) -> None:
     write_json(tmp_path / COMPLETE, {"processes": 2})
-    for found in ranks(2, of_lost_memory, str(tmp_path)):
-        assert found["mean"]
-        assert "lacks powersgd_1.safetensors" in found["said"] and "--rerun" in found["said"]
+    for results in ranks(2, of_lost_memory, str(tmp_path)):
+        assert results["mean"]
+        refusal = results["refusal"]
+        assert "lacks powersgd_1.safetensors" in refusal and "--rerun" in refusal
 
 
 def accumulated(folder: str) -> tuple[Any, Any]:
@@ -222,8 +223,8 @@ def accumulated(folder: str) -> tuple[Any, Any]:
 def test_it_goes_with_accumulation_mixed_precision_and_one_process(tmp_path: Path) -> None:
     """Exchanged once an update. Net's 16 x 8 and 3 x 16 are worth it at rank 1, its biases not."""
     env = {**alone(), "TORCHELASTIC_MAX_RESTARTS": "0"}
-    for count, given in ((1, env), (2, {})):
-        (row,), observed = ranks(count, accumulated, str(tmp_path / str(count)), env=given)[0]
+    for count, variables in ((1, env), (2, {})):
+        (row,), observed = ranks(count, accumulated, str(tmp_path / str(count)), env=variables)[0]
         updates = 128 // (4 * 4 * count)
         whole, small = 4 * (16 * 8 + 16 + 3 * 16 + 3), 4 * (16 + 8 + 16 + 3 + 16 + 3)
         assert row["updates"] == updates

@@ -33,9 +33,9 @@ def means(size: int, code: str, spoilt: float) -> tuple[np.ndarray, int, dict[st
     handed: dict[str, int] = {}
     for name in ("all_to_all_single", "all_gather_single"):
 
-        def counted(output: Any, given: Any, name: str = name, **more: Any) -> Any:
-            handed[name] = given.nbytes
-            return called[name](output, given, **more)
+        def counted(output: Any, source: Any, name: str = name, **more: Any) -> Any:
+            handed[name] = source.nbytes
+            return called[name](output, source, **more)
 
         called[name] = getattr(dist, name)
         setattr(dist, name, counted)
@@ -52,22 +52,22 @@ called: dict[str, Any] = {}
 @pytest.mark.parametrize("code", ["bf16", "int8"])
 def test_the_mean_is_the_same_on_all_ranks_and_within_its_rounding(code: str, count: int) -> None:
     size = 10_000  # neither whole blocks nor whole parts
-    found = ranks(count, means, size, code, 0.0)
+    results = ranks(count, means, size, code, 0.0)
     rows = rows_of(count, size).double()
     true = rows.mean(0)
-    for mean, _, _ in found:
-        assert mean.tobytes() == found[0][0].tobytes()
+    for mean, _, _ in results:
+        assert mean.tobytes() == results[0][0].tobytes()
     if code == "bf16":  # rounded twice, each time by half of the last of eight bits
         bound = (rows.abs().mean(0) + true.abs()) * 2**-8 * 1.01
     else:  # rounded twice, each time by half a level of the block's largest number
         padded = torch.nn.functional.pad(rows, (0, -size % 1024)).view(count, -1, 1024)
         largest = padded.abs().amax(2).mean(0) + padded.mean(0).abs().amax(1) * 1.01
         bound = (largest / 254 * 1.01).repeat_interleave(1024)[:size]
-    error = (torch.from_numpy(found[0][0]).double() - true).abs()
+    error = (torch.from_numpy(results[0][0]).double() - true).abs()
     assert bool((error <= bound).all())
     assert bool((error[1024:2048] == 0).all()) and float(error.max()) > 0
     # What goes out: a part to each other rank, then one's own part to each of them.
-    _, sent, handed = found[0]
+    _, sent, handed = results[0]
     a_number = {"bf16": 2, "int8": 1 + 4 / 1024}[code]
     whole = -(-size // (count * 1024)) * count * 1024
     assert sent == whole * a_number == handed["all_to_all_single"]

@@ -281,7 +281,7 @@ class PeersExchange(Exchange):
         ]
         return sums
 
-    def gather(self, row: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
+    def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """This peer's row, and what the others published at the end of the epoch."""
         return [row, *self.other_rows]
 
