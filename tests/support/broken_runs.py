@@ -17,10 +17,12 @@ from tests.support.ranks import Done, ran, run_script
 from tests.support.sweeps import untimed_rows
 
 # Dropout is on: the random state has to be restored, not only weights and optimizer.
-ARGV = [
-    "--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "3", "--b", "16",
-    "--full_determinism", "--log_every", "3",
+COMMON = [
+    "--tiny", "--test_size", "65", "--epochs", "3", "--b", "16", "--full_determinism",
+    "--log_every", "3",
 ]  # fmt: skip
+ARGV = [*COMMON, "--train_size", "256"]
+SHORT = [*COMMON, "--train_size", "128"]
 
 
 def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:

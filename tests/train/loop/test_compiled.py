@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from torch import nn
 
-from harness.core.records import find_runs, read_json, read_rows
 from harness.train.loop.host_overhead import Compiled
+from tests.support.broken_runs import only_run
 from tests.support.ranks import script
 
 # 10 whole updates an epoch and an evaluation whose last batch is short.
 ARGV = ["--tiny", "--train_size", "320", "--test_size", "101", "--epochs", "2", "--dropout", "0"]
 
 
-def trained(folder: Path, count: int, *more: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def trained(folder: Path, count: int, *more: str) -> tuple[Any, Any]:
     argv = [*ARGV, "--b", str(32 // count), "--save", "none", *more, "--o", str(folder)]
     done = script("vit", *argv, count=count)
     assert done.code == 0, done.err
-    (run,) = find_runs(folder)
-    return read_rows(run.epochs)[0], read_json(run.environment) or {}
+    run = only_run(folder)
+    return run.read_epochs()[0], run.read_environment()
 
 
 def check(tmp_path: Path, count: int, *more: str) -> None:

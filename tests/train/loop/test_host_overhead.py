@@ -44,13 +44,13 @@ def trained(folder: str, more: tuple[str, ...]) -> dict[str, Any]:
 
 
 def both(folder: str, more: tuple[str, ...]) -> list[dict[str, Any]]:
-    found = [trained(f"{folder}/ours", more)]
+    results = [trained(f"{folder}/ours", more)]
     stock: dict[str, Any] = {name: getattr(Trainer, name) for name in METHODS}
     with (
         mock.patch.multiple(ExactTrainer, **stock),
         mock.patch.multiple(host_overhead, **FUNCTIONS),
     ):
-        return [*found, trained(f"{folder}/stock", more)]
+        return [*results, trained(f"{folder}/stock", more)]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -87,13 +87,13 @@ def walks(folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_modules_are_walked_when_the_mode_changes(count: int, tmp_path: Path) -> None:
-    for found in ranks(count, walks, str(tmp_path), env=CPU):
+    for results in ranks(count, walks, str(tmp_path), env=CPU):
         steps, evaluated = 32 // 4 // count, 8 // 4 // count
-        assert found["modes"] == 2 * (steps * [True] + evaluated * [False])
+        assert results["modes"] == 2 * (steps * [True] + evaluated * [False])
         # Once for each epoch's training, and once for each evaluation.
-        assert found["seen"].count(False) == 2
-        assert found["seen"].count(True) <= 3
-        assert found["flos"] == [] and found["total"] == 0  # not counted: not logged
+        assert results["seen"].count(False) == 2
+        assert results["seen"].count(True) <= 3
+        assert results["flos"] == [] and results["total"] == 0  # not counted: not logged
 
 
 def looked_up(folder: str) -> int:
@@ -102,16 +102,16 @@ def looked_up(folder: str) -> int:
 
     trainer, _ = ours(folder, Net(), Points(64), Points(8))
     package = "_is_package_available"
-    asked: list[Any] = []
+    packages: list[Any] = []
     real = accelerate.utils.imports._is_package_available
 
     def noted(name: str, *rest: Any) -> Any:
-        asked.append(name)
+        packages.append(name)
         return real(name, *rest)
 
     with mock.patch.object(accelerate.utils.imports, package, noted):
         trainer.train()
-    return asked.count("lomo_optim")
+    return packages.count("lomo_optim")
 
 
 def test_no_package_is_looked_for_in_the_step(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from harness.core.command_line import parse
 from harness.core.tasks import TASKS
@@ -22,6 +21,7 @@ from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.start import start
 from harness.train.strategy import verify
+from tests.support.broken_runs import only_run, weights_of
 from tests.support.ranks import ranks, script
 
 pytestmark = pytest.mark.process
@@ -137,21 +137,16 @@ ARMS = {
 }  # fmt: skip
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (checkpoint,) = folder.glob("checkpoint-*")
-    return load_file(checkpoint / "model.safetensors")
-
-
 @pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "vit"])
 def test_every_strategy_takes_the_same_twenty_steps(name: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
     for arm, (count, more) in ARMS.items():
         done = script(name, *COMMON, *more, "--o", str(tmp_path / arm), count=count)
         assert done.code == 0, done.err
-        (folder,) = (tmp_path / arm).glob(f"{name}/*/*")
-        row = json.loads((folder / "epochs.jsonl").read_text())
+        folder = only_run(tmp_path / arm)
+        ((row,), _) = folder.read_epochs()
         assert row["updates"] == 20
-        seen[arm] = (row, weights(folder), json.loads((folder / "environment.json").read_text()))
+        seen[arm] = (row, weights_of(folder), folder.read_environment())
     row, reference, _ = seen["single 2b"]
     start_to_end = max(float(w.abs().max()) for w in reference.values())
     assert start_to_end > 0
@@ -169,8 +164,7 @@ def test_fsdp_is_really_sharded(tmp_path: Path) -> None:
     argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1"]
     done = script("vit", *argv, "--strategy", "fsdp", "--o", str(tmp_path), count=2)
     assert done.code == 0, done.err
-    (folder,) = tmp_path.glob("vit/1_2/*")
-    observed = json.loads((folder / "environment.json").read_text())["observed"]
+    observed = (only_run(tmp_path).read_environment() or {})["observed"]
     assert observed["strategy"] == "fsdp"
     assert observed["sharded_parameters"] == observed["parameters"] > 0
     assert observed["parameter_bytes_per_rank"] == pytest.approx(
@@ -244,8 +238,7 @@ def test_dp_on_one_gpu_equals_single(tmp_path: Path) -> None:
     for strategy in ("single", "dp"):
         done = script("vit", *COMMON, "--strategy", strategy, "--o", str(tmp_path / strategy))
         assert done.code == 0, done.err
-        (folder,) = (tmp_path / strategy).glob("vit/*/*")
-        rows.append(json.loads((folder / "epochs.jsonl").read_text()))
+        rows += only_run(tmp_path / strategy).read_epochs()[0]
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification
 
-from harness.core.records import RunFolder, read_json, read_rows
-from tests.support.broken_runs import ARGV, assert_same_training, broken_off, only_run
+from harness.core.records import RunFolder, read_rows
+from tests.support.broken_runs import ARGV, SHORT, assert_same_training, broken_off, only_run
 from tests.support.ranks import script
 
 pytestmark = pytest.mark.process
@@ -24,25 +24,25 @@ def rank_rows(folder: RunFolder, rank: int) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names} for row in read_rows(folder.rank(rank))[0]]
 
 
-# 16 updates an epoch with one rank, 8 with two: all stop inside epoch 2 or at its evaluation.
+# 8 updates an epoch with one rank, 4 with two: all stop inside epoch 2 or at its evaluation.
 CASES = [
-    ("vit", 1, "kill", 20, []),
-    ("vit", 2, "kill", 11, ["--strategy", "fsdp"]),
-    ("vit", 1, "kill", 22, ["--save_steps", "5", "--augment", "crop_flip"]),
-    ("bert", 1, "kill", 20, []),
-    ("bert", 1, "kill row", 32, []),
-    ("bert", 1, "term", 20, []),
-    ("bert", 1, "int", 20, []),
-    ("bert", 1, "crash", 20, []),
-    ("bert", 1, "kill", 22, ["--save_steps", "5"]),
-    ("bert", 2, "kill", 11, []),
+    ("vit", 1, "kill", 10, []),
+    ("vit", 2, "kill", 6, ["--strategy", "fsdp"]),
+    ("vit", 1, "kill", 11, ["--save_steps", "5", "--augment", "crop_flip"]),
+    ("bert", 1, "kill", 10, []),
+    ("bert", 1, "kill row", 16, []),
+    ("bert", 1, "term", 10, []),
+    ("bert", 1, "int", 10, []),
+    ("bert", 1, "crash", 10, []),
+    ("bert", 1, "kill", 11, ["--save_steps", "5"]),
+    ("bert", 2, "kill", 6, []),
 ]
 SIGNALS = {"term": 143, "int": 130}  # and the exit codes that they lead to
 SLOW_CASES = [
-    ("bert", 2, "kill evaluating", 16, []),
-    ("bert", 2, "crash", 11, []),
-    ("bert", 2, "kill", 11, ["--strategy", "fsdp"]),
-    ("bert", 2, "kill", 13, ["--save_steps", "3"]),
+    ("bert", 2, "kill evaluating", 8, []),
+    ("bert", 2, "crash", 6, []),
+    ("bert", 2, "kill", 6, ["--strategy", "fsdp"]),
+    ("bert", 2, "kill", 7, ["--save_steps", "3"]),
 ]
 
 
@@ -55,7 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, list[
         key = (name, count, " ".join(more))
         if key not in runs:
             root = tmp_path_factory.mktemp("whole")
-            done = script(name, *ARGV, *more, "--o", str(root), count=count)
+            done = script(name, *SHORT, *more, "--o", str(root), count=count)
             assert done.code == 0, done.err
             runs[key] = only_run(root)
         return runs[key]
@@ -70,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, list[
 def test_a_broken_run_goes_on(
     name: str, count: int, how: str, update: int, more: list[str], tmp_path: Path, whole: Any
 ) -> None:
-    argv = [*ARGV, *more, "--o", str(tmp_path)]
+    argv = [*SHORT, *more, "--o", str(tmp_path)]
     broken = broken_off(count, argv, update, how, name)
     folder = only_run(tmp_path)
     if how in SIGNALS:
@@ -90,7 +90,7 @@ def test_a_broken_run_goes_on(
         for row, one in zip(rank_rows(folder, rank), rank_rows(undisturbed, rank), strict=True):
             assert row == one
 
-    summary = read_json(folder.summary)
+    summary = folder.read_summary()
     assert summary is not None
     assert summary["outcome"] == "finished"
     assert summary["attempts"] == 2
@@ -113,7 +113,7 @@ def test_a_failure_is_a_record_with_its_reason(
     count: int, how: str, outcome: str, tmp_path: Path
 ) -> None:
     broken_off(count, [*ARGV, "--o", str(tmp_path)], 2, how)
-    summary = read_json(only_run(tmp_path).summary)
+    summary = only_run(tmp_path).read_summary()
     assert summary is not None
     assert summary["outcome"] == outcome
     assert "planted" in summary["reason"]
@@ -166,11 +166,11 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_half_a_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
-    argv = [*ARGV, "--o", str(tmp_path)]
-    broken_off(1, argv, 20, "kill")
+    argv = [*SHORT, "--o", str(tmp_path)]
+    broken_off(1, argv, 10, "kill")
     folder = only_run(tmp_path).path
-    (folder / "checkpoint-16" / "complete.json").unlink()
-    (folder / "checkpoint-17").mkdir()
+    (folder / "checkpoint-8" / "complete.json").unlink()
+    (folder / "checkpoint-9").mkdir()
     done = script("bert", *argv)
     assert done.code == 0, done.err
     assert "goes on" not in done.out
@@ -190,7 +190,7 @@ def test_the_best_epoch_is_kept_and_can_be_loaded(
     )
     assert done.code == 0, done.err
     folder = only_run(tmp_path)
-    summary = read_json(folder.summary)
+    summary = folder.read_summary()
     assert summary is not None
     rows, _ = read_rows(folder.epochs)
     assert summary["best_value"] == max(row["accuracy"] for row in rows)
