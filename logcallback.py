@@ -103,7 +103,7 @@ class LogCallback(Recorder):
         self._report_progress(state)
 
     def _begin_attempt(self, args: TrainingArguments) -> None:
-        """A training begins to be recorded, or goes on; its settings are written."""
+        """Begin to record a training, or one that goes on, and write its settings."""
         opened = self.context.opened if self.context else None
         self.attempt = attempts.begin(
             self.folder, self.first_update, self.world.size, self.batch, opened
@@ -114,7 +114,7 @@ class LogCallback(Recorder):
         self.folder.write_settings(settings)
 
     def _write_environment(self, state: TrainerState) -> None:
-        """Where it ran, and what was checked or derived at the start."""
+        """Write where it ran, and what was checked or derived at the start."""
         facts: dict[str, Any] = {"nodes": self.world.nodes}
         facts["processes_per_node"] = self.world.per_node
         if self.context is not None:
@@ -166,7 +166,7 @@ class LogCallback(Recorder):
             self._report_progress(state, every_s=1)
 
     def _report_progress(self, state: TrainerState, every_s: float = 0.0) -> None:
-        """Where the attempt stands: what it loses, should it be killed, is then known."""
+        """Write how far the attempt is, so that its loss is known if it is killed."""
         now_s = time.perf_counter()
         if not self.attempt or now_s - self.reported_s < every_s:
             return
@@ -281,7 +281,7 @@ class LogCallback(Recorder):
             self.clock.resume()
 
     def _write_row(self) -> None:
-        """The rows of the epoch that has ended, unless an attempt before has written them."""
+        """Write the rows of the epoch that has ended, unless an earlier attempt has."""
         self.rank_row.write(self.rank_quality, {})
         wall_s = self.earlier_wall_s + time.perf_counter() - self.began_s
         more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}

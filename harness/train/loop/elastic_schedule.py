@@ -39,7 +39,7 @@ class ElasticSchedule:
 
     @property
     def updates_per_epoch(self) -> int:
-        """Updates of an epoch."""
+        """Updates of a whole epoch."""
         return self.train_samples // self.batch
 
     @property
@@ -67,11 +67,11 @@ class ElasticSchedule:
             state.epoch = self.epoch_at(state.global_step)
 
     def full_updates(self) -> int:
-        """Updates of the run, had the whole set-up made them all."""
+        """Updates of the run if the whole set-up made them all."""
         return self.epochs * (self.train_samples // self.full_batch)
 
     def full_update_at(self, update: float) -> float:
-        """How many of those the samples are worth that were trained on until an update."""
+        """How many updates of the whole set-up the samples up to an update amount to."""
         before = self.position.epoch * self.train_samples + self.position.samples
         since = (update - self.position.update) * self.batch
         return (before + since) / self.full_batch

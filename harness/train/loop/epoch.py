@@ -120,7 +120,7 @@ class EpochSums:
         self.updates += 1
 
     def fold(self) -> None:
-        """Add what has been kept."""
+        """Add the kept values to the sums."""
         if self.losses:
             weights = torch.tensor(self.weights, dtype=torch.float64, device=self.loss.device)
             self.loss += torch.stack(self.losses).double() @ weights

@@ -49,12 +49,12 @@ class Evaluation:
         self.last = metrics
 
     def result(self, samples: int, args: TrainingArguments) -> dict[str, float]:
-        """Over all samples of the set (a collective)."""
+        """The metrics over all samples of the set (a collective)."""
         assert self.last is not None
         return self.last.result(partial(in_order, samples=samples, args=args))
 
     def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:
-        """Of the samples that this rank evaluated."""
+        """The metrics of the samples that this rank evaluated."""
         if self.last is None:
             return {}
         return self.last.rank_quality(args.process_index, args.world_size, args.eval_batch_size)
@@ -74,7 +74,7 @@ def in_order(mine: torch.Tensor, samples: int, args: TrainingArguments) -> torch
 
 
 def test_metrics(trainer: Any) -> dict[str, Any]:
-    """Of the test set, evaluated once, with the best weights where these are kept."""
+    """Evaluate the test set, once, with the best weights where these are kept."""
     update = trainer.state.global_step
     if trainer.args.load_best_model_at_end:
         update = trainer.state.best_global_step

@@ -152,7 +152,7 @@ class Trackers(TrainerCallback):
 
 
 def add_trackers(trainer: Any) -> None:
-    """Rank 0 alone has trackers, and after the recorder, whose rows they receive."""
+    """Keep trackers on rank 0 alone, after the recorder, whose rows they receive."""
     if not trainer.args.report_to:
         return
     kinds = tuple(get_reporting_integration_callbacks(trainer.args.report_to))

@@ -112,7 +112,7 @@ class ExactTrainer(Trainer):
         self.add_callback(self.comm_probe)
 
     def close(self) -> None:
-        """Training has ended or broken off: the terminal is given back."""
+        """Give the terminal back when training has ended or broken off."""
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, Console):
                 callback.close()
@@ -215,7 +215,7 @@ class ExactTrainer(Trainer):
         return 0
 
     def store_flos(self) -> None:
-        """Nothing is counted: no collective and no waiting at each log entry."""
+        """Count nothing: no collective and no waiting at each log entry."""
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         # The Trainer would not wrap for --strategy dp on one GPU.
@@ -379,11 +379,11 @@ class ExactTrainer(Trainer):
         return None, None, None
 
     def test(self) -> None:
-        """The test set, once, where each epoch is evaluated on a validation set."""
+        """Evaluate the test set, once, where epochs are evaluated on a validation set."""
         self.observations.test_metrics = test_metrics(self)
 
     def weights_file(self, update: int) -> Path:
-        """In the checkpoint that was written after this update."""
+        """The weights in the checkpoint that was written after this update."""
         return Path(self.args.output_dir) / f"checkpoint-{update}" / sharding.WEIGHTS
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

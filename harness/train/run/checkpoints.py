@@ -31,7 +31,7 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_broken(folder: Path) -> None:
-    """What a killed process left half-written must not be taken for a checkpoint."""
+    """Remove what a killed process left half-written: it must not be taken for a checkpoint."""
     for checkpoint in folder.glob("checkpoint-*"):
         if not (checkpoint / COMPLETE).is_file():
             shutil.rmtree(checkpoint, ignore_errors=True)
@@ -40,7 +40,7 @@ def remove_broken(folder: Path) -> None:
 def complete(
     folder: Path, context: Context, state: TrainerState, epoch_so_far: dict[str, Any]
 ) -> None:
-    """All has been written: mark it, and remove the checkpoints before it (a collective)."""
+    """Mark a checkpoint that is written as whole, and remove those before it (a collective)."""
     args, world = context.args, context.world
     for name in ("sent", "measured"):
         epoch_so_far[name] = gather(epoch_so_far.get(name))
@@ -63,7 +63,7 @@ def complete(
 
 
 def follow_rank0(folder: RunFolder, world: World) -> None:
-    """What a node still has of a run that rank 0 does not have any more is set aside there, too."""
+    """Set aside what this node still has of a run that rank 0 no longer has."""
     if world.nodes == 1:
         return
     gone = broadcast(not folder.path.exists())
@@ -75,7 +75,7 @@ def follow_rank0(folder: RunFolder, world: World) -> None:
 
 
 def on_own_disk(written: Path, world: World) -> bool:
-    """Whether this rank looks after a disk on which what rank 0 has written is not seen."""
+    """Whether this rank is the first of a node that does not see what rank 0 has written."""
     if world.nodes == 1:
         return False
     dist.barrier()
@@ -83,7 +83,7 @@ def on_own_disk(written: Path, world: World) -> bool:
 
 
 def give_to_rank0(file: Path, world: World) -> None:
-    """A small file that every rank has written on its own disk, for rank 0's as well."""
+    """Copy to rank 0's disk a small file that every rank has written on its own."""
     if world.nodes == 1:
         return
     files = gather((file.name, file.read_bytes()))
@@ -94,7 +94,7 @@ def give_to_rank0(file: Path, world: World) -> None:
 
 
 def hand_out(folders: list[Path], last: str, world: World) -> None:
-    """Rank 0's folders onto the disk of every node that does not have them as they are.
+    """Copy rank 0's folders to every node whose disk does not have them as they are.
 
     last: the file that says that a folder is whole; it is written after all others.
     """
@@ -112,7 +112,7 @@ def hand_out(folders: list[Path], last: str, world: World) -> None:
 
 
 def _size_and_time(file: Path) -> tuple[int, int] | None:
-    """Another run's file may have the same name."""
+    """What tells a file from another run's of the same name; None if it is missing."""
     try:
         status = file.stat()
     except OSError:
@@ -121,7 +121,7 @@ def _size_and_time(file: Path) -> tuple[int, int] | None:
 
 
 def _hand(file: Path, stamp: tuple[int, int], takes: bool, gives: bool) -> None:
-    """Piece by piece: weights may be larger than what is free in memory."""
+    """Send a file piece by piece: weights may be larger than the free memory."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     with ExitStack() as stack:
         if takes:

@@ -22,7 +22,7 @@ from harness.train.session import gather
 
 
 def launch_of(world: World) -> Launch | None:
-    """None for a run that ends when a rank is lost (a collective)."""
+    """The launch of an elastic run; None if the run ends when a rank is lost (a collective)."""
     if not world.elastic:
         return None
     agent_began = psutil.Process(os.getppid()).create_time()
@@ -31,7 +31,7 @@ def launch_of(world: World) -> Launch | None:
 
 
 def warn(settings: Settings) -> None:
-    """Of what would go wrong only once a node is lost."""
+    """Warn of what would go wrong only once a node is lost."""
     warnings = [topology.warning(settings)]
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if shared and dist.is_initialized() and dist.get_backend() == "gloo":
@@ -44,7 +44,7 @@ def warn(settings: Settings) -> None:
 
 
 def shorten_timeout(settings: Settings) -> None:
-    """From now on all ranks exchange often: one that is silent for this long is gone.
+    """Give up a rank that is silent for this long: from now on all ranks exchange often.
 
     Not before, as ranks may wait long while rank 0 loads a model for the first time.
     """

@@ -179,6 +179,6 @@ class Preemption(TrainerCallback):
 
 
 def preemption() -> Preemption | None:
-    """None where nobody announces it."""
+    """The callback; None where nobody announces a preemption."""
     file = os.environ.get(PREEMPTION)
     return Preemption(Path(file)) if file else None

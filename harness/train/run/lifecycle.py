@@ -1,4 +1,4 @@
-"""The life of one run in this process: its checkpoint chosen, trained, its end recorded."""
+"""The life of one run in this process: choose its checkpoint, train, and record its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Lifecycle:
     previous_handlers: dict[int, Any] = field(default_factory=dict)
 
     def resume(self, data_facts: dict[str, Any]) -> Context:
-        """The data are loaded: with the last whole checkpoint of the run, if there is one."""
+        """Add the facts of the data, and the last whole checkpoint of the run if there is one."""
         context = self.context = replace(self.context, data_facts=data_facts)
         context.session.check_data(data_facts.get("data_checksum"))
         checkpoints = whole_checkpoints(context.folder.path) if context.is_rank0 else []
@@ -74,7 +74,7 @@ class Lifecycle:
             trainer.close()
 
     def unlock(self) -> None:
-        """The record is whole: other processes may read or continue it."""
+        """Release the folder: the record is whole, and other processes may read or continue it."""
         if self.lock is not None:
             self.lock.release()
 

@@ -63,30 +63,26 @@ def leave(code: int) -> NoReturn:
 
 
 def arguments_of(settings: Settings, folder: Path, session: Session) -> TrainingArguments:
-    """Of this process."""
+    """The TrainingArguments of this process."""
     if STRATEGIES[str(settings.strategy)].processes != "many":
-        _forget_launcher()
+        # Hide torchrun with one process: the Trainer would wrap the model in DDP all the same.
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
     args = training_arguments(session.own_settings(settings), folder, session.world.size)
     session.restrict(args)
     return args
 
 
-def _forget_launcher() -> None:
-    """torchrun with one process: the Trainer would wrap the model in DDP all the same."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name, None)
-
-
 class _Parser(HfArgumentParser):
-    """Raises what argparse would print with its whole usage."""
+    """Raises the error that argparse would print with its whole usage."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.replace("argument ", "", 1))
 
 
 def training_arguments(settings: Settings, folder: Path, world: int) -> TrainingArguments:
-    """Ours, then what was passed through; the two share no flag."""
-    passed = dict(settings.trainer)
+    """Our arguments, then those that were passed through; the two share no flag."""
+    passed, cuda = dict(settings.trainer), torch.cuda.is_available()
     ours: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": settings.per_gpu_batch,
@@ -105,15 +101,15 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
         "ddp_find_unused_parameters": False,
         "ddp_broadcast_buffers": False,
         "disable_tqdm": True,
-        "dataloader_pin_memory": _has_cuda(),
+        "dataloader_pin_memory": cuda,
         "bf16": settings.precision == "bf16",
         "fp16": settings.precision == "fp16",
         **_saving(settings, passed),
     }
-    if not _has_cuda() and "use_cpu" not in passed:
+    if not cuda and "use_cpu" not in passed:
         # Without it, torchrun on a machine without GPU starts as many separate trainings.
         ours["use_cpu"] = not torch.backends.mps.is_available() or world > 1
-    if settings.precision in ("fp32", "tf32") and _has_cuda():
+    if settings.precision in ("fp32", "tf32") and cuda:
         ours["tf32"] = settings.precision == "tf32"
     if settings.num_workers > 0:
         ours["dataloader_persistent_workers"] = True
@@ -134,7 +130,7 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
             "leave out --use_cpu and --ddp_backend"
         )
     # Copies out of pinned pages go on while the host does.
-    args.accelerator_config.non_blocking = _has_cuda() and args.dataloader_pin_memory
+    args.accelerator_config.non_blocking = cuda and args.dataloader_pin_memory
     if isinstance(trackers, tuple):
         args.report_to = list(trackers)
     _check_trackers(args.report_to)
@@ -142,7 +138,7 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
 
 
 def _check_trackers(names: list[str]) -> None:
-    """The Trainer would find out only after the data and the model have been loaded."""
+    """Check now: the Trainer would only after the data and the model have been loaded."""
     for name in names:
         if name not in INTEGRATION_TO_CALLBACK:
             raise UserError(f"--report_to {name}: expected {', '.join(INTEGRATION_TO_CALLBACK)}")
@@ -163,12 +159,8 @@ def _saving(settings: Settings, passed: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _has_cuda() -> bool:
-    return bool(torch.cuda.is_available())
-
-
 def _open(settings: Settings) -> tuple[Context, Lock | None]:
-    """Whether the run can be made here, and its folder, which rank 0 locks."""
+    """Check that the run can be made here, and lock its folder on rank 0."""
     world = world_of(os.environ)
     quiet(bars=world.rank == 0 and sys.stderr.isatty())
     try:
@@ -241,7 +233,7 @@ def _locked(folder: RunFolder, wait_s: float) -> Lock:
 
 
 def _check_writable(root: Path) -> None:
-    """Before anything is loaded: hours of training must not end at a folder that is read-only."""
+    """Try to write before anything is loaded: training must not end at a read-only folder."""
     existing = next(p for p in (root, *root.absolute().parents) if p.exists())
     try:
         # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.

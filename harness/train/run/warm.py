@@ -190,7 +190,7 @@ def rank_main(request: dict[str, Any]) -> None:
 
 
 def inspect(scripts: list[str]) -> dict[str, Any]:
-    """In a forked process: a CUDA context in the server would break the first rank."""
+    """Look for a CUDA context in the server, which would break the first rank (when forked)."""
     import torch
 
     for script in scripts:
@@ -211,7 +211,7 @@ def _in_fresh_process(function: Callable[..., dict[str, Any]], *args: Any) -> di
 
 
 def _print_to(log: Path) -> None:
-    """Into a file rather than a pipe, so that the output survives a killed process."""
+    """Print into a file rather than a pipe: the output survives a killed process."""
     log.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)

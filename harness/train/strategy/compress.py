@@ -74,7 +74,7 @@ CODECS = {
 
 
 def coded_bytes(values: int, ranks: int, codec: Codec) -> int:
-    """Of a row as it is sent: whole blocks, equally many for each rank."""
+    """Size of a row as it is sent: whole blocks, the same number for each rank."""
     return round(ranks * _part_size(values, ranks) * codec.bits / 8)
 
 
@@ -165,7 +165,7 @@ class DdpExchange(Exchange):
 
 
 def powersgd_file(rank: int) -> str:
-    """Its name in a checkpoint's folder."""
+    """Name of a rank's PowerSGD state in a checkpoint's folder."""
     return f"powersgd_{rank}.safetensors"
 
 
@@ -264,7 +264,7 @@ class PowerSGD:
             self.state.error_dict[index] = error.to(self.state.error_dict[index].device)
 
     def take_sent(self) -> int:
-        """Bytes since the last call."""
+        """Return the bytes sent since the last call."""
         sent, self.sent = self.sent, 0
         return sent
 
@@ -290,7 +290,7 @@ class PowerSGD:
         self.state.p_memory_dict[index] = empty.new_empty(left)
 
     def _in_torch_order(self, names: list[str]) -> list[str]:
-        """Those with factors, in the order in which torch lays these out: shape by shape."""
+        """Names with factors, in the order in which torch lays factors out: shape by shape."""
         by_shape: dict[tuple[int, int, int], list[str]] = {}
         for name in names:
             if name in self.factor_shapes:

@@ -70,7 +70,7 @@ class Diloco(ReplicaExchange):
         return FragmentInFlight(number, self.update, own, change)
 
     def _outer_step(self, sent: FragmentInFlight) -> None:
-        """Training goes on with its result."""
+        """Make an outer step with the mean change, and continue training from its result."""
         fragment, outer = self.weights.fragments[sent.fragment], self.outer[sent.fragment]
         outer.grad = self._finish_mean(sent.change)
         self.outer_optimizer.step()

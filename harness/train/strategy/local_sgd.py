@@ -133,7 +133,7 @@ class FlatWeights:
         return views
 
     def row(self, fragment: slice | None = None) -> torch.Tensor:
-        """A copy."""
+        """Copy the weights, or a fragment of them, into a row."""
         return torch.cat([v.float() for v in self._views(fragment or slice(0, self.size))])
 
     def put(self, row: torch.Tensor, fragment: slice | None = None) -> None:
@@ -232,7 +232,7 @@ class ReplicaExchange(Exchange):
         return pending.row
 
     def _average_weights(self, fragment: slice) -> None:
-        """All replicas go on with the mean of their weights."""
+        """Average the weights of all replicas; each continues with the mean."""
         row = self._finish_mean(self._begin_mean(self.weights.row(fragment)))
         self.anchor[fragment] = row
         self.weights.put(row, fragment)

@@ -225,10 +225,10 @@ SAME = ("epoch", "updates", "samples", "train_loss", "grad_norm", "eval_loss", "
 
 @pytest.mark.process
 def test_a_broken_off_run_goes_on_and_is_that_of_the_backend(tmp_path: Path) -> None:
-    argv = ["--tiny", "--train_size", "256", "--test_size", "65", "--epochs", "2", "--b", "16"]
+    argv = ["--tiny", "--train_size", "128", "--test_size", "65", "--epochs", "2", "--b", "16"]
     argv += ["--full_determinism", "--save_steps", "5", "--max_grad_norm", "0.5"]
     direct = [*argv, "--exchange", "direct"]
-    broken_off(2, [*direct, "--o", str(tmp_path / "broken")], 12, "kill", "vit")
+    broken_off(2, [*direct, "--o", str(tmp_path / "broken")], 6, "kill", "vit")
     for out, flags in (("broken", direct), ("whole", argv)):
         done = script("vit", *flags, "--o", str(tmp_path / out), count=2)
         assert done.code == 0, done.err

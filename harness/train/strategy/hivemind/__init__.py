@@ -61,7 +61,7 @@ _make_process_args = P2P._make_process_args
 
 
 def _daemon_command(*args: Any, **kwargs: Any) -> list[str]:
-    """Through core/process.py, which ties the daemon to the process that starts it."""
+    """Start the daemon through core/process.py, which ties it to the process that starts it."""
     tied = [sys.executable, str(Path(process.__file__)), str(os.getpid())]
     return [*tied, *_make_process_args(*args, **kwargs)]
 
@@ -96,7 +96,7 @@ class Int8(Uniform8BitQuantization):
 
 
 def end_with_peer(parent_pid: int) -> None:
-    """Called first in a process of hivemind: it ends with its peer, and not by Ctrl-C."""
+    """Tie a process of hivemind to its peer, so that Ctrl-C does not end it; called first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     process.end_with_parent(parent_pid)

@@ -139,7 +139,7 @@ class PeersExchange(Exchange):
             self.optimizer.load_state_from_peers()
 
     def _clip(self, parameters: list[torch.Tensor], bound: float) -> None:
-        """Clips what the step is made with: the average, not one peer's part."""
+        """Clip what the step is made with: the average, not one peer's part."""
         self.update_norm = nn.utils.clip_grad_norm_(parameters, bound)
         self.record_norm(self.update_norm)
 
@@ -241,7 +241,7 @@ class PeersExchange(Exchange):
         return [sums["loss"], sums["fed"], *rest]
 
     def _network_bytes(self) -> int:
-        """Sent by this node; one of its peers counts it."""
+        """Bytes that this node has sent; one of its peers counts them."""
         peers = self.peers
         counts = peers.recorded_world.nodes > 1 and peers.world.local_rank == 0
         return (interfaces_sent() or 0) - self.sent_before if counts else 0

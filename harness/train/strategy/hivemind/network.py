@@ -70,7 +70,7 @@ async def _connect(dht: Any, node: Any, peer: str, at: list[str]) -> None:
 
 
 def addresses(dht: Dht) -> list[str]:
-    """At which others reach this peer; the loopback address only if there is no other."""
+    """Addresses at which others reach this peer; loopback only if there is no other."""
     visible = [str(address) for address in dht.get_visible_maddrs()]
     return [a for a in visible if not a.startswith(LOOPBACK)] or visible
 
@@ -158,18 +158,18 @@ class DhtState:
         self.thread.start()
 
     def publish(self, key: str, value: Any, subkey: str | None = None) -> None:
-        """From now on, until something else is published under the key."""
+        """Publish a value until another one is published under the key."""
         self.published[key, subkey] = value
         self._store(key, value, subkey, EXPIRE_S)
 
     def publish_own(self, own: dict[str, Any]) -> None:
-        """What this peer has done so far."""
+        """Publish what this peer has done so far."""
         self.known[self.id] = self.alive[self.id] = own
         self.heard_s[self.id] = time.monotonic()
         self.publish(PEERS, own, self.id)
 
     def publish_outcome(self, outcome: dict[str, Any]) -> None:
-        """It is kept for peers that come too late."""
+        """Publish how the run has ended, for peers that come too late as well."""
         self.outcome = outcome
         self._store(OUTCOME, outcome, None, OUTCOME_KEPT_S)
 

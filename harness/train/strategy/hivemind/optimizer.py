@@ -47,7 +47,7 @@ STATE_EVERY = 16  # updates after which weights, which rounding moves apart, are
 
 
 async def _keep_group_key(group: Any) -> None:
-    """In place of a method of hivemind that draws another key."""
+    """Replaces a method of hivemind that draws another key."""
 
 
 class _OneGroupPerUpdate:
@@ -161,7 +161,7 @@ class MissedUpdateError(Exception):
 
 
 class PeerOptimizer(hivemind.Optimizer):
-    """Counts what it averages.
+    """hivemind's optimizer, which counts what it averages.
 
     count_peers: how many peers there are now, this one included. newest_update: the last update
     that any of them has made.
@@ -319,7 +319,7 @@ class PeerOptimizer(hivemind.Optimizer):
 
 
 def sent_bytes(averager: Any) -> int:
-    """Of the tensors that a peer hands to one average, in the format in which they are sent."""
+    """Bytes that a peer hands to one average, in the format in which they are sent."""
     compression = averager.allreduce_kwargs["compression"]
     ratio = [
         compression.estimate_compression_ratio(CompressionInfo.from_tensor(t))
@@ -330,7 +330,7 @@ def sent_bytes(averager: Any) -> int:
 
 
 def compressions(name: str) -> tuple[CompressionBase, CompressionBase]:
-    """For gradients and for weights: in 8 bits weights would lose what an update changes."""
+    """For gradients and weights; in 8 bits weights would lose what an update changes."""
     if name == "none":
         return NoCompression(), NoCompression()
     return Int8() if name == "int8" else Float16Compression(), Float16Compression()

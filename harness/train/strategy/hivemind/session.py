@@ -99,7 +99,7 @@ class Peers(Session):
             args.load_best_model_at_end, args.report_to = False, []
 
     def already_finished(self) -> None:
-        """Tells those who wait to join."""
+        """Tell those who wait to join."""
         if self.records and self.launched_world.launched:
             self._meet().set(ADDRESS, ALREADY_FINISHED)
         self.close()
@@ -155,7 +155,7 @@ class Peers(Session):
         return free
 
     def _choose_number(self) -> int:
-        """One that no peer has or had; of two that chose the same, one chooses again."""
+        """A number that no peer has or had; of two that chose the same, one chooses again."""
         while True:
             others = [p for id_, p in self._all_peers() if id_ != self.state.id]
             highest = (self.state.get(RECORDER) or {}).get("highest_number", 0)
@@ -183,7 +183,7 @@ class Peers(Session):
             )
 
     def check_data(self, checksum: str | None) -> None:
-        """The same samples on all peers; the recorder's are those of the run."""
+        """Compare the samples of all peers with the recorder's, which are those of the run."""
         state = self.state
         if not self.records:
             there = state.wait(
@@ -206,7 +206,7 @@ class Peers(Session):
         return max((int(p["update"]) for p in self.state.alive.values()), default=0)
 
     def wait_for_all(self) -> None:
-        """What a launcher starts begins together; others join when they come."""
+        """Wait for the peers that a launcher has started; others join when they come."""
         expected = self.launched_world.size
         if not self.launched_world.launched or expected == 1 or not self.records:
             return
@@ -222,7 +222,7 @@ class Peers(Session):
             )
 
     def begin_epoch(self, epoch: int) -> None:
-        """All wait while one evaluates: what others trained meanwhile would be in no one's time."""
+        """Wait while the recorder evaluates: training meanwhile would count in no one's time."""
         state = self.state
         if self.records:
             highest = max((p["number"] for p in state.known.values()), default=0)
@@ -243,7 +243,7 @@ class Peers(Session):
         return self._state is not None and self._state.outcome is not None
 
     def finish(self) -> None:
-        """The recorder tells all; the others wait until it has."""
+        """The recorder publishes the outcome, and the others wait for it."""
         state = self.state
         self.publish(ended=True)
         if self.records:
@@ -269,14 +269,14 @@ class Peers(Session):
             raise SystemExit(1)
 
     def fail(self, outcome: str, interrupted: bool) -> None:
-        """Only what would happen to the recorder again ends the run for all."""
+        """End the run for all only by a failure that the recorder would meet again."""
         if self.records and not interrupted and self._state is not None:
             self._state.publish_outcome({"outcome": outcome})
             self._state.closed.wait(1.0)
         self.close()
 
     def close(self) -> None:
-        """In a thread of its own, since hivemind may wait for a peer that is gone."""
+        """Close in a thread of its own, since hivemind may wait for a peer that is gone."""
         closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
         closing.join(GOODBYE_S)
