@@ -1,7 +1,7 @@
 """How a process takes part in a run: the contract, and ranks of one process group.
 
 Ranks must act alike, and each may see another disk: gather() and broadcast() are collectives of
-small Python objects, and give the value itself where there is no process group.
+Python objects, and give the value itself where there is no process group.
 """
 
 from __future__ import annotations

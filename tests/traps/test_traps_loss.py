@@ -258,9 +258,15 @@ def recorded_evaluation(folder: str) -> dict[str, Any]:
     return {"row": (rows(run) or [{}])[0], "true": true_loss(trainer.model, Points(13))}
 
 
-def test_trap_4_eval_loss_of_uneven_sizes(tmp_path: Path) -> None:
-    for count in (1, 2, 3):
-        results = ranks(count, evaluations, str(tmp_path / str(count)), env=CPU)[0]
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """By the number of ranks."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    return {n: ranks(n, evaluations, str(folder / str(n)), env=CPU)[0] for n in (1, 2, 3)}
+
+
+def test_trap_4_eval_loss_of_uneven_sizes(evaluated: dict[int, dict[str, Any]]) -> None:
+    for count, results in evaluated.items():
         for samples in (13, 10):
             true = results[f"true_{samples}"]
             wrong = abs(results[f"stock_{samples}"]["eval_loss"] - true)
@@ -272,9 +278,11 @@ def test_trap_4_eval_loss_of_uneven_sizes(tmp_path: Path) -> None:
             assert results[f"ours_{samples}"]["eval_accuracy"] == pytest.approx(same)
 
 
-def test_trap_5_drop_last_drops_test_samples(tmp_path: Path) -> None:
+def test_trap_5_drop_last_drops_test_samples(
+    evaluated: dict[int, dict[str, Any]], tmp_path: Path
+) -> None:
     for count, left in ((1, 12), (2, 8)):
-        results = ranks(count, evaluations, str(tmp_path / f"stock{count}"), env=CPU)[0]
+        results = evaluated[count]
         assert results["dropped_n"] == left
         assert results["dropped"]["eval_accuracy"] != results["stock_13"]["eval_accuracy"]
     with pytest.raises(UserError, match="drops test samples too"):

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.records import read_json, read_rows
 from harness.train.run.checkpoints import whole_checkpoints
-from tests.support.broken_runs import ARGV, assert_same_training, only_run
+from tests.support.broken_runs import ARGV, SHORT, assert_same_training, only_run
 from tests.support.ranks import script
 
 pytestmark = pytest.mark.process
@@ -26,7 +26,8 @@ pytestmark = pytest.mark.process
 def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path: Path) -> None:
     call, out = tmp_path / "last call", tmp_path / "out"
     call.touch()
-    argv = [*ARGV, *more, "--o", str(out)]
+    flags = [*(SHORT if count == 1 else ARGV), *more]
+    argv = [*flags, "--o", str(out)]
     done = script("vit", *argv, count=count, env={"HARNESS_PREEMPTION": str(call)})
     assert done.code == 138, done.err
     folder = only_run(out)
@@ -45,7 +46,7 @@ def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path:
     starts = [row for row in read_rows(folder.attempts)[0] if row["event"] == "start"]
     assert starts[1]["redone_updates"] == 0
 
-    script("vit", *ARGV, *more, "--o", str(tmp_path / "whole"), count=count)
+    script("vit", *flags, "--o", str(tmp_path / "whole"), count=count)
     whole = only_run(tmp_path / "whole")
     assert_same_training(folder, whole)
 
