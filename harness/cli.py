@@ -11,7 +11,6 @@ import argparse
 import difflib
 import importlib
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +44,12 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """The options; what stands after -- is a command of its own, the option `command`."""
         at = argv.index("--") if "--" in argv else len(argv)
-        words = [_with_underscores(word) for word in argv[:at]]
-        for word in words:
+        arguments = [_with_underscores(word) for word in argv[:at]]
+        for word in arguments:
             name = word.partition("=")[0]
             if FLAG.fullmatch(word) and name not in self._option_string_actions:
                 raise UserError(f"unknown flag {name}{self._nearest(name)}")
-        options = self.parse_intermixed_args(words)
+        options = self.parse_intermixed_args(arguments)
         if "--" in argv and not self.get_default("takes_command"):
             raise UserError("no command is expected after --")
         options.command, options.words = [*argv[at + 1 :]], [*argv]
@@ -87,10 +86,6 @@ def _with_underscores(word: str) -> str:
         return word
     name, equals, value = word[2:].partition("=")
     return "--" + name.replace("-", "_") + equals + value
-
-
-# ----
-# The flags, a function a verb.
 
 
 def out(parser: Parser, help: str, default: str | None = None) -> None:
@@ -308,13 +303,9 @@ def sweep(parser: Parser) -> None:
     importlib.import_module("harness.launch.sweep").add_arguments(parser)
 
 
-# ----
-# The verbs.
-
-
 @dataclass(frozen=True)
 class Verb:
-    module: str  # its run(options) does the work and returns the exit code
+    module: str  # of harness: its run(options) does the work and returns the exit code
     summary: str
     add_arguments: Callable[[Parser], None]
     json: bool = True  # prints data, as one JSON document on demand
@@ -322,51 +313,43 @@ class Verb:
 
 VERBS = {
     "sweep": Verb(
-        "harness.launch.sweep", "run every run of a sweep file that is missing", sweep, json=False
+        "launch.sweep", "run every run of a sweep file that is missing", sweep, json=False
     ),
     "table": Verb(
-        "harness.read.tables.command", "what was measured: a row per run, or a sweep's table", table
+        "read.tables.command", "what was measured: a row per run, or a sweep's table", table
     ),
     "nodes": Verb(
-        "harness.launch.netns.nodes", "run a command on each of N emulated nodes", nodes, json=False
+        "launch.netns.nodes", "run a command on each of N emulated nodes", nodes, json=False
     ),
     "link": Verb(
-        "harness.train.measure.link", "measure round trip, bandwidth and all-reduce of links", link
+        "train.measure.link", "measure round trip, bandwidth and all-reduce of links", link
     ),
-    "figures": Verb("harness.read.figures.catalogue", "draw what a sweep measured", figures),
+    "figures": Verb("read.figures.catalogue", "draw what a sweep measured", figures),
     "import": Verb(
-        "harness.read.imports.command", "take over others' records and trainer_state.json", import_
+        "read.imports.command", "take over others' records and trainer_state.json", import_
     ),
     "compare": Verb(
-        "harness.read.compare.compare",
+        "read.compare.compare",
         "two runs or groups: difference, interval, is it more than noise",
         compare,
     ),
-    "explain": Verb(
-        "harness.read.explain.explain", "why N processes were not N times as fast", explain
-    ),
+    "explain": Verb("read.explain.explain", "why N processes were not N times as fast", explain),
     "batches": Verb(
-        "harness.read.compare.critical_batch",
+        "read.compare.critical_batch",
         "the batch size beyond which larger batches stop paying off",
         batches,
     ),
     "predict": Verb(
-        "harness.read.predict.command",
-        "time and cost of topologies that were not measured",
-        predict,
+        "read.predict.command", "time and cost of topologies that were not measured", predict
     ),
     "store": Verb(
-        "harness.train.run.elastic",
+        "train.run.elastic",
         "a rendezvous for an elastic run, so that any node may be lost",
         store,
         json=False,
     ),
-    "report": Verb(
-        "harness.read.report.report", "tables and figures of a folder on one page", report
-    ),
-    "env": Verb(
-        "harness.train.measure.environment", "machine and versions, to paste into a question", env
-    ),
+    "report": Verb("read.report.report", "tables and figures of a folder on one page", report),
+    "env": Verb("train.measure.environment", "machine and versions, to paste into a question", env),
 }
 
 
@@ -411,10 +394,6 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     try:
         options = parser.read(words)
-        return int(importlib.import_module(VERBS[verb].module).run(options))
+        return int(importlib.import_module(f"harness.{VERBS[verb].module}").run(options))
     except UserError as error:
         return complain(f"harness {verb}", UserError(" ".join(str(error).split())), is_leader())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

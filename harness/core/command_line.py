@@ -1,4 +1,9 @@
-"""The command line, generated from Settings: flags, values, --help."""
+"""The command line, generated from Settings: flags, values, --help.
+
+Written by hand rather than with argparse because three kinds of flags meet here: ours, the
+Trainer's (passed through) and those of the Trainer that would falsify a comparison (refused), and
+because a mistake is to be answered in one line that names the nearest flag.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +21,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.identity import number
 from harness.core.process import end_with_parent
+from harness.core.records import plain
 from harness.core.rules import REFUSED, place, resolve
 from harness.core.settings import Settings, UserError, as_mapping, flag_fields
 from harness.core.strategies import STRATEGIES
@@ -40,40 +46,26 @@ def trainer_flags() -> dict[str, tuple[str, str]]:
     if spec is None or not spec.submodule_search_locations:
         return {}
     source = Path(spec.submodule_search_locations[0], "training_args.py").read_text("utf-8")
-    found: dict[str, tuple[str, str]] = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
-            for item in node.body:
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                    found[item.target.id] = _default_and_help(item.value)
-    return found
+    return {
+        item.target.id: _default_and_help(item.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
 
 
 def _default_and_help(value: ast.expr | None) -> tuple[str, str]:
-    parts = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
-    default = parts.get("default")
-    text = ""
-    metadata = parts.get("metadata")
+    keywords = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
+    default, metadata, text = keywords.get("default"), keywords.get("metadata"), ""
     if isinstance(metadata, ast.Dict) and metadata.values:
-        try:
+        with suppress(ValueError):
             text = str(ast.literal_eval(metadata.values[0]))
-        except ValueError:
-            text = ""
     shown = ast.unparse(default) if isinstance(default, ast.Constant) else ""
     return shown, " ".join(text.split()).split(". ")[0].rstrip(".")
 
 
-# ----
-# One flag: which setting a name means, and the typed value that its text stands for.
-
-TEXT_OF_BOOL = {
-    "true": True,
-    "1": True,
-    "yes": True,
-    "false": False,
-    "0": False,
-    "no": False,
-}
+TEXT_OF_BOOL = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def field_of(script: str, name: str) -> str | None:
@@ -215,10 +207,6 @@ KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
-# ----
-# --help: our flags in groups, then the Trainer's, then those that are refused.
-
-
 def names_of(script: str) -> dict[str, str]:
     """Every way to write one of our flags in this script -> the field's name."""
     return {
@@ -258,10 +246,7 @@ def help_text(script: str) -> str:
     out += _entry("--print_settings", "print the resolved settings and stop", width)
     out += _entry("--list_models", "print the architectures that need no download and stop", width)
     out += _entry("--help, -h", "print this and stop", width)
-    out += [
-        "",
-        "Flags of transformers.TrainingArguments, passed through to the Trainer:",
-    ]
+    out += ["", "Flags of transformers.TrainingArguments, passed through to the Trainer:"]
     for name, (default, text) in sorted(trainer_flags().items()):
         if name not in REFUSED and name not in names_of(script):
             out += _entry(f"--{name}", text + (f" ({default})" if default else ""), width)
@@ -281,50 +266,39 @@ def _entry(names: str, text: str, width: int) -> list[str]:
     return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
 
 
-# ----
-# The command line, generated from Settings: parse, to_argv and --help.
-#
-# Written by hand rather than with argparse because three kinds of flags meet here: ours, the
-# Trainer's (passed through) and those of the Trainer that would falsify a comparison (refused), and
-# because a mistake is to be answered in one line that names the nearest flag.
-
-
 def parse(
-    script: str,
-    argv: Sequence[str] | None = None,
-    environ: Mapping[str, str] | None = None,
+    script: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
     """Settings from a command line, checked against the world that runs it; UserError if wrong."""
     argv = list(sys.argv[1:] if argv is None else argv)
     environ = os.environ if environ is None else environ
-    given = {**_from_file(script, argv), **_from_argv(script, argv)}
-    return place(resolve(bare(script, given)), world_of(environ))
+    values = {**_from_file(script, argv), **_from_argv(script, argv)}
+    return place(resolve(bare(script, values)), world_of(environ))
 
 
-def bare(script: str, given: Mapping[str, Any]) -> Settings:
-    """Settings with nothing but what was given: defaults are not filled in yet."""
-    trainer = tuple(sorted((k, v) for k, v in given.items() if k not in flag_fields()))
-    ours = {k: v for k, v in given.items() if k in flag_fields()}
+def bare(script: str, values: Mapping[str, Any]) -> Settings:
+    """Settings with these values alone: defaults are not filled in yet."""
+    trainer = tuple(sorted((k, v) for k, v in values.items() if k not in flag_fields()))
+    ours = {k: v for k, v in values.items() if k in flag_fields()}
     return Settings(script=script, trainer=trainer, **ours)
 
 
 def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     """parse() for a script's first lines: --help and mistakes end the process here."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    asked = {a.lstrip("-").replace("-", "_") for a in argv if a.startswith("-")}
+    flags = {a.lstrip("-").replace("-", "_") for a in argv if a.startswith("-")}
     leader = is_leader()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # a rank does not outlive its launcher
     try:
-        if asked & {"h", "help"}:
+        if flags & {"h", "help"}:
             raise SystemExit(show(help_text(script), leader))
-        if "list_models" in asked:
+        if "list_models" in flags:
             raise SystemExit(show(listing(script), leader))
-        print_only = "print_settings" in asked
         settings = parse(script, [a for a in argv if a.replace("-", "_") != "__print_settings"])
     except UserError as error:
         refuse(script, error, leader)
-    if print_only:
+    if "print_settings" in flags:
         raise SystemExit(show(json.dumps(as_mapping(settings), indent=2), leader))
     return settings
 
@@ -368,19 +342,7 @@ def is_leader() -> bool:
 
 def print_json(value: Any) -> None:
     """One JSON document: unknown is null, an infinite time (a missed target) is "inf"."""
-    print(json.dumps(_plain(value), indent=2, default=str))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):  # a scalar of numpy
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
+    print(json.dumps(plain(value, infinite=str), indent=2, default=str))
 
 
 def to_argv(settings: Settings, short: bool = False) -> list[str]:
@@ -402,15 +364,13 @@ def trainer_argv(settings: Settings) -> list[str]:
     argv: list[str] = []
     for name, value in settings.trainer:
         values = value if isinstance(value, (list, tuple)) else [value]
-        argv += [
-            f"--{name}",
-            *(json.dumps(v) if isinstance(v, (bool, dict)) else number(v) for v in values),
-        ]
+        texts = (json.dumps(v) if isinstance(v, (bool, dict)) else number(v) for v in values)
+        argv += [f"--{name}", *texts]
     return argv
 
 
 def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     # -o as --o, wherever it stands: a word with one dash would be taken for a value.
     names = names_of(script)
     short = re.compile("-([a-z])(=.*)?", re.DOTALL)
@@ -434,8 +394,8 @@ def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
                 position += 1
                 if not several:
                     break
-        _add(given, name, field_name, values)
-    return given
+        _add(settings, name, field_name, values)
+    return settings
 
 
 def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
@@ -449,7 +409,7 @@ def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
     passed = content.pop("trainer", {})
     if not isinstance(passed, dict):
         raise UserError(f"settings file {argv[0]}: trainer holds {passed!r}, not names and values")
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in [*content.items(), *passed.items()]:
         if value in ("", "null", "~"):
             continue  # not set: the default, whichever script the field belongs to
@@ -458,8 +418,8 @@ def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
         values = texts_of(value)
         if field_name is not None and len(values) != 1:
             raise UserError(f"settings file {argv[0]}: {name} takes one value, not {values}")
-        _add(given, name, field_name, values)
-    return given
+        _add(settings, name, field_name, values)
+    return settings
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -481,11 +441,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def _add(given: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:
-    key = field_name or name
+def _add(settings: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:
     value = typed(name, field_name, values)
-    if key in given and given[key] != value:
-        raise UserError(
-            f"--{name} {value} contradicts an earlier {given[key]} for the same setting"
-        )
-    given[key] = value
+    earlier = settings.setdefault(field_name or name, value)
+    if earlier != value:
+        raise UserError(f"--{name} {value} contradicts an earlier {earlier} for the same setting")

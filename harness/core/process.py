@@ -17,11 +17,7 @@ import threading
 import time
 
 GRACE_S = 20.0  # to record and end when asked to
-
-
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-
-
 PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
 
 

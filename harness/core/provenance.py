@@ -13,17 +13,7 @@ from typing import Any
 
 from harness.core.settings import Settings, as_mapping
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "evaluate",
-    "tokenizers",
-    "numpy",
-)
-
-
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,12 +43,7 @@ def source() -> str:
 
 def _git(*words: str) -> str:
     done = subprocess.run(
-        ["git", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10
     )
     return done.stdout.strip()
 
@@ -70,12 +55,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-# ----
 # What may stand in a record that others will read: no secrets, no home folder, no place.
-
 SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
-
-
 # Flags that name machines and people on them.
 PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers)$")
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -42,18 +42,25 @@ SCHEMA = 1
 # What else can become of a run. Each is a result and stands in tables as a row.
 FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
 
-
 # What multiprocessing says of a process whose fork server is gone: it has ended with it.
 SERVER_KILLED = 255
-
 
 # Names that are also needed without a folder: below a run's folder, and below a sweep's.
 ATTEMPTS, SUMMARY, FAILURE_OF_RANK = "attempts.jsonl", "summary.json", "ranks/failure_"
 SWEEP = "sweep.json"
 
-
 # A folder whose name ends so holds an earlier record that --rerun set aside.
 ASIDE = ".earlier-"
+
+
+class File:
+    """The path of a file of a run, as an attribute of its folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type | None = None) -> Path:
+        return folder.path / self.name
 
 
 @dataclass(frozen=True)
@@ -66,33 +73,13 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def settings(self) -> Path:
-        return self.path / "settings.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def attempts(self) -> Path:
-        return self.path / ATTEMPTS
-
-    @property
-    def epochs(self) -> Path:
-        return self.path / "epochs.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / SUMMARY
-
-    @property
-    def progress(self) -> Path:
-        return self.path / "progress.json"
-
-    @property
-    def peers(self) -> Path:
-        return self.path / "peers.json"
+    settings = File("settings.json")
+    environment = File("environment.json")
+    attempts = File(ATTEMPTS)
+    epochs = File("epochs.jsonl")
+    summary = File(SUMMARY)
+    progress = File("progress.json")
+    peers = File("peers.json")
 
     def telemetry(self, node: int) -> Path:
         return self.path / "telemetry" / f"node_{node}.jsonl"
@@ -175,14 +162,19 @@ def _number(file: Path) -> int:
     return int(file.stem.rsplit("_", 1)[1])
 
 
-def plain(value: Any) -> Any:
-    """JSON has no NaN: what is not a number is unknown, and unknown is null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+def plain(value: Any, infinite: Callable[[float], Any] = lambda _: None) -> Any:
+    """JSON has no NaN: what is not a number is unknown, and unknown is null.
+
+    infinite: what is written for infinity.
+    """
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): plain(v, infinite) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [plain(v, infinite) for v in value]
+    if hasattr(value, "item"):  # a scalar of numpy
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else infinite(value)
     return value
 
 
@@ -255,10 +247,10 @@ def log_of(log: Path, rank: int) -> Path:
 
 def find_runs(root: Path) -> list[RunFolder]:
     """Every run at or below a folder, in a stable order, without those set aside."""
-    found = []
+    runs = []
     for folder, inner, files in os.walk(root):
         inner[:] = sorted(d for d in inner if ASIDE not in d and not d.startswith("."))
         if "settings.json" in files:
-            found.append(RunFolder(Path(folder)))
+            runs.append(RunFolder(Path(folder)))
             inner.clear()
-    return found
+    return runs

@@ -24,7 +24,6 @@ class Task:
     architectures: Mapping[str, Mapping[str, Any]]  # models that need no download, by name
 
 
-# ----
 # Architectures start from random weights. The sizes are those of the published models of the same
 # name; nano is this project's own size for --tiny. Each entry: the model type of transformers and
 # the fields of its configuration that differ from that type's default.
@@ -56,7 +55,6 @@ def _resnet(layer: str, depths: list[int], hidden: list[int], **more: Any) -> Ma
 
 RESNET_18 = ("basic", [2, 2, 2, 2], [64, 128, 256, 512])
 
-
 TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     # Wider initial weights than usual: a model this narrow learns faster from them.
     "bert-nano": _bert(
@@ -76,7 +74,6 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "distilbert-base": {"model_type": "distilbert"},
 }
 
-
 IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
     "vit-nano": _vit(64, 3, 4, patch=2, image=8, intermediate_size=128, initializer_range=0.1),
     "vit-tiny-patch16": _vit(192, 12, 3, patch=16),
@@ -94,8 +91,7 @@ IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# ----
-# The tasks. Data and sizes are those of the published experiments that the sweeps in experiments/
+# Data and sizes are those of the published experiments that the sweeps in experiments/
 # repeat; --tiny replaces them by laptop sizes.
 
 TASKS = {

@@ -45,11 +45,8 @@ def world_of(environ: Mapping[str, str]) -> World:
     )
 
 
-# ----
-# The effective batch: samples of one update over all devices.
-
-
 def effective_batch(per_gpu_batch: int, grad_acc: int, devices: int) -> int:
+    """Samples of one update over all devices."""
     return per_gpu_batch * grad_acc * devices
 
 
@@ -64,11 +61,9 @@ def batch_of_trainer(args: Any) -> int:
     return effective_batch(args.train_batch_size, args.gradient_accumulation_steps, args.world_size)
 
 
-# ----
-# Runs whose processes may come and go: torchrun --nnodes=1:4 --max_restarts=3.
-#
-# The set-up names what was asked for, and with it the effective batch, the training set and the
-# schedule. What runs at a time may be less; how it makes the same updates is decided here.
+# Runs whose processes may come and go (torchrun --nnodes=1:4 --max_restarts=3): the set-up names
+# what was asked for, and with it the effective batch, the training set and the schedule. What runs
+# at a time may be less; how it makes the same updates is decided here.
 
 # How long a process waits for its peers once training has begun: a node that is cut off the network
 # sends nothing, not even an end.
@@ -119,14 +114,14 @@ def for_world(settings: Settings, processes: int) -> Settings:
     """The settings with the batch and accumulation that so many processes train with."""
     if settings.elastic_batch == "scale" or processes == asked_processes(settings):
         return settings
-    found = split(asked_batch(settings), settings.per_gpu_batch or 1, processes)
-    if found is None:
+    sizes = split(asked_batch(settings), settings.per_gpu_batch or 1, processes)
+    if sizes is None:
         raise UserError(
             f"{processes} processes cannot share the effective batch of {asked_batch(settings)} "
             f"that --setup {settings.setup} has: {_numbers(nodes_that_hold(settings))} node(s) "
             "can; --elastic_batch scale lets it change with the processes"
         )
-    return replace(settings, per_gpu_batch=found[0], grad_acc=found[1])
+    return replace(settings, per_gpu_batch=sizes[0], grad_acc=sizes[1])
 
 
 def warning(settings: Settings) -> str | None:
@@ -141,5 +136,5 @@ def warning(settings: Settings) -> str | None:
     )
 
 
-def _numbers(found: list[int]) -> str:
-    return ", ".join(str(n) for n in found)
+def _numbers(counts: list[int]) -> str:
+    return ", ".join(map(str, counts))

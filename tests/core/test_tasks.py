@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from harness.core.tasks import TASKS
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
 from harness.read.imports.formats import settings_in
+from tests.support.ranks import script
 from tests.support.sweeps import sweep_file
 
 ENTRY = """
@@ -64,15 +62,12 @@ def test_without_its_entry_it_is_refused(tmp_path: Path) -> None:
 def test_its_script_trains_and_is_read(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script, out = tmp_path / "reviews.py", tmp_path / "outputs"
+    out = tmp_path / "outputs"
     text = (root / "bert.py").read_text().replace('command_line("bert")', 'command_line("reviews")')
-    script.write_text(ENTRY + text)
+    (tmp_path / "reviews.py").write_text(ENTRY + text)
     argv = ["--tiny", "--epochs", "1", "--train_size", "64", "--test_size", "32", "-o", str(out)]
-    done = subprocess.run(
-        [sys.executable, str(script), *argv],
-        env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = script("reviews", *argv, cwd=tmp_path)
+    assert done.code == 0, done.err[-2000:]
     (run,) = find_runs(out)
     assert run.path.relative_to(out).parts[0] == "reviews"
     assert (read_json(run.settings) or {})["script"] == "reviews"

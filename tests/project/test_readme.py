@@ -123,7 +123,7 @@ RUN = [
                  "--report_to", "tensorboard"]),
     (1, "bert", ["--tiny", *SHORT, "--lr", "1e-3", "--seed", "2"]),
     (1, "vit", ["--model", "resnet-18-cifar", "--dataset", "embedded:digits", "--image_size", "32",
-                *SHORT]),
+                "--train_size", "32", "--test_size", "16", "--epochs", "1", "--b", "16"]),
     (2, "vit", ["--tiny", *SHORT, "--strategy", "fsdp"]),
     (2, "bert", ["--tiny", *SHORT, "--setup", "1_2"]),
     (1, "vit", ["--tiny", *SHORT, "--precision", "bf16"]),

@@ -127,6 +127,7 @@ def _printing_to(folder: str, function: Callable[..., Any], args: tuple[Any, ...
 
 def run_script(name: str, argv: list[str], cwd: str) -> int:
     os.chdir(cwd)
+    sys.path.insert(0, cwd)
     sys.argv = [f"{name}.py", *argv]
     module = __import__(name)
     from harness.core.command_line import command_line

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -142,7 +142,7 @@ def _wrong(name: str, kind: Kind, value: Any, strict: bool) -> str | None:
     """The innermost value that does not fit, in a line; None if all fit."""
     if not _fits(kind, value, strict):
         return f"{name} is {str(value)[:60]!r}: expected {kind}"
-    inner: Iterator[tuple[str, Kind, Any]] = iter(())
+    inner: Iterable[tuple[str, Kind, Any]] = ()
     if kind.record is not None and type(value) is dict:
         known = fields_of(kind.record)
         if strict:
@@ -151,10 +151,13 @@ def _wrong(name: str, kind: Kind, value: Any, strict: bool) -> str | None:
             for unknown in (n for n in value if n not in known):
                 return f"{name}.{unknown} is no field of {name}"
         names = value if strict else _doubtful(known, value)
-        inner = ((f"{name}.{n}", known[n].kind, value[n]) for n in names)
+        inner = [(f"{name}.{n}", known[n].kind, value[n]) for n in names]
     elif kind.item is not None and type(value) in (list, dict):
         inner = _items(name, kind.item, value, strict)
-    return next((wrong for entry in inner if (wrong := _wrong(*entry, strict))), None)
+    for entry in inner:
+        if wrong := _wrong(*entry, strict):
+            return wrong
+    return None
 
 
 def _items(
@@ -172,7 +175,7 @@ def _items(
 def _fits(kind: Kind, value: Any, strict: bool) -> bool:
     """Whether a value is what its kind says, without a look at the values inside it."""
     base, about = kind.base, kind.value
-    if base is object:
+    if base is object or (type(value) is base and base in (dict, list)):
         return True
     if value is None:
         return kind.nullable or not strict
