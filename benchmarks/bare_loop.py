@@ -31,7 +31,7 @@ class Loop:
         self.test = self._ready(data, test)
 
     def _ready(self, data: Any, numbers: np.ndarray) -> dict[str, Any]:
-        batch = {  # what is told of texts beside their numbers stays on the host
+        batch = {  # facts of texts beside their tokens stay on the host
             name: value.to(self.device) if isinstance(value, torch.Tensor) else value
             for name, value in data.collate(numbers).items()
         }

@@ -50,27 +50,27 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--link", default="loopback", help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="of vit.py, with --training")
-    asked = parser.parse_args(argv)
-    if asked.inside:
-        inside(asked)
+    options = parser.parse_args(argv)
+    if options.inside:
+        inside(options)
         return 0
-    found = {link: measured(link, asked) for link in asked.links.split(",")}
-    lines = training_table(found) if asked.training else table(found, asked.nodes)
+    found = {link: measured(link, options) for link in options.links.split(",")}
+    lines = training_table(found) if options.training else table(found, options.nodes)
     text = "\n".join(lines)
     print(text)
-    if asked.out:
-        about = {"nodes": asked.nodes, "flags": asked.flags, "load": os.getloadavg()[0]}
-        write_json(asked.out, {**about, "links": found})
-        asked.out.with_suffix(".md").write_text(text + "\n")
+    if options.out:
+        about = {"nodes": options.nodes, "flags": options.flags, "load": os.getloadavg()[0]}
+        write_json(options.out, {**about, "links": found})
+        options.out.with_suffix(".md").write_text(text + "\n")
     return 0
 
 
-def measured(link: str, asked: argparse.Namespace) -> Found:
+def measured(link: str, options: argparse.Namespace) -> Found:
     """Seconds by way and size, or by way and cap."""
-    words = [f"--rounds={asked.rounds}", f"--caps={asked.caps}", f"--link={link}"]
-    words += ["--training"] if asked.training else []
-    inner = ["-m", "benchmarks.exchange", "--inside", *words, "--", *asked.flags]
-    nodes, run = str(asked.nodes), ["-m", "torch.distributed.run", "--standalone"]
+    words = [f"--rounds={options.rounds}", f"--caps={options.caps}", f"--link={link}"]
+    words += ["--training"] if options.training else []
+    inner = ["-m", "benchmarks.exchange", "--inside", *words, "--", *options.flags]
+    nodes, run = str(options.nodes), ["-m", "torch.distributed.run", "--standalone"]
     if link == "loopback":
         command = [sys.executable, *run, f"--nproc_per_node={nodes}", *inner]
     else:
@@ -139,13 +139,13 @@ def _ratio(theirs: list[float], ours: list[float]) -> str:
 # ---- what each node's process does ----
 
 
-def inside(asked: argparse.Namespace) -> None:
-    found = trained(asked) if asked.training else added_up(asked)
+def inside(options: argparse.Namespace) -> None:
+    found = trained(options) if options.training else added_up(options)
     if os.environ["RANK"] == "0":
         print(MARK + json.dumps(found), flush=True)
 
 
-def added_up(asked: argparse.Namespace) -> Found:
+def added_up(options: argparse.Namespace) -> Found:
     import torch
     import torch.distributed as dist
 
@@ -163,8 +163,8 @@ def added_up(asked: argparse.Namespace) -> Found:
         def directly(again: bool, row: torch.Tensor = row, slot: int = slot) -> None:
             direct.begin(row, slot, again)()
 
-        often = _often(ideal_s(size, dist.get_world_size(), asked.link))
-        for number in range(-1, asked.rounds):
+        often = _often(ideal_s(size, dist.get_world_size(), options.link))
+        for number in range(-1, options.rounds):
             for way, once in zip(WAYS, (by_backend, directly), strict=True):
                 seconds = _each_s(once, often if number >= 0 else 1)
                 if number >= 0:
@@ -183,16 +183,16 @@ def _each_s(once: Callable[[bool], None], often: int) -> float:
     return (time.perf_counter() - began_s) / often
 
 
-def trained(asked: argparse.Namespace) -> Found:
+def trained(options: argparse.Namespace) -> Found:
     """Median step times, one training after the other."""
     from benchmarks.overlap import train
 
     found: Found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(-1, asked.rounds):
-            for cap in asked.caps.split(","):
+        for number in range(-1, options.rounds):
+            for cap in options.caps.split(","):
                 for way in WAYS:
-                    flags = [f"--exchange={way}", "--epochs=1", *asked.flags]
+                    flags = [f"--exchange={way}", "--epochs=1", *options.flags]
                     flags += [] if cap == "0" else [f"--ddp_bucket_cap_mb={cap}"]
                     rows = train(f"{folder}/{number}", flags)
                     if number >= 0:

@@ -33,26 +33,26 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="a JSON file")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args(argv)
-    if asked.inside:
-        inside(asked.pairs, asked.steps)
+    options = parser.parse_args(argv)
+    if options.inside:
+        inside(options.pairs, options.steps)
         return 0
-    words = [f"--{name}={getattr(asked, name)}" for name in ("pairs", "steps")]
+    words = [f"--{name}={getattr(options, name)}" for name in ("pairs", "steps")]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={asked.processes}", "-m", "benchmarks.exposure", "--inside"]
+    command += [f"--nproc_per_node={options.processes}", "-m", "benchmarks.exposure", "--inside"]
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     done = subprocess.run(
         [*command, *words], cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True
     )
     (line,) = [text for text in done.stdout.splitlines() if MARK in text]
     found = json.loads(line.split(MARK, 1)[1])
-    print(said(found))
-    if asked.out:
-        write_json(asked.out, found)
+    print(as_text(found))
+    if options.out:
+        write_json(options.out, found)
     return 0
 
 
-def said(found: dict[str, list[float]]) -> str:
+def as_text(found: dict[str, list[float]]) -> str:
     """Medians, and the quartiles of the differences of each pair: most of them are noise."""
     pairs = zip(found["with_s"], found["without_s"], strict=True)
     added = sorted((a - b) * 1e6 for a, b in pairs)

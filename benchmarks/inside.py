@@ -42,7 +42,7 @@ def _round_trips(address: str, count: int, every_s: float) -> list[float | None]
             try:
                 sock.send(b"%d" % number)
                 while int(sock.recv(2048)) != number:
-                    pass  # one that was given up before
+                    pass  # one that was abandoned before
                 found.append((time.perf_counter() - began_s) * 1e3)
             except (TimeoutError, ConnectionError):
                 found.append(None)

@@ -1,4 +1,4 @@
-"""How exact the emulated links are: what was asked for against what programs in the nodes get.
+"""How exact the emulated links are: the requested figures against what programs get.
 
     python -m benchmarks.links                    two to four minutes
     python -m benchmarks.links --rounds 5         each throughput and round trip so many times
@@ -46,9 +46,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one of each kind, not to be quoted")
     parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     load = os.getloadavg()[0]
-    few = slice(1, 2) if asked.quick else slice(None)
+    few = slice(1, 2) if options.quick else slice(None)
     with EmulatedNodes.open(2, link_of("none")) as pair:
         about = {
             "emulator": pair.emulator,
@@ -57,13 +57,13 @@ def main(argv: list[str]) -> int:
             "cores": os.cpu_count(),
             "load_before": load,
         }
-        rows = list(measured(pair, few, 1 if asked.quick else asked.rounds))
+        rows = list(measured(pair, few, 1 if options.quick else options.rounds))
     rows += eight_nodes()
     text = table(about, rows)
     print(text)
-    if asked.out:
-        write_json(asked.out, {**about, "rows": rows})
-        asked.out.with_suffix(".md").write_text(text + "\n")
+    if options.out:
+        write_json(options.out, {**about, "rows": rows})
+        options.out.with_suffix(".md").write_text(text + "\n")
     return 0
 
 
@@ -100,8 +100,8 @@ def jitter(pair: EmulatedNodes, text: str, count: int) -> Row:
     pair.change(link)
     with running(pair, 1, "echo"):
         (found,) = ended(pair, 0, "ping", pair.nodes[1].address, count, 0)
-    asked = math.sqrt(2 / 3) * link.between(0, 1).jitter_ms
-    return row("spread of round trips", text, "ms", asked, [statistics.stdev(found)])
+    requested = math.sqrt(2 / 3) * link.between(0, 1).jitter_ms
+    return row("spread of round trips", text, "ms", requested, [statistics.stdev(found)])
 
 
 def loss(pair: EmulatedNodes, text: str, count: int) -> Row:
@@ -109,7 +109,7 @@ def loss(pair: EmulatedNodes, text: str, count: int) -> Row:
     pair.change(link)
     with running(pair, 1, "count") as counter:
         ended(pair, 0, "flood", pair.nodes[1].address, count, 0.0001)
-        got = said(counter)
+        got = answer_of(counter)
     share = link.between(0, 1).loss
     error = 100 * math.sqrt(share * (1 - share) / count)
     return row("loss", text, "%", 100 * share, [100 * (1 - got / count)]) | {"error": error}
@@ -124,10 +124,10 @@ def throughput(pair: EmulatedNodes, text: str, rounds: int) -> Row:
         with running(pair, 1, "receive", 1.5 if far else 0.5) as receiver:
             began_s, busy_s = time.perf_counter(), processor_s(pair)
             ended(pair, 0, "send", pair.nodes[1].address, 3.0 if far else 1.5)
-            found.append(said(receiver))
+            found.append(answer_of(receiver))
             shares.append((processor_s(pair) - busy_s) / (time.perf_counter() - began_s))
-    asked = link.between(0, 1).rate_mbit
-    return row("TCP", text, "Mbit/s", asked, found) | {"share": statistics.median(shares)}
+    requested = link.between(0, 1).rate_mbit
+    return row("TCP", text, "Mbit/s", requested, found) | {"share": statistics.median(shares)}
 
 
 def eight_nodes() -> Iterator[Row]:
@@ -145,8 +145,8 @@ def eight_nodes() -> Iterator[Row]:
             addresses = ",".join(nodes.nodes[other].address for other in others)
             found = ended(nodes, node, "ping", addresses, 5, 0.002)
             for other, times in zip(others, found, strict=True):
-                asked = 2 * network.between(node, other).delay_ms
-                by_distance.setdefault(asked, []).append(statistics.median(times))
+                requested = 2 * network.between(node, other).delay_ms
+                by_distance.setdefault(requested, []).append(statistics.median(times))
         for server in servers:
             server.kill()
             server.communicate()
@@ -154,8 +154,8 @@ def eight_nodes() -> Iterator[Row]:
         yield row(f"round trip, {len(medians)} pairs of 8 nodes", PLACES, "ms", distance, medians)
 
 
-def row(what: str, link: str, unit: str, asked: float | None, found: list[float]) -> Row:
-    return {"what": what, "link": link, "unit": unit, "asked": asked, "found": sorted(found)}
+def row(what: str, link: str, unit: str, requested: float | None, found: list[float]) -> Row:
+    return {"what": what, "link": link, "unit": unit, "asked": requested, "found": sorted(found)}
 
 
 def start(nodes: EmulatedNodes, node: int, *words: Any) -> subprocess.Popen[str]:
@@ -177,7 +177,7 @@ def running(nodes: EmulatedNodes, node: int, *words: Any) -> Iterator[subprocess
         process.stdout.close()
 
 
-def said(process: subprocess.Popen[str]) -> Any:
+def answer_of(process: subprocess.Popen[str]) -> Any:
     assert process.stdout is not None
     return json.loads(process.stdout.read())
 
@@ -228,16 +228,16 @@ def digits(value: float) -> str:
 def _line(found: Row) -> str:
     middle = statistics.median(found["found"])
     low, high = found["found"][0], found["found"][-1]
-    asked, unit = found["asked"], found["unit"]
-    wanted = "as fast as it goes" if asked is None else f"{digits(asked)} {unit}"
-    off = "" if asked is None else f"{middle - asked:+.3g} {unit}"
-    if asked:
-        off += f", {middle / asked - 1:+.1%}"
+    requested, unit = found["asked"], found["unit"]
+    target = "as fast as it goes" if requested is None else f"{digits(requested)} {unit}"
+    off = "" if requested is None else f"{middle - requested:+.3g} {unit}"
+    if requested:
+        off += f", {middle / requested - 1:+.1%}"
     if "error" in found:
         off += f" (expected ±{found['error']:.2g})"
     share = f"{found['share']:.2f}" if "share" in found else ""
     spread = f"{digits(low)} to {digits(high)}" if low != high else ""
-    return (f"| {found['what']} | {found['link']} | {wanted} | {digits(middle)} {unit} | {spread} "
+    return (f"| {found['what']} | {found['link']} | {target} | {digits(middle)} {unit} | {spread} "
             f"| {off} | {share} |")  # fmt: skip
 
 

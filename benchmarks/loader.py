@@ -123,18 +123,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of loader and model (3)")
     parser.add_argument("--quick", action="store_true", help="one small round: does it run?")
     parser.add_argument("--out", type=Path, help="JSON record; the table goes beside it as .md")
-    asked = parser.parse_args(argv)
-    chosen, rounds = CASES, asked.rounds
-    if asked.quick:
+    options = parser.parse_args(argv)
+    chosen, rounds = CASES, options.rounds
+    if options.quick:
         chosen, rounds = {"vit-nano, 8 px": "vit --train_size 64 --augment crop_flip"}, 1
     cases = {name: measure(case, rounds) for name, case in chosen.items()}
     record = {"environment": environment(), "rounds": rounds, "cases": cases}
     print(table(record))
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(record, indent=2) + "\n")
-        asked.out.with_suffix(".md").write_text(table(record) + "\n")
+    if options.out is not None:
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        options.out.with_suffix(".md").write_text(table(record) + "\n")
     slow = any(of["model_s"] < TARGET * of["loader_s"] for of in cases.values())
-    return int(slow and not asked.quick)
+    return int(slow and not options.quick)
 
 
 if __name__ == "__main__":

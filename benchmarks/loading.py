@@ -111,8 +111,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=1000, help="run folders (1000)")
     parser.add_argument("--quick", action="store_true", help="20 run folders")
-    asked = parser.parse_args(argv)
-    count = 20 if asked.quick else asked.runs
+    options = parser.parse_args(argv)
+    count = 20 if options.quick else options.runs
     print(f"{count} runs of {EPOCHS} epochs, made anew; best and worst of 3\n")
     print("| function | rows | columns | best s | worst s | target s |")
     print("|---|---|---|---|---|---|")

@@ -104,7 +104,7 @@ def watch(owner: Any, name: str, cuda: bool) -> list[float]:
 
 
 def begin(arm: str, case: str, root: Path, *more: str) -> tuple[Any, Any, dict[str, Any]]:
-    """(context, data, what every Trainer is given), with the weights that all arms have."""
+    """(context, data, the arguments of every Trainer), with the weights that all arms have."""
     script, *flags = case.split()
     flags += ["--tiny", "--save", "none", "--rerun", "--output_dir", str(root / arm), *more]
     flags += ["--padding", "batch"] if script == "bert" else []  # as the other arms are fed
@@ -211,32 +211,33 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--telemetry", type=int, metavar="TURNS",
                         help="only telemetry against none, so many turns of each kind")  # fmt: skip
     parser.add_argument("--out", type=Path, help="JSON record; the table goes beside it as .md")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     torch.set_num_threads(THREADS)
-    chosen, pairs = {name: CASES[name] for name in asked.cases.split(",")}, asked.pairs
-    if asked.quick:
+    chosen, pairs = {name: CASES[name] for name in options.cases.split(",")}, options.pairs
+    if options.quick:
         chosen, pairs = {"vit-nano": "vit --train_size 640 --test_size 64 --epochs 2"}, 1
-    if asked.bar:
+    if options.bar:
         os.environ["TTY_COMPATIBLE"] = "1"  # rich then draws as on a terminal
     record: dict[str, Any] = {"environment": environment(), "threads": THREADS}
-    if asked.telemetry:
-        turn_s = 0.2 if asked.quick else TURN_S
+    if options.telemetry:
+        turn_s = 0.2 if options.quick else TURN_S
         record["telemetry"] = {
-            name: measure_telemetry(case, asked.telemetry, turn_s) for name, case in chosen.items()
+            name: measure_telemetry(case, options.telemetry, turn_s)
+            for name, case in chosen.items()
         }
         text = telemetry_cost.table(record["telemetry"], THREADS)
     else:
-        scripts = () if asked.quick or asked.no_start_up else ("bert", "vit")
+        scripts = () if options.quick or options.no_start_up else ("bert", "vit")
         record |= {
-            "pairs": pairs, "bar": asked.bar,
+            "pairs": pairs, "bar": options.bar,
             "cases": {name: measure(case, pairs) for name, case in chosen.items()},
             "start_up": {script: start_up.start_up(script, THREADS) for script in scripts},
         }  # fmt: skip
         text = table(record)
     print(text)
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(record, indent=2) + "\n")
-        asked.out.with_suffix(".md").write_text(text + "\n")
+    if options.out is not None:
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        options.out.with_suffix(".md").write_text(text + "\n")
     return 0
 
 

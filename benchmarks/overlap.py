@@ -48,12 +48,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args(argv)
-    if asked.inside:
-        inside(asked)
+    options = parser.parse_args(argv)
+    if options.inside:
+        inside(options)
         return 0
-    words = [f"--{n}={getattr(asked, n)}" for n in ("rounds", "sync_every", "epochs")]
-    command = [sys.executable, "-m", "harness", "nodes", "2", "--link", asked.link, "--"]
+    words = [f"--{n}={getattr(options, n)}" for n in ("rounds", "sync_every", "epochs")]
+    command = [sys.executable, "-m", "harness", "nodes", "2", "--link", options.link, "--"]
     command += ["torchrun", "-m", "benchmarks.overlap", "--inside", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True)
@@ -61,10 +61,10 @@ def main(argv: list[str]) -> int:
     found = json.loads(line.split(MARK, 1)[1])
     text = table(found)
     print(text)
-    if asked.out:
-        about = {"link": asked.link, "sync_every": asked.sync_every, "load": os.getloadavg()[0]}
-        write_json(asked.out, {**about, "seconds": found})
-        asked.out.with_suffix(".md").write_text(text + "\n")
+    if options.out:
+        about = {"link": options.link, "sync_every": options.sync_every, "load": os.getloadavg()[0]}
+        write_json(options.out, {**about, "seconds": found})
+        options.out.with_suffix(".md").write_text(text + "\n")
     return 0
 
 
@@ -79,16 +79,16 @@ def table(found: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
-def inside(asked: argparse.Namespace) -> None:
+def inside(options: argparse.Namespace) -> None:
     """What each node's process does."""
-    found: dict[str, list[float]] = {name: [] for name in ways(asked.sync_every)}
+    found: dict[str, list[float]] = {name: [] for name in ways(options.sync_every)}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(-1, asked.rounds):
-            for name, flags in ways(asked.sync_every).items():
+        for number in range(-1, options.rounds):
+            for name, flags in ways(options.sync_every).items():
                 if number < 0 and flags:
                     continue  # once in advance, to warm up
-                every = [] if "--sync_every" in flags else [f"--sync_every={asked.sync_every}"]
-                argv = ["--strategy=diloco", f"--epochs={asked.epochs}", *every, *flags]
+                every = [] if "--sync_every" in flags else [f"--sync_every={options.sync_every}"]
+                argv = ["--strategy=diloco", f"--epochs={options.epochs}", *every, *flags]
                 rows = train(f"{folder}/{number}", argv)
                 if number >= 0:
                     found[name].append(sum(row["epoch_time_s"] for row in rows))

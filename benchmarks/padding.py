@@ -98,9 +98,9 @@ def evaluate(model: Any, texts: Texts, arm: str, samples: np.ndarray) -> float:
     return time.perf_counter() - began
 
 
-def measure(asked: argparse.Namespace, size: int, arms: list[str]) -> str:
+def measure(options: argparse.Namespace, size: int, arms: list[str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--tiny", "--model", asked.model, "--dataset", asked.dataset, "--dropout", "0"]
+        flags = ["--tiny", "--model", options.model, "--dataset", options.dataset, "--dropout", "0"]
         settings = parse("bert", [*flags, "--max_length", "512", "--o", folder], environ={})
         data = load_texts(settings, 1)
         torch.manual_seed(0)
@@ -112,7 +112,7 @@ def measure(asked: argparse.Namespace, size: int, arms: list[str]) -> str:
     steps: dict[str, list[float]] = {arm: [] for arm in arms}
     evals: dict[str, list[float]] = {arm: [] for arm in arms}
     count, test = data.facts["train_samples"], data.facts["test_samples"]
-    for step in range(asked.steps + LEFT_OUT):
+    for step in range(options.steps + LEFT_OUT):
         samples = random.choice(count, size, replace=False)
         tested = count + random.choice(test, min(64, test), replace=False)
         for arm in arms[:: -1 if step % 2 else 1]:
@@ -163,12 +163,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=8, help="steps of each arm (8)")
     parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)} (all)")
     parser.add_argument("--quick", action="store_true", help="two small steps: does it run?")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     torch.set_num_threads(THREADS)
-    if asked.quick:
-        asked.model, asked.batches, asked.steps = "bert-tiny", "4", 4
-    for size in asked.batches.split(","):
-        print(measure(asked, int(size), asked.arms.split(",")))
+    if options.quick:
+        options.model, options.batches, options.steps = "bert-tiny", "4", 4
+    for size in options.batches.split(","):
+        print(measure(options, int(size), options.arms.split(",")))
     return 0
 
 

@@ -6,7 +6,7 @@
     python -m benchmarks.prediction --out found --real             vit.py --tiny on 2_1 as well
     python -m benchmarks.prediction --out found --table            nothing is run any more
 
-A folder that is given again goes on where it was: what is measured is not measured again. The
+A folder that exists is continued: what has been measured is not measured again. The
 stand-in's computing is a timed wait (benchmarks/standin.py), because emulated nodes share the cores
 of one machine; with --real two nodes compute, one core each.
 """
@@ -44,18 +44,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--mb", type=float, default=MB, help="of the stand-in's gradients")
     parser.add_argument("--real", action="store_true", help="vit.py --tiny on two nodes as well")
     parser.add_argument("--table", action="store_true", help="only of what has been measured")
-    asked = parser.parse_args(argv)
-    links = asked.links.split(",")
-    rows = list(standin_rows(asked.out, links, asked.mb, measure=not asked.table))
-    if asked.real:
-        rows += real_rows(asked.out / "real", links, measure=not asked.table)
+    options = parser.parse_args(argv)
+    links = options.links.split(",")
+    rows = list(standin_rows(options.out, links, options.mb, measure=not options.table))
+    if options.real:
+        rows += real_rows(options.out / "real", links, measure=not options.table)
     if not rows:
         print("nothing has been measured yet")
         return 1
     text = table(rows)
     print(text)
-    write_json(asked.out / "prediction.json", {"rows": rows, "load": os.getloadavg()[0]})
-    (asked.out / "prediction.md").write_text(text + "\n")
+    write_json(options.out / "prediction.json", {"rows": rows, "load": os.getloadavg()[0]})
+    (options.out / "prediction.md").write_text(text + "\n")
     return 0
 
 

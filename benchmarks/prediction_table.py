@@ -15,10 +15,14 @@ def compared(what: str, link: str, measured_s: float, model: Model, plan: Scenar
     """With the probe's table, with the closed form alone, and with the textbook's ring."""
     with_table = predict(model, plan)
     form = predict(replace(model, table=()), plan)
-    said = {"table": with_table.step_s, "form": form.step_s, "alpha_beta": with_table.baseline_s}
-    errors = {name: seconds / measured_s - 1 for name, seconds in said.items()}
+    predicted = {
+        "table": with_table.step_s,
+        "form": form.step_s,
+        "alpha_beta": with_table.baseline_s,
+    }
+    errors = {name: seconds / measured_s - 1 for name, seconds in predicted.items()}
     return {"what": what, "setup": str(plan.shape), "link": link, "measured_s": measured_s,
-            "predicted_s": said, "errors": errors}  # fmt: skip
+            "predicted_s": predicted, "errors": errors}  # fmt: skip
 
 
 def table(rows: list[Row]) -> str:

@@ -80,30 +80,30 @@ def command(turn: Turn) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    asked = arguments(argv)
-    turns = plan(asked.cases, asked.arms, asked.processes, asked.rounds)
-    if asked.dry_run:
+    options = arguments(argv)
+    turns = plan(options.cases, options.arms, options.processes, options.rounds)
+    if options.dry_run:
         print("\n".join(command(turn) for turn in turns))
         return 0
     began_s = time.monotonic()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    os.environ.update({"OMP_NUM_THREADS": str(asked.threads), **OFFLINE})
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.update({"OMP_NUM_THREADS": str(options.threads), **OFFLINE})
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        record = _open(asked)
+        record = _open(options)
         for turn in turns:
-            if asked.limit_s and time.monotonic() - began_s > asked.limit_s:
+            if options.limit_s and time.monotonic() - began_s > options.limit_s:
                 record["not_begun"] = len(turns) - turns.index(turn)
                 break
             if not (work / turn.case).exists():
-                record["cases"][turn.case] = _prepare(turn.case, asked, work)
-            found = _measure(turn, asked, work)
+                record["cases"][turn.case] = _prepare(turn.case, options, work)
+            found = _measure(turn, options, work)
             record["cases"][turn.case]["runs"].append(found)
-            _write(record, asked.out)
-            said = found["failed"] or ", ".join(f"{e['train_s']:.2f}" for e in found["epochs"])
-            print(f"{turn.round} {turn.case} {turn.arm} x{turn.processes}: {said}", flush=True)
-    _write(record, asked.out)
-    print("\n" + (asked.out / "speed.md").read_text())
+            _write(record, options.out)
+            outcome = found["failed"] or ", ".join(f"{e['train_s']:.2f}" for e in found["epochs"])
+            print(f"{turn.round} {turn.case} {turn.arm} x{turn.processes}: {outcome}", flush=True)
+    _write(record, options.out)
+    print("\n" + (options.out / "speed.md").read_text())
     return 1 if any(complaints(record["cases"])) else 0
 
 
@@ -123,26 +123,26 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", action="append", default=[], metavar="CASE.FIELD=NUMBER",
                         help="another size, such as text.train=1024")  # fmt: skip
     parser.add_argument("--dry_run", action="store_true", help="print the commands")
-    asked = parser.parse_args(argv)
-    every = QUICK_CASES if asked.quick else GPU_CASES if asked.gpu else CPU_CASES
-    asked.cases = {name: every[name] for name in _some(parser, "cases", asked.cases, every)}
-    asked.arms = _some(parser, "arms", asked.arms, ARMS)
-    counts = asked.processes.split(",")
+    options = parser.parse_args(argv)
+    every = QUICK_CASES if options.quick else GPU_CASES if options.gpu else CPU_CASES
+    options.cases = {name: every[name] for name in _some(parser, "cases", options.cases, every)}
+    options.arms = _some(parser, "arms", options.arms, ARMS)
+    counts = options.processes.split(",")
     if not all(count.isdecimal() and int(count) > 0 for count in counts):
-        parser.error(f"--processes {asked.processes}: whole numbers with commas, such as 1,2")
-    asked.processes = [int(count) for count in counts]
-    for size in asked.size:
-        _resize(parser, asked.cases, size)
-    for name, case in asked.cases.items():
-        whole = case.batch * max(asked.processes)
+        parser.error(f"--processes {options.processes}: whole numbers with commas, such as 1,2")
+    options.processes = [int(count) for count in counts]
+    for size in options.size:
+        _resize(parser, options.cases, size)
+    for name, case in options.cases.items():
+        whole = case.batch * max(options.processes)
         if case.train % whole or case.epochs < 2:
             parser.error(f"case {name}: {case.train} training samples are no whole batches of "
                          f"{whole}, or {case.epochs} epochs leave none to be timed")  # fmt: skip
-    return asked
+    return options
 
 
-def _some(parser: argparse.ArgumentParser, flag: str, given: str | None, of: Any) -> list[str]:
-    names = given.split(",") if given else list(of)
+def _some(parser: argparse.ArgumentParser, flag: str, text: str | None, of: Any) -> list[str]:
+    names = text.split(",") if text else list(of)
     for name in names:
         if name not in of:
             parser.error(f"--{flag} {name}: expected some of {', '.join(of)}")
@@ -158,41 +158,41 @@ def _resize(parser: argparse.ArgumentParser, cases: dict[str, Case], size: str) 
     cases[name] = Case(**{**asdict(cases[name]), which: int(number)})
 
 
-def _open(asked: argparse.Namespace) -> dict[str, Any]:
+def _open(options: argparse.Namespace) -> dict[str, Any]:
     """The record so far: what other calls have measured on this machine."""
-    log = asked.out / "log.txt"
+    log = options.out / "log.txt"
     log.unlink(missing_ok=True)
     (environment,) = call("benchmarks.speed_data:environment_of", log=log)
-    before = read_json(asked.out / "speed.json") or {}
+    before = read_json(options.out / "speed.json") or {}
     same = before.get("environment", {}).get("machine") == environment["machine"]
     return {"environment": environment, "cases": before.get("cases", {}) if same else {}}
 
 
-def _prepare(name: str, asked: argparse.Namespace, work: Path) -> dict[str, Any]:
+def _prepare(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Samples and first weights of a case, when its turn comes, and what there is to be known."""
-    case, log = asked.cases[name], asked.out / "log.txt"
+    case, log = options.cases[name], options.out / "log.txt"
     env = {"HF_HOME": str(work / "prepared")}
-    place = (case, work / name, asked.data)
+    place = (case, work / name, options.data)
     (facts,) = call("benchmarks.speed_data:prepare", *place, env=env, log=log)
     (limit,) = call("benchmarks.roofline:roofline", case.precision, log=log)
     return {
-        "case": asdict(case), "facts": facts, "threads": asked.threads, "roofline": limit,
-        "arms": asked.arms, "processes": asked.processes, "flags": asked.flags, "runs": [],
+        "case": asdict(case), "facts": facts, "threads": options.threads, "roofline": limit,
+        "arms": options.arms, "processes": options.processes, "flags": options.flags, "runs": [],
     }  # fmt: skip
 
 
-def _measure(turn: Turn, asked: argparse.Namespace, work: Path) -> dict[str, Any]:
+def _measure(turn: Turn, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """One arm, on its own cache: what it prepares is found again from its second round on."""
     out = work / "out"
-    case, label = asked.cases[turn.case], f"{turn.arm}-{turn.processes}"
-    task = task_of(case, turn.arm, work / turn.case, out, shlex.split(asked.flags))
+    case, label = options.cases[turn.case], f"{turn.arm}-{turn.processes}"
+    task = task_of(case, turn.arm, work / turn.case, out, shlex.split(options.flags))
     env = {"HF_HOME": str(work / "cache" / turn.case / label)}
     found: dict[str, Any] = {**asdict(turn), "failed": None}
     recipe = f"benchmarks.recipes.{ARMS[turn.arm].recipe}"
     try:
         ranks = call(
             "benchmarks.recipes.task:start", recipe, task, processes=turn.processes, env=env,
-            log=asked.out / "log.txt",
+            log=options.out / "log.txt",
         )  # fmt: skip
     except ArmFailed as error:
         return found | {"failed": str(error)}

@@ -12,7 +12,7 @@ TEXT, IMAGE = "text", "image"
 @dataclass(frozen=True)
 class Case:
     kind: str
-    model: str  # of harness/core/architectures.py
+    model: str  # of harness/core/tasks.py
     train: int
     test: int
     batch: int

@@ -27,7 +27,7 @@ REAL = {"text": ("AG News", "ag_news"), "image": ("CIFAR-10", "cifar10")}
 
 
 def prepare(case: Case, folder: Path, real: Path | None) -> dict[str, Any]:
-    """Writes folder/data and folder/model; what there is to be said of them."""
+    """Writes folder/data and folder/model; a description of both."""
     (folder / "data").mkdir(parents=True)
     data, named = _samples(case, real)
     facts = (_texts if case.kind == TEXT else _pictures)(case, folder, data)

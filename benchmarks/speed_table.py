@@ -22,7 +22,7 @@ def complaints(cases: dict[str, Any]) -> Iterator[str]:
             if run["failed"]:
                 yield f"{where}: failed: {run['failed']}"
                 continue
-            yield from (f"{where}: {said}" for said in _unequal(case, run, _reference(found, run)))
+            yield from (f"{where}: {text}" for text in _unequal(case, run, _reference(found, run)))
 
 
 def _reference(found: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def table(record: dict[str, Any]) -> str:
             lines += ["", *_section(name, found, processes)]
         if 1 in found["processes"] and len(found["processes"]) > 1:
             lines += ["", f"## {name}, scaling", "", *_scaling(found)]
-    if said := list(complaints(record["cases"])):
-        lines += ["", "**Not equal, or failed:**", "", *(f"- {text}" for text in said)]
+    if texts := list(complaints(record["cases"])):
+        lines += ["", "**Not equal, or failed:**", "", *(f"- {text}" for text in texts)]
     if left := record.get("not_begun"):
         lines += ["", f"{left} runs were not begun: the time was over."]
     return "\n".join(lines)

@@ -63,14 +63,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=8.0, help="no step begins after these")
     parser.add_argument("--probe", help="MB of all-reduces to be measured first, with commas")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     world = world_of(os.environ)
     dist.init_process_group("gloo")
     found: dict[str, Any] = {}
-    if asked.probe:
-        sizes = [int(float(mb) * 1e6) for mb in asked.probe.split(",")]
+    if options.probe:
+        sizes = [int(float(mb) * 1e6) for mb in options.probe.split(",")]
         found["link"] = measure(world, torch.device("cpu"), sizes)
-    found["steps_s"] = steps(Model(asked.mb, asked.batch), asked)
+    found["steps_s"] = steps(Model(options.mb, options.batch), options)
     if dist.get_rank() == 0:
         print(MARK + json.dumps(found | {"step_s": statistics.mean(found["steps_s"])}), flush=True)
     dist.barrier()
@@ -78,13 +78,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def steps(model: Model, asked: argparse.Namespace) -> list[float]:
+def steps(model: Model, options: argparse.Namespace) -> list[float]:
     """All ranks make as many: the first says when there is no more time."""
     ddp = DistributedDataParallel(model) if dist.get_world_size() > 1 else model
     x, took = torch.zeros(1), []
     more = torch.ones(1)
-    until_s = time.perf_counter() + asked.seconds
-    for number in range(asked.steps + LEFT_OUT):
+    until_s = time.perf_counter() + options.seconds
+    for number in range(options.steps + LEFT_OUT):
         if number % 5 == 0:  # outside of what is timed
             more.fill_(float(number <= LEFT_OUT or time.perf_counter() < until_s))
             dist.broadcast(more, src=0)

@@ -181,9 +181,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=6, help="rounds of both arms (6)")
     parser.add_argument("--quick", action="store_true", help="one small round: does it run?")
     parser.add_argument("--out", type=Path, help="JSON record; the table goes beside it as .md")
-    asked = parser.parse_args(argv)
-    chosen, rounds = {name: CASES[name] for name in asked.cases.split(",")}, asked.rounds
-    if asked.quick:
+    options = parser.parse_args(argv)
+    chosen, rounds = {name: CASES[name] for name in options.cases.split(",")}, options.rounds
+    if options.quick:
         chosen, rounds = {"vit-nano": "vit --train_size 640"}, 1
     cases = {name: measure(case, rounds) for name, case in chosen.items()}
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -192,9 +192,9 @@ def main(argv: list[str] | None = None) -> int:
             "environment": environment(), "processes": processes, "rounds": rounds, "cases": cases,
         }  # fmt: skip
         print(table(record))
-        if asked.out is not None:
-            asked.out.write_text(json.dumps(record, indent=2) + "\n")
-            asked.out.with_suffix(".md").write_text(table(record) + "\n")
+        if options.out is not None:
+            options.out.write_text(json.dumps(record, indent=2) + "\n")
+            options.out.with_suffix(".md").write_text(table(record) + "\n")
     return 0
 
 

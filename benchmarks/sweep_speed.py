@@ -40,13 +40,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
-    asked = parser.parse_args(argv)
-    pairs = [pair(asked.runs, asked.processes) for _ in range(asked.pairs)]
-    text = table(asked.runs, asked.processes, pairs)
+    options = parser.parse_args(argv)
+    pairs = [pair(options.runs, options.processes) for _ in range(options.pairs)]
+    text = table(options.runs, options.processes, pairs)
     print(text)
-    if asked.out:
-        write_json(asked.out, {"runs": asked.runs, "processes": asked.processes, "pairs": pairs})
-        asked.out.with_suffix(".md").write_text(text + "\n")
+    if options.out:
+        write_json(
+            options.out, {"runs": options.runs, "processes": options.processes, "pairs": pairs}
+        )
+        options.out.with_suffix(".md").write_text(text + "\n")
     return 0
 
 

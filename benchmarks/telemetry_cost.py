@@ -65,7 +65,7 @@ class Turns(TrainerCallback):
         if sum(self.steps) >= self.turn_s and len(self.steps) > self.SKIPPED:
             self._turn_ends(control)
         if float(state.epoch).is_integer():
-            self.sampler.awake(True)  # it is asked where an epoch ends
+            self.sampler.awake(True)  # as at the end of an epoch
 
     def _turn_ends(self, control: Any) -> None:
         if self.means and self._is_watched():

@@ -159,17 +159,12 @@ def share_lost(run: TimeBreakdown, base: TimeBreakdown) -> float:
 def of_scaling(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> list[Cause]:
     """What the run loses against its baseline, the largest first."""
     more = lost(run, base)
-    outside_s = more[EVALUATION] + more.get(SAVING, 0.0) if EVALUATION in more else None
     smaller = context.micro_batch < context.baseline_micro_batch
     computing = _smaller_batch(run, base, context) if smaller else _slower(run, base, context)
     return _sorted(run, [
-        (DATA, more.get(DATA), _data(run)),
-        (COMMUNICATION, more.get(COMMUNICATION), communication(run, context)),
-        (SLOW_RANK, more.get(STRAGGLERS), stragglers(run, context)),
+        *_of_parts(run, more, context),
         (UNSEPARATED, more.get(UNSEPARATED), _unseparated(run, more.get(UNSEPARATED), context)),
-        (FIRST, more.get(FIRST), _first(run)),
         (BATCH if smaller else CORES, more.get(COMPUTE), computing),
-        (OUTSIDE, outside_s, _outside(run)),
     ])  # fmt: skip
 
 
@@ -177,17 +172,9 @@ def of_run(
     run: TimeBreakdown, context: RunContext, others: Sequence[tuple[int, TimeBreakdown]] = ()
 ) -> list[Cause]:
     """What the run alone shows, the largest first. Others: (batch, breakdown) of one process."""
-    parts, computing_s = run.parts, run.parts[COMPUTE]
-    evaluation_s, saving_s = parts[EVALUATION], parts[SAVING]
-    outside_s = None if evaluation_s is None else evaluation_s + (saving_s or 0.0)
-    causes: list[tuple[str, float | None, tuple[str, str]]] = [
-        (DATA, parts[DATA], _data(run)),
-        (COMMUNICATION, parts[COMMUNICATION], communication(run, context)),
-        (SLOW_RANK, parts[STRAGGLERS], stragglers(run, context)),
-        (FIRST, parts[FIRST], _first(run)),
-        (OUTSIDE, outside_s, _outside(run)),
-    ]
-    if computing_s is not None:
+    known = {name: value for name, value in run.parts.items() if value is not None}
+    causes = _of_parts(run, known, context)
+    if (computing_s := known.get(COMPUTE)) is not None:
         if batch := _larger_batch(run, computing_s, context, others):
             causes.append((BATCH, computing_s - batch[0] * run.per_device, batch[1]))
         if run.padding is not None:
@@ -195,12 +182,26 @@ def of_run(
     return _sorted(run, causes)
 
 
-def _sorted(
-    run: TimeBreakdown, causes: Iterable[tuple[str, float | None, tuple[str, str]]]
-) -> list[Cause]:
+# The key of a cause, what it costs, and (text, remedy).
+Candidate = tuple[str, float | None, tuple[str, str]]
+
+
+def _of_parts(run: TimeBreakdown, cost: dict[str, float], context: RunContext) -> list[Candidate]:
+    """The causes of either question, from what each part costs."""
+    outside_s = cost[EVALUATION] + cost.get(SAVING, 0.0) if EVALUATION in cost else None
+    return [
+        (DATA, cost.get(DATA), _data(run)),
+        (COMMUNICATION, cost.get(COMMUNICATION), communication(run, context)),
+        (SLOW_RANK, cost.get(STRAGGLERS), stragglers(run, context)),
+        (FIRST, cost.get(FIRST), _first(run)),
+        (OUTSIDE, outside_s, _outside(run)),
+    ]
+
+
+def _sorted(run: TimeBreakdown, causes: Iterable[Candidate]) -> list[Cause]:
     known = [
-        Cause(key, lost_s, lost_s / run.running_s, key not in (FIRST, OUTSIDE), *words)
-        for key, lost_s, words in causes
+        Cause(key, lost_s, lost_s / run.running_s, key not in (FIRST, OUTSIDE), text, remedy)
+        for key, lost_s, (text, remedy) in causes
         if lost_s is not None and lost_s > 0
     ]
     return sorted(known, key=lambda cause: -cause.lost_s)
@@ -216,23 +217,18 @@ def _larger_batch(
         for batch, other in others
         if batch > context.micro_batch and (other_s := other.parts[COMPUTE]) is not None
     ]
-    small = f"the batch is small: computing takes {_per_sample(run)} per sample"
+    text = f"the batch is small: computing takes {_per_sample(run)} per sample"
     if measured:
         cost_s, batch = min(measured)
-        return cost_s, (
-            f"{small}; one process with a batch of {batch} takes {seconds(cost_s)}",
-            LARGER_BATCH,
-        )
+        text += f"; one process with a batch of {batch} takes {seconds(cost_s)}"
+        return cost_s, (text, LARGER_BATCH)
     if run.evaluation_s is None or context.eval_batch < LARGER * context.micro_batch:
         return None
     cost_s = PASSES * run.evaluation_s
     if computing_s < ROUGH * cost_s * run.per_device:
         return None
-    return cost_s, (
-        f"{small}. Evaluation in batches of {number(context.eval_batch)} suggests "
-        f"{seconds(cost_s)} (three times its own time: an estimate)",
-        LARGER_BATCH,
-    )
+    text += f". Evaluation in batches of {number(context.eval_batch)} suggests {seconds(cost_s)}"
+    return cost_s, (f"{text} (three times its own time: an estimate)", LARGER_BATCH)
 
 
 def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
