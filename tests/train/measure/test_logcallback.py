@@ -21,7 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from logcallback import LogCallback
-from tests.support.ranks import ran, ranks, run_script, script
+from tests.support.ranks import ran, ranks
 from tests.support.recorded import (
     environment_of,
     rows_of,
@@ -30,7 +30,7 @@ from tests.support.recorded import (
     trainer_for,
     two_ranks,
 )
-from tests.support.toys import CPU, BreakOff, BrokenOffError, Net, Points
+from tests.support.toys import CPU, BreakOff, BrokenOffError, Net, Points, ours
 
 pytestmark = pytest.mark.process
 
@@ -254,28 +254,30 @@ def test_resuming_doubles_no_row(update: int, how: str, tmp_path: Path) -> None:
     assert rows[2]["wall_s"] > rows[0]["wall_s"]
 
 
-def stop_before_the_row(argv: list[str]) -> Any:
-    """bert.py, killed between the checkpoint of an epoch's last step and the epoch's end."""
-    import bert
+class KilledInSave(TrainerCallback):
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 16:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    class Stopper(bert.Console):
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 16:
-                os.kill(os.getpid(), signal.SIGKILL)
 
-    bert.Console = Stopper  # type: ignore[misc]
-    return run_script("bert", argv, ".")
+def with_checkpoints(folder: str, kill: bool) -> None:
+    """A run; killed between the checkpoint of an epoch's last step and the epoch's end."""
+    flags = ["--epochs=3", "--per_gpu_batch=16", "--save_steps=4", "--save=last"]
+    callbacks = [KilledInSave()] if kill else []
+    test = Points(65, draw=1)
+    trainer, run = ours(folder, Net(), Points(128), test, *flags, callbacks=callbacks)
+    run.train(trainer)
 
 
 def test_an_epoch_without_row_is_not_taken_for_done(tmp_path: Path) -> None:
-    argv = ["--tiny", "--train_size", "128", "--test_size", "65", "--epochs", "3", "--b", "16"]
-    argv += ["--save_steps", "4", "--o", str(tmp_path)]
-    assert ran(1, stop_before_the_row, argv).code == 128 + signal.SIGKILL
-    done = script("bert", *argv)
-    assert done.code == 0, done.err
+    killed = ran(1, with_checkpoints, str(tmp_path), True, env=CPU)
+    assert killed.code == 128 + signal.SIGKILL
     (folder,) = find_runs(tmp_path)
+    assert [row["epoch"] for row in rows_of(folder.path)] == [1]
+    ranks(1, with_checkpoints, str(tmp_path), False, env=CPU)
     assert [row["epoch"] for row in rows_of(folder.path)] == [1, 2, 3]
     assert summary_of(folder.path)["samples"] == 3 * 128
+    assert summary_of(folder.path)["attempts"] == 2
 
 
 class Killed(TrainerCallback):

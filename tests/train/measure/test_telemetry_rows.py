@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from harness.core.records import find_runs, read_json, read_rows
+from harness.core.records import read_rows
 from harness.core.topology import World
 from harness.train.measure import telemetry
 from harness.train.measure.telemetry import Telemetry
-from tests.support.ranks import ranks, script
+from tests.support.broken_runs import only_run
+from tests.support.ranks import ranks
 from tests.support.recorded import environment_of, rows_of, summary_of, trainer_for
 from tests.support.sweeps import untimed_rows
-from tests.support.toys import CPU
+from tests.support.toys import CPU, Net, Points, ours
 
 WATTS = 250
 # In the place of NVML, for the process that looks: one card that takes 250 W all the time.
@@ -107,17 +108,18 @@ def test_a_run_goes_on_without_the_process_that_looks(
     assert summary["outcome"] == "finished" and summary["energy_j"] is None
 
 
-SMALL = ["--tiny", "--epochs", "2", "--train_size", "128", "--test_size", "32", "--b", "16"]
+def with_and_without_telemetry(folder: str) -> None:
+    for hz in ("0", "20"):
+        net, test = Net(dropout=0.3, train_s=0.02), Points(9, draw=1)
+        flags = ["--epochs=2", f"--telemetry_hz={hz}"]
+        trainer, run = ours(f"{folder}/{hz}", net, Points(64), test, *flags)
+        run.train(trainer)
 
 
 @pytest.mark.process
 def test_looking_changes_no_number(tmp_path: Path) -> None:
-    result = {}
-    for hz in ("0", "20"):
-        out = tmp_path / hz
-        done = script("bert", *SMALL, "--telemetry_hz", hz, "--o", str(out), count=2)
-        assert done.code == 0, done.err
-        (result[hz],) = find_runs(out)
+    ranks(2, with_and_without_telemetry, str(tmp_path), env=CPU)
+    result = {hz: only_run(tmp_path / hz) for hz in ("0", "20")}
     assert untimed_rows(result["0"]) == untimed_rows(result["20"])
     on, off = (rows_of(result[hz].path) for hz in ("20", "0"))
     for row in on:
@@ -127,9 +129,9 @@ def test_looking_changes_no_number(tmp_path: Path) -> None:
     by_rank = [read_rows(result["20"].rank(rank))[0][0] for rank in range(2)]
     assert ["telemetry" in row for row in by_rank] == [True, False]  # one looks on each node
     assert result["20"].telemetry(0).is_file() and not result["0"].telemetry(0).exists()
-    message = {hz: read_json(result[hz].environment) or {} for hz in result}
-    assert message["0"]["telemetry_missing"] == {"all": telemetry.OFF}
-    assert message["20"]["telemetry_hz"] == 20 and "gpu" in message["20"]["telemetry_missing"]
+    without, sampled = (environment_of(result[hz].path) for hz in ("0", "20"))
+    assert without["telemetry_missing"] == {"all": telemetry.OFF}
+    assert sampled["telemetry_hz"] == 20 and "gpu" in sampled["telemetry_missing"]
     assert result["0"].path.name == result["20"].path.name  # the same experiment
 
 
