@@ -60,12 +60,12 @@ def stock_unseeded() -> dict[str, Any]:
     # For a number that can be asserted: what two ranks may have drawn.
     torch.manual_seed(int(dist.get_rank()))
     net = Net(draw=None)
-    said = stock(net, None, Points(16)).evaluate()["eval_loss"]
+    reported = stock(net, None, Points(16)).evaluate()["eval_loss"]
     true = true_loss(net, Points(16))
     torch.manual_seed(int(dist.get_rank()))
     trained = Net(draw=None)
     stock(trained, Points(8)).train()
-    return {"head": head, "held_out": list(held_out), "said": said, "true": true,
+    return {"head": head, "held_out": list(held_out), "reported": reported, "true": true,
             "after": weights(trained)}  # fmt: skip
 
 
@@ -88,7 +88,8 @@ def test_trap_9_unseeded_model_and_split(tmp_path: Path) -> None:
     theirs = ranks(2, stock_unseeded, env=CPU)
     assert apart(theirs[0]["head"], theirs[1]["head"]) > 1e-3
     assert theirs[0]["held_out"] != theirs[1]["held_out"]
-    assert min(abs(rank["said"] - rank["true"]) for rank in theirs) > 0.01  # a mix of two models
+    errors = [abs(rank["reported"] - rank["true"]) for rank in theirs]
+    assert min(errors) > 0.01  # a mix of two models
     assert apart(theirs[0]["after"], theirs[1]["after"]) == 0  # training repairs the ranks
 
     table = tmp_path / "data.csv"
@@ -106,9 +107,11 @@ def test_trap_9_unseeded_model_and_split(tmp_path: Path) -> None:
     assert drawn["held_out"] != one["held_out"] and apart(drawn["head"], one["head"]) == 0
 
 
-def stock_saves(folder: str) -> None:
-    data = Points(32)
-    stock(Net(), data, output_dir=folder, save_strategy="epoch", num_train_epochs=4).train()
+def stock_saves(folder: str) -> list[list[int]]:
+    """What it is fed; the same command once more starts again."""
+    net = Net()
+    stock(net, Points(32), output_dir=folder, save_strategy="epoch", num_train_epochs=4).train()
+    return net.fed
 
 
 def stock_goes_on(folder: str, batch: int) -> tuple[int, list[list[int]]]:
@@ -120,25 +123,29 @@ def stock_goes_on(folder: str, batch: int) -> tuple[int, list[list[int]]]:
     return trainer.state.global_step, net.fed
 
 
+def saving(batch: int) -> tuple[str, ...]:
+    return (f"--per_gpu_batch={batch}", "--epochs=2", "--save=last")
+
+
 def our_broken_off(folder: str, batch: int) -> str:
-    more = (f"--per_gpu_batch={batch}", "--epochs=2", "--save=last")
-    trainer, run = ours(
-        folder, Net(), Points(32), Points(8), *more, callbacks=[BreakOff(32 // batch)]
-    )
+    calls = [BreakOff(32 // batch)]
+    trainer, run = ours(folder, Net(), Points(32), Points(8), *saving(batch), callbacks=calls)
     with pytest.raises(BrokenOffError):
         run.train(trainer)
     return str(run.context.folder.path)
 
 
-def our_goes_on(folder: str, batch: int, found: str = "", checksum: str = "points") -> Any:
+def our_goes_on(folder: str, batch: int, source: str = "", checksum: str = "points") -> Any:
     """What a new attempt does that finds another run's checkpoints in its folder."""
-    more = (f"--per_gpu_batch={batch}", "--epochs=2", "--save=last")
-    here = start(parse("bert", argv(folder, *more))).context.folder.path
-    if found and not here.exists():
-        shutil.copytree(found, here, dirs_exist_ok=True)
+    if source:
+        here = start(parse("bert", argv(folder, *saving(batch)))).context.folder.path
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            shutil.copytree(source, here, dirs_exist_ok=True)
+        if dist.is_initialized():
+            dist.barrier()
     net = Net()
     try:
-        trainer, run = ours(folder, net, Points(32), Points(8), *more, checksum=checksum)
+        trainer, run = ours(folder, net, Points(32), Points(8), *saving(batch), checksum=checksum)
     except UserError as error:
         return str(error)
     checkpoint = run.context.checkpoint
@@ -169,7 +176,7 @@ def test_trap_10_resume_with_another_batch_or_world(tmp_path: Path) -> None:
     # Forced on it, the checkpoint is refused.
     (refused,) = ranks(1, our_goes_on, str(tmp_path / "batch"), 8, broken, env=CPU)
     assert "does not fit this run (different settings)" in refused and "--rerun" in refused
-    refused = ranks(2, _one_copy, str(tmp_path / "world"), 4, broken, env=CPU)
+    refused = ranks(2, our_goes_on, str(tmp_path / "world"), 4, broken, env=CPU)
     assert all("different settings, world)" in each for each in refused)
     # The same command on other data, as when a file has been changed meanwhile.
     (refused,) = ranks(1, our_goes_on, folder, 4, "", "changed", env=CPU)
@@ -177,16 +184,6 @@ def test_trap_10_resume_with_another_batch_or_world(tmp_path: Path) -> None:
     (same,) = ranks(1, our_goes_on, folder, 4, env=CPU)
     assert same["from"] == "checkpoint-8"
     assert sorted(flat(same["fed"])) == list(range(32))
-
-
-def _one_copy(folder: str, batch: int, found: str) -> Any:
-    """our_goes_on where one rank alone makes the copy."""
-    more = (f"--per_gpu_batch={batch}", "--epochs=2", "--save=last")
-    here = start(parse("bert", argv(folder, *more))).context.folder.path
-    if dist.get_rank() == 0:
-        shutil.copytree(found, here, dirs_exist_ok=True)
-    dist.barrier()
-    return our_goes_on(folder, batch)
 
 
 def stock_without_use_cpu(folder: str) -> dict[str, Any]:
@@ -217,8 +214,8 @@ def stock_without_use_cpu(folder: str) -> dict[str, Any]:
 
 
 def test_trap_22_one_process_trainings_without_a_gpu(tmp_path: Path) -> None:
-    found = ranks(2, stock_without_use_cpu, str(tmp_path), env=CPU)
-    for rank in found:
+    results = ranks(2, stock_without_use_cpu, str(tmp_path), env=CPU)
+    for rank in results:
         # The processes have found each other, and yet each trains for itself.
         assert rank["stock"]["group"] == 2 and rank["stock"]["world"] == 1
         assert sorted(rank["stock"]["fed"]) == list(range(16))  # all samples, on each rank
@@ -227,7 +224,7 @@ def test_trap_22_one_process_trainings_without_a_gpu(tmp_path: Path) -> None:
         assert rank["ours"]["observed"]["strategy"] == "ddp"
         assert rank["ours"]["observed"]["world"] == 2
         assert "2 processes were started, but the Trainer sees 1" in rank["refused"]
-    assert sorted(found[0]["ours"]["fed"] + found[1]["ours"]["fed"]) == list(range(16))
+    assert sorted(results[0]["ours"]["fed"] + results[1]["ours"]["fed"]) == list(range(16))
 
 
 def evaluated_first(folder: str) -> dict[str, Any]:
@@ -252,13 +249,13 @@ def evaluated_first(folder: str) -> dict[str, Any]:
 
 
 def test_trap_23_evaluated_before_training_no_gradients_are_exchanged(tmp_path: Path) -> None:
-    found = ranks(2, evaluated_first, str(tmp_path), env=CPU)
-    for rank in found:
+    results = ranks(2, evaluated_first, str(tmp_path), env=CPU)
+    for rank in results:
         assert (rank["world"], rank["updates"]) == (2, 2)  # nothing shows it
         assert rank["wrapped"] == "Net"  # and not DistributedDataParallel
         assert "asked for --strategy ddp" in rank["refused"]
         assert "refusing to record one as the other" in rank["refused"]
-    assert apart(found[0]["weights"], found[1]["weights"]) > 1e-3
+    assert apart(results[0]["weights"], results[1]["weights"]) > 1e-3
 
 
 def resumed_vit(folder: str) -> dict[str, Any]:
@@ -274,7 +271,7 @@ def resumed_vit(folder: str) -> dict[str, Any]:
         torch.manual_seed(3)
         return ViTForImageClassification(config)
 
-    def found(trained: Any, model: Any) -> int:
+    def equal_tensors(trained: Any, model: Any) -> int:
         state = model.state_dict()
         return sum(torch.equal(state[k], w) for k, w in trained.state_dict().items())
 
@@ -283,12 +280,12 @@ def resumed_vit(folder: str) -> dict[str, Any]:
     options = {"save_strategy": "epoch", "output_dir": f"{folder}/stock", "collate": collate}
     stock(trained, pictures, **options).train()
     other = fresh()
-    began = found(trained, other)
+    began = equal_tensors(trained, other)
     stock(other, pictures, **options)._load_from_checkpoint(f"{folder}/stock/checkpoint-2")
     return {
         "tensors": len(trained.state_dict()),
         "equal before": began,
-        "stock": found(trained, other),
+        "stock": equal_tensors(trained, other),
     }
 
 
@@ -308,15 +305,15 @@ SAY_THREADS = "import os; print('THREADS', os.environ.get('OMP_NUM_THREADS'))"
 def test_trap_25_threads_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     (tmp_path / "say.py").write_text(SAY_THREADS)
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    told = []
+    threads = []
     for count in (1, 2):
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone",
              f"--nproc_per_node={count}", "say.py"],
             cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100,
         )  # fmt: skip
-        told.append(set(re.findall(r"THREADS (\w+)", done.stdout)))
-    assert told == [{"None"}, {"1"}]
+        threads.append(set(re.findall(r"THREADS (\w+)", done.stdout)))
+    assert threads == [{"None"}, {"1"}]
     # Here the commands of a sweep name it, the same for every set-up.
     file = tmp_path / "threads.yaml"
     file.write_text("script: vit\ngrid: {setup: [1_1, 1_2]}\n")
@@ -328,16 +325,10 @@ def test_trap_25_threads_depend_on_the_number_of_processes(tmp_path: Path) -> No
     assert len(named) == 2 and named[0] == named[1] and named[0]
 
 
-def stock_starts_again(folder: str) -> list[list[int]]:
-    net = Net()
-    stock(net, Points(32), output_dir=folder, save_strategy="epoch", num_train_epochs=4).train()
-    return net.fed
-
-
 def test_trap_26_a_restart_is_not_a_resume(tmp_path: Path) -> None:
     """What torchrun does when a process is lost: the same command once more."""
     for _ in range(2):
-        (fed,) = ranks(1, stock_starts_again, str(tmp_path / "stock"), env=CPU)
+        (fed,) = ranks(1, stock_saves, str(tmp_path / "stock"), env=CPU)
         assert sum(map(len, fed)) == 128
         assert (tmp_path / "stock" / "checkpoint-32").is_dir()
 
