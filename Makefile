@@ -20,7 +20,7 @@ figures: .venv/ready-notebook
 	  $(BIN)/python -m harness table "$$sweep" --write >/dev/null && \
 	  $(BIN)/python -m harness figures "$$sweep" || exit 1; \
 	done
-	$(BIN)/python -m harness.read.tables.files README.md
+	$(BIN)/python -m harness.read.tables.command README.md
 	$(BIN)/python -m jupyter nbconvert --to notebook --execute --inplace plot_values.ipynb \
 	  --ExecutePreprocessor.record_timing=False
 

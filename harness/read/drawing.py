@@ -101,9 +101,6 @@ def cycle(number: int) -> Style:
     return Style(LINES[at][0], marker, DASHES[again % len(DASHES)])
 
 
-# ---- panels and their surroundings
-
-
 def panels(count: int, height: float, wide: int | None = None) -> tuple[Figure, list[Axes]]:
     """A figure of README width with this many panels."""
     wide = min(count, wide) if wide else beside(count)
@@ -168,9 +165,6 @@ def small_text(
     axes.annotate(text, at, xytext=shift, textcoords="offset points", **(look | more))
 
 
-# ---- points
-
-
 def run_points(
     drawn: Drawn, axes: Axes, x: Sequence[float], y: Sequence[float], style: Style,
     tips: Sequence[str],
@@ -221,9 +215,6 @@ def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
         axes.plot([x], [height], marker="X", color=FAILED, markersize=7, linestyle="",
                   transform=across, zorder=4)  # fmt: skip
         small_text(axes, outcome, (x, height), (6, 0), xycoords=across, color=FAILED)
-
-
-# ---- axes
 
 
 def fitted(
@@ -280,9 +271,6 @@ def _no_minor_ticks(axis: Axis) -> None:
     axis.set_tick_params(which="minor", length=0)
 
 
-# ---- words
-
-
 def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
     """As many as somebody may listen to."""
     shown = [*texts]
@@ -296,9 +284,6 @@ def numbers_of(values: Sequence[float], rate: bool = False) -> str:
     if len(values) == 1:
         return f"{mean} (one run)"
     return f"{mean} ({min(values):,.4g} to {max(values):,.4g}, n = {len(values)})"
-
-
-# ---- files, and drawings inside a page
 
 
 def png(figure: Figure, dpi: int) -> bytes:

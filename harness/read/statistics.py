@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 Repeats = Mapping[Hashable, float]  # the values of a group by what repeats them, such as the seed
@@ -20,7 +20,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Spread:
+class SampleStatistics:
     """Of n values: mean, median, sample standard deviation, 95 % interval of the mean."""
 
     n: int
@@ -67,67 +67,43 @@ def is_rate(measure: str) -> bool:
     return per_second is not None or measure.endswith("_mbit") or measure == "mfu"
 
 
-def spread(values: Sequence[float], rate: bool = False) -> Spread:
+def spread(values: Sequence[float], rate: bool = False) -> SampleStatistics:
     """A miss is infinity: then the mean is infinite, the median need not be, the spread unknown.
 
     rate: the mean is the harmonic one, and its interval is that of the time per sample.
     """
     n = len(values)
     if n == 0:
-        return Spread(0, None, None, None, None, None)
+        return SampleStatistics(0, None, None, None, None, None)
     median = statistics.median(values)
     if any(math.isinf(value) for value in values):
-        return Spread(n, math.inf, median, None, None, None)
+        return SampleStatistics(n, math.inf, median, None, None, None)
     if rate and min(values) > 0:
         times = spread([1 / value for value in values])
         assert times.mean is not None
         # Equal values have a mean of exactly that value.
         mean = values[0] if len({*values}) == 1 else 1 / times.mean
         if times.low is None or times.high is None:
-            return Spread(1, mean, median, None, None, None)
+            return SampleStatistics(1, mean, median, None, None, None)
         sd = statistics.stdev(values)
         high = 1 / times.low if times.low > 0 else math.inf
         low, high = (mean, mean) if sd == 0 else (1 / times.high, high)
-        return Spread(n, mean, median, sd, low, high)
+        return SampleStatistics(n, mean, median, sd, low, high)
     # Exact sums: equal values have a spread of exactly nothing.
     mean = statistics.mean(values)
     if n == 1:
-        return Spread(1, mean, median, None, None, None)
+        return SampleStatistics(1, mean, median, None, None, None)
     sd = statistics.stdev(values)
     half = student_t(n - 1) * sd / math.sqrt(n)
-    return Spread(n, mean, median, sd, mean - half, mean + half)
+    return SampleStatistics(n, mean, median, sd, mean - half, mean + half)
 
 
 def difference(one: Repeats, other: Repeats) -> Estimate:
     """mean(one) - mean(other), of finite values."""
     if not one or not other:
         return Estimate()
-    value = statistics.mean(one.values()) - statistics.mean(other.values())
-    return _with_interval(value, one, other)
-
-
-def ratio(upper: Repeats, lower: Repeats, rate: bool = False) -> Estimate:
-    """mean(upper) / mean(lower); the interval is that of the difference of the logarithms."""
-    means = [spread(list(values.values()), rate).mean for values in (upper, lower)]
-    if means[0] is None or not means[1]:
-        return Estimate()
-    value = means[0] / means[1]
-    if not all(0 < v < math.inf for values in (upper, lower) for v in values.values()):
-        return Estimate(value, n=min(len(upper), len(lower)))
-    logs = [{key: math.log(v) for key, v in values.items()} for values in (upper, lower)]
-    of_logs = _with_interval(math.log(value), *logs)
-    if of_logs.low is None or of_logs.high is None:
-        return Estimate(value, n=of_logs.n)
-    low, high = math.exp(of_logs.low), math.exp(of_logs.high)
-    if of_logs.high - of_logs.low < ROUNDING:
-        low = high = value
-    return Estimate(value, low, high, of_logs.n, of_logs.paired)
-
-
-def _with_interval(value: float, one: Repeats, other: Repeats) -> Estimate:
-    """The value with the interval of mean(one) - mean(other)."""
     ones, others = list(one.values()), list(other.values())
-    n = min(len(ones), len(others))
+    value, n = statistics.mean(ones) - statistics.mean(others), min(len(ones), len(others))
     if n < 2:
         return Estimate(value, n=n)
     if set(one) == set(other):
@@ -135,8 +111,36 @@ def _with_interval(value: float, one: Repeats, other: Repeats) -> Estimate:
         return Estimate(value, pairs.low, pairs.high, n, paired=True)
     half = _welch_half(statistics.variance(ones) / len(ones), len(ones) - 1,
                        statistics.variance(others) / len(others), len(others) - 1)  # fmt: skip
-    middle = statistics.mean(ones) - statistics.mean(others)
-    return Estimate(value, middle - half, middle + half, n)
+    return Estimate(value, value - half, value + half, n)
+
+
+def ratio(upper: Repeats, lower: Repeats) -> Estimate:
+    """The geometric mean of upper / that of lower: of pairs, the geometric mean of their ratios.
+
+    The interval is that of the difference of the logarithms. Where a value has no logarithm, as
+    the infinite time of a miss, it is the ratio of the means, without an interval.
+    """
+    if not upper or not lower:
+        return Estimate()
+    n = min(len(upper), len(lower))
+    if not all(0 < v < math.inf for values in (upper, lower) for v in values.values()):
+        above, below = (statistics.mean(values.values()) for values in (upper, lower))
+        unknown = below == 0 or (math.isinf(above) and math.isinf(below))
+        return Estimate() if unknown else Estimate(above / below, n=n)
+    value = _geometric_mean(upper.values()) / _geometric_mean(lower.values())
+    logs = difference(*({k: math.log(v) for k, v in values.items()} for values in (upper, lower)))
+    if logs.low is None or logs.high is None:
+        return Estimate(value, n=n)
+    low, high = math.exp(logs.low), math.exp(logs.high)
+    if logs.high - logs.low < ROUNDING:
+        low = high = value
+    return Estimate(value, low, high, n, logs.paired)
+
+
+def _geometric_mean(values: Collection[float]) -> float:
+    """Equal values have a mean of exactly that value."""
+    first, *others = {*values}
+    return statistics.geometric_mean(values) if others else first
 
 
 def _welch_half(one: float, freedom: int, other: float, freedom_other: int) -> float:

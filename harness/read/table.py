@@ -53,9 +53,6 @@ def _is_numeric(cells: Sequence[str]) -> bool:
     return all(NUMBER.match(cell) or cell in NO_NUMBER for cell in cells)
 
 
-# ---- terminal ----
-
-
 def screen() -> Console:
     """Without markup: reasons and names hold brackets."""
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -118,9 +115,6 @@ def _width(table: Table, columns: Iterable[int]) -> int:
     return sum(width + GAP for width in widths) - GAP + 2
 
 
-# ---- Markdown ----
-
-
 def markdown_lines(table: Table) -> Iterator[str]:
     yield _markdown_row(table.headings)
     yield "|" + "|".join("--:" if right else "---" for right in table.right) + "|"
@@ -134,9 +128,6 @@ def _markdown_row(cells: Iterable[str]) -> str:
 def escaped(text: str) -> str:
     """What Markdown would take for its own; an underscore inside a word is none of it."""
     return re.sub(r"([|*<>`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
-
-
-# ---- HTML ----
 
 
 def html_lines(table: Table) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.settings import UserError
-from harness.read.tables.files import END, main, with_tables
+from harness.read.tables.command import END, main, with_tables
 
 FOUR = "outputs/published/sweeps/slow_links_four-tiny"
 

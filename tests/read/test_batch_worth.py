@@ -12,8 +12,8 @@ import pytest
 from harness.cli import main
 from harness.read.compare.critical_batch import fit, interpolated
 from harness.read.records.runs import Target, time_to_target
-from tests.read.test_read import lines
 from tests.support.paired import Verb, pair
+from tests.support.records import lines
 
 TARGET = Target("accuracy", 0.8)
 BATCHES = (8, 16, 32, 64, 128)

@@ -13,8 +13,8 @@ from harness.core.records import SCHEMA
 from harness.core.settings import UserError
 from harness.read.compare.compare import compare
 from harness.read.records.selection import command_for_seeds, read_group
-from tests.read.test_read import lines
 from tests.support.paired import TEXT, Verb, imported, pair, pairs, text_file
+from tests.support.records import lines
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_the_readme_compares_published_records(
     (command,) = re.findall(r"^python -m harness (compare .*\$SWEEP.*)$", text, re.MULTILINE)
     monkeypatch.chdir(root)
     shown = compared.in_one_line(*command.replace("$SWEEP", sweep).split()[1:])
-    for number in ("0.09 points more", "-1.34 to +1.53", "53.258 s less", "-55.250 to -50.644"):
+    for number in ("0.09 points more", "-1.34 to +1.53", "53.293 s less", "-55.250 to -50.644"):
         assert number in shown, shown
 
 

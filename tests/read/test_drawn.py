@@ -25,23 +25,9 @@ from harness.read.drawing import (
 )
 from harness.read.explain.time_breakdown import PARTS
 from harness.read.figures.catalogue import FIGURES, draw, draw_all, show
-from harness.read.figures.target import targets_of
+from harness.read.figures.time import targets_of
 from harness.read.records.sweeps import SweepResults, read_all, read_results
-from tests.read.test_read import lines
-from tests.read.test_sweep_table import Plan
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    return Plan(tmp_path / "outputs")
-
-
-def epochs(*accuracies: float, seconds: float = 2.0) -> list[dict[str, Any]]:
-    return [
-        {"epoch": n + 1.0, "accuracy": a, "eval_loss": 1 - a, "train_loss": 1.5 - a, "samples": 200,
-         "epoch_time_s": seconds, "wall_s": 3 * seconds * (n + 1), "unix": 1000.0 + n}
-        for n, a in enumerate(accuracies)
-    ]  # fmt: skip
+from tests.support.records import Plan, epochs, lines, with_ranks
 
 
 def measured(plan: Plan, **changes: Any) -> SweepResults:
@@ -61,9 +47,6 @@ def texts(drawn: Drawn, panel: int = 0) -> list[str]:
 def failed_at(drawn: Drawn, panel: int = 0) -> list[float]:
     return [float(np.asarray(line.get_xdata())[0]) for line in drawn.figure.axes[panel].lines
             if line.get_marker() == "X" and line.get_color() == FAILED]  # fmt: skip
-
-
-# ---- against the epoch ----
 
 
 def test_curves_have_a_mean_an_interval_and_their_runs(plan: Plan) -> None:
@@ -132,9 +115,6 @@ def without_loss(plan: Plan) -> Plan:
     return plan
 
 
-# ---- speed ----
-
-
 def test_epoch_time_over_the_batch(plan: Plan) -> None:
     for batch, seconds in ((4, 40.0), (16, 20.0)):
         for seed in (1, 2):
@@ -172,6 +152,15 @@ def test_scaling_efficiency(hold: str, kind: str, expected: list[float], plan: P
     assert list(np.asarray(line.get_ydata())) == pytest.approx(expected)
     assert set(np.asarray(ideal.get_ydata())) == {1.0}
     assert any(kind in note for note in drawn.notes) and "0.50 on 4" in drawn.alt
+
+
+def test_a_wide_interval_does_not_flatten_the_lines_of_efficiency(plan: Plan) -> None:
+    for setup, devices, rates in (("1_1", 1, (100, 100)), ("1_2", 2, (50, 300))):
+        for seed, rate in enumerate(rates):
+            plan.run(setup, 4, seed, devices, train_samples_per_s=rate)
+    axes = draw("efficiency", measured(plan)).figure.axes[0]
+    ends = [value for line in axes.lines for value in np.asarray(line.get_ydata())]
+    assert max(ends) > 1000 and axes.get_ylim() == pytest.approx((0, 1.1))
 
 
 def test_throughput_has_the_line_of_the_ideal(plan: Plan) -> None:
@@ -248,9 +237,6 @@ def test_links_of_several_kinds_are_no_propagation(plan: Plan) -> None:
         draw("propagation", measured(plan, axes=["setup", "link"]))
 
 
-# ---- time and energy to accuracy ----
-
-
 def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
     plan.run("1_1", 4, 1, epochs=epochs(0.5, 0.9))
     plan.run("1_1", 4, 2, epochs=epochs(0.9, 0.9))
@@ -288,14 +274,6 @@ def test_the_frontier_is_what_nothing_else_beats(plan: Plan) -> None:
         assert [*np.asarray(step.get_ydata())] == [0.6, 0.8, 0.9]
         assert texts(drawn, panel) == ["1", "2", "3"]
     assert any("failed runs have no place here: 1_1 b256 (oom)" in note for note in drawn.notes)
-
-
-# ---- where the time went ----
-
-
-def with_ranks(folder: Path, *rows: dict[str, Any]) -> None:
-    for rank, row in enumerate(rows):
-        lines(folder / "ranks" / f"rank_{rank}.jsonl", [{"epoch": 1.0, "rank": rank, **row}])
 
 
 def timed(**more: Any) -> dict[str, Any]:
@@ -371,9 +349,6 @@ def test_runs_without_timed_steps_are_named_and_not_drawn(plan: Plan) -> None:
         draw("where_time_went", measured(plan))
 
 
-# ---- over the time of a run ----
-
-
 def reading(unix: float, busy: float, power: float | None, cpu: float) -> dict[str, Any]:
     gpus = [{"utilisation_percent": busy + n, "power_w": power, "memory_gib": 8.0} for n in (0, 1)]
     return {"unix": unix, "gpus": gpus, "node": {"cpu_percent": cpu, "memory_gib": 3.0}}
@@ -406,9 +381,6 @@ def test_many_readings_are_averaged_and_few_runs_drawn(plan: Plan) -> None:
     (line, *_) = drawn.figure.axes[0].lines
     assert set(np.asarray(line.get_ydata())) == {50.0}
     assert drawn.notes == ["1 more groups have readings: not drawn"]
-
-
-# ---- light, dark, in words ----
 
 
 def test_the_dark_one_differs_in_colours_alone(plan: Plan, tmp_path: Path) -> None:
@@ -454,9 +426,6 @@ def test_every_figure_is_drawn_or_says_why(plan: Plan, capsys: pytest.CaptureFix
     assert "Utilisation, power and memory over time: not drawn, no readings" in (
         capsys.readouterr().out
     )
-
-
-# ---- runs of no sweep ----
 
 
 def test_runs_of_no_sweep_are_put_together_by_what_varies(plan: Plan) -> None:

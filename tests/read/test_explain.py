@@ -33,8 +33,8 @@ from harness.read.explain.time_breakdown import (
 from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_results
 from harness.train.strategy import compress
-from tests.read.test_sweep_table import Plan
 from tests.support.ranks import ranks
+from tests.support.records import Plan
 from tests.support.toys import Net, Points, ours
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -86,9 +86,6 @@ def runs(drawn: Drawn) -> list[tuple[float, float]]:
     return sorted((float(x), float(y)) for x, y in found)
 
 
-# ---- where it is drawn ----
-
-
 def test_what_is_as_planted_lies_on_the_diagonal(tmp_path: Path) -> None:
     near(tmp_path)
     steps = {}
@@ -206,9 +203,6 @@ def test_runs_that_failed_are_named(tmp_path: Path) -> None:
     assert "2_1_5ms-100mbit" in note and "(oom)" in note
 
 
-# ---- what is not predicted ----
-
-
 UNEQUAL = {"link": {"asked": [{"nodes": [0, 1], "delay_ms": 5}]}}
 SHAKY = {"link": {"asked": {"delay_ms": 20, "rate_mbit": 200, "jitter_ms": 2, "loss": 0}}}
 
@@ -264,9 +258,6 @@ def test_a_link_without_one_asked_for_is_as_it_was_measured(tmp_path: Path) -> N
     ((workload,), _) = workloads_of(read_results(tmp_path))
     wire = workload.cases[0].prediction.plan.wire
     assert (wire.delay_s, wire.bytes_per_s) == (0.006, 1e7)
-
-
-# ---- whose question it answers ----
 
 
 def test_sweeps_that_it_answers(root: Path, tmp_path: Path) -> None:

@@ -66,10 +66,16 @@ def same_picture(one: bytes, other: bytes) -> bool:
     return first.shape == second.shape and float(np.abs(first - second).mean()) < 1.0
 
 
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published records, where each test may draw its own sweep again."""
+    published = Path(__file__).resolve().parents[2] / "outputs" / "published"
+    return Path(shutil.copytree(published, tmp_path_factory.mktemp("published") / "copy"))
+
+
 @pytest.mark.parametrize("name", FIGURES)
-def test_what_is_published_is_that_of_the_records(name: str, root: Path, tmp_path: Path) -> None:
-    shutil.copytree(root / "outputs" / "published", tmp_path / "copy")
-    sweep = tmp_path / "copy" / "sweeps" / name
+def test_what_is_published_is_that_of_the_records(name: str, copy: Path) -> None:
+    sweep = copy / "sweeps" / name
     drawn = [FIGURES[name], FIGURES[name].replace(".png", "-dark.png")]
     assert sorted(file.name for file in sweep.glob("*.png")) == sorted(drawn)
     pictures = [(sweep / file).read_bytes() for file in drawn]

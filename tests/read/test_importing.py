@@ -16,8 +16,8 @@ from harness.core.schema.environment import DataRecord, ImportedRecord
 from harness.core.schema.fields import fields_of
 from harness.read import load, load_runs
 from harness.read.imports.formats import learning_rate
-from tests.read.test_read import record
 from tests.support.paired import NAME, TEXT, text_file
+from tests.support.records import record
 
 
 def state(**changes: Any) -> dict[str, Any]:

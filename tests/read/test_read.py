@@ -12,59 +12,12 @@ import pandas as pd
 import pytest
 
 from harness.cli import main
-from harness.core.command_line import parse
 from harness.core.records import ASIDE, SCHEMA, RunFolder
-from harness.core.settings import UserError, as_mapping
+from harness.core.settings import UserError
 from harness.read import load, load_runs
+from harness.read.records.runs import read_run
 from tests.support.ranks import script
-
-# What torchrun tells each of two processes.
-TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-
-
-def lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def record(
-    path: Path,
-    *flags: str,
-    epochs: int = 2,
-    outcome: str | None = "finished",
-    reason: str | None = None,
-    machine: str | None = "a-cpux2",
-    schema: int = SCHEMA,
-) -> RunFolder:
-    """A record as a run writes it, with the fields that matter here; no outcome: unfinished."""
-    folder = RunFolder(path)
-    settings = as_mapping(parse("bert", ["--tiny", *flags], TWO))
-    arguments = {"weight_decay": 0.0, "seed": 1234}
-    path.mkdir(parents=True)
-    folder.settings.write_text(
-        json.dumps({"schema": schema, **settings, "training_arguments": arguments})
-    )
-    facts = {
-        "machine": machine, "nodes": 1, "processes_per_node": 2, "effective_batch": 64,
-        "updates": 60,
-    }  # fmt: skip
-    folder.environment.write_text(json.dumps(facts))
-    lines(
-        folder.epochs,
-        [
-            {"epoch": n + 1, "updates": 30 * (n + 1), "accuracy": 0.5 + n / 10, "precision": 0.25}
-            for n in range(epochs)
-        ],
-    )
-    if outcome is not None:
-        summary = {
-            "schema": SCHEMA, "outcome": outcome, "reason": reason, "epochs_done": epochs,
-            "updates": 30 * epochs or None, "train_samples_per_s": 1234.5, "wall_s": 9.87,
-        }  # fmt: skip
-        if epochs:
-            summary |= {"accuracy": 0.5 + (epochs - 1) / 10, "precision": 0.25, "f1": 0.7654}
-        folder.summary.write_text(json.dumps(summary))
-    return folder
+from tests.support.records import lines, record
 
 
 @pytest.fixture
@@ -190,7 +143,27 @@ def test_a_thousand_runs_load_in_three_seconds(tmp_path: Path) -> None:
     assert len(frame) == 5000
 
 
-# ---- the table ----
+@pytest.mark.parametrize(
+    ("changes", "exchange", "strategy"),
+    [
+        ({}, "backend", "ddp"),
+        ({"imported": {"source": "a file"}}, None, "ddp"),
+        ({"script": None}, None, None),
+    ],
+)
+def test_a_flag_that_is_newer_than_the_record_had_its_default(
+    tmp_path: Path, changes: dict[str, Any], exchange: str | None, strategy: str | None
+) -> None:
+    """Not so for imported records, and for those of LogCallback, which knows no flags."""
+    file = record(tmp_path / "run").settings
+    settings = json.loads(file.read_text()) | changes
+    for name in ("exchange", *(name for name, value in changes.items() if value is None)):
+        del settings[name]
+    if strategy is None:
+        del settings["strategy"]
+    file.write_text(json.dumps(settings))
+    run = read_run(RunFolder(file.parent), {}, "run", None)
+    assert (run.identity["exchange"], run.identity["strategy"]) == (exchange, strategy)
 
 
 def table(root: Path, capsys: pytest.CaptureFixture[str]) -> str:

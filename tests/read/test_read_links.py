@@ -11,15 +11,9 @@ import pytest
 
 from harness.cli import main
 from harness.read import load, load_runs
-from tests.read.test_read import record
-from tests.read.test_sweep_table import Plan, row_of, table
+from tests.support.records import Plan, record, row_of, table
 
 WARNING = "the link is not the one that was asked for: between nodes 0 and 1 it carries 9 Mbit/s"
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    return Plan(tmp_path / "outputs")
 
 
 def two_nodes(rtt: float | None = 40.25, warning: str | None = None) -> dict[str, Any]:

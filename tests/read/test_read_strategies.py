@@ -22,7 +22,7 @@ from harness.read.figures.catalogue import draw
 from harness.read.figures.panels import Styles
 from harness.read.labels import shown_axes, strategy_text
 from harness.read.records.sweeps import read_sweep
-from tests.read.test_sweep_table import TARGET, Plan, row_of, table
+from tests.support.records import TARGET, Plan, row_of, table
 
 DDP: dict[str, Any] = {"strategy": "ddp"}
 POWER = DDP | {"compress": "powersgd"}
@@ -65,9 +65,6 @@ def plan(tmp_path: Path) -> Links:
     return Links(tmp_path / "outputs")
 
 
-# ---- names ----
-
-
 @pytest.mark.parametrize(
     ("label", "text"),
     [
@@ -102,9 +99,6 @@ def test_rows_of_the_table_are_strategies(plan: Links, capsys: pytest.CaptureFix
     assert "compress" not in said and "sync every" not in said
     assert "base: strategy ddp with the same setup, link" in said
     assert "oom: no room (strategy diloco h10, seed 1)" in said
-
-
-# ---- what each is compared with ----
 
 
 def test_ddp_as_it_is_is_the_baseline_at_the_same_setup_and_link(plan: Links) -> None:
@@ -150,7 +144,7 @@ def test_a_baseline_may_name_flags_and_without_a_plain_one_the_nearest_is_taken(
 @pytest.mark.parametrize(
     ("ddp", "far", "ratio"),
     [
-        ((40.0, 60.0), (5.0, 5.0), 0.1),
+        ((40.0, 60.0), (5.0, 5.0), 1 / math.sqrt(96)),
         ((40.0, 60.0), (5.0, math.inf), math.inf),
         ((40.0, math.inf), (5.0, 5.0), None),
         ((math.inf, math.inf), (math.inf, math.inf), None),
@@ -168,12 +162,9 @@ def test_a_miss_takes_for_ever(
     folder = plan.write(columns=["reached", "tta_train_s_ratio", "tta_train_s"])
     shown = row_of(table(folder, capsys), "diloco")
     reached = f"{sum(map(math.isfinite, far))}/2"
-    written = {0.1: "0.10 (0.01 to 1.34)", math.inf: "infinite", None: "-"}[ratio]
+    written = {math.inf: "infinite", None: "-"}.get(ratio, "0.10 (0.01 to 1.34)")
     # 5 s of 40 and of 60: 1/8 and 1/12, logarithms -2.08 and -2.48, sd 0.287, t 12.706.
     assert shown[3 : 4 + len(written.split())] == [reached, *written.split()]
-
-
-# ---- columns ----
 
 
 def test_points_and_ratios_have_intervals_where_they_are_asked_for(
@@ -218,9 +209,6 @@ def test_bytes_are_told_an_update_and_unknown_is_empty(
     # A sweep of runs that counted nothing may ask for them all the same.
     plan.content["runs"] = plan.content["runs"][2:]
     assert row_of(table(plan.write(columns=columns), capsys), "ddp")[-2:] == ["-", "-"]
-
-
-# ---- the figure ----
 
 
 def drawn(figure: Figure) -> dict[str, Axes]:
@@ -284,8 +272,11 @@ def test_the_loss_of_quality_is_stated(plan: Links) -> None:
     axes = panels["quality 4"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["diloco h50"]
     (text,) = (text.get_text() for text in axes.texts)
-    # -1, -2 and -3 points on each of three links: sd is sqrt(6 / 8).
-    assert text == "-2.0 ± 0.9" and "that of ddp" in axes.get_xlabel()
+    # -1, -2 and -3 points of three seeds, on each of three links: three values, not nine.
+    assert text == "-2.0 ± 1.0" and "that of ddp" in axes.get_xlabel()
+    (bar,) = (x for x in map(np.asarray, (line.get_xdata() for line in axes.lines))
+              if len(x) == 2 and len({*x}) == 2)  # fmt: skip
+    assert [*bar] == pytest.approx([-2 - 2.484138, -2 + 2.484138])
     points = np.asarray(axes.collections[0].get_offsets()).tolist()
     assert sorted(x for x, _ in points) == pytest.approx([-3] * 3 + [-2] * 3 + [-1] * 3)
 

@@ -17,14 +17,7 @@ from harness.core.settings import UserError
 from harness.read.labels import duration
 from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
-from tests.read.test_drawn import epochs, with_ranks
-from tests.read.test_read import lines, record
-from tests.read.test_sweep_table import Plan
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    return Plan(tmp_path / "outputs")
+from tests.support.records import Plan, epochs, lines, record, with_ranks
 
 
 def make_sweep(plan: Plan) -> Plan:
@@ -40,17 +33,16 @@ def make_sweep(plan: Plan) -> Plan:
                 told = {"user_s": 6205.0, "system_s": 2191.0, "eval_samples": 10}
                 first = {**told, "eval_accuracy": 0.322, "eval_top5_accuracy": 0.58}
                 with_ranks(folder, first, {**told, "eval_accuracy": 0.5})
+    file = plan.run("1_1", 4, 3, machine="b-cpux8") / "telemetry" / "node_0.jsonl"
+    reading = {"unix": 1.0, "gpus": [], "node": {"cpu_percent": 5.0}}
+    lines(file, [reading, {**reading, "unix": 2.0}])
+    file.write_text(file.read_text() + '{"unix": 3.0, "gp')  # torn: left out
+    lines(file.with_name("node_of_another.jsonl"), [reading])
     plan.run("1_1", 64, 1, outcome="oom", reason="<script>alert('no | room')</script>", updates=7)
-    plan.run("1_1", 4, 3, machine="b-cpux8")
     plan.planned("1_1", 128, 1, skipped="needs 2 nodes")
     plan.write()
     record(plan.output_dir / "bert" / "alone", "--seed", "7")
     return plan
-
-
-@pytest.fixture
-def reported(plan: Plan) -> Plan:
-    return make_sweep(plan)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +65,7 @@ def test_the_page_holds_everything_and_needs_nothing(made: list[Path]) -> None:
     # What a record says is text, never code.
     assert "alert(" in html and "<script>alert" not in html
     drawings = re.findall(r'<figure id="sizes-(\w+)-figure">', html)
-    assert {"accuracy", "loss", "throughput", "efficiency", "frontier"} <= {*drawings}
+    assert {"accuracy", "loss", "throughput", "efficiency", "frontier", "usage"} <= {*drawings}
     for name in drawings:
         for tone in ("", "-dark"):
             for kind, begin in (("png", b"\x89PNG"), ("svg", b"<svg")):
@@ -122,6 +114,13 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, for tests that look at their text alone."""
+    monkeypatch.setattr("harness.read.report.report.draw_all", lambda *_: ({}, {}))
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_an_explanation_has_its_place(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,9 +134,6 @@ def test_an_explanation_has_its_place(
     assert "<h3>Explanation</h3>" in page.read_text()
     assert "<li>sizes &amp; its &lt;reasons&gt;</li>" in page.read_text()
     assert "### Explanation" in text.read_text()
-
-
-# ---- records that are not whole ----
 
 
 def report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -206,17 +202,19 @@ def test_records_of_other_definitions_are_named_not_shown(
     assert told.count("\n") == 1 and f"schema {schema}" in told
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_that_cannot_be_read_is_named_its_runs_are_shown(
-    reported: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (reported.folder / "sweep.json").write_text("{")
-    said = report(reported.output_dir, tmp_path, capsys)
+    make_sweep(plan)
+    (plan.folder / "sweep.json").write_text("{")
+    said = report(plan.output_dir, tmp_path, capsys)
     assert "sweep not shown:" in said and "is not readable as JSON" in said
     assert said.count("\n## ") >= 2
-    settings = RunFolder(reported.output_dir / "bert" / "1_1_4_1").settings
-    reported.write()
+    settings = RunFolder(plan.output_dir / "bert" / "1_1_4_1").settings
+    plan.write()
     settings.write_text(json.dumps({"schema": SCHEMA + 1}))
-    said = report(reported.output_dir, tmp_path, capsys)
+    said = report(plan.output_dir, tmp_path, capsys)
     assert "sweep not shown:" in said and "was written with schema" in said
 
 
@@ -251,14 +249,3 @@ def test_figures_of_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str
     record(tmp_path / "failed" / "bert" / "one", epochs=0, outcome="oom", reason="planted")
     assert main(["figures", str(tmp_path / "failed"), "--all"]) == 2
     assert "there is nothing to draw" in capsys.readouterr().err
-
-
-def test_telemetry_that_is_torn_is_left_out(plan: Plan, tmp_path: Path) -> None:
-    folder = plan.run(epochs=epochs(0.5, 0.6))
-    kept = {"unix": 1.0, "gpus": [], "node": {"cpu_percent": 5.0}}
-    lines(folder / "telemetry" / "node_0.jsonl", [kept, {**kept, "unix": 2.0}])
-    file = folder / "telemetry" / "node_0.jsonl"
-    file.write_text(file.read_text() + '{"unix": 3.0, "gp')
-    plan.write()
-    page, *_ = make_report(plan.folder, tmp_path / "report")
-    assert "sizes-usage-figure" in page.read_text()

@@ -10,8 +10,6 @@ from scipy import stats
 
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread, student_t
 
-# ---- one group ----
-
 
 def test_mean_sd_and_interval() -> None:
     found = spread([0.8, 0.9, 1.0])
@@ -51,9 +49,6 @@ def test_a_mean_of_rates_is_the_total_by_the_total() -> None:
              "train_samples_per_second", "link_bandwidth_mbit", "mfu")  # fmt: skip
     assert all(is_rate(name) for name in rates)
     assert not any(is_rate(name) for name in ("accuracy", "wall_s", "joules_per_sample"))
-
-
-# ---- two groups ----
 
 
 def test_a_paired_interval() -> None:
@@ -103,13 +98,15 @@ def test_a_ratio_is_compared_in_pairs_where_the_seeds_are_the_same() -> None:
     # Other seeds, by their logarithms: middle ln 2 / 2, squared standard error (ln 2)^2 / 4, one
     # degree of freedom, t 12.7062.
     other = ratio({1: 100.0, 2: 100.0}, {3: 50.0, 4: 100.0})
-    assert other.value == pytest.approx(4 / 3) and not other.paired and other.low is not None
+    assert other.value == pytest.approx(math.sqrt(2)) and not other.paired
+    assert other.low is not None
     assert math.log(other.low) == pytest.approx(math.log(2) / 2 * (1 - 12.7062), abs=1e-4)
 
 
 def test_a_single_run_gives_a_ratio_without_interval() -> None:
     one = ratio({1: 3.0}, {1: 2.0, 2: 4.0})
-    assert (one.value, one.low, one.high, one.n) == (1, None, None, 1)
+    assert one.value == pytest.approx(3 / math.sqrt(8))
+    assert (one.low, one.high, one.n) == (None, None, 1)
     assert ratio({}, {1: 2.0}).value is None
     assert ratio({1: 2.0}, {1: 0.0}).value is None
     assert difference({1: 0.5}, {}).value is None
@@ -118,6 +115,18 @@ def test_a_single_run_gives_a_ratio_without_interval() -> None:
 def test_a_miss_leaves_a_ratio_without_interval() -> None:
     missed = ratio({1: 3.0, 2: math.inf}, {1: 2.0, 2: 4.0})
     assert (missed.value, missed.low, missed.high) == (math.inf, None, None)
+    assert ratio({1: 3.0}, {1: math.inf}).value == 0
+    assert ratio({1: math.inf}, {1: math.inf}) == Estimate()
+
+
+def test_a_ratio_lies_in_its_interval() -> None:
+    """Nine of ten seeds say 1.1; the tenth, which says 1.3, decides the ratio of the means."""
+    lower = dict.fromkeys(range(9), 1.0) | {9: 1000.0}
+    upper = {n: value * (1.3 if n == 9 else 1.1) for n, value in lower.items()}
+    found = ratio(upper, lower)
+    assert found.value == pytest.approx(1.1 * (1.3 / 1.1) ** 0.1)
+    assert found.low is not None and found.high is not None
+    assert found.low < found.value < found.high < sum(upper.values()) / sum(lower.values())
 
 
 def test_other_units() -> None:
@@ -125,8 +134,6 @@ def test_other_units() -> None:
     assert (scaled.value, scaled.low, scaled.high) == (50, pytest.approx(20), None)
     assert (scaled.n, scaled.paired) == (3, True)
 
-
-# ---- against scipy ----
 
 RANDOM = np.random.default_rng(3)
 SAMPLES = [
@@ -157,9 +164,7 @@ def test_intervals_are_those_of_scipy(one: np.ndarray, other: np.ndarray) -> Non
     logs = stats.ttest_ind(np.log(one), np.log(other), equal_var=False).confidence_interval()
     of_ratio = ratio(*apart)
     assert (of_ratio.low, of_ratio.high) == pytest.approx(tuple(np.exp(logs)))
-    assert of_ratio.value == pytest.approx(one.mean() / other.mean())
-    rates = ratio(apart[0], apart[1], rate=True)
-    assert rates.value == pytest.approx(stats.hmean(one) / stats.hmean(other))
+    assert of_ratio.value == pytest.approx(stats.gmean(one) / stats.gmean(other))
 
 
 def test_pairs_are_those_of_scipy() -> None:
@@ -171,6 +176,7 @@ def test_pairs_are_those_of_scipy() -> None:
     logs = stats.ttest_rel(np.log(one), np.log(other)).confidence_interval()
     of_ratio = ratio(*pairs)
     assert (of_ratio.low, of_ratio.high) == pytest.approx(tuple(np.exp(logs)))
+    assert of_ratio.value == pytest.approx(stats.gmean(one / other))
 
 
 def test_the_interval_of_three_seeds_covers_the_truth() -> None:

@@ -214,15 +214,14 @@ def compare(one: Group, other: Group) -> Comparison:
 
 def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hashable, float]) -> Row:
     values = tuple(one.values()), tuple(other.values())
-    rate = is_rate(measure.name)
-    mean = spread(values[0], rate).mean
+    mean = spread(values[0], is_rate(measure.name)).mean
     assert mean is not None
     if not all(map(math.isfinite, (*values[0], *values[1]))):
         return Row(measure, values, None, math.inf)
     if measure.question == QUALITY or min(*values[0], *values[1]) <= 0:
         return Row(measure, values, difference(other, one), mean)
-    # Times and rates differ by factors: the ratio, in units of the first mean.
-    return Row(measure, values, ratio(other, one, rate).scaled(mean, -mean), mean)
+    # Times and rates differ by factors: the ratio of geometric means, in units of the first mean.
+    return Row(measure, values, ratio(other, one).scaled(mean, -mean), mean)
 
 
 def values_of(group: Group, measure: ComparedMeasure) -> dict[Hashable, float]:
@@ -300,10 +299,11 @@ def interval(row: Row) -> str:
 
 
 LEGEND = (
-    "difference: B less A; interval: 95 %, Student's t, of pairs where A and B have the same "
-    "seeds, else Welch's, for times and rates of the logarithm of their ratio; per cent are of A's "
-    "mean, which is harmonic for rates; each measure is judged by itself: of twenty without any "
-    "difference one looks like more than noise"
+    "difference: B less A, for times and rates by the ratio of their geometric means; interval: "
+    "95 %, Student's t, of pairs where A and B have the same seeds, else Welch's, for times and "
+    "rates of the logarithm of their ratio; per cent are of A's mean, which is harmonic for rates; "
+    "each measure is judged by itself: of twenty without any difference one looks like more than "
+    "noise"
 )
 HEADINGS = ("", "A", "B", "difference", "95 % interval", "%", "95 % interval", "")
 SEEDS = 3  # fewer give no interval, or too wide a one

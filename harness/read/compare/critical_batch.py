@@ -23,8 +23,7 @@ from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.read.records.loading import is_number
-from harness.read.records.runs import Run, Target, parse_target
+from harness.read.records.runs import Run, Target, is_number, parse_target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import ratio, spread, student_t
 from harness.read.table import screen, show, table_of

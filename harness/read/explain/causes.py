@@ -7,7 +7,7 @@ samples take on the baseline? The run alone: what would be saved if a part took 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,7 @@ from harness.read.explain.time_breakdown import (
     TimeBreakdown,
 )
 from harness.read.records.groups import Group
-from harness.read.records.loading import BANDWIDTH, RTT, is_number, link_numbers
-from harness.read.records.runs import Run
+from harness.read.records.runs import BANDWIDTH, RTT, Run, is_number, link_numbers
 
 SLOW_RANK, BATCH, CORES, PADDING = "slow rank", "batch", "cores", "padding"
 OUTSIDE = "evaluation and saving"
@@ -76,8 +75,8 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
     payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
     samples = (environment.get("data") or {}).get("test_samples") or 0
     batch = settings.get("eval_batch") or EVAL_BATCH
-    readings = [((row.get("node") or {}).get("cpu_percent") or {}).get("mean")
-                for row in run.epochs]  # fmt: skip
+    rows: Sequence[Mapping[str, Any]] = run.epochs
+    readings = [((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows]
     busy = [value for value in readings if is_number(value)]
     cpu_percent = sum(busy) / len(busy) if busy else None
     other = None if baseline is None else baseline.finished[0].environment
@@ -114,7 +113,7 @@ def _others_cores(run: Run, cpu_percent: float | None) -> float | None:
     return max(cpu_percent / 100 * float(cores) - (user_s + system_s) / wall_s, 0.0)
 
 
-def _throttled(rows: Iterable[dict[str, Any]]) -> float | None:
+def _throttled(rows: Iterable[Mapping[str, Any]]) -> float | None:
     """The largest share of readings, over all reasons and epochs."""
     reasons = (((row.get("gpu") or {}).get("throttled")) or {} for row in rows)
     shares = [share for each in reasons for share in each.values() if is_number(share)]

@@ -15,9 +15,8 @@ from typing import Any
 
 from harness.core.records import RunFolder
 from harness.core.settings import UserError
-from harness.read.records.loading import is_number
-from harness.read.records.runs import Run
-from harness.read.statistics import Spread, spread
+from harness.read.records.runs import Run, is_number
+from harness.read.statistics import SampleStatistics, spread
 
 COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED = (
     "computing", "waiting for data", "communicating", "waiting for slower ranks", "not separated"
@@ -48,7 +47,7 @@ class TimeBreakdown:
     devices: int
     samples: float  # per update, over all devices
     updates: float
-    rate: Spread  # samples/s of the timed steps
+    rate: SampleStatistics  # samples/s of the timed steps
     step_s: float
     parts: Parts
     spreads: Parts  # standard deviations over the runs
@@ -212,7 +211,7 @@ def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:
     )
 
 
-def _spread_if_known(values: Sequence[float | None]) -> Spread:
+def _spread_if_known(values: Sequence[float | None]) -> SampleStatistics:
     """Of all values, or of none where one is unknown."""
     known = [value for value in values if value is not None]
     return spread(known if len(known) == len(values) else [])

@@ -14,13 +14,17 @@ from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.drawing import Drawn, save
-from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch
+from harness.read.figures.curves import (
+    accuracy_by_epoch,
+    epoch_time_by_batch,
+    loss_by_epoch,
+    scaling_efficiency,
+    throughput,
+)
 from harness.read.figures.links import propagation, strategies
 from harness.read.figures.panels import Styles
 from harness.read.figures.prediction import prediction
-from harness.read.figures.scaling import epoch_time_by_batch, scaling_efficiency, throughput
-from harness.read.figures.target import frontier, time_to_accuracy
-from harness.read.figures.time import usage, where_time_went
+from harness.read.figures.time import frontier, time_to_accuracy, usage, where_time_went
 from harness.read.records.sweeps import SweepResults, read_results, read_sweep
 
 matplotlib.use("Agg")  # files, no windows

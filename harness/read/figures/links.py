@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -111,13 +111,13 @@ class Cell:
         return self.group.values(TIME)
 
     @property
-    def differences(self) -> list[float]:
-        """Final accuracy less that of the baseline with the same seed, in points, per seed."""
+    def differences(self) -> dict[Hashable, float]:
+        """Final accuracy less that of the baseline with the same seed, in points, by seed."""
         if self.base is None or self.base is self.group:
-            return []
+            return {}
         base = self.base.by_repetition(QUALITY)
         values = self.group.by_repetition(QUALITY)
-        return [100 * (value - base[key]) for key, value in values.items() if key in base]
+        return {key: 100 * (value - base[key]) for key, value in values.items() if key in base}
 
 
 def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
@@ -247,17 +247,26 @@ def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
 def _quality(
     drawn: Drawn, axes: Axes, cells: Sequence[Cell], styles: dict[str, Style], names: bool
 ) -> None:
-    """Final accuracy less the baseline's, each run a point, the mean with its interval."""
+    """Final accuracy less the baseline's, each run a point, the mean with its interval.
+
+    The interval is that of the seeds, each with its mean over the links: runs of one seed over
+    several links start alike and repeat nothing.
+    """
     compared = [name for name in styles
                 if any(c.strategy == name and c.differences for c in cells)]  # fmt: skip
     axes.axvspan(-1, 1, color="#eeeeee", zorder=0)
     axes.axvline(0, color=kit.FAINT, linestyle="--", linewidth=1.2)
     for height, name in enumerate(compared):
-        values = [v for c in cells if c.strategy == name for v in c.differences]
+        by_seed: dict[Hashable, list[float]] = {}
+        for cell in cells:
+            for seed, value in cell.differences.items() if cell.strategy == name else ():
+                by_seed.setdefault(seed, []).append(value)
+        values = [value for of_seed in by_seed.values() for value in of_seed]
+        means = [*map(statistics.mean, by_seed.values())]
         tips = [f"{name}: {value:+.2f} points" for value in values]
         kit.run_points(drawn, axes, values, [height] * len(values), styles[name], tips)
-        mean, *_ = kit.mean_with_interval(axes, height, values, styles[name], across=True)
-        sd = spread(values).sd
+        mean, *_ = kit.mean_with_interval(axes, height, means, styles[name], across=True)
+        sd = spread(means).sd
         text = f"{mean:+.1f}" + ("" if sd is None else f" \u00b1 {sd:.1f}")
         kit.small_text(axes, text, (1, height), (4, 0), xycoords=("axes fraction", "data"))
     kit.named_rows(axes, compared if names else [""] * len(compared))

@@ -175,9 +175,6 @@ def left_out(count: int, what: str) -> list[str]:
     return [f"{count} more {what} are not drawn"] if count > 0 else []
 
 
-# ---- runs of a group
-
-
 def run_name(run: Run) -> str:
     """What distinguishes a run from the others of its group."""
     seed, repeat = run.repetition

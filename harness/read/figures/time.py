@@ -1,19 +1,20 @@
-"""Where the time went, a bar a group; and what devices and nodes did over the time of a run."""
+"""Time to a target accuracy, accuracy against what it costs, and where the time of a run went."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from harness.core.records import read_rows
+from harness.core.schema.rows import TelemetryRow
 from harness.core.settings import UserError
 from harness.read import drawing as kit
-from harness.read.drawing import Drawn, NothingToDraw
+from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -28,13 +29,190 @@ from harness.read.explain.time_breakdown import (
     mean_breakdown,
     time_breakdown,
 )
-from harness.read.figures.panels import Styles, failed_groups, left_out, run_name
-from harness.read.figures.target import MOST_ROWS, cut
+from harness.read.figures.panels import Styles, failed_groups, failures, left_out, run_name
 from harness.read.labels import duration
 from harness.read.records.groups import Group
-from harness.read.records.loading import is_number
-from harness.read.records.runs import Run
+from harness.read.records.runs import Run, Target, is_number, time_to_target
 from harness.read.records.sweeps import SweepResults
+
+TIME, QUALITY = "tta_train_s", "accuracy"
+MOST_ROWS = 80
+OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
+LONGEST_NAME = 46
+# Measure, title with unit, and the unit in those of the measure.
+COSTS = (
+    ("train_time_s", "training time (s)", 1.0),
+    ("energy_j", "energy of the devices (kJ)", 1e3),
+)
+
+Times = list[tuple[Run, float]]
+
+
+def cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."
+
+
+def targets_of(sweep: SweepResults) -> dict[str, Target]:
+    """Per script: that of the sweep, or made of the best mean, rounded down to a percent."""
+    best: dict[str, float] = {}
+    for group in sweep.groups:
+        if (mean := group.mean(QUALITY)) is not None:
+            script = _script(group)
+            best[script] = max(best.get(script, 0.0), mean)
+    if not best:
+        raise NothingToDraw(f"no finished run has {QUALITY}")
+    if sweep.target is not None:
+        return dict.fromkeys(best, sweep.target)
+    return {s: Target(QUALITY, math.floor(100 * OF_BEST * mean) / 100) for s, mean in best.items()}
+
+
+def _script(group: Group) -> str:
+    return str(group.setting("script") or "")
+
+
+def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
+    """A row a group: each run a point, the median a line; misses are counted at the right edge."""
+    blocks = []
+    for script, target in targets_of(sweep).items():
+        groups = [group for group in sweep.groups if _script(group) == script]
+        rows = [(g, _times(g, target)) for g in groups]
+        rows = [(g, times) for g, times in rows if times or failures(g)]
+        if any(math.isfinite(t) for _, times in rows for _, t in times):
+            blocks.append((target, rows))
+    if not blocks:
+        raise NothingToDraw("no run reaches the target, or its time is not known")
+    notes = left_out(sum(max(len(rows) - MOST_ROWS, 0) for _, rows in blocks), "groups")
+    if sweep.target is None:
+        notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
+    figure, axes = kit.grid([0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks])
+    drawn = Drawn(figure, notes=notes)
+    texts = [
+        _block(drawn, place, sweep, target, rows[:MOST_ROWS], styles)
+        for place, (target, rows) in zip(axes, blocks, strict=True)
+    ]
+    drawn.alt = "Training time to an accuracy, medians. " + " ".join(texts)
+    return drawn
+
+
+def _times(group: Group, target: Target) -> Times:
+    """Of the finished runs that have the metric; a miss is infinite."""
+    found = ((run, time_to_target(run.epochs, target)) for run in group.finished)
+    return [(run, times[TIME]) for run, times in found if TIME in times]
+
+
+def _block(
+    drawn: Drawn, axes: Axes, sweep: SweepResults, target: Target,
+    rows: Sequence[tuple[Group, Times]], styles: Styles,
+) -> str:  # fmt: skip
+    values, of_values = styles.of_groups(sweep, [group for group, _ in rows])
+    texts = [
+        f"{sweep.name_of(group)}: {_row(drawn, axes, height, group, times, of_values[value])}"
+        for height, ((group, times), value) in enumerate(zip(rows, values, strict=True))
+    ]
+    kit.named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
+    known = [t for _, times in rows for _, t in times]
+    finite = [t for t in known if math.isfinite(t)]
+    has_text = len(finite) < len(known) or any(failures(group) for group, _ in rows)
+    if max(finite) > 8 * min(finite):
+        kit.log_axis(axes, "x")
+        axes.set_xlim(min(finite) / 1.2, max(finite) * (3 if has_text else 1.2))
+    else:
+        axes.set_xlim(0, max(finite) * (1.4 if has_text else 1.1))
+    short = str(target).replace(" at least ", " ").replace(" at most ", " ")
+    kit.describe(axes, x=f"training time to {short} (s)")
+    return f"To {target}: {kit.listed(texts)}."
+
+
+def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, style: Style) -> str:
+    reached = [(run, t) for run, t in times if math.isfinite(t)]
+    missed, failed = len(times) - len(reached), failures(group)
+    if reached:
+        tips = [f"{run_name(run)}: {t:,.4g} s" for run, t in reached]
+        kit.run_points(drawn, axes, [t for _, t in reached], [height] * len(reached), style, tips)
+    median = statistics.median([t for _, t in times]) if times else math.inf
+    if math.isfinite(median):
+        axes.plot([median] * 2, [height - 0.3, height + 0.3], color=style.colour, linewidth=2,
+                  zorder=5)  # fmt: skip
+    texts = [*([f"{missed} of {len(times)} missed"] if missed else []), *failed]
+    if texts:
+        colour, edge = kit.FAILED if failed else kit.INK, ("axes fraction", "data")
+        kit.small_text(axes, ", ".join(texts), (1, height), (-3, 0), ha="right", xycoords=edge,
+                       color=colour)  # fmt: skip
+    value = f"{median:,.3g} s" if math.isfinite(median) else "not reached"
+    return ", ".join([value, *texts])
+
+
+class TradeOff(NamedTuple):
+    group: Group
+    cost: float
+    quality: float
+
+
+def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
+    """Accuracy over time and over energy; the line: what nothing else beats in both."""
+    groups = [group for group in sweep.groups if group.values(QUALITY)]
+    costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)]
+    if not costs:
+        raise NothingToDraw("no finished run has accuracy and a time")
+    values, of_values = styles.of_groups(sweep, groups)
+    scripts = [*dict.fromkeys(map(_script, groups))]
+    parts = [(*cost, script) for cost in costs for script in scripts]
+    figure, axes = kit.panels(len(parts), 4.0 if len(scripts) == 1 else 3.2, len(scripts))
+    drawn, texts = Drawn(figure), []
+    for place, (measure, title, unit, script) in zip(axes, parts, strict=True):
+        points = [
+            _point(drawn, place, sweep, group, (measure, unit), of_values[value])
+            for group, value in zip(groups, values, strict=True)
+            if _script(group) == script and group.values(measure)
+        ]
+        if not points:
+            place.set_visible(False)
+            continue
+        texts.append(_best(place, sweep, points, ", ".join(filter(None, [script, title]))))
+        kit.describe(place, script, title, "final accuracy" if script == scripts[0] else "")
+        if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
+            kit.log_axis(place, "x")
+    kit.legend(figure, of_values)
+    if failed := failed_groups(sweep):
+        drawn.notes.append(f"failed runs have no place here: {failed}")
+    drawn.notes.append("numbered: no other is both better and cheaper. " + " ".join(texts))
+    drawn.alt = "Final accuracy against its cost, means; best for their price: " + " ".join(texts)
+    return drawn
+
+
+def _point(
+    drawn: Drawn, axes: Axes, sweep: SweepResults, group: Group, cost_of: tuple[str, float],
+    style: Style,
+) -> TradeOff:  # fmt: skip
+    """Each run, and the means of both."""
+    measure, unit = cost_of
+    runs = [run for run in group.finished if {measure, QUALITY} <= run.measures.keys()]
+    costs = [run.measures[measure] / unit for run in runs]
+    qualities = [run.measures[QUALITY] for run in runs]
+    tips = [f"{sweep.name_of(group)}, {run_name(r)}: {c:,.4g}, {q:.4f}"
+            for r, c, q in zip(runs, costs, qualities, strict=True)]  # fmt: skip
+    kit.run_points(drawn, axes, costs, qualities, style, tips)
+    point = TradeOff(group, statistics.mean(costs), statistics.mean(qualities))
+    axes.plot([point.cost], [point.quality], color=style.colour, marker=style.marker,
+              markersize=6, zorder=3)  # fmt: skip
+    return point
+
+
+def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: str) -> str:
+    """What no other is both better and cheaper than, numbered in the figure and listed."""
+    best: list[TradeOff] = []
+    for point in sorted(points, key=lambda p: (p.cost, -p.quality)):
+        if not best or point.quality > best[-1].quality:
+            best.append(point)
+    axes.step([p.cost for p in best], [p.quality for p in best], where="post", color=kit.FAINT,
+              linewidth=1.2, linestyle="--", zorder=1)  # fmt: skip
+    texts = []
+    for number, (group, cost, quality) in enumerate(best, 1):
+        kit.small_text(axes, str(number), (cost, quality), (-5, 6), ha="right", va="bottom",
+                   fontsize=9, weight="bold")  # fmt: skip
+        texts.append(f"{number} {sweep.short_name_of(group)} ({quality:.4f} at {cost:,.4g})")
+    return f"{title}: {'; '.join(texts)}."
+
 
 # Greys are what the records do not separate; hatches help where colours do not.
 LOOKS = {
@@ -119,8 +297,9 @@ QUANTITIES = (
 )
 
 
-Readings = dict[int, list[dict[str, Any]]]  # node -> its lines, in the order of time
+Readings = dict[int, list[TelemetryRow]]  # node -> its lines, in the order of time
 Reading = tuple[float, float]  # unix time, value
+DeviceReadings = dict[tuple[int, int], list[Reading]]  # of a node and the number of its device
 
 
 def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
@@ -177,43 +356,32 @@ def _of_unlike_kinds(
 
 
 def _readings(run: Run) -> Readings:
-    if run.folder is None:
-        return {}
-    readings = {}
-    for file in sorted((run.folder.path / "telemetry").glob("node_*.jsonl")):
-        rows = [row for row in read_rows(file)[0] if is_number(row.get("unix"))]
-        if rows:
-            readings[int(file.stem.split("_")[1])] = rows
-    return readings
+    """The lines of each node that say when they were read."""
+    of_nodes = {} if run.folder is None else run.folder.read_telemetry()
+    timed = {n: [r for r in rows if is_number(r.get("unix"))] for n, rows in of_nodes.items()}
+    return {node: rows for node, rows in timed.items() if rows}
 
 
-def _series(readings: Readings, quantity: Quantity) -> dict[str, tuple[int, list[Reading]]]:
-    """Name of a device or node -> (node, its known readings)."""
-    series: dict[str, tuple[int, list[Reading]]] = {}
+def _series(readings: Readings, quantity: Quantity) -> DeviceReadings:
+    """The known readings of each device, or of each node."""
+    series: DeviceReadings = {}
     for node, rows in readings.items():
-        sources = {f"node {node}": [row.get("node") or {} for row in rows]}
-        if quantity.of_gpu:
-            gpus = [row.get("gpus") or [] for row in rows]
-            sources = {
-                f"node {node}, GPU {n}": [g[n] or {} if n < len(g) else {} for g in gpus]
-                for n in range(max(map(len, gpus), default=0))
-            }
-        for name, source in sources.items():
-            values = [(float(row["unix"]), each.get(quantity.field))
-                      for row, each in zip(rows, source, strict=True)]  # fmt: skip
-            if known := [(at, value) for at, value in values if is_number(value)]:
-                series[name] = (node, known)
+        for row in rows:
+            sources: Sequence[Mapping[str, object] | None]
+            sources = (row.get("gpus") or []) if quantity.of_gpu else [row.get("node")]
+            for number, source in enumerate(sources):
+                if is_number(value := (source or {}).get(quantity.field)):
+                    reading = (float(row["unix"]), value)
+                    series.setdefault((node, number), []).append(reading)
     return series
 
 
-def _draw_series(
-    axes: Axes, series: dict[str, tuple[int, list[Reading]]], begin: float
-) -> list[float]:
+def _draw_series(axes: Axes, series: DeviceReadings, begin: float) -> list[float]:
     """A colour a node. Of many readings means over as many each, so that no part of a line is
     smoother than another.
     """
     shown = []
-    for node, readings in series.values():
+    for (node, _), readings in series.items():
         step = math.ceil(len(readings) / MOST_POINTS)
         whole = len(readings) - len(readings) % step
         means = np.array(readings[:whole], float).reshape(-1, step, 2).mean(axis=1)

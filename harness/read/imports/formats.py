@@ -33,7 +33,7 @@ from harness.core.attempts import QUALITY
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
-from harness.read.records.loading import is_number
+from harness.read.records.runs import is_number
 
 TEXT, STATE = "callback-text", "trainer-state"
 

@@ -31,8 +31,7 @@ from harness.read.predict.model import (
     predict,
 )
 from harness.read.records.groups import Group
-from harness.read.records.loading import is_number
-from harness.read.records.runs import Run
+from harness.read.records.runs import Run, is_number
 from harness.read.records.selection import read_selected
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread

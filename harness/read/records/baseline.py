@@ -11,8 +11,7 @@ import pandas as pd
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.read.labels import STRATEGY, column_of
 from harness.read.records.groups import Group
-from harness.read.records.loading import is_number
-from harness.read.records.runs import PER_NODE, TO_TARGET, Run
+from harness.read.records.runs import PER_NODE, TO_TARGET, Run, is_number
 from harness.read.records.sweeps import SweepResults, read_sweep
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
@@ -132,7 +131,7 @@ def _share(group: Group, base: Group | None, name: str) -> Estimate:
 
 
 def _ratio(group: Group, base: Group, measure: str) -> Estimate:
-    return ratio(group.by_repetition(measure), base.by_repetition(measure), is_rate(measure))
+    return ratio(group.by_repetition(measure), base.by_repetition(measure))
 
 
 def _named(name: str, estimate: Estimate) -> dict[str, float | None]:

@@ -1,31 +1,56 @@
-"""One run as its folder holds it, or as a sweep has planned it where there is no record yet."""
+"""One run as its folder holds it, or as a sweep has planned it where there is no record yet.
+
+load() and load_runs() give the records below a folder as data frames: a row per epoch, a row per
+run. Values whose type is not the declared one are refused here, so that readers need not expect
+them.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import pandas as pd
 
 from harness.core.attempts import larger_is_better
 from harness.core.identity import SHOWN_ONLY
 from harness.core.links import Link
 from harness.core.locks import is_held
-from harness.core.records import FAILURES, FINISHED, RunFolder
+from harness.core.records import (
+    FAILURES,
+    FINISHED,
+    SCHEMA,
+    RunFolder,
+    find_runs,
+    read_json,
+)
+from harness.core.schema.dictionary import check_types
+from harness.core.schema.rows import EpochRow
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import machine_kind
-from harness.read.records.loading import (
-    UNFINISHED,
-    environment_of,
-    epochs_of,
-    is_number,
-    link_numbers,
-    settings_of,
-    summary_of,
-)
+
+# What a run without summary.json is: it may still be going on, or have been killed.
+UNFINISHED = "unfinished"
+
+# Fields of a row that hold further fields, or are null.
+DEVICES = ("gpu", "node")
+
+# Column -> field of environment.json's link.
+RTT, BANDWIDTH = "link_rtt_median_ms", "link_bandwidth_mbit"
+FIELDS = {
+    "link_rtt_min_ms": "rtt_min_ms",
+    RTT: "rtt_median_ms",
+    BANDWIDTH: "bandwidth_mbit",
+    "link_allreduce_s": "allreduce_s",
+    "link_allreduce_algbw_mbit": "allreduce_algbw_mbit",
+    "link_allreduce_busbw_mbit": "allreduce_busbw_mbit",
+}
 
 # A planned run without a record: not begun yet, or refused by the plan.
 WAITING, SKIPPED = "waiting", "skipped"
@@ -96,7 +121,7 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
-    epochs: tuple[dict[str, Any], ...] = ()
+    epochs: tuple[EpochRow, ...] = ()
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
 
     @property
@@ -213,12 +238,20 @@ class Run:
 
 
 def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that can change a result, without those that repeat a measurement."""
-    fields = [n for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"]
+    """The settings that can change a result, without those that repeat a measurement.
+
+    A record of this project that lacks a flag is older than it, and was made with its default.
+    """
+    ours = "script" in settings and not settings.get("imported")
+    fields = {n: f for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"}
     passed = settings.get("trainer") or {}
     return {
         "script": settings.get("script"),
-        **{n: settings.get(n) for n in fields if n not in REPETITIONS},
+        **{
+            name: settings.get(name, flag.default if ours else None)
+            for name, flag in fields.items()
+            if name not in REPETITIONS
+        },
         **{name: value for name, value in passed.items() if name not in SHOWN_ONLY},
     }
 
@@ -246,7 +279,7 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
 
 
 def _derived(
-    rows: list[dict[str, Any]], summary: dict[str, Any], target: Target | None
+    rows: Sequence[EpochRow], summary: dict[str, Any], target: Target | None
 ) -> dict[str, float]:
     found = {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
@@ -261,7 +294,7 @@ def _derived(
     return found
 
 
-def memory_of_devices(rows: list[dict[str, Any]]) -> dict[str, float]:
+def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:
     """The first device's peak and the largest of the others': with dp the first holds more."""
     lists = [row.get("peak_memory_gib_per_rank") or [] for row in rows]
     first = [peaks[0] for peaks in lists if peaks and is_number(peaks[0])]
@@ -270,7 +303,7 @@ def memory_of_devices(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
-def time_to_target(rows: Sequence[dict[str, Any]], target: Target) -> dict[str, float]:
+def time_to_target(rows: Sequence[EpochRow], target: Target) -> dict[str, float]:
     """At the end of the first epoch that reaches it; a miss is infinity.
 
     Empty where no epoch has the metric: that is unknown, not missed.
@@ -307,3 +340,131 @@ def _mean(ranks: list[Mapping[str, Any]], name: str) -> float | None:
         return None
     total = math.fsum(row["eval_samples"] for row in rows)
     return math.fsum(row["eval_samples"] * row[name] for row in rows) / total
+
+
+def settings_of(folder: RunFolder) -> dict[str, Any]:
+    """The settings as they were written, if this version of the definitions wrote them."""
+    settings = read_json(folder.settings)
+    if settings is None:
+        raise UserError(f"{folder.settings} is not readable as JSON: move the folder away")
+    check_schema(settings.pop("schema", None), folder.path)
+    check_types("settings", settings, folder.settings)
+    return settings
+
+
+def check_schema(schema: object, path: Path) -> None:
+    if schema != SCHEMA:
+        raise UserError(
+            f"{path} was written with schema {schema}, this reads {SCHEMA}: "
+            "read it with the version of this project that wrote it"
+        )
+
+
+def environment_of(folder: RunFolder) -> dict[str, Any]:
+    environment = read_json(folder.environment) or {}
+    check_types("environment", environment, folder.environment)
+    return environment
+
+
+def summary_of(folder: RunFolder) -> dict[str, Any] | None:
+    summary = read_json(folder.summary)
+    check_types("summary", summary or {}, folder.summary)
+    return summary
+
+
+def epochs_of(folder: RunFolder) -> tuple[list[EpochRow], int]:
+    """The rows, and the number of lines that are not readable."""
+    rows, broken = folder.read_epochs()
+    for row in rows:
+        check_types("epochs", row, folder.epochs)
+    return rows, broken
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Unknown is null; what is neither a number nor finite is unknown."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def link_numbers(environment: Mapping[str, Any]) -> dict[str, float]:
+    """The measured figures of the link that are known; none for a run on one node."""
+    link = environment.get("link") or {}
+    return {name: link[at] for name, at in FIELDS.items() if is_number(link.get(at))}
+
+
+def load(root: str | Path) -> pd.DataFrame:
+    """One row per epoch over all runs at or below a folder; settings and machine as columns.
+
+    Lines that are not readable are left out and counted in the column broken_lines.
+    """
+    rows: list[dict[str, Any]] = []
+    for folder in _runs(root):
+        epochs, broken = epochs_of(folder)
+        outcome = (summary_of(folder) or {}).get("outcome", UNFINISHED)
+        shared = {**_shared(folder), "outcome": outcome, "broken_lines": broken}
+        rows += [{**shared, **_flat(row)} for row in epochs]
+    return pd.DataFrame(rows)
+
+
+def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
+    """One row per run: its settings, its machine and the fields of summary.json.
+
+    With dtype=object integers stay integers where some runs do not have them.
+    """
+    rows = []
+    for folder in _runs(root):
+        summary = summary_of(folder) or {"outcome": UNFINISHED, "reason": None}
+        rows.append({**_shared(folder), **summary})
+    return pd.DataFrame(rows, dtype=dtype)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a field as columns of their own: gpu_power_w_mean."""
+    columns: dict[str, Any] = {}
+    for name, value in row.items():
+        if type(value) is dict:
+            for inner, of in _flat(value).items() if name not in DEVICES else _spread(value):
+                columns[f"{name}_{inner}"] = of
+        elif value is not None or name not in DEVICES:
+            columns[name] = value
+    return columns
+
+
+def _spread(device: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Mean, p95 and max of each reading: nearly all columns of a row come from here."""
+    for name, value in device.items():
+        if type(value) is dict:
+            for which, number in value.items():
+                yield f"{name}_{which}", number
+        else:
+            yield name, value
+
+
+def _runs(root: str | Path) -> list[RunFolder]:
+    root = Path(root)
+    if not root.exists():
+        raise UserError(f"{root}: there is no such folder")
+    return find_runs(root)
+
+
+def _shared(folder: RunFolder) -> dict[str, Any]:
+    settings, environment = settings_of(folder), environment_of(folder)
+    settings.pop("training_arguments", None)
+    if "precision" in settings:
+        # The setting and the metric have one name; the metric keeps it.
+        settings["number_format"] = settings.pop("precision")
+    passed = settings.pop("trainer", None) or {}
+    imported = settings.pop("imported", None) or {}
+    nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
+    return {
+        "path": str(folder.path),
+        **settings,
+        **{f"trainer_{name}": value for name, value in passed.items()},
+        "imported": imported.get("source"),  # None: measured by this project
+        "machine": environment.get("machine"),
+        "nodes": nodes,
+        "processes_per_node": per_node,
+        "processes": nodes * per_node if nodes and per_node else None,
+        "effective_batch": environment.get("effective_batch"),
+        **link_numbers(environment),
+        "link_warning": (environment.get("link") or {}).get("warning"),
+    }

@@ -7,26 +7,29 @@ outputs/README.md defines its fields. Runs outside any sweep are read as if one 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.core.records import SCHEMA, SWEEP, RunFolder, find_runs
+from harness.core.records import SWEEP, RunFolder, find_runs, read_json
+from harness.core.schema.dictionary import check_types
 from harness.core.settings import UserError
 from harness.read.labels import group_text, short_text
 from harness.read.records.groups import Group, group_key, make_groups
-from harness.read.records.loading import UNFINISHED, is_number, settings_of
 from harness.read.records.runs import (
     REPETITIONS,
     SKIPPED,
+    UNFINISHED,
     WAITING,
     Run,
     Target,
+    check_schema,
     identity_settings,
+    is_number,
     read_run,
+    settings_of,
 )
 
 FILE = SWEEP
@@ -220,16 +223,11 @@ def read_sweep(path: str | Path) -> SweepResults:
     file = sweep_file(Path(path))
     if file is None:
         raise UserError(f"{path}: there is no {FILE}; a sweep writes it to <output_dir>/sweeps/")
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is not readable as JSON: {error}") from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        schema = content.get("schema") if isinstance(content, dict) else None
-        raise UserError(
-            f"{file} was written with schema {schema}, this reads {SCHEMA}: "
-            "read it with the version of this project that wrote it"
-        )
+    content = read_json(file)
+    if content is None:
+        raise UserError(f"{file} is not readable as JSON: move the folder away")
+    check_schema(content.get("schema"), file)
+    check_types("sweep", content, file)
     try:
         return _checked(file, content)
     except UserError as error:
@@ -237,75 +235,48 @@ def read_sweep(path: str | Path) -> SweepResults:
 
 
 def _checked(file: Path, content: Mapping[str, Any]) -> SweepResults:
-    listed = _field(content, "runs", list)
+    listed = content.get("runs") or ()
     planned = tuple(_planned(f"runs[{n}]", entry) for n, entry in enumerate(listed))
     if not planned:
         raise UserError("runs: is empty, so there is nothing to show")
-    axes = _axes(_field(content, "axes", list), planned)
+    # The axes named, then whatever else labels hold: no difference between runs goes unseen.
+    varied = (*(content.get("axes") or ()), *(name for run in planned for name in run.label))
+    axes = tuple(dict.fromkeys(axis for axis in varied if axis not in REPETITIONS))
     _check_paths(planned, axes)
-    columns = _field(content, "columns", list, None)
-    name = _field(content, "name", str, file.absolute().parent.name)
+    columns = content.get("columns")
+    name = content.get("name") or file.absolute().parent.name
     return SweepResults(
         file=file,
         name=name,
-        question=_field(content, "question", str, None) or name,
+        question=content.get("question") or name,
         axes=axes,
         planned=planned,
-        tiny=_field(content, "tiny", bool, False),
-        command=_field(content, "command", str, None),
-        baseline=_baseline(_field(content, "baseline", dict, None), axes),
-        target=_target(_field(content, "target", dict, None)),
-        hold=_field(content, "hold", str, None),
-        lr_rule=_field(content, "lr_rule", str, None),
-        columns=None if columns is None else tuple(str(column) for column in columns),
-        per_node=_field(content, "per_node", bool, False),
+        tiny=bool(content.get("tiny")),
+        command=content.get("command"),
+        baseline=_baseline(content.get("baseline"), axes),
+        target=_target(content.get("target")),
+        hold=content.get("hold"),
+        lr_rule=content.get("lr_rule"),
+        columns=None if columns is None else tuple(columns),
+        per_node=bool(content.get("per_node")),
     )
 
 
-_NEEDED = object()
-KINDS = {str: "a text", bool: "true or false", list: "a list", dict: "a mapping"}
-
-
-def _field(content: Mapping[str, Any], name: str, kind: type, default: Any = _NEEDED) -> Any:
-    value = content.get(name)
-    if value is None:
-        if default is _NEEDED:
-            raise UserError(f"{name}: is missing")
-        return default
-    if not isinstance(value, kind):
-        raise UserError(f"{name}: must be {KINDS[kind]}, not {value!r}")
-    return value
-
-
-def _planned(where: str, entry: Any) -> PlannedRun:
-    if not isinstance(entry, dict):
-        raise UserError(f"{where}: must be a mapping, not {entry!r}")
-    try:
-        label = _field(entry, "label", dict)
-        skipped = _field(entry, "skipped", str, None)
-        path = _field(entry, "path", str, _NEEDED if skipped is None else None)
-        for name, value in label.items():
-            if not isinstance(value, (str, int, float, type(None))):
-                raise UserError(f"label.{name}: must be a text, a number or null, not {value!r}")
-        if path is not None:
-            _check_inside(path)
-    except UserError as error:
-        raise UserError(f"{where}.{error}") from None
+def _planned(where: str, entry: Mapping[str, Any]) -> PlannedRun:
+    label, path, skipped = (entry.get(name) for name in ("label", "path", "skipped"))
+    if label is None or (path is None and skipped is None):
+        raise UserError(f"{where}.{'label' if label is None else 'path'}: is missing")
+    for name, value in label.items():
+        if not isinstance(value, (str, int, float, type(None))):
+            raise UserError(
+                f"{where}.label.{name}: must be a text, a number or null, not {value!r}"
+            )
+    if path is not None:
+        # A file from elsewhere must not make this read other folders than those of its runs.
+        parts = PurePosixPath(path).parts
+        if not parts or ".." in parts or PurePosixPath(path).is_absolute():
+            raise UserError(f"{where}.path: {path} leads out of the folder that holds the runs")
     return PlannedRun(label, path, skipped)
-
-
-def _check_inside(path: str) -> None:
-    """A file from elsewhere must not make this read other folders than those of its runs."""
-    parts = PurePosixPath(path).parts
-    if not parts or ".." in parts or PurePosixPath(path).is_absolute():
-        raise UserError(f"path: {path} leads out of the folder that holds the runs")
-
-
-def _axes(named: list[Any], runs: tuple[PlannedRun, ...]) -> tuple[str, ...]:
-    """The axes named, then whatever else labels hold: no difference between runs goes unseen."""
-    axes = [str(axis) for axis in named]
-    axes += [name for run in runs for name in run.label]
-    return tuple(dict.fromkeys(axis for axis in axes if axis not in REPETITIONS))
 
 
 def _check_paths(runs: tuple[PlannedRun, ...], axes: tuple[str, ...]) -> None:

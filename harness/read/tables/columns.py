@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from harness.core.attempts import QUALITY
@@ -19,14 +20,21 @@ from harness.read.labels import (
     shown_axes,
     strategy_text,
 )
-from harness.read.records.loading import BANDWIDTH, FIELDS, RTT
-from harness.read.records.runs import MEMORY_FIRST, MEMORY_OTHERS, PER_UPDATE, SUMMED, TO_TARGET
+from harness.read.records.runs import (
+    BANDWIDTH,
+    FIELDS,
+    MEMORY_FIRST,
+    MEMORY_OTHERS,
+    PER_UPDATE,
+    RTT,
+    SUMMED,
+    TO_TARGET,
+)
 from harness.read.records.sweeps import SweepResults
 
 MFU, BUSY = "mfu", "gpu_utilisation_percent"
 TFLOPS, ENERGY, JOULES = "tflops_per_s", "energy_j", "joules_per_sample"
 DEVICE_FIELDS = (TFLOPS, MFU, BUSY, ENERGY, JOULES)
-
 
 DEFINITIONS = {
     TFLOPS: "TFLOP/s: 10^12 operations a second of the model, padding included",
@@ -35,6 +43,32 @@ DEFINITIONS = {
     ENERGY: "energy J: of the devices alone",
     JOULES: "J/sample: of the devices alone",
 }
+
+Row = Mapping[str, Any]
+
+# Marks: more or fewer updates than the baseline, a link far from the requested one.
+OTHER_TRAINING, OTHER_LINK = "†", "‡"
+
+GAIN, POINTS, EFFICIENCY = (
+    "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
+)  # fmt: skip
+RATIOS = ("tta_train_s_ratio", "tta_wall_s_ratio")
+
+# What a list of columns may name besides the numbers that the records hold.
+OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
+               "samples_per_s_per_gpu": "train_samples_per_s_per_gpu"}  # fmt: skip
+
+FACTS = ("nodes", "processes", "devices", "effective_batch", "planned", "finished", "reached")
+COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
+
+# Not in every record: a run may have none of them.
+OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s", "system_s",
+            "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
+            "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
+            "peak_memory_gib", "comm_share", "comm_exposed_share", "compute_skew", MEMORY_FIRST,
+            MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
+            EFFICIENCY, *FIELDS, *RATIOS, *PER_UPDATE, *PER_UPDATE.values(),
+            *DEVICE_FIELDS)  # fmt: skip
 
 
 def usual(known: Collection[str]) -> list[str]:
@@ -47,53 +81,16 @@ def usual(known: Collection[str]) -> list[str]:
 
 def paired(names: list[str]) -> list[str]:
     """The names of columns with the other one beside the first of these two."""
-    found = [name for name in names if name in (MFU, BUSY)]
-    if not found:
-        return names
-    at = names.index(found[0])
-    rest = [name for name in names[at:] if name not in found]
-    return [*names[:at], MFU, BUSY, *rest]
-
-
-Row = Mapping[str, Any]
-
-# Marks: more or fewer updates than the baseline, a link far from the requested one.
-OTHER_TRAINING, OTHER_LINK = "†", "‡"
-
-GAIN, POINTS, EFFICIENCY = (
-    "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
-)  # fmt: skip
-
-
-RATIOS = ("tta_train_s_ratio", "tta_wall_s_ratio")
-
-# What a list of columns may name besides the numbers that the records hold.
-OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
-               "samples_per_s_per_gpu": "train_samples_per_s_per_gpu"}  # fmt: skip
-
-
-FACTS = ("nodes", "processes", "devices", "effective_batch", "planned", "finished", "reached")
-
-
-# Not in every record: a run may have none of them.
-OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s", "system_s",
-            "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
-            "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
-            "peak_memory_gib", "comm_share", "comm_exposed_share", "compute_skew", MEMORY_FIRST,
-            MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,
-            EFFICIENCY, *FIELDS, *RATIOS, *PER_UPDATE, *PER_UPDATE.values(),
-            *DEVICE_FIELDS)  # fmt: skip
-
-
-COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
+    pair = (MFU, BUSY)
+    both = (n for name in names for n in (pair if name in pair else (name,)))
+    return [*dict.fromkeys(both)]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A value as it stands in the plan; the kinds below write what was measured."""
-
     name: str
     heading: str
+    cell: Callable[[Row], str]
     right: bool = True
     axis: bool = False
     setting: bool = False  # planned, not measured: said once where it is the same for all
@@ -102,78 +99,6 @@ class Column:
     def text(self, row: Row) -> str:
         marks = {OTHER_TRAINING: row["other_updates"], OTHER_LINK: row["link_warnings"]}
         return self.cell(row) + "".join(mark for mark in self.marks if marks[mark])
-
-    def cell(self, row: Row) -> str:
-        if self.name == STRATEGY:
-            return strategy_text(row) or UNKNOWN
-        return plain_text(row[self.name])
-
-
-class NumberColumn(Column):
-    def cell(self, row: Row) -> str:
-        return number_text(self.name, row.get(self.name))
-
-
-class SpreadColumn(Column):
-    def cell(self, row: Row) -> str:
-        return spread_text(self.name, row)
-
-
-@dataclass(frozen=True)
-class ShareColumn(Column):
-    """So many of so many runs: finished/planned."""
-
-    of: str = "planned"
-    count: str = "finished"
-
-    def cell(self, row: Row) -> str:
-        return f"{row[self.count]}/{row[self.of]}" if self.count in row else UNKNOWN
-
-
-@dataclass(frozen=True)
-class TargetColumn(Column):
-    """A miss is not left out: the mean is infinite, the median may be known."""
-
-    says_reached: bool = True
-
-    def cell(self, row: Row) -> str:
-        mean, median = row.get(self.name), row.get(f"{self.name}_median")
-        if mean is None or math.isfinite(mean):
-            return spread_text(self.name, row)
-        count = f" ({row['reached']}/{row['finished']})" if self.says_reached else ""
-        if median is None or math.isinf(median):
-            return f"not reached{count}"
-        return f"median {number_text(self.name, median)}{count}"
-
-
-@dataclass(frozen=True)
-class BaseColumn(Column):
-    """A difference or ratio to the baseline, with its 95 % interval where that was asked for."""
-
-    form: str = "{:.2f}"
-    interval: bool = False
-
-    def cell(self, row: Row) -> str:
-        value, low, high = (row.get(f"{self.name}{end}") for end in ("", "_low", "_high"))
-        if row["baseline"]:
-            return "base"
-        if value is None or math.isinf(value):
-            return UNKNOWN if value is None else "infinite"
-        # A tenth of the baseline's time still has two digits that count.
-        form = "{:.3f}" if self.name in RATIOS and value < 0.1 else self.form
-        if not self.interval or low is None or high is None:
-            return form.format(value)
-        return f"{form.format(value)} ({form.format(low)} to {form.format(high)})"
-
-
-@dataclass(frozen=True)
-class EfficiencyColumn(Column):
-    says_kind: bool = False
-
-    def cell(self, row: Row) -> str:
-        value, kind = row[EFFICIENCY], row["scaling_kind"]
-        text = UNKNOWN if value is None else f"{value:.2f}"
-        return f"{text} {kind}" if self.says_kind and kind else text
 
 
 def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> list[Column]:
@@ -185,7 +110,7 @@ def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> lis
     first = [_axis(column_of(axis), rows) for axis in shown_axes(sweep.axes)]
     if len({row["machine"] for row in rows if row["machine"]}) > 1:
         first.append(_axis("machine", rows))
-    count = ShareColumn("planned", "n", axis=True)
+    count = Column("planned", "n", partial(_count_text, count="finished", of="planned"), axis=True)
     reached = "reached" in shown
     measured = (_measure(name, rows, reached, name in with_spread) for name in shown)
     # Another training and another link are marked where they are seen, else at the number of runs.
@@ -231,31 +156,75 @@ def _checked(name: str, known: list[str]) -> str:
 
 
 def _axis(name: str, rows: list[Row]) -> Column:
+    """A value as it stands in the plan."""
+
+    def cell(row: Row) -> str:
+        return strategy_text(row) or UNKNOWN if name == STRATEGY else plain_text(row[name])
+
     numbers = all(isinstance(row[name], (int, float)) for row in rows if row[name] is not None)
     right = numbers and name != STRATEGY
-    return Column(name, heading_of(name), right, axis=True, setting=True)
+    return Column(name, heading_of(name), cell, right, axis=True, setting=True)
 
 
 def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Column:
+    """A number that was measured, written as fits it."""
     heading = heading_of(name)
     if name == EFFICIENCY:
         # Which of the two it is stands in each row only where there are both.
         kinds = {row["scaling_kind"] for row in rows} - {None}
         one = len(kinds) == 1
-        return EfficiencyColumn(name, f"{kinds.pop()} eff." if one else "eff.", says_kind=not one)
+        cell = partial(_efficiency_text, with_kind=not one)
+        return Column(name, f"{kinds.pop()} eff." if one else "eff.", cell)
     if name == GAIN:
-        return BaseColumn(name, heading, form="{:+.1f}%")
+        return Column(name, heading, partial(_against_base, name, "{:+.1f}%", False))
     if name == POINTS:
-        return BaseColumn(name, heading, form="{:+.2f}", interval=with_spread)
+        return Column(name, heading, partial(_against_base, name, "{:+.2f}", with_spread))
     if name in RATIOS:
-        return BaseColumn(name, heading, interval=with_spread)
+        return Column(name, heading, partial(_against_base, name, "{:.2f}", with_spread))
     if name == "reached":
-        return ShareColumn(name, heading, of="finished", count="reached")
+        return Column(name, heading, partial(_count_text, count="reached", of="finished"))
     if name in TO_TARGET:
-        return TargetColumn(name, heading, says_reached=not reached)
+        return Column(name, heading, partial(_target_text, name, with_count=not reached))
     if with_spread and name not in COUNTS:
-        return SpreadColumn(name, heading)
-    return NumberColumn(name, heading, setting=name in ("effective_batch", "updates"))
+        return Column(name, heading, partial(spread_text, name))
+    setting = name in ("effective_batch", "updates")
+    return Column(name, heading, lambda row: number_text(name, row.get(name)), setting=setting)
+
+
+def _count_text(row: Row, count: str, of: str) -> str:
+    """So many of so many runs: finished/planned."""
+    return f"{row[count]}/{row[of]}" if count in row else UNKNOWN
+
+
+def _target_text(name: str, row: Row, with_count: bool) -> str:
+    """A miss is not left out: the mean is infinite, the median may be known."""
+    mean, median = row.get(name), row.get(f"{name}_median")
+    if mean is None or math.isfinite(mean):
+        return spread_text(name, row)
+    count = f" ({row['reached']}/{row['finished']})" if with_count else ""
+    if median is None or math.isinf(median):
+        return f"not reached{count}"
+    return f"median {number_text(name, median)}{count}"
+
+
+def _against_base(name: str, form: str, with_interval: bool, row: Row) -> str:
+    """A difference or ratio to the baseline, with its 95 % interval where that was asked for."""
+    value, low, high = (row.get(f"{name}{end}") for end in ("", "_low", "_high"))
+    if row["baseline"]:
+        return "base"
+    if value is None or math.isinf(value):
+        return UNKNOWN if value is None else "infinite"
+    # A tenth of the baseline's time still has two digits that count.
+    form = "{:.3f}" if name in RATIOS and value < 0.1 else form
+    if not with_interval or low is None or high is None:
+        return form.format(value)
+    return f"{form.format(value)} ({form.format(low)} to {form.format(high)})"
+
+
+def _efficiency_text(row: Row, with_kind: bool) -> str:
+    value, kind = row[EFFICIENCY], row["scaling_kind"]
+    text = UNKNOWN if value is None else f"{value:.2f}"
+    return f"{text} {kind}" if with_kind and kind else text
 
 
 def spread_text(name: str, row: Row) -> str:

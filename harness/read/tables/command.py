@@ -1,12 +1,18 @@
 """python -m harness table [FOLDER]: what was measured, a row a run, failures included.
 
-In the folder of a sweep: a row for each group of runs that differ only in their seed.
+In the folder of a sweep: a row for each group of runs that differ only in their seed. --write puts
+the table beside sweep.json. The tables of a README are made of records by
+
+    python -m harness.read.tables.command README.md
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import os
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +21,13 @@ from rich.console import Console
 
 from harness.core.command_line import print_json
 from harness.core.settings import UserError
-from harness.read.labels import heading_of, strategy_text
-from harness.read.records.loading import load_runs
-from harness.read.records.sweeps import FILE, sweep_file
-from harness.read.table import screen, show, table_of
+from harness.read.labels import UNKNOWN, heading_of, strategy_text
+from harness.read.records.baseline import run_row
+from harness.read.records.runs import load_runs
+from harness.read.records.sweeps import FILE, SweepResults, read_sweep, sweep_file
+from harness.read.table import escaped, markdown_lines, screen, show, table_of
 from harness.read.tables import columns
-from harness.read.tables.files import show_sweep
+from harness.read.tables.sweep_table import SweepTable, sweep_table
 
 # Heading, column of load_runs(), how a value is shown.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -39,11 +46,8 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("eval loss", "eval_loss", "{:.4f}"),
     ("samples/s", "train_samples_per_s", "{:,.0f}"),
     ("per GPU", "train_samples_per_s_per_gpu", "{:,.0f}"),
-    (
-        heading_of(columns.MFU),
-        columns.MFU,
-        "{:.3f}",
-    ),  # these three where they are known
+    # These three where they are known.
+    (heading_of(columns.MFU), columns.MFU, "{:.3f}"),
     (heading_of(columns.BUSY), columns.BUSY, "{:.0f}"),
     (heading_of(columns.JOULES), columns.JOULES, "{:.3g}"),
     ("round trip ms", "link_rtt_median_ms", "{:.2f}"),  # where there is more than one node
@@ -53,18 +57,14 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("outcome", "outcome", "{}"),
 )
 
-
 LEGEND = (
     "batch: samples of one update over all processes; samples/s: training only, all processes, "
     "first steps left out; wall s: everything from start to end, earlier attempts included"
 )
-
-
 IMPORTED = (
     "imported: what others have measured, read from their files; as their source says it, "
     "on machines that are not known here"
 )
-
 
 # Said once above the table where it is the same for all runs of a machine.
 SAID_ONCE = ("script", "model", "strategy", "number_format", "effective_batch", "lr", "seed")
@@ -73,22 +73,23 @@ SAID_ONCE = ("script", "model", "strategy", "number_format", "effective_batch", 
 def run(options: argparse.Namespace) -> int:
     root = options.folder
     if sweep_file(root) is not None:
-        show_sweep(root, options.write, options.json)
-        return 0
-    if options.write:
+        _show_sweep(root, options.write, options.json)
+    elif options.write:
         raise UserError(f"--write is for a sweep: there is no {FILE} in {root}")
-    return _show_runs(root, options.json)
+    else:
+        _show_runs(root, options.json)
+    return 0
 
 
-def _show_runs(root: Path, as_json: bool) -> int:
+def _show_runs(root: Path, as_json: bool) -> None:
     runs = load_runs(root, dtype=object if as_json else None)
     if runs.empty:
         raise UserError(f"no records below {root}: python vit.py --tiny makes one")
     if as_json:
         print_json({"records": root, "runs": runs.to_dict("records")})
-        return 0
+        return
     if "strategy" in runs:
-        runs["strategy"] = _ways(runs)
+        runs["strategy"] = _strategies(runs)
     console = screen()
     for machine, group in runs.groupby("machine", dropna=False):
         _show_machine(console, group, str(machine))
@@ -101,14 +102,13 @@ def _show_runs(root: Path, as_json: bool) -> int:
     if runs["imported"].notna().any():
         console.print(IMPORTED, style="dim")
     console.print(f"records: {root}")
-    return 0
 
 
-def _ways(runs: pd.DataFrame) -> list[str | None]:
+def _strategies(runs: pd.DataFrame) -> list[str | None]:
     """The strategies, and by what runs of one strategy are mostly told apart."""
-    told = [name for name in ("strategy", "compress", "sync_every") if name in runs]
-    found = runs[told].astype(object).where(runs[told].notna(), None)
-    return [strategy_text(dict(zip(told, row, strict=True))) for row in found.to_numpy()]
+    names = [name for name in ("strategy", "compress", "sync_every") if name in runs]
+    labels = runs[names].astype(object).where(runs[names].notna(), None)
+    return [strategy_text(dict(zip(names, row, strict=True))) for row in labels.to_numpy()]
 
 
 def _show_machine(console: Console, runs: pd.DataFrame, machine: str) -> None:
@@ -130,6 +130,147 @@ def _show_machine(console: Console, runs: pd.DataFrame, machine: str) -> None:
 
 
 def _shown(value: Any, form: str) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "-"
-    return form.format(value)
+    return UNKNOWN if pd.isna(value) else form.format(value)
+
+
+def _show_sweep(path: Path, write: bool, as_json: bool) -> None:
+    sweep = read_sweep(path)
+    shown, rows = sweep_table(sweep)
+    files = write_files(sweep, shown, rows) if write else []
+    if as_json:
+        print_json({
+            "sweep": sweep.name, "question": sweep.question, "rows": rows,
+            "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
+        })  # fmt: skip
+        return
+    console = screen()
+    console.print(shown.title, style="bold")
+    console.print(shown.about)
+    show(shown.table)
+    for which, what, path_of_run in shown.not_finished:
+        console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
+    for note in shown.notes:
+        console.print(note)
+    environment = ["; ".join(shown.environment)] if shown.environment else []
+    for line in (*shown.legend, *environment, *([shown.command] if shown.command else [])):
+        console.print(line, style="dim")
+    for file in files:
+        console.print(f"written: {file}")
+    console.print(f"records: {sweep.output_dir}")
+
+
+def write_files(sweep: SweepResults, shown: SweepTable, rows: list[columns.Row]) -> list[Path]:
+    """table.md, table.csv and runs.csv, each whole or not at all."""
+    texts = {
+        "table.md": markdown(shown),
+        "table.csv": csv_text(rows),
+        "runs.csv": csv_text([run_row(sweep, run) for run in sweep.runs]),
+    }
+    files = []
+    for name, text in texts.items():
+        file = sweep.folder / name
+        draft = file.with_name(f".{name}.{os.getpid()}")
+        try:
+            draft.write_text(text, "utf-8")
+            draft.replace(file)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise UserError(f"{file} cannot be written: {error.strerror}") from None
+        files.append(file)
+    return files
+
+
+def csv_text(rows: Any) -> str:
+    """Unknown is empty, a miss is inf, a list is its values with ; between them."""
+    cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    return str(pd.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n"))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return ";".join("" if part is None else str(part) for part in value)
+    return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def markdown(shown: SweepTable) -> str:
+    """To be pasted into an issue or a README as it is."""
+    return "\n".join(_markdown(shown)) + "\n"
+
+
+def _markdown(shown: SweepTable) -> Iterator[str]:
+    yield f"### {escaped(shown.title)}"
+    yield ""
+    yield escaped(shown.about)
+    yield ""
+    yield from markdown_lines(shown.table)
+    if shown.not_finished:
+        yield ""
+        for which, what, path in shown.not_finished:
+            where = f" ({_code(path)})" if path else ""
+            yield f"- {escaped(which)}{where}: {_code(what)}"
+    for text in (*shown.notes, *shown.legend):
+        yield ""
+        yield escaped(text)
+    if shown.environment:
+        yield ""
+        yield f"Environment: {escaped('; '.join(shown.environment))}"
+    if shown.command:
+        yield ""
+        yield f"Command: {_code(shown.command)}"
+
+
+def _code(text: str) -> str:
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+
+
+# In a README:
+#
+# <!-- table outputs/published/sweeps/demo-tiny: script, setup, accuracy -->
+# <!-- end of table -->
+#
+# What stands between such lines is replaced by these columns of the sweep's table, with the sample
+# standard deviations over the seeds. Nothing else of the file is touched.
+
+END = "<!-- end of table -->"
+PLACE = re.compile(r"(<!-- table (?P<folder>[^:\n]+): (?P<columns>[^\n]+) -->\n)(?P<old>.*?)"
+                   rf"(?={END})", re.DOTALL)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    try:
+        if len(argv) != 1:
+            raise UserError("usage: python -m harness.read.tables.command FILE")
+        file = Path(argv[0])
+        try:
+            text = file.read_text("utf-8")
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        file.write_text(with_tables(text, file.parent), "utf-8")
+    except UserError as error:
+        print(f"readme: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def with_tables(text: str, root: Path) -> str:
+    """The text with its tables as the records below root have them."""
+    places = text.count("<!-- table ")
+    if len(PLACE.findall(text)) != places:
+        raise UserError(f"a place of a table is not closed by {END}, or names no columns")
+    return PLACE.sub(
+        lambda place: place[1] + _table(root / place["folder"], place["columns"]), text
+    )
+
+
+def _table(folder: Path, columns: str) -> str:
+    table = sweep_table(read_sweep(folder))[0].table
+    wanted = [name.strip() for name in columns.split(",")]
+    for name in wanted:
+        if name not in table.headings:
+            raise UserError(f"{folder} has no column {name}; it has {', '.join(table.headings)}")
+    chosen = table.select([table.headings.index(name) for name in wanted])
+    return "\n".join(markdown_lines(chosen)) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from harness.read.labels import UNKNOWN, duration
+from harness.read.records.baseline import per_node
 from harness.read.records.groups import Group
-from harness.read.records.loading import is_number
-from harness.read.records.runs import Run
+from harness.read.records.runs import PER_NODE, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 from harness.read.table import Table, table_of
@@ -149,25 +148,16 @@ def by_node(sweep: SweepResults) -> Table:
     """Of groups on several nodes, each node: processor time and accuracy of its own samples."""
     rows = []
     for group in sweep.groups:
-        if (group.fact("nodes") or 1) < 2:
-            continue
-        told = [run.per_node for run in group.finished]
-        for node in range(max(map(len, told), default=0)):
-            of_node = [nodes[node] for nodes in told if node < len(nodes)]
-            rows.append([sweep.name_of(group), str(node), *map(_mean_text(of_node), FIELDS)])
+        if (group.fact("nodes") or 1) > 1:
+            of_nodes = zip(*per_node(group).values(), strict=True)
+            for node, values in enumerate(of_nodes):
+                texts = map(_of_node, PER_NODE, values)
+                rows.append([sweep.name_of(group), str(node), *texts])
     headings = ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"]
     return table_of(headings, rows)
 
 
-FIELDS = ("user_s", "system_s", "accuracy", "top5_accuracy")
-
-
-def _mean_text(nodes: list[dict[str, Any]]) -> Callable[[str], str]:
-    def text(field: str) -> str:
-        known = [node[field] for node in nodes if is_number(node.get(field))]
-        if not known:
-            return UNKNOWN
-        mean = math.fsum(known) / len(known)
-        return duration(mean) if field.endswith("_s") else f"{100 * mean:.2f}"
-
-    return text
+def _of_node(name: str, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return duration(value) if name.endswith("_s") else f"{100 * value:.2f}"

@@ -10,8 +10,7 @@ from typing import Any
 from harness.core.records import FINISHED
 from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
 from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows, measures_of
-from harness.read.records.loading import BANDWIDTH, RTT, UNFINISHED
-from harness.read.records.runs import SKIPPED, WAITING, Run
+from harness.read.records.runs import BANDWIDTH, RTT, SKIPPED, UNFINISHED, WAITING, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.table import Table
 from harness.read.tables import columns
@@ -172,9 +171,9 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
         same = f" with the same {', '.join(others)}" if others else ""
         parts.append(f"base: {label_text(sweep.baseline, sweep.axes)}{same}")
     if GAIN in names:
-        parts.append("vs base: samples/s, ratio of means")
+        parts.append("vs base: samples/s, ratio of geometric means")
     if names & set(RATIOS):
-        parts.append("target vs base: ratio of means, unknown where the baseline misses")
+        parts.append("target vs base: ratio of geometric means, unknown where the baseline misses")
     bracketed = names & {POINTS, *RATIOS} if sweep.columns is not None else set()
     if any(
         row.get(f"{n}_low") is not None and not row["baseline"] for n in bracketed for row in rows
@@ -228,11 +227,11 @@ def _not_finished(
     lines: list[tuple[str, str, str | None]] = []
     for run in runs:
         if run.state not in (FINISHED, WAITING, SKIPPED):
-            told = "no outcome yet: it goes on, or was killed"
-            reason = run.reason or (told if run.state == UNFINISHED else "no reason was recorded")
-            lines.append(
-                (label_text(run.label, axes), f"{run.state}: {one_line(reason)}", run.path)
-            )
+            reason = run.reason or "no reason was recorded"
+            if run.state == UNFINISHED:
+                reason = run.progress
+            what = f"{run.current_state}: {one_line(reason)}"
+            lines.append((label_text(run.label, axes), what, run.path))
     skipped = Counter(run.reason or "" for run in runs if run.state == SKIPPED)
     lines += [(_runs(n), f"{SKIPPED}: {one_line(reason)}", None) for reason, n in skipped.items()]
     waiting = sum(run.state == WAITING for run in runs)
