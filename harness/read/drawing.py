@@ -179,19 +179,19 @@ def mean_with_interval(
     across: bool = False,
 ) -> tuple[float, float, float]:  # fmt: skip
     """The mean as a marker and its 95 % interval as a bar, upright or across; (mean, low, high)."""
-    found = spread(values, rate)
-    assert found.mean is not None
-    low = found.mean if found.low is None else found.low
-    high = found.mean if found.high is None else found.high
+    stats = spread(values, rate)
+    assert stats.mean is not None
+    low = stats.mean if stats.low is None else stats.low
+    high = stats.mean if stats.high is None else stats.high
     if math.isinf(high):  # an open end is drawn as far away as the other one, by factors
-        high = found.mean**2 / low
-    ends, middle = ([at, at], [low, high]), ([at], [found.mean])
+        high = stats.mean**2 / low
+    ends, middle = ([at, at], [low, high]), ([at], [stats.mean])
     if across:
         ends, middle = (ends[1], ends[0]), (middle[1], middle[0])
     if high > low:
         interval(axes, *ends, style)
     axes.plot(*middle, color=style.colour, marker=style.marker, markersize=6, zorder=3)
-    return found.mean, low, high
+    return stats.mean, low, high
 
 
 def interval(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style) -> None:

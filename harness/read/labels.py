@@ -127,14 +127,14 @@ def group_text(
 
 def short_text(label: Mapping[str, Any], axes: tuple[str, ...], machine: str | None = None) -> str:
     """A group in few words, without the names of its axes: ddp 2_1 b16."""
-    words = []
+    texts = []
     for axis in shown_axes(axes):
         value = strategy_text(label) if axis == STRATEGY else label.get(axis)
         if value:
             value = f"{value:g}" if isinstance(value, float) else str(value)
             prefix = {"lr": "lr ", "per_gpu_batch": "b"}.get(axis, "")
-            words.append(prefix + value)
-    return " ".join(words or ["all runs"]) + (f" {machine}" if machine else "")
+            texts.append(prefix + value)
+    return " ".join(texts or ["all runs"]) + (f" {machine}" if machine else "")
 
 
 def duration(seconds: float) -> str:

@@ -20,6 +20,7 @@ from harness.read import load_sweep, load_sweep_runs
 from harness.read.figures.catalogue import FIGURES as ALL
 from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import read_results
+from tests.support.paired import Verb
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
 FIGURES = {
@@ -129,22 +130,21 @@ def test_all_published_sweeps_have_their_figure(root: Path) -> None:
     assert {p.name for p in (root / PUBLISHED).parent.iterdir()} == FIGURES.keys()
 
 
-def test_mistakes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(
+    root: Path, tmp_path: Path, figures: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["figures"]) == 2 and main(["figures", "--help"]) == 0
     capsys.readouterr()
     for wrong, told in ((["a", "b"], "unexpected b"), (["--out"], "--out needs a value"),
                         (["--every", "a"], "unknown flag --every")):  # fmt: skip
-        assert main(["figures", *wrong]) == 2
-        assert told in capsys.readouterr().err
-    assert main(["figures", str(tmp_path)]) == 2
-    assert "there is no sweep.json" in capsys.readouterr().err
+        assert told in figures.refused(*wrong)
+    assert "there is no sweep.json" in figures.refused(tmp_path)
     shutil.copytree(root / PUBLISHED, tmp_path / "sweeps" / "mine")
     file = tmp_path / "sweeps" / "mine" / "sweep.json"
-    assert main(["figures", str(file.parent)]) == 2  # its runs are not here
-    assert "no finished run has a link" in capsys.readouterr().err
+    # Its runs are not here.
+    assert "no finished run has a link" in figures.refused(file.parent)
     plan = json.loads(file.read_text())
     for run in plan["runs"]:
         run["label"].pop("link", None)
     file.write_text(json.dumps(plan | {"axes": ["script", "setup"]}))
-    assert main(["figures", str(file.parent)]) == 2
-    assert capsys.readouterr().err.startswith("harness figures: error: ")
+    assert figures.refused(file.parent).startswith("harness figures: error: ")

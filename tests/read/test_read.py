@@ -16,6 +16,7 @@ from harness.core.records import ASIDE, SCHEMA, RunFolder
 from harness.core.settings import UserError
 from harness.read import load, load_runs
 from harness.read.records.runs import read_run
+from tests.support.paired import Verb
 from tests.support.ranks import script
 from tests.support.records import lines, record
 
@@ -166,13 +167,8 @@ def test_a_flag_that_is_newer_than_the_record_had_its_default(
     assert (run.identity["exchange"], run.identity["strategy"]) == (exchange, strategy)
 
 
-def table(root: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["table", str(root)]) == 0
-    return capsys.readouterr().out
-
-
-def test_table_shows_every_run(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = table(records, capsys)
+def test_table_shows_every_run(records: Path, table: Verb) -> None:
+    said = table(records)
     lines = [line.split() for line in said.splitlines() if " 1_2 " in f"{line} "]
     rows = {words[-1]: words for words in lines}
     assert sorted(rows) == ["finished", "oom", "unfinished"], said
@@ -194,10 +190,8 @@ def test_table_shows_every_run(records: Path, capsys: pytest.CaptureFixture[str]
     assert str(records) in said
 
 
-def test_mfu_stands_beside_gpu_utilisation(
-    records: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "MFU" not in table(records, capsys) and "J/sample" not in table(records, capsys)
+def test_mfu_stands_beside_gpu_utilisation(records: Path, table: Verb) -> None:
+    assert "MFU" not in table(records) and "J/sample" not in table(records)
     file = RunFolder(records / "bert" / "1_2" / "good").summary
     summary = json.loads(file.read_text())
     for known, shown in (
@@ -207,7 +201,7 @@ def test_mfu_stands_beside_gpu_utilisation(
         ({"gpu_utilisation_percent": 97.4}, ["-", "97"]),
     ):  # fmt: skip
         file.write_text(json.dumps({**summary, "mfu": None, **known}))
-        said = table(records, capsys)
+        said = table(records)
         # Before the wall time and the outcome.
         (good,) = (line.split() for line in said.splitlines() if "3e-05" in line)
         assert good[-2 - len(shown) : -2] == shown
@@ -217,111 +211,92 @@ def test_mfu_stands_beside_gpu_utilisation(
         assert any("busy" in line for line in headings)
 
 
-def test_brackets_are_not_taken_for_markup(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_brackets_are_not_taken_for_markup(tmp_path: Path, table: Verb) -> None:
     record(tmp_path / "run", "--model", "[bold]m", outcome="oom", reason="[rank0]: no room :bomb:")
-    said = table(tmp_path, capsys)
+    said = table(tmp_path)
     assert "oom: [rank0]: no room :bomb:" in said and "[bold]m" in said
 
 
 @pytest.mark.process
-def test_table_of_real_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_real_records(tmp_path: Path, table: Verb) -> None:
     argv = ["--tiny", "--train_size", "64", "--test_size", "20", "--epochs", "1", "--b", "16"]
     done = script("vit", *argv, "--o", str(tmp_path), count=2)
     assert done.code == 0, done.err
-    said = table(tmp_path, capsys)
-    (line,) = (line for line in said.splitlines() if "vit-nano" in line)
+    (line,) = (line for line in table(tmp_path).splitlines() if "vit-nano" in line)
     (epoch,) = load(tmp_path).to_dict("records")
     shown = line.split()
     assert shown[:8] == ["vit", "1_2", "ddp", "vit-nano", "fp32", "32", "0.0015", "42"]
     assert f"{epoch['accuracy']:.4f}" in shown and f"{epoch['eval_loss']:.4f}" in shown
     assert epoch["processes"] == 2 and epoch["effective_batch"] == 32
     assert shown[-1] == "finished"
-
-
-@pytest.mark.process
-def test_a_second_measurement_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    argv = ["--tiny", "--train_size", "64", "--test_size", "20", "--epochs", "1", "--b", "16"]
-    for more in ([], ["--rerun"]):
-        done = script("vit", *argv, *more, "--o", str(tmp_path), count=2)
-        assert done.code == 0, done.err
+    # A second measurement takes the place of the first.
+    done = script("vit", *argv, "--rerun", "--o", str(tmp_path), count=2)
+    assert done.code == 0, done.err
     (run,) = load_runs(tmp_path).to_dict("records")
     assert run["outcome"] == "finished" and run["attempts"] == 1
     (aside,) = tmp_path.glob(f"vit/1_2/*{ASIDE}*")
     assert len(load(aside)) == 1
 
 
-def test_table_is_whole_with_long_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_whole_with_long_names(tmp_path: Path, table: Verb) -> None:
     name = "/data/models/" + "a-very-long-name-of-a-model-" * 4
     record(tmp_path / "run", "--model", name, "--lr", "3e-5")
-    said = table(tmp_path, capsys)
+    said = table(tmp_path)
     row = next(line for line in said.splitlines() if "3e-05" in line)
     assert "0.6000" in row and "1,234" in row and row.split()[-1] == "finished"
 
 
 def test_table_is_readable_on_a_common_terminal(
-    records: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    records: Path, table: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    said = table(records, capsys)
+    said = table(records)
     for word in ("bert-nano", "3e-05", "0.6000", "1,234", "finished", "unfinished", "oom"):
         assert word in said, word
 
 
-def test_table_tells_strategies_from_each_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_tells_strategies_from_each_other(tmp_path: Path, table: Verb) -> None:
     for name, flags in {
         "plain": (),
         "small": ("--compress", "powersgd:2"),
         "apart": ("--strategy", "diloco", "--sync_every", "50"),
     }.items():
         record(tmp_path / name, *flags)
-    said = [" ".join(line.split()) for line in table(tmp_path, capsys).splitlines()]
+    said = [" ".join(line.split()) for line in table(tmp_path).splitlines()]
     for name in ("1_2 ddp 60", "1_2 ddp powersgd:2 60", "1_2 diloco h50 60"):
         assert sum(line.startswith(name) for line in said) == 1, said
 
 
-def test_table_of_records_of_other_scripts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_of_records_of_other_scripts(tmp_path: Path, table: Verb) -> None:
     """LogCallback alone knows no settings of ours; its records may lie beside those that do."""
     record(tmp_path / "ours")
     plain = record(tmp_path / "plain")
     settings = {"schema": SCHEMA, "training_arguments": {"learning_rate": 0.1}}
     plain.settings.write_text(json.dumps(settings))
-    assert table(tmp_path, capsys).count("finished") == 2
-    assert table(tmp_path / "plain", capsys).count("finished") == 1
+    assert table(tmp_path).count("finished") == 2
+    assert table(tmp_path / "plain").count("finished") == 1
     assert len(load(tmp_path)) == 4
 
 
-def test_table_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_says_what_is_missing(tmp_path: Path, table: Verb) -> None:
     for root, words in (
         (tmp_path, ["no records below", str(tmp_path), "--tiny"]),
         (tmp_path / "none", ["there is no such folder", "none"]),
     ):
-        assert main(["table", str(root)]) == 2
-        said = capsys.readouterr()
-        assert said.out == "" and len(said.err.splitlines()) == 1
-        assert all(word in said.err for word in words), said.err
+        message = table.refused(root)
+        assert all(word in message for word in words), message
     record(tmp_path / "new", schema=99)
-    assert main(["table", str(tmp_path)]) == 2
-    assert "schema 99" in capsys.readouterr().err
+    assert "schema 99" in table.refused(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("argv", "word"), [(["table", "a", "b"], "unexpected b"), (["table", "--sort", "lr"], "--sort")]
 )
-def test_table_refuses_what_it_does_not_know(
-    argv: list[str], word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(argv) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and word in said.err
+def test_table_refuses_what_it_does_not_know(argv: list[str], word: str, table: Verb) -> None:
+    assert word in table.refused(*argv[1:])
 
 
 def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:

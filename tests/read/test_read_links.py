@@ -7,11 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from harness.cli import main
 from harness.read import load, load_runs
-from tests.support.records import Plan, record, row_of, table
+from tests.support.paired import Verb
+from tests.support.records import Plan, record, row_of
 
 WARNING = "the link is not the one that was asked for: between nodes 0 and 1 it carries 9 Mbit/s"
 
@@ -27,47 +25,45 @@ def two_nodes(rtt: float | None = 40.25, warning: str | None = None) -> dict[str
     return {"nodes": 2, "link": link}
 
 
-def test_columns_come_with_the_first_run_on_several_nodes(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_columns_come_with_the_first_run_on_several_nodes(plan: Plan, table: Verb) -> None:
     plan.run("1_1", environment={"link": None})
-    said = table(plan.write(), capsys)
+    said = table(plan.write())
     assert "round trip" not in said and "Mbit/s" not in said and "‡" not in said
     for seed, rtt in ((1, 40.0), (2, 44.0)):
         plan.run("2_1", seed=seed, environment=two_nodes(rtt))
     plan.run("2_2", environment=two_nodes(None))
-    said = table(plan.write(), capsys)
+    said = table(plan.write())
     assert "42.0" in row_of(said, "2_1") and "190" in row_of(said, "2_1")
     assert "42.0" not in row_of(said, "1_1") and "190" not in row_of(said, "1_1")
     assert "190" in row_of(said, "2_2")
     assert "round trip ms: measured between nodes before training" in said and "‡" not in said
 
 
-def test_a_warning_is_a_mark_and_a_footnote(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_a_mark_and_a_footnote(plan: Plan, table: Verb) -> None:
     plan.run("2_1", environment=two_nodes())
     plan.run("2_2", seed=1, environment=two_nodes())
     plan.run("2_2", seed=2, environment=two_nodes(warning=WARNING))
     # What did not finish has no number in the table, so no mark either.
     plan.run("2_3", environment=two_nodes(warning="of a failed run"), outcome="oom")
-    said = table(plan.write(), capsys)
+    said = table(plan.write())
     assert [word for word in row_of(said, "2_2") if "‡" in word] == ["40.2‡"]
     assert not any("‡" in word for word in row_of(said, "2_1"))
     assert f"‡ 1 run: {WARNING}\n" in said and "of a failed run" not in said
     plan.run("2_4", environment=two_nodes(warning=WARNING + ", not 200"))
-    assert f"‡ 2 runs: {WARNING}, ...\n" in table(plan.write(), capsys)
+    assert f"‡ 2 runs: {WARNING}, ...\n" in table(plan.write())
     # Columns of one's own: the mark stands where something is always shown.
-    said = table(plan.write(columns=["accuracy"]), capsys)
+    said = table(plan.write(columns=["accuracy"]))
     assert "1/1‡" in row_of(said, "2_4") and "1/1" in row_of(said, "2_1")
-    said = table(plan.write(columns=["link_bandwidth_mbit"]), capsys)
+    said = table(plan.write(columns=["link_bandwidth_mbit"]))
     assert "190‡" in row_of(said, "2_4")
 
 
-def test_files_hold_the_numbers(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_hold_the_numbers(plan: Plan, table: Verb) -> None:
     plan.run("2_1", seed=1, environment=two_nodes(40.0))
     plan.run("2_1", seed=2, environment=two_nodes(44.0, warning=WARNING))
     plan.run("1_1", environment={"link": None})
     folder = plan.write()
-    table(folder, capsys, "--write")
+    table(folder, "--write")
     far, near = csv.DictReader((folder / "table.csv").open())
     assert float(far["link_rtt_median_ms"]) == 42.0 and far["link_rtt_median_ms_n"] == "2"
     assert far["link_bandwidth_mbit_values"] == "190.5;190.5"
@@ -79,15 +75,13 @@ def test_files_hold_the_numbers(plan: Plan, capsys: pytest.CaptureFixture[str]) 
     assert second["link_rtt_median_ms"] == "44.0" and third["link_rtt_median_ms"] == ""
 
 
-def test_the_table_of_single_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_single_runs(tmp_path: Path, table: Verb) -> None:
     record(tmp_path / "one", "--seed", "1")
-    assert main(["table", str(tmp_path)]) == 0
-    assert "round trip" not in capsys.readouterr().out
+    assert "round trip" not in table(tmp_path)
     two = record(tmp_path / "two", "--seed", "2")
     facts = json.loads(two.environment.read_text())
     two.environment.write_text(json.dumps({**facts, **two_nodes(40.25, WARNING)}))
-    assert main(["table", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said = table(tmp_path)
     assert "40.25" in said and "190" in said
     assert f"warning: {WARNING}\n  {two.path}\n" in said and said.count("warning:") == 1
     runs = load_runs(tmp_path).set_index("seed")

@@ -22,7 +22,8 @@ from harness.read.figures.catalogue import draw
 from harness.read.figures.panels import Styles
 from harness.read.labels import shown_axes, strategy_text
 from harness.read.records.sweeps import read_sweep
-from tests.support.records import TARGET, Plan, row_of, table
+from tests.support.paired import Verb
+from tests.support.records import TARGET, Plan, row_of
 
 DDP: dict[str, Any] = {"strategy": "ddp"}
 POWER = DDP | {"compress": "powersgd"}
@@ -88,12 +89,12 @@ def test_flags_stand_alone_where_the_strategy_does_not_vary() -> None:
     assert shown_axes(["compress", "lr"]) == ("compress", "lr")
 
 
-def test_rows_of_the_table_are_strategies(plan: Links, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_the_table_are_strategies(plan: Links, table: Verb) -> None:
     plan.measured(DDP, 40)
     plan.measured(POWER, 30)
     plan.measured(FAR, 8)
     plan.measured(FAR | {"sync_every": 10}, 9, outcome="oom", reason="no room")
-    said = table(plan.write(columns=["accuracy"]), capsys)
+    said = table(plan.write(columns=["accuracy"]))
     for name in ("ddp", "ddp powersgd", "diloco h50"):
         row_of(said, *name.split(), "1/1")  # one line: set-up and link are the same for all
     assert "compress" not in said and "sync every" not in said
@@ -124,11 +125,11 @@ def test_ddp_as_it_is_is_the_baseline_at_the_same_setup_and_link(plan: Links) ->
 
 
 def test_a_baseline_may_name_flags_and_without_a_plain_one_the_nearest_is_taken(
-    plan: Links, capsys: pytest.CaptureFixture[str]
+    plan: Links, table: Verb
 ) -> None:
     plan.measured(POWER, 30)
     plan.measured(FAR, 60)
-    assert "base: strategy ddp powersgd with" in table(plan.write(baseline=POWER), capsys)
+    assert "base: strategy ddp powersgd with" in table(plan.write(baseline=POWER))
     powersgd, far = plan.groups(baseline=POWER)
     assert powersgd["baseline"] and far["tta_train_s_ratio"] == pytest.approx(2)
     powersgd, far = plan.groups()  # ddp: only compressed
@@ -151,16 +152,15 @@ def test_a_baseline_may_name_flags_and_without_a_plain_one_the_nearest_is_taken(
     ],
 )
 def test_a_miss_takes_for_ever(
-    plan: Links, capsys: pytest.CaptureFixture[str], ddp: tuple[float, ...],
-    far: tuple[float, ...], ratio: float | None,
-) -> None:  # fmt: skip
+    plan: Links, table: Verb, ddp: tuple[float, ...],
+    far: tuple[float, ...], ratio: float | None) -> None:  # fmt: skip
     for seed in (0, 1):
         plan.measured(DDP, ddp[seed], seed)
         plan.measured(FAR, far[seed], seed)
     _, group = plan.groups()
     assert group["tta_train_s_ratio"] == (None if ratio is None else pytest.approx(ratio))
     folder = plan.write(columns=["reached", "tta_train_s_ratio", "tta_train_s"])
-    shown = row_of(table(folder, capsys), "diloco")
+    shown = row_of(table(folder), "diloco")
     reached = f"{sum(map(math.isfinite, far))}/2"
     written = {math.inf: "infinite", None: "-"}.get(ratio, "0.10 (0.01 to 1.34)")
     # 5 s of 40 and of 60: 1/8 and 1/12, logarithms -2.08 and -2.48, sd 0.287, t 12.706.
@@ -168,13 +168,13 @@ def test_a_miss_takes_for_ever(
 
 
 def test_points_and_ratios_have_intervals_where_they_are_asked_for(
-    plan: Links, capsys: pytest.CaptureFixture[str]
+    plan: Links, table: Verb
 ) -> None:
     for seed, points in ((1, 1), (2, 3)):
         plan.measured(DDP, 100, seed, accuracy=0.9)
         plan.measured(FAR, 2 + seed, seed, accuracy=0.9 - points / 100)
     asked = ["accuracy_gain_points", "tta_train_s_ratio"]
-    said = table(plan.write(columns=asked), capsys)
+    said = table(plan.write(columns=asked))
     # -1 and -3 points: sd 1.414, 12.706 * 1.414 / sqrt(2). Ratios 0.03 and 0.04: logarithms -3.507
     # and -3.219, sd 0.203, -3.363 -+ 1.828.
     expected = "-2.00 (-14.71 to +10.71) 0.035 (0.006 to 0.215)"
@@ -183,32 +183,30 @@ def test_points_and_ratios_have_intervals_where_they_are_asked_for(
         "in brackets: 95 % interval over the seeds, Student's t" in said
         and "target vs base:" in said
     )
-    said = table(plan.write(), capsys)  # the usual columns
+    said = table(plan.write())  # the usual columns
     assert "-2.00" in row_of(said, "diloco") and "to -1.00" not in said
     assert "in brackets" not in said
     plan.content["runs"] = [run for run in plan.content["runs"] if run["label"]["seed"] == 1]
-    said = table(plan.write(columns=asked), capsys)  # one seed has none
+    said = table(plan.write(columns=asked))  # one seed has none
     assert row_of(said, "diloco")[3:] == ["-1.00", "0.030"] and "in brackets" not in said
 
 
-def test_bytes_are_told_an_update_and_unknown_is_empty(
-    plan: Links, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bytes_are_told_an_update_and_unknown_is_empty(plan: Links, table: Verb) -> None:
     plan.measured(DDP, 40, updates=100, payload_bytes=40_000_000, network_sent_bytes=43_000_000)
     plan.measured(FAR, 8, updates=100, payload_bytes=800_000)
     plan.measured(POWER, 30, payload_bytes=None)
     columns = ["payload_mb_per_update", "network_mb_per_update"]
-    said = table(plan.write(columns=columns), capsys)
+    said = table(plan.write(columns=columns))
     assert row_of(said, "ddp", "1/1")[2:] == ["0.400", "0.430"]
     assert row_of(said, "diloco")[3:] == ["0.00800", "-"]
     assert row_of(said, "ddp", "powersgd")[3:] == ["-", "-"]
     assert "payload: what the strategy hands over" in said and "sent: what left" in said
-    table(plan.folder, capsys, "--write")
+    table(plan.folder, "--write")
     rows = list(csv.DictReader((plan.folder / "runs.csv").read_text().splitlines()))
     assert [row["payload_mb_per_update"] for row in rows] == ["0.4", "0.008", ""]
     # A sweep of runs that counted nothing may ask for them all the same.
     plan.content["runs"] = plan.content["runs"][2:]
-    assert row_of(table(plan.write(columns=columns), capsys), "ddp")[-2:] == ["-", "-"]
+    assert row_of(table(plan.write(columns=columns)), "ddp")[-2:] == ["-", "-"]
 
 
 def drawn(figure: Figure) -> dict[str, Axes]:
@@ -348,12 +346,10 @@ def test_nothing_lies_over_anything(plan: Links) -> None:
     ],
 )
 def test_what_the_figure_needs(
-    plan: Links, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
+    plan: Links, figures: Verb, changes: dict[str, Any], words: str
 ) -> None:
     plan.measured(DDP, 40)
-    assert main(["figures", str(plan.write(**changes))]) == 2
-    said = capsys.readouterr().err
-    assert words in said and len(said.splitlines()) == 1
+    assert words in figures.refused(plan.write(**changes))
 
 
 def test_an_axis_that_it_cannot_show_is_named(plan: Links) -> None:

@@ -17,6 +17,7 @@ from harness.core.settings import UserError
 from harness.read.labels import duration
 from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
+from tests.support.paired import Verb
 from tests.support.records import Plan, epochs, lines, record, with_ranks
 
 
@@ -136,15 +137,17 @@ def test_an_explanation_has_its_place(
     assert "### Explanation" in text.read_text()
 
 
-def report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["report", str(folder), "--out", str(tmp_path / "report")]) == 0
-    assert capsys.readouterr().err == ""
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("report", capsys)
+
+
+def text_of(report: Verb, folder: Path, tmp_path: Path) -> str:
+    report(folder, "--out", tmp_path / "report")
     return (tmp_path / "report" / "report.md").read_text()
 
 
-def test_half_written_runs_are_running_or_interrupted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_half_written_runs_are_running_or_interrupted(tmp_path: Path, report: Verb) -> None:
     root = tmp_path / "outputs"
     record(root / "bert" / "done", "--seed", "1")
     held = record(root / "bert" / "held", "--seed", "2", epochs=1, outcome=None)
@@ -155,14 +158,14 @@ def test_half_written_runs_are_running_or_interrupted(
     lock = Lock(held.lock("run"))
     assert lock.take()
     try:
-        said = report(root, tmp_path, capsys)
+        said = text_of(report, root, tmp_path)
         assert "- seed 2, repeat 1: running: 1 epoch recorded" in said
     finally:
         lock.release()
     assert "- seed 3, repeat 1: running: 1 epoch recorded, update 40 of 60" in said
     assert "- seed 4, repeat 1: interrupted: 1 epoch recorded" in said
     assert "| 1/4 |" in said  # only the finished one is in any number
-    assert "- seed 2, repeat 1: interrupted" in report(root, tmp_path, capsys)
+    assert "- seed 2, repeat 1: interrupted" in text_of(report, root, tmp_path)
 
 
 def test_asking_for_a_lock_takes_nothing(tmp_path: Path) -> None:
@@ -175,13 +178,11 @@ def test_asking_for_a_lock_takes_nothing(tmp_path: Path) -> None:
     assert not is_held(lock.path)
 
 
-def test_corrupt_lines_are_left_out_counted_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corrupt_lines_are_left_out_counted_and_named(tmp_path: Path, report: Verb) -> None:
     root = tmp_path / "outputs"
     folder = record(root / "bert" / "torn", "--seed", "1", epochs=3)
     folder.epochs.write_text(folder.epochs.read_text() + 'no json\n{"epoch": 4, "accur')
-    said = report(root, tmp_path, capsys)
+    said = text_of(report, root, tmp_path)
     assert "- bert/torn: 2 lines of epochs.jsonl not readable, left out" in said
     (part,), _ = read_all(root)
     assert [row["epoch"] for row in part.runs[0].epochs] == [1, 2, 3]
@@ -189,36 +190,36 @@ def test_corrupt_lines_are_left_out_counted_and_named(
 
 @pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
 def test_records_of_other_definitions_are_named_not_shown(
-    schema: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    schema: int, tmp_path: Path, report: Verb
 ) -> None:
     root = tmp_path / "outputs"
     record(root / "bert" / "mine", "--seed", "1")
     record(root / "bert" / "other", "--seed", "2", schema=schema)
-    said = report(root, tmp_path, capsys)
+    said = text_of(report, root, tmp_path)
     assert f"run not shown: {root}/bert/other was written with schema {schema}, this reads" in said
     assert "| 1/1 |" in said
-    assert main(["report", str(root / "bert" / "other")]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and f"schema {schema}" in told
+    assert f"schema {schema}" in report.refused(root / "bert" / "other")
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_sweep_that_cannot_be_read_is_named_its_runs_are_shown(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: Plan, tmp_path: Path, report: Verb
 ) -> None:
     make_sweep(plan)
     (plan.folder / "sweep.json").write_text("{")
-    said = report(plan.output_dir, tmp_path, capsys)
+    said = text_of(report, plan.output_dir, tmp_path)
     assert "sweep not shown:" in said and "is not readable as JSON" in said
     assert said.count("\n## ") >= 2
     settings = RunFolder(plan.output_dir / "bert" / "1_1_4_1").settings
     plan.write()
     settings.write_text(json.dumps({"schema": SCHEMA + 1}))
-    said = report(plan.output_dir, tmp_path, capsys)
+    said = text_of(report, plan.output_dir, tmp_path)
     assert "sweep not shown:" in said and "was written with schema" in said
 
 
-def test_nothing_to_report_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_report_is_one_line(
+    tmp_path: Path, report: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     record(tmp_path / "outputs" / "bert" / "one")
@@ -229,9 +230,7 @@ def test_nothing_to_report_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
         (["--out"], "--out needs a value"),
         ([str(tmp_path / "outputs"), "--out", str(tmp_path / "file")], "cannot be written"),
     ):
-        assert main(["report", *argv]) == 2
-        said = capsys.readouterr()
-        assert told in said.err and said.err.count("\n") == 1 and said.out == ""
+        assert told in report.refused(*argv)
     assert main(["report", "--help"]) == 0
     assert "usage: python -m harness report" in capsys.readouterr().out
     for path in (tmp_path / "empty", tmp_path / "none"):
@@ -239,13 +238,11 @@ def test_nothing_to_report_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
             read_results(path)
 
 
-def test_figures_of_any_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_any_folder(tmp_path: Path, figures: Verb) -> None:
     root = tmp_path / "outputs"
     record(root / "bert" / "one", "--seed", "1", epochs=3)
-    assert main(["figures", str(root)]) == 2
-    assert "there is no sweep.json" in capsys.readouterr().err
+    assert "there is no sweep.json" in figures.refused(root)
     assert main(["figures", str(root), "--all", "--out", str(tmp_path / "drawn")]) == 0
     assert (tmp_path / "drawn" / "accuracy-dark.svg").is_file()
     record(tmp_path / "failed" / "bert" / "one", epochs=0, outcome="oom", reason="planted")
-    assert main(["figures", str(tmp_path / "failed"), "--all"]) == 2
-    assert "there is nothing to draw" in capsys.readouterr().err
+    assert "there is nothing to draw" in figures.refused(tmp_path / "failed", "--all")

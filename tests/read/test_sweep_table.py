@@ -16,7 +16,8 @@ from harness.cli import main
 from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.records.runs import memory_of_devices
-from tests.support.records import TARGET, Plan, lines, row_of, table
+from tests.support.paired import Verb
+from tests.support.records import TARGET, Plan, lines, row_of
 
 
 def test_runs_that_differ_in_seed_or_repeat_are_one_group(plan: Plan) -> None:
@@ -42,7 +43,7 @@ def test_a_value_that_a_run_lacks_is_unknown_not_zero(plan: Plan) -> None:
     assert group["user_s_values"] == [12, None] and "system_s" not in group
 
 
-def test_unlike_machines_are_never_averaged(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unlike_machines_are_never_averaged(plan: Plan, table: Verb) -> None:
     for seed, machine, rate in ((1, "a-cpux2", 100.0), (2, "b-cpux4", 300.0), (3, "a-cpux2", 120)):
         plan.run("1_1", seed=seed, machine=machine, train_samples_per_s=rate)
     plan.run("1_2", seed=1, machine="b-cpux4", devices=2, train_samples_per_s=450.0)
@@ -54,7 +55,7 @@ def test_unlike_machines_are_never_averaged(plan: Plan, capsys: pytest.CaptureFi
     assert (begun["machine"], begun["outcome"]) == (None, "waiting")  # on which, nobody knows
     # The baseline is the one on the machine of the group: 450 / (2 * 300).
     assert two["scaling_efficiency"] == pytest.approx(0.75)
-    said = table(plan.folder, capsys)
+    said = table(plan.folder)
     assert "machine" in said and row_of(said, "1_1", "b-cpux4")[2] == "1/1"
 
 
@@ -119,9 +120,7 @@ def test_a_single_run_has_no_interval_against_the_baseline(plan: Plan) -> None:
     assert group["scaling_efficiency_high"] is None
 
 
-def test_strong_scaling_at_equal_effective_batch(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_strong_scaling_at_equal_effective_batch(plan: Plan, table: Verb) -> None:
     batch = {"environment": {"effective_batch": 8}}
     plan.run("1_1", train_time_s=30.0, **batch)
     plan.run("1_2", devices=2, train_time_s=20.0, **batch)
@@ -131,7 +130,7 @@ def test_strong_scaling_at_equal_effective_batch(
     assert group["scaling_efficiency"] == pytest.approx(0.75)  # 30 / (2 * 20)
     assert group["scaling_kind"] == "strong"
     assert more["scaling_efficiency"] is None  # twice the samples: another amount of work
-    said = table(plan.folder, capsys)
+    said = table(plan.folder)
     assert "strong T_1/(N T_N)" in said and "weak" not in said
 
 
@@ -154,30 +153,30 @@ def test_devices_of_dp_are_those_of_its_one_process(plan: Plan) -> None:
     assert group["scaling_efficiency"] == pytest.approx(0.5)  # 200 / (4 * 100)
 
 
-def test_both_kinds_are_told_apart(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_kinds_are_told_apart(plan: Plan, table: Verb) -> None:
     plan.run("1_1")
     plan.run("1_2", devices=2, train_samples_per_s=160.0)
     plan.run("1_3", devices=3, train_time_s=20.0, environment={"effective_batch": 4})
-    said = table(plan.write(), capsys)
+    said = table(plan.write())
     assert "0.80 weak" in said and "0.50 strong" in said  # 30 / (3 * 20)
 
 
-def test_other_updates_are_another_training(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_updates_are_another_training(plan: Plan, table: Verb) -> None:
     plan.run("1_1", updates=2000)
     plan.run("1_2", devices=2, updates=1000)
     plan.run("2_1", devices=2, updates=2000)
     assert [g["other_updates"] for g in plan.groups()] == [False, True, False]
-    said = table(plan.folder, capsys)
+    said = table(plan.folder)
     assert "1,000†" in row_of(said, "1_2") and "2,000" in row_of(said, "2_1")
     meaning = "† other number of updates than the baseline: not the same training"
     assert said.count(meaning) == 1
     # Without a column of updates the mark stands at the number of runs.
     plan.write(columns=["accuracy"])
-    assert row_of(table(plan.folder, capsys), "1_2")[1] == "1/1†"
+    assert row_of(table(plan.folder), "1_2")[1] == "1/1†"
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_no_baseline_finished(plan: Plan, begun: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_baseline_finished(plan: Plan, begun: bool, table: Verb) -> None:
     if begun:
         plan.run("1_1", outcome="failed", reason="no")
     plan.run("1_2", devices=2)
@@ -185,18 +184,16 @@ def test_no_baseline_finished(plan: Plan, begun: bool, capsys: pytest.CaptureFix
     for name in ("train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency"):
         assert group[name] is None
     assert group["other_updates"] is None
-    said = table(plan.folder, capsys)
+    said = table(plan.folder)
     assert "no run of the baseline (setup 1_1)" in said
     assert ("has finished" in said) is begun
     assert "-" in row_of(said, "1_2")
 
 
-def test_without_a_baseline_nothing_is_compared(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_baseline_nothing_is_compared(plan: Plan, table: Verb) -> None:
     plan.run("1_1")
     plan.run("1_2", devices=2)
-    said = table(plan.write(baseline=None), capsys)
+    said = table(plan.write(baseline=None))
     assert "vs base" not in said and "base:" not in said and "eff." not in said and "†" not in said
 
 
@@ -221,11 +218,11 @@ def test_time_to_the_first_epoch_that_reaches_the_target(plan: Plan) -> None:
     assert group["tta_train_s_low"] == pytest.approx(-38.531, abs=1e-3)
 
 
-def test_a_loss_is_reached_from_above(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_is_reached_from_above(plan: Plan, table: Verb) -> None:
     plan.run(epochs=epochs(0.7, 0.4, 0.1, metric="eval_loss"))
     (group,) = plan.groups(target={"metric": "eval_loss", "value": 0.5})
     assert group["tta_epochs"] == 2
-    assert "eval_loss at most 0.5" in table(plan.folder, capsys)
+    assert "eval_loss at most 0.5" in table(plan.folder)
 
 
 @pytest.mark.parametrize(
@@ -233,35 +230,30 @@ def test_a_loss_is_reached_from_above(plan: Plan, capsys: pytest.CaptureFixture[
     [(3, 10, 10, "10.0±0.0"), (2, math.inf, 10, "median"), (1, math.inf, math.inf, "not")],
 )
 def test_a_miss_counts(
-    plan: Plan, capsys: pytest.CaptureFixture[str],
-    reached: int, mean: float, median: float, shown: str,
-) -> None:  # fmt: skip
+    plan: Plan, table: Verb,
+    reached: int, mean: float, median: float, shown: str) -> None:  # fmt: skip
     for seed in (1, 2, 3):
         plan.run(seed=seed, epochs=epochs(0.95 if seed <= reached else 0.85, 0.85))
     (group,) = plan.groups(target=TARGET)
     assert (group["tta_train_s"], group["tta_train_s_median"]) == (mean, median)
     assert (group["reached"], group["tta_train_s_n"]) == (reached, 3)
-    said = table(plan.folder, capsys)
+    said = table(plan.folder)
     assert row_of(said, "1_1")[-1] == f"{reached}/3" and shown in row_of(said, "1_1")
     if reached < 3:
         assert group["tta_train_s_sd"] is None
         # Where no column says how many reached it, the cell does.
         plan.write(target=TARGET, columns=["tta_train_s"])
-        assert row_of(table(plan.folder, capsys), "1_1")[-1] == f"({reached}/3)"
+        assert row_of(table(plan.folder), "1_1")[-1] == f"({reached}/3)"
 
 
-def test_a_target_that_nobody_measured_is_unknown_not_missed(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_target_that_nobody_measured_is_unknown_not_missed(plan: Plan, table: Verb) -> None:
     plan.run(epochs=epochs(0.95))
     (group,) = plan.groups(target={"metric": "acuracy", "value": 0.9})
     assert group["tta_train_s"] is None and group["tta_train_s_n"] == 0
-    assert "no epoch of any run has a number named acuracy" in table(plan.folder, capsys)
+    assert "no epoch of any run has a number named acuracy" in table(plan.folder)
 
 
-def test_failed_skipped_and_waiting_runs_are_rows(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> None:
     plan.run("1_1", seed=1, accuracy=0.8)
     plan.run("1_1", seed=2, outcome="timeout", reason="over 60 s", accuracy=0.1)
     oom = plan.run("1_2", seed=1, outcome="oom", reason="[rank0]: no room\nfor 7 GiB", devices=2)
@@ -276,7 +268,7 @@ def test_failed_skipped_and_waiting_runs_are_rows(
     assert (two["finished"], two["outcome"]) == (0, "oom, waiting")
     assert (skipped["outcome"], going["outcome"]) == ("skipped", "unfinished")
     assert two["accuracy"] is None and two["effective_batch"] == 8
-    said = table(plan.folder, capsys)
+    said = table(plan.folder)
     assert row_of(said, "1_1")[1] == "1/2"
     assert row_of(said, "1_2")[1:7] == ["0/2", "8", "oom,", "waiting", "-", "-"]
     assert "timeout: over 60 s (setup 1_1, seed 2)" in said
@@ -321,7 +313,7 @@ def test_memory_of_the_first_device_and_of_the_others() -> None:
     assert memory_of_devices([{}, {"peak_memory_gib_per_rank": [None, None]}]) == {}
 
 
-def test_a_row_for_each_node(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_for_each_node(plan: Plan, table: Verb) -> None:
     nodes = {"nodes": 2, "processes_per_node": 2}
     folder = plan.run("2_2", environment=nodes, user_s=30.0, accuracy=0.8)
     for rank, (user_s, samples, accuracy) in enumerate(
@@ -337,7 +329,7 @@ def test_a_row_for_each_node(plan: Plan, capsys: pytest.CaptureFixture[str]) -> 
     assert group["accuracy_per_node"] == [pytest.approx(0.75), pytest.approx(0.7)]
     assert group["system_s_per_node"] == [None, None] and old["user_s_per_node"] == [None]
     plan.write(per_node=True, columns=["accuracy", "user_s", "system_s", "wall_s"])
-    said = [line.split() for line in table(plan.folder, capsys).splitlines()]
+    said = [line.split() for line in table(plan.folder).splitlines()]
     start = next(n for n, words in enumerate(said) if words[:1] == ["2_2"])
     assert said[start : start + 5] == [
         ["2_2", "1/1", "all", "0.8000", "30.0", "-", "40.0"],
@@ -348,67 +340,58 @@ def test_a_row_for_each_node(plan: Plan, capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
-def test_columns_that_were_asked_for(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_that_were_asked_for(plan: Plan, table: Verb) -> None:
     plan.run("1_1", seed=1, wall_s=40.0)
     plan.run("1_1", seed=2, wall_s=44.0)
     plan.run("1_2", devices=2)
     asked = ["f1", "samples_per_s", "wall_s", "peak_memory_gib", "user_s", "setup"]
-    said = table(plan.write(columns=asked), capsys)
+    said = table(plan.write(columns=asked))
     # sd of 40 and 44 is 2.83
     assert row_of(said, "1_1") == ["1_1", "2/2", "0.7000±0.0000", "100±0", "42.0±2.8", "1.50±0.00",
                                    "-"]  # fmt: skip
     assert "accuracy" not in said
 
 
-def test_what_exchanging_costs_is_a_column_where_it_is_known(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_exchanging_costs_is_a_column_where_it_is_known(plan: Plan, table: Verb) -> None:
     plan.run("1_1")
     plan.run("1_2", devices=2, comm_share=0.125, comm_exposed_share=0.25, compute_skew=1.5)
     asked = ["comm_share", "comm_exposed_share", "compute_skew"]
-    said = table(plan.write(columns=asked), capsys)
+    said = table(plan.write(columns=asked))
     assert row_of(said, "1_1") == ["1_1", "1/1", "-", "-", "-"]
     assert row_of(said, "1_2") == ["1_2", "1/1", "0.1250", "0.2500", "1.5000"]
 
 
-def test_columns_of_devices_where_they_are_known(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_columns_of_devices_where_they_are_known(plan: Plan, table: Verb) -> None:
     plan.run("1_1", mfu=None, tflops_per_s=0.5)
-    assert "MFU" not in table(plan.write(), capsys)  # nobody knows the peak of a CPU
+    assert "MFU" not in table(plan.write())  # nobody knows the peak of a CPU
     plan.run("1_2", devices=2, mfu=0.4125, gpu_utilisation_percent=97.5, energy_j=812.0,
              joules_per_sample=2.03)  # fmt: skip
-    said = table(plan.write(), capsys)
+    said = table(plan.write())
     assert "MFU: share of what the devices can do" in said and "J/sample: of the devices" in said
     words = row_of(said, "1_2")
     at = words.index("0.4125")
     assert words[at : at + 3] == ["0.4125", "97.50", "2.03"]
     # Asked for by name, one brings the other with it, beside it.
     for names in (["mfu"], ["gpu_utilisation_percent"], ["gpu_utilisation_percent", "mfu"]):
-        said = table(plan.write(columns=["wall_s", *names, "tflops_per_s"]), capsys)
+        said = table(plan.write(columns=["wall_s", *names, "tflops_per_s"]))
         assert row_of(said, "1_2")[2:] == ["40.0", "0.4125", "97.50", "-"]
         assert row_of(said, "1_1")[2:] == ["40.0", "-", "-", "0.500"]
-    assert row_of(table(plan.write(columns=["energy_j"]), capsys), "1_2")[2:] == ["812.00"]
+    assert row_of(table(plan.write(columns=["energy_j"])), "1_2")[2:] == ["812.00"]
 
 
 @pytest.mark.parametrize(
     ("name", "near"), [("acuracy", "accuracy"), ("samples_pers", "samples_per_s")]
 )
-def test_an_unknown_column_names_the_nearest(
-    plan: Plan, capsys: pytest.CaptureFixture[str], name: str, near: str
-) -> None:
+def test_an_unknown_column_names_the_nearest(plan: Plan, table: Verb, name: str, near: str) -> None:
     plan.run()
-    assert main(["table", str(plan.write(columns=[name]))]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and len(said.err.splitlines()) == 1
-    assert f"named {name}: did you mean {near}?" in said.err
+    assert f"named {name}: did you mean {near}?" in table.refused(plan.write(columns=[name]))
 
 
-def test_axis_values_are_shown_as_planned(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_axis_values_are_shown_as_planned(plan: Plan, table: Verb) -> None:
     plan.content["axes"] = ["link", "lr", "precision"]
     for link, lr in (("20ms/200mbit", 2e-5), (None, 3e-3)):
         plan.run(batch=4, label={"link": link, "lr": lr, "precision": "fp32"})
-    said = table(plan.write(baseline={"link": None}), capsys)
+    said = table(plan.write(baseline={"link": None}))
     assert row_of(said, "20ms/200mbit", "2e-05") and row_of(said, "-", "0.003")
     # What is the same for all is said once; the metric precision keeps its name in the frame.
     assert "all: precision fp32" in said and "number_format" in load_sweep(plan.folder)
@@ -452,8 +435,8 @@ Command: `python -m harness sweep sizes.yaml --tiny`
 """  # noqa: E501
 
 
-def test_the_files_that_are_written(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = table(small, capsys, "--write")
+def test_the_files_that_are_written(small: Path, table: Verb) -> None:
+    said = table(small, "--write")
     names = ["runs.csv", "sweep.json", "table.csv", "table.md"]
     assert sorted(file.name for file in small.iterdir()) == names  # no draft is left
     assert all(f"written: {small / name}" in said for name in names if name != "sweep.json")
@@ -483,28 +466,26 @@ def test_markdown_cannot_be_broken_by_names(plan: Plan) -> None:
     assert "torch 2.13.0" in said and "commit 0123456789ab" in said
 
 
-def test_the_file_itself_will_do(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert table(small / "sweep.json", capsys) == table(small, capsys)
+def test_the_file_itself_will_do(small: Path, table: Verb) -> None:
+    assert table(small / "sweep.json") == table(small)
     assert len(load_sweep(small / "sweep.json")) == 3
 
 
-def test_a_folder_without_a_sweep_is_as_before(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = table(small.parents[1], capsys)
+def test_a_folder_without_a_sweep_is_as_before(small: Path, table: Verb) -> None:
+    said = table(small.parents[1])
     assert "no room | for `x`" in said and "Which batch?" not in said
-    assert main(["table", str(small.parents[1]), "--write"]) == 2
-    assert "--write is for a sweep: there is no sweep.json in" in capsys.readouterr().err
+    told = table.refused(small.parents[1], "--write")
+    assert "--write is for a sweep: there is no sweep.json in" in told
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_no_line_of_the_table_is_cut_or_wrapped(
-    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+    small: Path, table: Verb, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)  # a terminal
     monkeypatch.setenv("COLUMNS", str(width))
-    said = table(small, capsys)
+    said = table(small)
     drawn = said[: said.index("oom:")].splitlines()
     assert "\x1b[3" not in said and "…" not in said  # no colour, nothing cropped
     plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in drawn]
@@ -516,8 +497,8 @@ def test_no_line_of_the_table_is_cut_or_wrapped(
         assert any(word in line for line in plain), word
 
 
-def test_a_file_has_no_width(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(row_of(table(small, capsys), "1_2")) == 17
+def test_a_file_has_no_width(small: Path, table: Verb) -> None:
+    assert len(row_of(table(small), "1_2")) == 17
 
 
 @pytest.mark.parametrize(
@@ -544,39 +525,31 @@ def test_a_file_has_no_width(small: Path, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_what_is_wrong_with_a_plan_is_said_in_one_line(
-    plan: Plan, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], words: str
+    plan: Plan, table: Verb, changes: dict[str, Any], words: str
 ) -> None:
     plan.run()
     folder = plan.write(**changes)
-    assert main(["table", str(folder)]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and len(said.err.splitlines()) == 1
-    assert words in said.err and "sweep.json" in said.err
+    message = table.refused(folder)
+    assert words in message and "sweep.json" in message
     with pytest.raises(UserError):
         load_sweep_runs(folder)
 
 
-def test_a_plan_that_cannot_be_read(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_cannot_be_read(plan: Plan, table: Verb) -> None:
     folder = plan.write()
     (folder / "sweep.json").write_text('{"schema": 1, "na')
-    assert main(["table", str(folder)]) == 2
-    assert "sweep.json is not readable as JSON" in capsys.readouterr().err
+    assert "sweep.json is not readable as JSON" in table.refused(folder)
     (folder / "sweep.json").unlink()
     with pytest.raises(UserError, match=r"there is no sweep\.json"):
         load_sweep(folder)
 
 
-def test_a_run_of_other_definitions_is_refused(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_other_definitions_is_refused(plan: Plan, table: Verb) -> None:
     (plan.run() / "settings.json").write_text('{"schema": 99}')
-    assert main(["table", str(plan.write())]) == 2
-    assert "schema 99" in capsys.readouterr().err
+    assert "schema 99" in table.refused(plan.write())
 
 
-def test_a_folder_that_cannot_be_written(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written(small: Path, table: Verb) -> None:
     (small / "table.csv").mkdir()
-    assert main(["table", str(small), "--write"]) == 2
-    said = capsys.readouterr()
-    assert "table.csv cannot be written" in said.err and len(said.err.splitlines()) == 1
+    assert "table.csv cannot be written" in table.refused(small, "--write")
     assert not list(small.glob(".table*"))

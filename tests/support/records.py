@@ -7,9 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from harness.cli import main
 from harness.core.command_line import parse
 from harness.core.records import SCHEMA, RunFolder
 from harness.core.settings import as_mapping
@@ -148,13 +145,6 @@ class Plan:
             {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
             for row in rows
         ]
-
-
-def table(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    assert main(["table", str(folder), *flags]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    return said.out
 
 
 def row_of(said: str, *words: str) -> list[str]:

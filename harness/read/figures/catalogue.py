@@ -87,14 +87,14 @@ def _has_one_process(sweep: SweepResults) -> bool:
     return any(run.label.get("setup") == "1_1" for run in sweep.planned)
 
 
-def show(parts: Sequence[SweepResults], name: str) -> Drawn | None:
+def show(sweeps: Sequence[SweepResults], name: str) -> Drawn | None:
     """A figure of the largest sweep whose question it answers, else of the smallest that has it.
 
     Among them, sweeps with several seeds and with a target come first. None where no sweep has
     it: then the reasons are printed.
     """
-    styles, reasons = Styles(parts), dict[str, None]()
-    for sweep in sorted(parts, key=lambda part: _rank(part, name)):
+    styles, reasons = Styles(sweeps), dict[str, None]()
+    for sweep in sorted(sweeps, key=lambda part: _rank(part, name)):
         try:
             drawn = draw(name, sweep, styles)
         except UserError as error:
@@ -145,4 +145,4 @@ def _every(folder: Path, out: Path | None) -> tuple[list[Path], SweepResults]:
     if not drawn:
         raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
     into = out or folder / "figures"
-    return [f for name, found in drawn.items() for f in save(found, into, name)], sweep
+    return [f for name, figure in drawn.items() for f in save(figure, into, name)], sweep

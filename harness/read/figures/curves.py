@@ -237,7 +237,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     figure, axes = kit.panels(len(arranged), 3.0)
     drawn, texts, kinds = Drawn(figure, notes=notes), [], set[str]()
     for place, panel in zip(axes, arranged, strict=True):
-        values, words = [1.0], []
+        values, reached = [1.0], []
         for name, line_groups in in_order(panel.lines, _devices):
             points = _efficiencies(line_groups)
             if len(points) < 2:
@@ -250,7 +250,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
                 kit.interval(place, [at, at], [low, high], style)
                 place.plot([at], [value], color=style.colour, marker=style.marker, markersize=6)
             values += best.values()
-            words += [f"{name or 'all'} {value:.2f} on {at:g}" for at, value, *_ in points[1:]]
+            reached += [f"{name or 'all'} {value:.2f} on {at:g}" for at, value, *_ in points[1:]]
         place.axhline(1.0, color=kit.FAINT, linestyle=":", linewidth=1.4)
         kit.small_text(place, "ideal", (0.98, 1.0), (0, 2), ha="right", va="bottom",
                    xycoords=place.get_yaxis_transform())  # fmt: skip
@@ -259,7 +259,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
         kit.describe(
             place, panel.title, "devices", "scaling efficiency" if place is axes[0] else ""
         )
-        texts.append(f"{panel.title}: {kit.listed(words) or 'nothing to compare'}.")
+        texts.append(f"{panel.title}: {kit.listed(reached) or 'nothing to compare'}.")
     if not kinds:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
     kind = " and ".join(sorted(kinds))

@@ -71,10 +71,10 @@ class Styles:
 
     def of_axis(self, axis: str, values: Iterable[str]) -> dict[str, Style]:
         """Of these values: of other axes than the page's the figure's own styles."""
-        given = dict.fromkeys(values)
+        shown = dict.fromkeys(values)
         if axis not in self._styles:
-            return {value: kit.cycle(number) for number, value in enumerate(given)}
-        return {value: style for value, style in self._styles[axis].items() if value in given}
+            return {value: kit.cycle(number) for number, value in enumerate(shown)}
+        return {value: style for value, style in self._styles[axis].items() if value in shown}
 
     def of_groups(
         self, sweep: SweepResults, groups: Sequence[Group]
@@ -120,8 +120,8 @@ def _ordered_styles(values: Collection[str]) -> dict[str, Style]:
     def natural(text: str) -> tuple[int, list[Any]]:
         family = text.split(" ")[0]
         rank = strategies.index(family) if family in strategies else -1
-        parts = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)
-        return rank, [float(p) if n % 2 else p for n, p in enumerate(parts)]
+        pieces = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)
+        return rank, [float(p) if n % 2 else p for n, p in enumerate(pieces)]
 
     # single is last: it is the rarest in a figure of strategies.
     others = [*sorted({*values} - {"ddp", "single"}, key=natural), "single"]
@@ -178,9 +178,9 @@ def left_out(count: int, what: str) -> list[str]:
 def run_name(run: Run) -> str:
     """What distinguishes a run from the others of its group."""
     seed, repeat = run.repetition
-    words = [f"seed {seed}"] if seed is not None else []
-    words += [f"repeat {repeat}"] if repeat not in (None, 1) else []
-    return ", ".join(words) or "one run"
+    texts = [f"seed {seed}"] if seed is not None else []
+    texts += [f"repeat {repeat}"] if repeat not in (None, 1) else []
+    return ", ".join(texts) or "one run"
 
 
 def failures(group: Group) -> list[str]:

@@ -96,8 +96,8 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
 
 def _times(group: Group, target: Target) -> Times:
     """Of the finished runs that have the metric; a miss is infinite."""
-    found = ((run, time_to_target(run.epochs, target)) for run in group.finished)
-    return [(run, times[TIME]) for run, times in found if TIME in times]
+    results = ((run, time_to_target(run.epochs, target)) for run in group.finished)
+    return [(run, times[TIME]) for run, times in results if TIME in times]
 
 
 def _block(
@@ -156,10 +156,10 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         raise NothingToDraw("no finished run has accuracy and a time")
     values, of_values = styles.of_groups(sweep, groups)
     scripts = [*dict.fromkeys(map(_script, groups))]
-    parts = [(*cost, script) for cost in costs for script in scripts]
-    figure, axes = kit.panels(len(parts), 4.0 if len(scripts) == 1 else 3.2, len(scripts))
+    shown = [(*cost, script) for cost in costs for script in scripts]
+    figure, axes = kit.panels(len(shown), 4.0 if len(scripts) == 1 else 3.2, len(scripts))
     drawn, texts = Drawn(figure), []
-    for place, (measure, title, unit, script) in zip(axes, parts, strict=True):
+    for place, (measure, title, unit, script) in zip(axes, shown, strict=True):
         points = [
             _point(drawn, place, sweep, group, (measure, unit), of_values[value])
             for group, value in zip(groups, values, strict=True)
@@ -224,9 +224,9 @@ LOOKS = {
 
 def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
     """Seconds of a run, means over the seeds, stacked in parts that add up to all of it."""
-    untold: dict[str, list[str]] = {}
-    rows = [(group, p) for group in sweep.groups if (p := _parts(sweep, group, untold))]
-    reasons = [f"{why} ({_counted(names)})" for why, names in untold.items()]
+    unknown: dict[str, list[str]] = {}
+    rows = [(group, p) for group in sweep.groups if (p := _parts(sweep, group, unknown))]
+    reasons = [f"{why} ({_counted(names)})" for why, names in unknown.items()]
     if not rows:
         why = "; ".join(reasons) or "none finished"
         raise NothingToDraw(f"no run tells where its time went: {why}")
@@ -253,7 +253,7 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
     return Drawn(figure, "Where the time of a run went. " + kit.listed(texts) + ".", notes)
 
 
-def _parts(sweep: SweepResults, group: Group, untold: dict[str, list[str]]) -> dict[str, float]:
+def _parts(sweep: SweepResults, group: Group, unknown: dict[str, list[str]]) -> dict[str, float]:
     """Means over the runs that tell; untold: why not -> the groups of those that do not."""
     breakdowns = []
     for run in group.finished:
@@ -261,7 +261,7 @@ def _parts(sweep: SweepResults, group: Group, untold: dict[str, list[str]]) -> d
             breakdowns.append(time_breakdown(run))
         except UserError as error:
             reason = str(error).removeprefix(f"{run.directory.path} ")
-            untold.setdefault(reason, []).append(sweep.short_name_of(group))
+            unknown.setdefault(reason, []).append(sweep.short_name_of(group))
     if not breakdowns:
         return {}
     mean = mean_breakdown(breakdowns)
@@ -318,7 +318,7 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
     for x, (group, run, readings) in enumerate(runs):
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
-        words = []
+        means = []
         for y, quantity in enumerate(shown):
             place = axes[y * len(runs) + x]
             values = _draw_series(place, _series(readings, quantity), begin)
@@ -336,8 +336,8 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
             top = 100 if quantity.title.endswith("%)") else max(values, default=1.0) * 1.1 or 1
             place.set_ylim(0, top)
             if values:
-                words.append(f"{quantity.title} {np.mean(values):,.3g} in the mean")
-        texts.append(f"{name}: {', '.join(words)}.")
+                means.append(f"{quantity.title} {np.mean(values):,.3g} in the mean")
+        texts.append(f"{name}: {', '.join(means)}.")
     drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
     return drawn
 

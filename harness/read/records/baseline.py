@@ -202,14 +202,14 @@ def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]
 
 def _statistics(name: str, values: list[float | None]) -> dict[str, Any]:
     """The single values stand in the order of the seeds; one that is unknown keeps its place."""
-    found = spread([value for value in values if value is not None], is_rate(name))
-    median = {f"{name}_median": found.median} if name in TO_TARGET else {}
+    stats = spread([value for value in values if value is not None], is_rate(name))
+    median = {f"{name}_median": stats.median} if name in TO_TARGET else {}
     return {
-        name: found.mean,
-        f"{name}_sd": found.sd,
-        f"{name}_n": found.n,
-        f"{name}_low": found.low,
-        f"{name}_high": found.high,
+        name: stats.mean,
+        f"{name}_sd": stats.sd,
+        f"{name}_n": stats.n,
+        f"{name}_low": stats.low,
+        f"{name}_high": stats.high,
         **median,
         f"{name}_values": values,
     }
@@ -218,12 +218,12 @@ def _statistics(name: str, values: list[float | None]) -> dict[str, Any]:
 def per_node(group: Group) -> dict[str, list[float | None]]:
     """For each figure a list by node: means over the finished runs that know it."""
     nodes = max((len(run.per_node) for run in group.finished), default=0)
-    found: dict[str, list[float | None]] = {}
+    by_node: dict[str, list[float | None]] = {}
     for name in PER_NODE:
         means = []
         for node in range(nodes):
-            told = [r.per_node[node].get(name) for r in group.finished if node < len(r.per_node)]
-            known = [value for value in told if is_number(value)]
+            values = [r.per_node[node].get(name) for r in group.finished if node < len(r.per_node)]
+            known = [value for value in values if is_number(value)]
             means.append(math.fsum(known) / len(known) if known else None)
-        found[f"{name}_per_node"] = means
-    return found
+        by_node[f"{name}_per_node"] = means
+    return by_node

@@ -281,17 +281,17 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
 def _derived(
     rows: Sequence[EpochRow], summary: dict[str, Any], target: Target | None
 ) -> dict[str, float]:
-    found = {}
+    derived = {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     if epochs and is_number(train_s):
-        found["epoch_time_s"] = train_s / epochs
+        derived["epoch_time_s"] = train_s / epochs
     for name, total in PER_UPDATE.items():
         if is_number(summary.get(total)) and summary.get("updates"):
-            found[name] = summary[total] / summary["updates"] / 1e6
-    found |= memory_of_devices(rows)
+            derived[name] = summary[total] / summary["updates"] / 1e6
+    derived |= memory_of_devices(rows)
     if target is not None:
-        found |= time_to_target(rows, target)
-    return found
+        derived |= time_to_target(rows, target)
+    return derived
 
 
 def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:

@@ -34,7 +34,7 @@ def read_group(name: str, selector: str, target: Target | None) -> Group:
 
 def read_selected(selector: str, target: Target | None) -> tuple[list[Run], Target | None]:
     """All runs of an argument, and the target of their sweep where there is one and none given."""
-    path, wanted = _parsed(selector)
+    path, conditions = _parsed(selector)
     if not path.exists():
         raise UserError(f"{path}: there is no such folder")
     places: list[tuple[RunFolder, dict[str, Any]]] = [(f, {}) for f in find_runs(path)]
@@ -46,7 +46,7 @@ def read_selected(selector: str, target: Target | None) -> tuple[list[Run], Targ
     runs = [read_run(f, label, str(f.path), target) for f, label in places if f.settings.exists()]
     if not runs:
         raise UserError(f"{path}: there is no record of a run below it")
-    return _selected(path, runs, wanted), target
+    return _selected(path, runs, conditions), target
 
 
 def describe(group: Group) -> str:
@@ -64,21 +64,21 @@ def _parsed(word: str) -> tuple[Path, dict[str, str]]:
     if Path(word).exists() or "=" not in word:
         return Path(word), {}
     folder, colon, pairs = word.rpartition(":")
-    wanted = {}
+    conditions = {}
     for pair in pairs.split(","):
         name, equals, value = pair.partition("=")
         if not (folder and colon and name and equals and value):
             raise UserError(f"{word}: expected FOLDER:NAME=VALUE,NAME=VALUE")
-        wanted[name.strip()] = value.strip()
-    return Path(folder), wanted
+        conditions[name.strip()] = value.strip()
+    return Path(folder), conditions
 
 
-def _selected(path: Path, runs: list[Run], wanted: dict[str, str]) -> list[Run]:
-    for name, text in wanted.items():
+def _selected(path: Path, runs: list[Run], conditions: dict[str, str]) -> list[Run]:
+    for name, text in conditions.items():
         known = _values(runs[0])
         if name not in known:
-            given = sorted(n for n, v in known.items() if v is not None)
-            raise UserError(f"{path}: its runs have no {name}; they have {', '.join(given)}")
+            known_names = sorted(n for n, v in known.items() if v is not None)
+            raise UserError(f"{path}: its runs have no {name}; they have {', '.join(known_names)}")
         values = dict.fromkeys(_text(_values(run).get(name)) for run in runs)
         runs = [run for run in runs if _is(_values(run).get(name), text)]
         if not runs:
@@ -145,9 +145,9 @@ def command_for_seeds(group: Group, how_many: int) -> str | None:
     return f"for seed in {' '.join(new)}; do {command} --seed $seed; done"
 
 
-def _without_seed(words: list[str]) -> list[str]:
+def _without_seed(arguments: list[str]) -> list[str]:
     kept, skip = [], False
-    for word in words:
+    for word in arguments:
         if skip:
             skip = False
         elif word == "--seed":

@@ -140,7 +140,7 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     root = _existing(Path(root))
     if sweep_file(root) is not None:
         return [read_sweep(root)], []
-    parts, problems, taken = [], [], set()
+    sweeps, problems, taken = [], [], set()
     for file in sorted(root.rglob(FILE)):
         try:
             part = read_sweep(file)
@@ -148,7 +148,7 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
         except UserError as error:
             problems.append(f"sweep not shown: {error}")
             continue
-        parts.append(part)
+        sweeps.append(part)
     folders, unreadable = _readable(root)
     others: dict[tuple[str, ...], dict[RunFolder, dict[str, Any]]] = {}
     for folder, settings in folders.items():
@@ -156,10 +156,10 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
             task = tuple(str(settings.get(name)) for name in TASK)
             others.setdefault(task, {})[folder] = settings
     for task, theirs in others.items():
-        parts.append(_without_plan(root, "runs of " + ", ".join(task), theirs))
-    if not parts:
+        sweeps.append(_without_plan(root, "runs of " + ", ".join(task), theirs))
+    if not sweeps:
         raise UserError("; ".join([*problems, *unreadable]) or NO_RECORDS.format(root))
-    return parts, [*problems, *unreadable]
+    return sweeps, [*problems, *unreadable]
 
 
 def _existing(root: Path) -> Path:

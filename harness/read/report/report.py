@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> int:
 
 def make_report(folder: Path, out: Path) -> list[Path]:
     """Write everything below out; the page and the text are named last, when all is there."""
-    parts, problems = read_all(folder)
-    styles, sections = Styles(parts), list[Section]()
-    for sweep in parts:
+    sweeps, problems = read_all(folder)
+    styles, sections = Styles(sweeps), list[Section]()
+    for sweep in sweeps:
         sections.append(_section_of(sweep, styles, {s.name for s in sections}))
         _write_numbers(sweep, out / sections[-1].name)
         _write_figures(sections[-1], out)
@@ -109,10 +109,10 @@ def _section_of(sweep: SweepResults, styles: Styles, taken: set[str]) -> Section
 
 def _file_name(name: str, taken: set[str]) -> str:
     plain = re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_.") or "runs"
-    found, number = plain, 2
-    while found in taken:
-        found, number = f"{plain}_{number}", number + 1
-    return found
+    free, number = plain, 2
+    while free in taken:
+        free, number = f"{plain}_{number}", number + 1
+    return free
 
 
 def _write_numbers(sweep: SweepResults, folder: Path) -> None:
@@ -231,14 +231,14 @@ def _section(section: Section) -> Iterator[str]:
 def _figures(section: Section) -> Iterator[str]:
     yield "<h3>Figures</h3>"
     for name, drawn in section.figures.items():
-        said = "; ".join([FIGURES[name][1], *drawn.notes])
+        caption = "; ".join([FIGURES[name][1], *drawn.notes])
         yield f'<figure id="{section.name}-{name}-figure"><div class="wide">'
         yield section.drawings[name]
         files = ", ".join(
             f'<a href="{section.name}/figures/{name}.{kind}">{kind.upper()}</a>'
             for kind in ("svg", "png")
         )
-        yield f"</div><figcaption>{_text(said)} ({files})</figcaption>"
+        yield f"</div><figcaption>{_text(caption)} ({files})</figcaption>"
         yield f"<details><summary>In words</summary><p>{_text(drawn.alt)}</p></details></figure>"
     if section.not_drawn:
         yield "<details><summary>Figures that these records cannot fill</summary>"

@@ -104,9 +104,9 @@ class Column:
 def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> list[Column]:
     """Axes first, then how many runs, then what was asked for or what is usual."""
     known = [*dict.fromkeys([*measures, *OPTIONAL, *FACTS])]
-    asked = sweep.columns is not None
-    shown = [_checked(name, known) for name in _asked(sweep)] if asked else _usual(sweep, rows)
-    with_spread = shown if asked else ["accuracy", "train_samples_per_s"]
+    is_listed = sweep.columns is not None
+    shown = [_checked(name, known) for name in _asked(sweep)] if is_listed else _usual(sweep, rows)
+    with_spread = shown if is_listed else ["accuracy", "train_samples_per_s"]
     first = [_axis(column_of(axis), rows) for axis in shown_axes(sweep.axes)]
     if len({row["machine"] for row in rows if row["machine"]}) > 1:
         first.append(_axis("machine", rows))
@@ -127,8 +127,8 @@ def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> lis
 def _asked(sweep: SweepResults) -> list[str]:
     """The names asked for, without the axes: those are always there."""
     axes = {*sweep.axes, *map(column_of, sweep.axes)}
-    asked = (OTHER_NAMES.get(name, name) for name in sweep.columns or ())
-    return paired([*dict.fromkeys(name for name in asked if name not in axes)])
+    names = (OTHER_NAMES.get(name, name) for name in sweep.columns or ())
+    return paired([*dict.fromkeys(name for name in names if name not in axes)])
 
 
 def _usual(sweep: SweepResults, rows: list[Row]) -> list[str]:

@@ -264,11 +264,11 @@ def with_tables(text: str, root: Path) -> str:
 
 def _table(folder: Path, columns: str) -> str:
     table = sweep_table(read_sweep(folder))[0].table
-    wanted = [name.strip() for name in columns.split(",")]
-    for name in wanted:
+    names = [name.strip() for name in columns.split(",")]
+    for name in names:
         if name not in table.headings:
             raise UserError(f"{folder} has no column {name}; it has {', '.join(table.headings)}")
-    chosen = table.select([table.headings.index(name) for name in wanted])
+    chosen = table.select([table.headings.index(name) for name in names])
     return "\n".join(markdown_lines(chosen)) + "\n"
 
 

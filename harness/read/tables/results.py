@@ -35,14 +35,14 @@ def _trainings(sweep: SweepResults) -> Iterator[str]:
     for script in dict.fromkeys(_script(group.runs[0]) for group in finished):
         of = f" of {script}" if script else ""
         theirs = [group for group in finished if _script(group.runs[0]) == script]
-        for words, values in (
+        for what, values in (
             ("updates", {group.mean("updates") for group in theirs}),
             ("effective batches", {group.fact("effective_batch") for group in theirs}),
         ):
             known = sorted(value for value in values if value is not None)
             if len(known) > 1:
                 yield (
-                    f"Different {words}{of} ({_some(f'{value:g}' for value in known)}): rows that "
+                    f"Different {what}{of} ({_some(f'{value:g}' for value in known)}): rows that "
                     "differ in them are not the same training."
                 )
     counts = {len(group.finished) for group in finished}
@@ -59,13 +59,13 @@ def _machines(sweep: SweepResults) -> Iterator[str]:
 
 
 def _differ(runs: list[Run]) -> Iterator[str]:
-    for words, path in SHOULD_AGREE.items():
+    for what, path in SHOULD_AGREE.items():
         # Texts and images differ in their data by their nature.
         for script in sorted({_script(run) for run in runs}):
             values = {_at(run.environment, path) for run in runs if _script(run) == script} - {None}
             if len(values) > 1:
                 of = f" of {script}" if script else ""
-                yield f"Runs{of} differ in {words}: {_some(sorted(map(_short, values)))}."
+                yield f"Runs{of} differ in {what}: {_some(sorted(map(_short, values)))}."
 
 
 def _script(run: Run) -> str:
@@ -94,9 +94,9 @@ def _disturbed(runs: list[Run]) -> Iterator[str]:
             (_launch(r, "cpu_busy_share") or 0) > 0.1 for r in runs
         ],
     }
-    for words, found in counted.items():
-        if number := sum(map(bool, found)):
-            yield f"{number} of {len(runs)} runs {words}."
+    for what, states in counted.items():
+        if number := sum(map(bool, states)):
+            yield f"{number} of {len(runs)} runs {what}."
 
 
 def _launch(run: Run, name: str) -> Any:
@@ -104,8 +104,8 @@ def _launch(run: Run, name: str) -> Any:
 
 
 def _some(texts: Iterable[str], most: int = 6) -> str:
-    told = [*texts]
-    return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
+    shown = [*texts]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
 PERCENT, PLAIN = 100.0, 1.0
@@ -132,11 +132,11 @@ def results(sweep: SweepResults) -> Table:
 
 
 def _spread(group: Group, measure: str, factor: float, places: int) -> str:
-    found = spread([factor * value for value in group.values(measure)])
-    if found.mean is None:
+    stats = spread([factor * value for value in group.values(measure)])
+    if stats.mean is None:
         return UNKNOWN
-    sd = "" if found.sd is None else f" ± {found.sd:.{places}f}"
-    return f"{found.mean:.{places}f}{sd}"
+    sd = "" if stats.sd is None else f" ± {stats.sd:.{places}f}"
+    return f"{stats.mean:.{places}f}{sd}"
 
 
 def _time(group: Group, measure: str) -> str:

@@ -82,11 +82,11 @@ def _is_same(column: Column, rows: list[Row]) -> bool:
 
 def _about(sweep: SweepResults, rows: list[Row], same: list[Column]) -> str:
     machines = [*dict.fromkeys(row["machine"] for row in rows if row["machine"])]
-    words = [machines[0]] if len(machines) == 1 else []
+    shared = [machines[0]] if len(machines) == 1 else []
     if same:
         texts = ((c, next(t for row in rows if (t := c.text(row)) != UNKNOWN)) for c in same)
-        words.append("all: " + ", ".join(f"{c.heading} {text}" for c, text in texts))
-    return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *words])
+        shared.append("all: " + ", ".join(f"{c.heading} {text}" for c, text in texts))
+    return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *shared])
 
 
 def _lines(sweep: SweepResults, row: Row, columns: list[Column], keys: int) -> list[list[str]]:
@@ -150,52 +150,52 @@ def legend(sweep: SweepResults, rows: list[Row], columns: list[Column]) -> list[
 
 
 def _definitions(sweep: SweepResults, names: set[str]) -> list[str]:
-    parts = [
+    texts = [
         "n: runs finished/planned; numbers are means over the finished ones",
         "±: sample standard deviation",
         *(text for name, text in DEFINITIONS.items() if name in names),
     ]
     if sweep.per_node:
-        parts.append(
+        texts.append(
             "node: from the last epoch's rows of its ranks, user s and system s added up, accuracy "
             "weighted by their test samples"
         )
-    return parts
+    return texts
 
 
 def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[str]:
-    parts = []
+    texts = []
     if sweep.baseline is not None:
         axes = [axis for axis in shown_axes(sweep.axes) if axis not in sweep.baseline]
         others = [heading_of(column_of(axis)) for axis in axes]
         same = f" with the same {', '.join(others)}" if others else ""
-        parts.append(f"base: {label_text(sweep.baseline, sweep.axes)}{same}")
+        texts.append(f"base: {label_text(sweep.baseline, sweep.axes)}{same}")
     if GAIN in names:
-        parts.append("vs base: samples/s, ratio of geometric means")
+        texts.append("vs base: samples/s, ratio of geometric means")
     if names & set(RATIOS):
-        parts.append("target vs base: ratio of geometric means, unknown where the baseline misses")
+        texts.append("target vs base: ratio of geometric means, unknown where the baseline misses")
     bracketed = names & {POINTS, *RATIOS} if sweep.columns is not None else set()
     if any(
         row.get(f"{n}_low") is not None and not row["baseline"] for n in bracketed for row in rows
     ):
-        parts.append("in brackets: 95 % interval over the seeds, Student's t")
+        texts.append("in brackets: 95 % interval over the seeds, Student's t")
     kinds = {row["scaling_kind"] for row in rows} if EFFICIENCY in names else set()
     if kinds & {WEAK, STRONG}:
         forms = [SCALING[kind] for kind in (WEAK, STRONG) if kind in kinds]
-        parts.append(f"eff.: scaling efficiency, {', '.join(forms)}")
+        texts.append(f"eff.: scaling efficiency, {', '.join(forms)}")
     if any(row["other_updates"] for row in rows):
-        said = "other number of updates than the baseline: not the same training"
-        parts.append(f"{OTHER_TRAINING} {said}")
+        meaning = "other number of updates than the baseline: not the same training"
+        texts.append(f"{OTHER_TRAINING} {meaning}")
     held = {"per_gpu_batch": "batch per GPU", "effective_batch": "effective batch"}
     if sweep.hold:
-        parts.append(f"held fixed: {held.get(sweep.hold, sweep.hold)}")
-    return [*parts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else parts
+        texts.append(f"held fixed: {held.get(sweep.hold, sweep.hold)}")
+    return [*texts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else texts
 
 
 def _links(runs: Sequence[Run]) -> list[str]:
     """How many finished runs had another link than the one asked for, and how one of them did."""
-    said = (run.link_warning for run in runs if run.state == FINISHED)
-    counted = Counter(text for text in said if text is not None)
+    warnings = (run.link_warning for run in runs if run.state == FINISHED)
+    counted = Counter(text for text in warnings if text is not None)
     if not counted:
         return []
     first, _ = counted.most_common(1)[0]
@@ -267,12 +267,12 @@ def _machine(environment: dict[str, Any]) -> str | None:
     """The label, and what is behind it."""
     cores, memory = environment.get("cpu_cores"), environment.get("memory_gib")
     gpus = Counter(environment.get("gpus") or ())
-    parts = [f"{n} x {name}" for name, n in gpus.items()]
-    parts += [str(environment["cpu"])] if environment.get("cpu") else []
-    parts += [f"{cores} cores"] if cores else []
-    parts += [f"{memory:g} GiB"] if memory else []
+    texts = [f"{n} x {name}" for name, n in gpus.items()]
+    texts += [str(environment["cpu"])] if environment.get("cpu") else []
+    texts += [f"{cores} cores"] if cores else []
+    texts += [f"{memory:g} GiB"] if memory else []
     label = environment.get("machine")
-    return f"{label} ({', '.join(parts)})" if label and parts else label
+    return f"{label} ({', '.join(texts)})" if label and texts else label
 
 
 def _commit(environment: dict[str, Any]) -> str | None:
