@@ -382,18 +382,18 @@ def _main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0
-    verb, *words = argv
+    verb, *arguments = argv
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
         return complain("harness", UserError(f"unknown verb {verb}: {hint}"))
     parser = parser_of(verb)
-    before = words[: words.index("--")] if "--" in words else words
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if {"-h", "--help"} & {*before}:
         print(parser.format_help())
         return 0
     try:
-        options = parser.read(words)
+        options = parser.read(arguments)
         return int(importlib.import_module(f"harness.{VERBS[verb].module}").run(options))
     except UserError as error:
         return complain(f"harness {verb}", UserError(" ".join(str(error).split())), is_leader())

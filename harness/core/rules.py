@@ -418,8 +418,8 @@ def _mismatch(
 
 def addresses_to_join(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """The addresses of a run of peers, from the flag or the variable; none for a new run."""
-    given = settings.initial_peers or environ.get("INITIAL_PEERS", "")
-    addresses = [address.strip() for address in given.split(",") if address.strip()]
+    texts = settings.initial_peers or environ.get("INITIAL_PEERS", "")
+    addresses = [address.strip() for address in texts.split(",") if address.strip()]
     for address in addresses:
         if not PEER_ADDRESS.fullmatch(address):
             raise UserError(

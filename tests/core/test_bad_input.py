@@ -215,8 +215,8 @@ MISTAKES: dict[str, list[str]] = {
 @pytest.mark.process
 @pytest.mark.parametrize("words", MISTAKES, ids=short)
 def test_one_process(words: str, data: Path, tmp_path: Path) -> None:
-    said = answer(tmp_path, words.format(d=data))
-    assert all(word in said for word in MISTAKES[words]), said
+    message = answer(tmp_path, words.format(d=data))
+    assert all(word in message for word in MISTAKES[words]), message
 
 
 TWO_RANKS: dict[str, list[str]] = {
@@ -237,8 +237,8 @@ TWO_RANKS: dict[str, list[str]] = {
 @pytest.mark.process
 @pytest.mark.parametrize("words", TWO_RANKS, ids=short)
 def test_two_processes(words: str, data: Path, tmp_path: Path) -> None:
-    said = answer(tmp_path, words.format(d=data), count=2)
-    assert all(word in said for word in TWO_RANKS[words]), said
+    message = answer(tmp_path, words.format(d=data), count=2)
+    assert all(word in message for word in TWO_RANKS[words]), message
 
 
 def test_gpus_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +254,8 @@ def test_gpus_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.process
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    said = answer(tmp_path, TINY, env={"HF_HOME": "/proc/nothing"})
-    assert "/proc/nothing/harness" in said and "set HF_HOME" in said
+    message = answer(tmp_path, TINY, env={"HF_HOME": "/proc/nothing"})
+    assert "/proc/nothing/harness" in message and "set HF_HOME" in message
 
 
 @pytest.mark.process

@@ -68,10 +68,10 @@ def test_published_commands(command: str, script: str) -> None:
     nodes = int((re.findall(r"nnodes=(\d)", launcher) or ["1"])[0])
     per_node = int(re.findall(r"nproc_per_node=(\d)", launcher)[0])
     settings = parse(script, argv.split(), launched(nodes, per_node))
-    said = dict(word.split("=") for word in argv.split(" --setup")[0].split())
-    assert settings.per_gpu_batch == int(said["--per_gpu_batch"])
-    assert settings.lr == float(said.get("--lr", TASKS[script].defaults["lr"]))
-    assert settings.epochs == int(said.get("--epochs", TASKS[script].defaults["epochs"]))
+    flags = dict(word.split("=") for word in argv.split(" --setup")[0].split())
+    assert settings.per_gpu_batch == int(flags["--per_gpu_batch"])
+    assert settings.lr == float(flags.get("--lr", TASKS[script].defaults["lr"]))
+    assert settings.epochs == int(flags.get("--epochs", TASKS[script].defaults["epochs"]))
     assert settings.setup == argv.split()[-1] == f"{nodes}_{per_node}"
     assert settings.strategy == ("ddp" if nodes * per_node > 1 else "single")
 

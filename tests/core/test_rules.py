@@ -1,6 +1,9 @@
-"""The tables of rules: walked in order, and every message can be filled in."""
+"""The tables of rules, walked in order; the effective batch, which has one definition."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +11,7 @@ from harness.core import rules
 from harness.core.command_line import parse
 from harness.core.rules import Combination, broken, refuse
 from harness.core.settings import UserError
+from harness.core.topology import asked_batch, batch_of, batch_of_trainer, effective_batch
 
 TABLES = {n: t for n, t in vars(rules).items() if isinstance(t, tuple) and t and len(t[0]) == 2}
 
@@ -30,3 +34,18 @@ def test_every_message_is_one_line_that_can_be_filled_in() -> None:
         for _, message in table:
             text = message.format(s=case.settings, c=case)
             assert "\n" not in text and text.startswith(("--", "torchrun"))
+
+
+def test_the_effective_batch_is_that_of_all_devices() -> None:
+    settings = parse("bert", ["--b", "4", "--grad_acc", "3"], {})
+    assert effective_batch(4, 3, 5) == batch_of(settings, devices=5) == 60
+    of_setup = replace(settings, setup="2_5_far")
+    assert asked_batch(of_setup) == batch_of(of_setup, devices=10) == 120
+    # nn.DataParallel: the Trainer's batch of a process is that of its two GPUs.
+    args = SimpleNamespace(train_batch_size=8, gradient_accumulation_steps=3, world_size=1)
+    assert batch_of_trainer(args) == batch_of(settings, devices=2) == 24
+
+
+def test_peers_fill_one_target_however_many_they_are() -> None:
+    settings = replace(parse("bert", ["--b", "4"], {}), target_batch=100)
+    assert batch_of(settings, devices=1) == batch_of(settings, devices=7) == 100

@@ -43,8 +43,8 @@ def test_a_third_task_is_parsed_identified_and_planned(tmp_path: Path) -> None:
     text = "script: [bert, reviews]\nreviews: {epochs: 2}\ngrid: {lr: [0.1, 0.2]}\n"
     jobs = plan(load(sweep_file(tmp_path, text), tiny=True))
     epochs = TASKS["bert"].tiny["epochs"]
-    found = [(job.settings.script, job.settings.lr, job.settings.epochs) for job in jobs]
-    assert sorted(found) == [
+    planned = [(job.settings.script, job.settings.lr, job.settings.epochs) for job in jobs]
+    assert sorted(planned) == [
         ("bert", 0.1, epochs), ("bert", 0.2, epochs), ("reviews", 0.1, 2), ("reviews", 0.2, 2),
     ]  # fmt: skip
     assert parser_of("import").read(["f", "--script", "reviews"]).script == "reviews"

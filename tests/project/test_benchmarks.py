@@ -38,9 +38,6 @@ def cells(text: str, first: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-# ---- overhead.py and start_up.py ----
-
-
 @pytest.mark.process
 def test_overhead_compares_equal_work(tmp_path: Path) -> None:
     done = benchmark("overhead", "--quick", "--out", str(tmp_path / "found.json"))
@@ -94,9 +91,6 @@ def test_start_up_is_timed_to_the_end_of_the_first_step() -> None:
     assert cells(text, "vit.py") == ["vit.py", "3.25", "1.50"]
 
 
-# ---- loading.py ----
-
-
 @pytest.mark.process
 def test_loading_reads_what_it_made() -> None:
     done = benchmark("loading", "--quick")
@@ -118,9 +112,6 @@ def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
     assert set(machine(1)) <= set(read_json(folder / "environment.json") or {})
 
 
-# ---- padding.py ----
-
-
 @pytest.mark.process
 @pytest.mark.slow
 def test_padding_compares_layouts_of_the_same_texts() -> None:
@@ -132,18 +123,12 @@ def test_padding_compares_layouts_of_the_same_texts() -> None:
     assert all(float(row[2]) > 0 for row in (packed, *others))
 
 
-# ---- report.py ----
-
-
 @pytest.mark.process
 def test_report_is_timed_and_weighed() -> None:
     done = benchmark("report", "--quick")
     figures, *numbers = map(float, cells(done.out, "5"))
     best, worst, target_s, size, target = numbers
     assert figures == 5 and 0 < best <= worst < target_s and 0.05 < size < target
-
-
-# ---- sweep_speed.py ----
 
 
 @pytest.mark.process
@@ -156,9 +141,6 @@ def test_sweep_speed_measures_the_same_runs_twice(tmp_path: Path) -> None:
     assert len(pair["sweep_samples_per_s"]) == len(pair["loop_samples_per_s"]) == 1
     assert "equal in every digit" in done.out
     assert (tmp_path / "found.md").read_text().strip() == done.out.strip()
-
-
-# ---- exchange.py ----
 
 
 def test_what_a_link_makes_possible() -> None:
@@ -180,9 +162,6 @@ def test_exchange_times_both_ways(tmp_path: Path) -> None:
     table = out.with_suffix(".md").read_text()
     assert table.strip() == done.out.strip()
     assert table.count("| loopback |") == 4 and "| 26,214,400 |" in table
-
-
-# ---- gpu.sh ----
 
 
 def gpu_sh(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -265,9 +244,6 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     assert (out / "logs" / "overhead.txt").exists()
 
 
-# ---- links.py ----
-
-
 @pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
@@ -284,9 +260,6 @@ def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "found.md").read_text().count("\n") == 4 + len(rows)
 
 
-# ---- exposure.py ----
-
-
 @pytest.mark.process
 @pytest.mark.slow
 def test_exposure_compares_steps_with_stamps_and_without(tmp_path: Path) -> None:
@@ -300,9 +273,6 @@ def test_exposure_compares_steps_with_stamps_and_without(tmp_path: Path) -> None
     assert min(min(of) for of in found.values()) > 0 and "2 pairs, step" in done.stdout
 
 
-# ---- overlap.py ----
-
-
 @pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
@@ -312,9 +282,6 @@ def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
     seconds = json.loads((tmp_path / "found.json").read_text())["seconds"]
     assert len(seconds) == 7 and all(len(found) == 1 and found[0] > 0 for found in seconds.values())
     assert cells((tmp_path / "found.md").read_text(), "it waits")[2] == "1.00 (1.00 to 1.00)"
-
-
-# ---- step.py and loader.py ----
 
 
 @pytest.mark.process

@@ -184,13 +184,7 @@ def test_only_its_own_strategy_loads_hivemind() -> None:
 
 
 # Test files whose helpers still have to move to tests/support.
-STILL_IMPORTED = {
-    "tests.launch.test_emulation",
-    "tests.read.test_drawn", 
-    "tests.read.test_read", "tests.read.test_sweep_table",
-    "tests.train.measure.test_logcallback", "tests.train.run.test_checkpoint_copies",
-    "tests.train.run.test_elastic", "tests.train.run.test_resume",
-}  # fmt: skip
+STILL_IMPORTED = {"tests.read.test_drawn", "tests.read.test_read", "tests.read.test_sweep_table"}
 
 
 def test_test_files_import_nothing_from_test_files() -> None:

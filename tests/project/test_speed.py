@@ -26,9 +26,6 @@ from tests.support.ranks import Done, ran
 TEXT, PICTURES = Case("text", "bert-mini", 512, 128, 16), CPU_CASES["jpeg"]
 
 
-# ---- the plan ----
-
-
 def test_arms_take_turns() -> None:
     turns = speed.plan({"text": TEXT}, ["a", "b", "ours"], [1, 2], rounds=3)
     assert [t.arm for t in turns if t.processes == 1] == [
@@ -51,23 +48,23 @@ def test_what_would_run_on_a_gpu(name: str, capsys: pytest.CaptureFixture[str]) 
     assert settings.per_gpu_batch == case.batch and settings.train_size == "all"
     assert dict(settings.trainer)["torch_compile"] is True
     assert case.model in TASKS[made.script].architectures
-    asked = ["--gpu", "--cases", name, "--rounds", "1", "--out", "x", "--dry_run"]
-    assert speed.main(asked) == 0
+    argv = ["--gpu", "--cases", name, "--rounds", "1", "--out", "x", "--dry_run"]
+    assert speed.main(argv) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(arms_of(case, list(ARMS)))
     assert f"python -m benchmarks.recipes.examples {name}-examples.json" in lines
 
 
 def test_several_processes_start_as_with_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--cases=text", "--arms=loop", "--processes=1,2", "--rounds=1", "--out=x"]
-    assert speed.main([*asked, "--dry_run"]) == 0
+    argv = ["--cases=text", "--arms=loop", "--processes=1,2", "--rounds=1", "--out=x"]
+    assert speed.main([*argv, "--dry_run"]) == 0
     one, two = capsys.readouterr().out.splitlines()
     assert one == "python -m benchmarks.recipes.loop text-loop.json"
     assert two.startswith("torchrun --standalone --nproc_per_node=2 -m benchmarks.recipes.loop ")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (["--cases=texts"], "--cases texts: expected some of text,"),
         (["--arms=none"], "--arms none: expected some of seed,"),
@@ -77,18 +74,17 @@ def test_several_processes_start_as_with_torchrun(capsys: pytest.CaptureFixture[
         (["--size=text.epochs=1"], "1 epochs leave none to be timed"),
     ],
 )
-def test_wrong_arguments(wrong: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments(
+    wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         speed.main(["--out=x", *wrong])
-    assert stopped.value.code == 2 and said in capsys.readouterr().err
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_sizes_can_be_changed() -> None:
-    asked = speed.arguments(["--out=x", "--cases=jpeg", "--size=jpeg.train=32"])
-    assert asked.cases == {"jpeg": replace(PICTURES, train=32)}
-
-
-# ---- the whole, small ----
+    arguments = speed.arguments(["--out=x", "--cases=jpeg", "--size=jpeg.train=32"])
+    assert arguments.cases == {"jpeg": replace(PICTURES, train=32)}
 
 
 def quick(folder: str, *more: str) -> int:
@@ -165,9 +161,6 @@ def test_an_arm_that_fails_is_said(tmp_path: Path) -> None:
     assert "jpeg, ours on 1: failed: " in (tmp_path / "speed.md").read_text()
 
 
-# ---- processes ----
-
-
 @pytest.mark.process
 def test_a_process_that_gives_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
@@ -202,9 +195,6 @@ def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert task.read(tmp_path / "task.json") == made
 
 
-# ---- samples ----
-
-
 def test_a_class_may_be_in_the_test_set_alone() -> None:
     sets = {"train": {"label": [2, 0]}, "test": {"label": [3, 0]}}
     data = {name: datasets.Dataset.from_dict(rows) for name, rows in sets.items()}
@@ -236,9 +226,6 @@ def test_ideal_batches_hold_each_sample_once() -> None:
         for first, second in zip(epoch[::2], epoch[1::2], strict=True):
             update = lengths[np.concatenate([first, second])]
             assert update.max() - update.min() <= 3  # eight neighbours, two of each length
-
-
-# ---- the clock ----
 
 
 def test_time_belongs_to_what_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +266,6 @@ def test_events_of_a_trainer_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     for event in ("on_train_begin", "on_epoch_begin", "on_step_end", "on_epoch_end"):
         assert handler.call_event(event, None, None, control) is control
     assert watch.epochs[0]["updates"] == 1 and watch.fed.handle is None
-
-
-# ---- tables ----
 
 
 def a_run(arm: str, number: int, seconds: float, **more: Any) -> dict[str, Any]:
@@ -334,7 +318,7 @@ def test_scaling_is_of_the_same_round() -> None:
 
 
 def test_unequal_work_is_said() -> None:
-    def said(**more: Any) -> str:
+    def complaint_about(**more: Any) -> str:
         runs = [a_run("ours", 1, 1.0), a_run("examples", 1, 1.0, **more)]
         record = a_record(runs, [1])
         (complaint,) = speed_table.complaints(record["cases"])
@@ -343,15 +327,19 @@ def test_unequal_work_is_said() -> None:
 
     like = a_run("ours", 1, 1.0)
     fewer = [{**epoch, "updates": 31} for epoch in like["epochs"]]
-    assert said(epochs=fewer) == "text, examples on 1: 93 updates, 96 in ours"
+    assert complaint_about(epochs=fewer) == "text, examples on 1: 93 updates, 96 in ours"
     others = like["fed"] | {"labels": 701.0}
-    assert said(fed=others).endswith("was fed other samples than ours (labels)")
-    assert said(fed=like["fed"] | {"pixel_squares": 1.0}).endswith("other pictures than ours")
+    assert complaint_about(fed=others).endswith("was fed other samples than ours (labels)")
+    assert complaint_about(fed=like["fed"] | {"pixel_squares": 1.0}).endswith(
+        "other pictures than ours"
+    )
     half = [row | {"eval_samples": 64} for row in like["quality"]]
-    assert said(quality=half).endswith("was tested on [64, 128] samples, not on 128")
+    assert complaint_about(quality=half).endswith("was tested on [64, 128] samples, not on 128")
     worse = [row | {"eval_loss": 1.01} for row in like["quality"]]
-    assert said(quality=worse).endswith("test loss differs from that of ours by 1.0e-02 of it")
-    assert said(failed="no memory").endswith("failed: no memory")
+    assert complaint_about(quality=worse).endswith(
+        "test loss differs from that of ours by 1.0e-02 of it"
+    )
+    assert complaint_about(failed="no memory").endswith("failed: no memory")
     # What is not expected to agree is no complaint.
     record = a_record([a_run("ours", 1, 1.0), a_run("ideal", 1, 1.0, quality=worse)], [1])
     assert list(speed_table.complaints(record["cases"])) == []

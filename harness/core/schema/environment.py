@@ -292,15 +292,15 @@ FLAG_KINDS = {
 
 def setting_fields() -> dict[str, Field]:
     """A field of settings.json for each flag, from the flag's own definition."""
-    found = {}
+    declared = {}
     for name, flag in flag_fields().items():
         if name not in ("output_dir", "rerun"):  # where and whether to write
             about = flag.metadata
             kind = FLAG_KINDS[about["kind"]]
             value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, about["choices"])
             meaning = about["help"].replace("|", "or")
-            found[name] = Field(name, Kind(kind.base, value, True), meaning, True, "")
-    return found
+            declared[name] = Field(name, Kind(kind.base, value, True), meaning, True, "")
+    return declared
 
 
 class PlannedRunRecord(TypedDict):

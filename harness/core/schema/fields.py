@@ -61,23 +61,23 @@ class Kind:
 
     def __str__(self) -> str:
         if self.record is not None:
-            words = "object"
+            text = "object"
         elif self.value.choices:
-            words = " or ".join(f"`{choice}`" for choice in self.value.choices)
+            text = " or ".join(f"`{choice}`" for choice in self.value.choices)
         else:
-            words = {bool: "true or false", int: "integer", float: "number", str: "text",
+            text = {bool: "true or false", int: "integer", float: "number", str: "text",
                      list: "list", dict: "object", object: "anything"}[self.base]  # fmt: skip
         if self.item is not None and self.item.base is not object:
-            words += f" of {self.item}"
+            text += f" of {self.item}"
         low, high, unit = self.value.minimum, self.value.maximum, self.value.unit
         if low > -LARGEST and high < LARGEST:
-            words += f" from {low:g} to {high:g}" if low < high else f" {low:g}"
+            text += f" from {low:g} to {high:g}" if low < high else f" {low:g}"
         elif low > -LARGEST:
-            words += f" >= {low:g}"
+            text += f" >= {low:g}"
         elif high < LARGEST:
-            words += f" <= {high:g}"
-        words += f", {unit}" if unit not in ("", "share") else ""
-        return words + (", or null" if self.nullable else "")
+            text += f" <= {high:g}"
+        text += f", {unit}" if unit not in ("", "share") else ""
+        return text + (", or null" if self.nullable else "")
 
 
 @dataclass(frozen=True)
