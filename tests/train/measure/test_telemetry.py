@@ -15,8 +15,7 @@ import psutil
 import pynvml
 import pytest
 
-from harness.train.measure import sampler as gpus_of
-from harness.train.measure import sampler as node_of
+from harness.train.measure import sampler as sensors
 from harness.train.measure.sampler import READINGS, SLICE, Gpus, NodeSensors, Sampler, summarise
 from harness.train.measure.telemetry import SamplerClient, merge_nodes
 
@@ -104,7 +103,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     reading = Driver()
-    monkeypatch.setattr(gpus_of, "pynvml", reading)
+    monkeypatch.setattr(sensors, "pynvml", reading)
     return reading
 
 
@@ -181,7 +180,7 @@ def test_what_a_node_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = {n: SimpleNamespace(bytes_sent=s, bytes_recv=2 * s)
                 for n, s in (("lo", 7), ("eth0", 10), ("eth1", 100))}  # fmt: skip
-    monkeypatch.setattr(node_of.psutil, "net_io_counters", lambda pernic: dict(counters))
+    monkeypatch.setattr(sensors.psutil, "net_io_counters", lambda pernic: dict(counters))
     assert NodeSensors()._network() == (110, 220)
     assert NodeSensors(interface="eth1")._network() == (100, 200)
     assert NodeSensors(interface="lo")._network() == (7, 14)  # where training uses it
