@@ -1,6 +1,6 @@
 # make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data
 # make test   set up, then run all tests
-# make figures   draw the published tables and figures, the README's tables and the notebook
+# make figures   draw the published tables and figures, the tables in the pages and the notebook
 # make notebook   set up, then open plot_values.ipynb
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,7 +20,9 @@ figures: .venv/ready-notebook
 	  $(BIN)/python -m harness table "$$sweep" --write >/dev/null && \
 	  $(BIN)/python -m harness figures "$$sweep" || exit 1; \
 	done
-	$(BIN)/python -m harness.read.tables.command README.md
+	for page in README.md docs/*.md; do \
+	  $(BIN)/python -m harness.read.tables.command "$$page" || exit 1; \
+	done
 	$(BIN)/python -m jupyter nbconvert --to notebook --execute --inplace plot_values.ipynb \
 	  --ExecutePreprocessor.record_timing=False
 

@@ -1,4 +1,4 @@
-"""What the README says is true: its links, and every command in it."""
+"""What README.md and docs/ state is true: their links, commands, examples and contents lists."""
 
 from __future__ import annotations
 
@@ -62,15 +62,56 @@ def settings_of(command: str, folder: Path) -> Settings | None:
     return parse(Path(words[at]).stem, argv, environ)
 
 
+def headings(page: Path, level: str = "#+") -> list[str]:
+    """The headings outside code blocks, without their marks."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return re.findall(rf"^{level} (.*)$", prose, re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    """What GitHub makes of a heading in a link."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def test_links_lead_somewhere(root: Path) -> None:
     links = [
         (path, link)
         for path in texts(root)
-        for link in re.findall(r"(?:\]\(|src=\"|srcset=\")([^)#\"]+)[)\"]", path.read_text())
+        for link in re.findall(r"(?:\]\(|src=\"|srcset=\")([^)\"]+)[)\"]", path.read_text())
         if "://" not in link
     ]
-    assert links
-    assert [(p.name, link) for p, link in links if not (p.parent / link).exists()] == []
+    assert len(links) > 100 and any("#" in link for _, link in links)
+    for path, link in links:
+        file, _, part = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), f"{path.name}: {link}"
+        assert not part or part in map(anchor, headings(target)), f"{path.name}: {link}"
+
+
+def test_the_readme_is_short_and_leads_to_every_page(root: Path) -> None:
+    text = (root / "README.md").read_text()
+    assert len(text.split()) <= 1500
+    for page in root.glob("docs/*.md"):
+        assert f"](docs/{page.name})" in text
+
+
+def test_every_page_begins_with_its_contents(root: Path) -> None:
+    for page in root.glob("docs/*.md"):
+        parts = headings(page, "##")
+        listed = re.findall(
+            r"^- \[.*\]\((#.*)\)$", page.read_text().split("\n## ")[0], re.MULTILINE
+        )
+        assert parts and listed == [f"#{anchor(part)}" for part in parts], page.name
+
+
+def test_every_make_target_exists(root: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (root / "Makefile").read_text(), re.MULTILINE)
+    named = [
+        name
+        for path in texts(root)
+        for name in re.findall(r"(?:^|`)make ([\w-]+)(?:$|[ `])", path.read_text(), re.MULTILINE)
+    ]
+    assert {"demo", "test", "figures", "notebook"} <= set(named) <= set(targets)
 
 
 def test_every_command_parses(root: Path, tmp_path: Path) -> None:
@@ -98,7 +139,8 @@ def test_every_sweep_is_planned(root: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_example_of_a_sweep_file_is_one(root: Path, tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    page = (root / "docs" / "sweeps.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "example.yaml").write_text(example)
     # 2 scripts x (3 x 3 - 1) points x 3 seeds; tiny: 2 x (2 x 2) x 3.
     assert len(plan(load(tmp_path / "example.yaml"))) == 48

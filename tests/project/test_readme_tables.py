@@ -1,7 +1,8 @@
-"""The tables of the README are those of the published records, and mistakes are said in a line."""
+"""The tables in README and docs match the published records; a mistake is one line."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,14 @@ from harness.read.tables.command import END, main, with_tables
 FOUR = "outputs/published/sweeps/slow_links_four-tiny"
 
 
-def test_the_readme_is_that_of_the_records(root: Path) -> None:
-    text = (root / "README.md").read_text()
-    assert text.count(END) >= 3
-    assert with_tables(text, root) == text, "make figures: a table of the README is old"
+def test_the_tables_match_the_records(root: Path) -> None:
+    """Those of every page that `make figures` redraws, and no other file has any."""
+    (patterns,) = re.findall(r"for page in (.*); do", (root / "Makefile").read_text())
+    pages = [page for pattern in patterns.split() for page in sorted(root.glob(pattern))]
+    texts = {page: page.read_text() for page in pages}
+    assert [text.count(END) for text in texts.values() if END in text] == [1, 1, 2]
+    for page, text in texts.items():
+        assert with_tables(text, page.parent) == text, f"make figures: a table of {page} is old"
 
 
 def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_path: Path) -> None:

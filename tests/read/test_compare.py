@@ -249,10 +249,10 @@ def test_published_records(root: Path) -> None:
     assert not comparison.verdicts["speed"].reasons and not comparison.verdicts["quality"].reasons
 
 
-def test_the_readme_compares_published_records(
+def test_the_command_in_the_docs_compares_published_records(
     root: Path, compared: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = re.sub(r"\\\n\s*", "", (root / "README.md").read_text())
+    text = re.sub(r"\\\n\s*", "", (root / "docs" / "reading.md").read_text())
     (sweep,) = re.findall(r"^SWEEP=(.*)$", text, re.MULTILINE)
     (command,) = re.findall(r"^python -m harness (compare .*\$SWEEP.*)$", text, re.MULTILINE)
     monkeypatch.chdir(root)

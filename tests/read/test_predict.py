@@ -249,9 +249,10 @@ def test_a_training_set_too_small_or_unknown(records: Path, predicted: Verb) -> 
     assert "give --train_size" in predicted.refused(*argv, "--advise", "--deadline", "1")
 
 
-def test_commands_of_the_readme(root: Path, records: Path, monkeypatch: pytest.MonkeyPatch,
-                                predicted: Verb) -> None:  # fmt: skip
-    text = re.sub(r"\\\n\s*", "", (root / "README.md").read_text())
+def test_commands_in_the_docs(
+    root: Path, records: Path, monkeypatch: pytest.MonkeyPatch, predicted: Verb
+) -> None:
+    text = re.sub(r"\\\n\s*", "", (root / "docs" / "prediction.md").read_text())
     commands = re.findall(r"^python -m harness (predict [^#\n]*)", text, re.MULTILINE)
     assert len(commands) >= 3
     monkeypatch.chdir(records.parent)
