@@ -22,11 +22,7 @@ from harness.train.data import embedded
 from harness.train.data.cache import cached
 from harness.train.data.models import explain
 
-# Name -> what makes the data set, and the packages whose files it is made from.
-EMBEDDED = {
-    "embedded:english": (embedded.english, tuple(embedded.SOURCES)),
-    "embedded:digits": (embedded.digits, ("scikit-learn",)),
-}
+EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
 FILES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -134,13 +130,10 @@ def _read(settings: Settings) -> datasets.DatasetDict:
 
 
 def _embedded(name: str) -> datasets.DatasetDict:
-    """Made once for the versions of the packages whose files it is made from."""
-    make, packages = EMBEDDED[name]
-    key = {
-        "embedded": name,
-        "made_of": {package: metadata.version(package) for package in packages},
-    }
-    folder = cached(key, lambda draft: make().save_to_disk(draft / "data"))
+    """Made once for what it is made of."""
+    texts = hashlib.sha256(embedded.ENGLISH.read_bytes()).hexdigest()
+    key = {"embedded": name, "texts": texts, "scikit-learn": metadata.version("scikit-learn")}
+    folder = cached(key, lambda draft: EMBEDDED[name]().save_to_disk(draft / "data"))
     return datasets.DatasetDict.load_from_disk(folder / "data")
 
 

@@ -1,11 +1,13 @@
 """The embedded data are real, balanced, disjoint and the same in every process."""
 
+import gzip
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import datasets
@@ -14,6 +16,7 @@ import transformers
 
 from harness.train.data import embedded
 from harness.train.data.cache import cached
+from tests.support import docstrings
 from tests.support.samples import content
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,6 +28,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from harness.train.data import embedded
+from tests.support import docstrings
 from tests.support.samples import content
 texts = embedded.english()
 print(content(texts), content(embedded.digits()))
@@ -61,6 +65,22 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 def runs(text: str, length: int = 4) -> set[tuple[str, ...]]:
     words = re.findall(r"[a-z]+", text.lower())
     return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+
+
+@pytest.mark.slow
+def test_english_is_made_by_the_rules_of_its_generator() -> None:
+    """The file that is shipped, from the versions that it was taken from."""
+    installed = {name: metadata.version(name).partition("+")[0] for name in docstrings.VERSIONS}
+    if installed != docstrings.VERSIONS:
+        pytest.skip(f"made from {docstrings.VERSIONS}")
+    with gzip.open(embedded.ENGLISH, "rt") as file:
+        assert file.read() == docstrings.lines()
+
+
+def test_every_library_has_its_licence(english: datasets.DatasetDict) -> None:
+    for name in english["train"].features["label"].names:
+        text = (embedded.ENGLISH.parent / f"LICENSE-{name}").read_text()
+        assert "Copyright" in text and "AS IS" in " ".join(text.split())
 
 
 def test_english_is_balanced_and_cut(english: datasets.DatasetDict) -> None:
