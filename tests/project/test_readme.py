@@ -188,6 +188,21 @@ def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.process
+def test_own_data_are_read_as_the_readme_shows(root: Path, tmp_path: Path) -> None:
+    """A file of 600 rows with the columns review and sentiment."""
+    (command,) = (c for c in commands(root) if c.startswith("python bert.py --dataset reviews.csv"))
+    rows = [f"{word} film number {i},{word}" for i in range(300) for word in ("good", "bad")]
+    (tmp_path / "reviews.csv").write_text("\n".join(["review,sentiment", *rows]))
+    argv = command.replace("reviews.csv", str(tmp_path / "reviews.csv")).split()[2:]
+    done = script("bert", *argv, "--model", "bert-nano", "--epochs", "1", "--o", str(tmp_path))
+    assert done.code == 0, done.err
+    (shown,) = (
+        line for line in (root / "README.md").read_text().splitlines() if "left out)" in line
+    )
+    assert shown in done.out.splitlines()
+
+
+@pytest.mark.process
 def test_from_a_shell(root: Path, tmp_path: Path) -> None:
     """True command lines, once each: plain python, torchrun with one and two, accelerate."""
     launch = [sys.executable, "-m"]

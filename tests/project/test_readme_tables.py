@@ -23,6 +23,30 @@ def test_the_tables_match_the_records(root: Path) -> None:
         assert with_tables(text, page.parent) == text, f"make figures: a table of {page} is old"
 
 
+@pytest.mark.parametrize(
+    ("strategy", "setup", "link", "text"),
+    [
+        ("diloco h50 lr1 m0.5", "2_1", "80ms/50mbit", "0.12 of DDP's (0.09 to 0.17)"),
+        ("ddp powersgd", "2_1", "1ms/50mbit", "0.79 of DDP's time"),
+        ("ddp powersgd", "2_1", "80ms/50mbit", "4.7 times as long"),
+        ("hivemind t640 local updates", "2_1", "1ms/1000mbit", "2.3 times as long as DDP on two"),
+        ("hivemind t640 local updates", "4_1", "1ms/1000mbit", "5.3 times as long on four"),
+    ],
+)
+def test_ratios_to_ddp_are_those_of_the_table(
+    strategy: str, setup: str, link: str, text: str, root: Path
+) -> None:
+    assert text in " ".join((root / "docs" / "strategies.md").read_text().split())
+    table = (root / "outputs/published/sweeps/slow_links-tiny/table.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    names = next(row for row in rows if row)
+    (cells,) = (row for row in rows if row[:3] == [strategy, setup, link])
+    ratio, interval = cells[names.index("target train vs base")].split(" ", 1)
+    shown = text.split()[0]
+    assert f"{float(ratio):.{len(shown.partition('.')[2])}f}" == shown
+    assert "(" not in text or text.endswith(interval)
+
+
 def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_path: Path) -> None:
     (tmp_path / "outputs").symlink_to(root / "outputs")
     place = f"before\n<!-- table {FOUR}: strategy, n -->\n"
