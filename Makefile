@@ -44,6 +44,7 @@ endef
 # The stamps are newer than the requirements once everything is installed: a second call skips it.
 .venv/ready: requirements.txt | check-python
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	$(call install,$<)
 
 .venv/ready-dev .venv/ready-notebook: .venv/ready-%: requirements-%.txt .venv/ready

@@ -11,6 +11,7 @@ import argparse
 import difflib
 import importlib
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -372,9 +373,9 @@ def usage() -> str:
     return f"usage: python -m harness VERB [...]    python -m harness VERB --help\n\n{verbs}"
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     with quiet_when_closed():
-        return _main(argv)
+        return _main(sys.argv[1:] if argv is None else argv)
     return 0
 
 

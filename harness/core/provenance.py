@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.settings import Settings, as_mapping
+from harness.core.tasks import TASKS
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy")
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,8 @@ def versions() -> dict[str, str | None]:
 def commit() -> dict[str, Any]:
     """Commit of this checkout and whether files differ from it; null where it is no checkout."""
     try:
+        # An installed copy may lie in the checkout of another project.
+        _git("ls-files", "--error-unmatch", "harness/core/provenance.py")
         head = _git("rev-parse", "HEAD")
         changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError):
@@ -34,7 +37,8 @@ def commit() -> dict[str, Any]:
 
 def source() -> str:
     """A checksum of the code that measures, committed or not."""
-    files = sorted([*ROOT.glob("*.py"), *(ROOT / "harness").rglob("*.py")])
+    scripts = [ROOT / f"{name}.py" for name in (*TASKS, "logcallback")]
+    files = sorted([*filter(Path.is_file, scripts), *(ROOT / "harness").rglob("*.py")])
     whole = hashlib.sha256()
     for file in files:
         whole.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")

@@ -1,0 +1,99 @@
+"""Installed as a package, the project works from any folder, without its checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+CHECK = """
+import json
+import harness
+from harness.core import provenance
+from logcallback import LogCallback
+print(json.dumps({
+    "harness": harness.__file__, "logcallback": LogCallback.__module__,
+    "runs": len(harness.load(RECORDS)), "source": provenance.source(), **provenance.commit(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel holds, as in site-packages."""
+    root = Path(__file__).resolve().parents[2]
+    work, target = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("site")
+    # A copy, since building leaves folders in the tree; only what git knows goes into it.
+    kinds = ("*.py", "*.toml", "*.md", "LICENSE", "harness")
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "--", *kinds], cwd=root, capture_output=True, check=True
+    ).stdout
+    for name in filter(None, files.decode().split("\0")):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_bytes((root / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target), "."],
+        cwd=work, check=True, timeout=120,
+    )  # fmt: skip
+    return target
+
+
+def python(installed: Path, cwd: Path, *words: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": str(installed)}
+    command = [sys.executable, *words]
+    done = subprocess.run(
+        command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.process
+def test_the_package_works_from_any_folder(installed: Path, tmp_path: Path, root: Path) -> None:
+    records = root / "outputs" / "published" / "sweeps" / "demo-tiny"
+    code = f"RECORDS = {str(root / 'outputs/published/vit/1_1')!r}" + CHECK
+    first = python(installed, tmp_path, "-c", code)
+    facts = json.loads(first)
+    assert Path(facts["harness"]).is_relative_to(installed)
+    assert facts["logcallback"] == "logcallback" and facts["runs"] > 0
+    # It lies in no checkout of its own, even where the folder belongs to another project.
+    assert facts["commit"] is None and facts["dirty"] is None
+    subprocess.run(["git", "init", "-q", str(installed)], check=True)
+    # What else is installed beside it is not what measures.
+    (installed / "another.py").write_text("")
+    assert python(installed, tmp_path, "-c", code) == first
+    script = (installed / "bin" / "harness").read_text()
+    assert "from harness.cli import main" in script
+    shown = python(installed, tmp_path, str(installed / "bin" / "harness"), "table", str(records))
+    assert "vit" in shown
+    settings = python(installed, tmp_path, "-m", "vit", "--tiny", "--print_settings")
+    assert "embedded:digits" in settings
+    assert (installed / "harness/train/data/english/texts.jsonl.gz").is_file()
+
+
+def test_what_the_package_does_not_have() -> None:
+    import harness
+
+    assert harness.load is harness.read.load
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        _ = harness.lode
+
+
+def test_what_is_tested_lies_in_the_ranges_of_the_package(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)", (root / "requirements.txt").read_text(), re.M))
+    extras = project["optional-dependencies"]
+    ranges = dict(re.match(r"([\w-]+)(.*)", each).groups() for each in  # type: ignore[union-attr]
+                  [*project["dependencies"], *extras["trackers"]])  # fmt: skip
+    assert ranges.keys() == pins.keys()
+    from packaging.specifiers import SpecifierSet
+
+    for name, pin in pins.items():
+        assert pin in SpecifierSet(ranges[name]), name
