@@ -20,7 +20,7 @@ from tests.support.ranks import script
 
 
 def texts(root: Path) -> list[Path]:
-    return [root / "README.md", *sorted(root.glob("*/README.md")), *sorted(root.glob("docs/*.md"))]
+    return sorted(file for kind in ("*.md", "*/README.md", "docs/*.md") for file in root.glob(kind))
 
 
 def commands(root: Path) -> list[str]:
@@ -148,6 +148,12 @@ def test_the_example_of_a_sweep_file_is_one(root: Path, tmp_path: Path) -> None:
     explained = (root / "harness" / "launch" / "sweepfile.py").read_text().split('"""')[1]
     for key in KEYS:
         assert re.search(rf"^    {key}\b", explained, re.MULTILINE), key
+
+
+def test_the_files_that_contributors_are_sent_to_exist(root: Path) -> None:
+    named = re.findall(r"`((?:harness|tests)/[\w./]+)`", (root / "CONTRIBUTING.md").read_text())
+    assert len(named) > 15
+    assert [name for name in named if not (root / name).exists()] == []
 
 
 def test_the_files_of_the_map_exist(root: Path) -> None:
