@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Image
+from PIL import Image as PILImage
 from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -177,12 +178,21 @@ class Resizer:
     def __call__(self, stored: dict[str, Any] | None) -> np.ndarray:
         """The bytes of one image, from its form in the data set."""
         try:
-            image = Image().decode_example(stored).convert("RGB")
+            image = _eight_bits(Image().decode_example(stored)).convert("RGB")
         except (OSError, ValueError, TypeError, AttributeError) as error:
             name = Path(stored["path"]).name if stored and stored.get("path") else "without a name"
             raise UserError(f"image {name} cannot be read: {error}") from None
         resized: np.ndarray = np.clip(np.rint(self.resize(image)), 0, 255).astype(np.uint8)
         return resized
+
+
+def _eight_bits(image: Any) -> Any:
+    """PIL's own conversion would cut deeper values off at 255."""
+    if image.mode.startswith("I;16"):
+        return PILImage.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its values have 32 bits (mode {image.mode}): save it with 8 or 16")
+    return image
 
 
 def _resizer(settings: Settings) -> Resizer:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import errors
@@ -84,6 +85,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
             config = AutoConfig.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code, **classes
             )
+    config.dtype = torch.float32  # whatever the weights were saved in
     if settings.dropout is not None:
         _set_dropout(config, settings.dropout)
     if settings.image_size is not None and hasattr(config, "image_size"):
@@ -105,12 +107,15 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
             model = auto.from_config(config, trust_remote_code=settings.trust_remote_code)
         else:
             with explain("model", str(settings.model)):
-                model = auto.from_pretrained(
+                model, loaded = auto.from_pretrained(
                     settings.model,
                     config=config,
+                    dtype=torch.float32,
                     ignore_mismatched_sizes=True,  # the head is made for these classes
+                    output_loading_info=True,
                     trust_remote_code=settings.trust_remote_code,
                 )
+            _refuse_missing_weights(settings, model, loaded)
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
             kind = TASKS[settings.script].input
@@ -121,6 +126,22 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
     if getattr(config, "cifar_stem", False):
         _cifar_stem(model)
     return model
+
+
+def _refuse_missing_weights(
+    settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]
+) -> None:
+    """transformers gives random values to what a checkpoint lacks. That is right for the head, and
+    for the pooler that heads stand on, which many pretrained checkpoints are without.
+    """
+    names = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
+    body = f"{model.base_model_prefix}."
+    lacking = sorted(n for n in names if n.startswith(body) and "pooler" not in n)
+    if lacking:
+        raise UserError(
+            f"--model {settings.model}: its weights lack {len(lacking)} tensors of the model, such "
+            f"as {lacking[0]}: take a whole checkpoint, or --from_scratch for random weights"
+        )
 
 
 def check_name(settings: Settings) -> None:

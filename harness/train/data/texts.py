@@ -65,7 +65,9 @@ def load_texts(settings: Settings, world: int) -> Data:
         "max_length": length,
     }
     folder = cached(key, tokenise)
-    collate = TextBatches(folder, source.all_labels, tokenizer, pair=len(source.inputs) == 2)
+    # A model that has no use for them may take them for something else, as GPT-2 does.
+    pair = len(source.inputs) == 2 and "token_type_ids" in tokenizer.model_input_names
+    collate = TextBatches(folder, source.all_labels, tokenizer, pair)
     facts = {"max_length": length, "mean_tokens": round(collate.mean_tokens(), 2)}
     return as_data(settings, source, world, collate, for_model, tokenizer, facts)
 
@@ -97,13 +99,21 @@ def _train_tokenizer(source: sources.Source, folder: Path, size: int) -> None:
 
 def _max_length(settings: Settings, tokenizer: Any) -> int:
     positions = getattr(models.configuration(settings), "max_position_embeddings", None)
-    limits = [n for n in (positions, tokenizer.model_max_length) if n is not None and n < 10**9]
+    limits = [n for n in (positions, tokenizer.model_max_length) if n and 0 < n < 10**9]
     return min(limits, default=10**9)
 
 
 def _fingerprint(tokenizer: Any) -> str:
-    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256((type(tokenizer).__name__ + vocabulary).encode()).hexdigest()
+    """A checksum of everything that tokens depend on."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python has its rules in its class and arguments
+        rules = {"vocabulary": tokenizer.get_vocab(), "arguments": tokenizer.init_kwargs}
+    else:
+        rules = json.loads(backend.to_str())
+        del rules["truncation"], rules["padding"]  # what its last call was asked for
+    kind = (type(tokenizer).__name__, tokenizer.truncation_side, tokenizer.model_input_names)
+    text = json.dumps([kind, tokenizer.special_tokens_map, rules], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
@@ -241,6 +242,17 @@ def test_the_checksum_is_that_of_the_content(tmp_path: Path) -> None:
     word = [{**row, "text": row["text"] + "!"} if i == 7 else row for i, row in enumerate(table)]
     label = [{**row, "label": "bad"} if i == 8 else row for i, row in enumerate(table)]
     assert len({first, of("c", word), of("d", label), of("e", table[::-1])}) == 4
+
+
+def test_no_sample_of_a_large_set_may_change_unseen() -> None:
+    table = Dataset.from_list(rows(5000))
+    labels = np.arange(5000) % 2
+    whole = sources.checksum([(table, labels)], ["text"])
+    for row in (1, 2501, 4999):
+        edited = list(table["text"])
+        edited[row] += "!"
+        data = Dataset.from_dict({"text": edited})
+        assert sources.checksum([(data, labels)], ["text"]) != whole
 
 
 def test_embedded_data_have_the_same_form() -> None:

@@ -1,0 +1,100 @@
+"""Checkpoints of others: what is loaded is what they hold, in float32, or they are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from harness.core.settings import Settings, UserError
+from harness.train.data import models
+from harness.train.data.texts import _fingerprint
+
+LABELS = ["bad", "fair", "good"]
+SIZES: dict[str, Any] = {
+    "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 16, "max_position_embeddings": 32, "num_labels": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole checkpoint with a head for other classes."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def build(folder: Path, **more: Any) -> Any:
+    return models.build(Settings(script="bert", model=str(folder), **more), LABELS)
+
+
+def edit(folder: Path, change: Any) -> None:
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+def test_the_body_is_that_of_the_checkpoint_and_the_head_is_new(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    model = build(folder)
+    body = {name: w for name, w in model.state_dict().items() if name.startswith("bert.")}
+    assert len(body) > 30 and all(torch.equal(w, stored[name]) for name, w in body.items())
+    assert model.classifier.weight.shape == (3, 16)
+
+
+def test_without_its_pooler_a_checkpoint_is_whole(folder: Path) -> None:
+    edit(folder, lambda w: {k: v for k, v in w.items() if "pooler" not in k and "bert" in k})
+    assert build(folder).classifier.weight.shape == (3, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "lacking"),
+    [
+        (lambda w: {k: v for k, v in w.items() if ".layer.1." not in k}, "bert.encoder.layer.1."),
+        (
+            lambda w: {k: v[:50].clone() if "word_emb" in k else v for k, v in w.items()},
+            "bert.embeddings.word_embeddings.weight",
+        ),
+    ],
+    ids=["missing", "misshapen"],
+)
+def test_a_body_with_gaps_is_refused(folder: Path, change: Any, lacking: str) -> None:
+    edit(folder, change)
+    with pytest.raises(UserError, match=rf"lack \d+ tensors of the model, such as {lacking}"):
+        build(folder)
+    assert build(folder, from_scratch=True).num_labels == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_weights_are_float32_whatever_they_were_saved_in(
+    folder: Path, dtype: torch.dtype, from_scratch: bool
+) -> None:
+    transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=dtype
+    ).save_pretrained(folder)
+    assert transformers.AutoConfig.from_pretrained(folder).dtype == dtype
+    kinds = {weight.dtype for weight in build(folder, from_scratch=from_scratch).parameters()}
+    assert kinds == {torch.float32}
+
+
+def test_a_tokenizer_is_more_than_its_vocabulary() -> None:
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "A", "b"]
+    vocabulary = {name: number for number, name in enumerate(names)}
+
+    def of(**rules: Any) -> Any:
+        return transformers.BertTokenizer(dict(vocabulary), **rules)
+
+    lower, cased = of(do_lower_case=True), of(do_lower_case=False)
+    assert lower.get_vocab() == cased.get_vocab() and lower("A").input_ids != cased("A").input_ids
+    others = [cased, of(strip_accents=True), of(truncation_side="left")]
+    assert len({_fingerprint(tokenizer) for tokenizer in (lower, *others)}) == 4
+    # Of one tokenizer it stays the same, whatever it was called with before.
+    before = _fingerprint(lower)
+    lower(["a b", "b"], truncation=True, max_length=3, padding=True)
+    assert _fingerprint(lower) == before == _fingerprint(of(do_lower_case=True))

@@ -1,0 +1,42 @@
+"""Images of every depth keep their brightness."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from harness.core.settings import Settings, UserError
+from harness.train.data.images import _resizer
+
+RAMP = np.linspace(0, 1, 64).reshape(8, 8)
+
+
+def stored(image: Image.Image, kind: str) -> dict[str, Any]:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return {"bytes": file.getvalue(), "path": f"ramp.{kind.lower()}"}
+
+
+@pytest.fixture(scope="module")
+def resizer() -> Any:
+    return _resizer(Settings(script="vit", model="vit-nano", image_size=8))
+
+
+@pytest.mark.parametrize(("kind", "dtype", "top"), [
+    ("PNG", np.uint8, 255), ("PNG", np.uint16, 65535), ("TIFF", np.uint16, 65535),
+])  # fmt: skip
+def test_sixteen_bits_look_like_eight(resizer: Any, kind: str, dtype: Any, top: int) -> None:
+    image = Image.fromarray((RAMP * top).round().astype(dtype))
+    expected = np.broadcast_to((RAMP * 255).round(), (3, 8, 8))
+    assert np.abs(resizer(stored(image, kind)).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_values_of_unknown_range_are_refused(resizer: Any, dtype: Any) -> None:
+    image = Image.fromarray((RAMP * 9000).astype(dtype))
+    with pytest.raises(UserError, match=r"image ramp.tiff cannot be read: its values have 32 bits"):
+        resizer(stored(image, "TIFF"))
