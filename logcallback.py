@@ -19,7 +19,7 @@ from typing import Any
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
-from harness.core.records import RunFolder, write_json
+from harness.core.records import FINISHED, RunFolder, write_json
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
 from harness.train.measure import rows
@@ -308,4 +308,6 @@ class LogCallback(Recorder):
         }
         wall_s = time.perf_counter() - self.began_s
         cpu_time, update = self.cpu.per_rank(), state.global_step
-        attempts.finish(self.folder, best, wall_s, cpu_time, update, facts)
+        attempts.end(self.folder, FINISHED, None, wall_s, cpu_time, update)
+        attempts.write_summary(self.folder, FINISHED, None, best, facts)
+        self.folder.progress.unlink(missing_ok=True)

@@ -313,9 +313,7 @@ class Verb:
 
 
 VERBS = {
-    "sweep": Verb(
-        "launch.sweep", "run every run of a sweep file that is missing", sweep, json=False
-    ),
+    "sweep": Verb("launch.sweep", "run what a sweep file still lacks", sweep, json=False),
     "table": Verb(
         "read.tables.command", "what was measured: a row per run, or a sweep's table", table
     ),
@@ -331,7 +329,7 @@ VERBS = {
     ),
     "compare": Verb(
         "read.compare.compare",
-        "two runs or groups: difference, interval, is it more than noise",
+        "two runs or groups: difference, interval, whether it exceeds the noise",
         compare,
     ),
     "explain": Verb("read.explain.explain", "why N processes were not N times as fast", explain),

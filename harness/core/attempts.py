@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from harness.core.records import FINISHED, SCHEMA, RunFolder, append_row, write_json
+from harness.core.records import SCHEMA, RunFolder, append_row, write_json
 from harness.core.schema.environment import CommProbeRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
 
 # By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
 
-# Of the files of a run, where fields are looked up by their names. A row that is cut off or
-# written by hand may lack some: unknown is null, and never ends a run.
+# Rows as read from files: any field may be missing, which means unknown and never ends a run.
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -302,20 +301,6 @@ def probe_of(folder: RunFolder) -> CommProbeRecord | None:
     """What the exchange adds to a step, as measured in any attempt."""
     environment = folder.read_environment()
     return None if environment is None else environment.get("comm_probe")
-
-
-def finish(
-    folder: RunFolder,
-    best_metric: str | None,
-    wall_s: float,
-    cpu_time: Mapping[str, list[float] | None],
-    update: int,
-    facts: Mapping[str, Any],
-) -> None:
-    """The run has been trained to its end."""
-    end(folder, FINISHED, None, wall_s, cpu_time, update)
-    write_summary(folder, FINISHED, None, best_metric, facts)
-    folder.progress.unlink(missing_ok=True)
 
 
 def larger_is_better(metric: str) -> bool:

@@ -18,8 +18,8 @@ SHOWN_ONLY = (
 )  # fmt: skip
 
 
-# Where no flag says it. A GPU takes more (train/loop/evaluation.py), under the same name: a name
-# is known before the device is, and what is found does not depend on it.
+# Default of --eval_batch. GPUs use more (train/loop/evaluation.py), but the run id keeps 64: it is
+# made before the device is known, and metrics do not depend on it.
 EVAL_BATCH = 64
 
 
@@ -78,3 +78,8 @@ def run_id(settings: Settings) -> str:
     if settings.repeat > 1:
         parts.append(f"r{settings.repeat}")
     return "_".join([*parts, digest])
+
+
+def run_path(settings: Settings) -> str:
+    """The folder of a run, below the output folder."""
+    return f"{settings.script}/{settings.setup}/{run_id(settings)}"

@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 
-GRACE_S = 20.0  # to record and end when asked to
+GRACE_S = 20.0  # for a process to record and exit, before it is killed
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """From now on; at once if `parent` was to be the parent and is not any more."""
+    """Kill this process when its parent ends; at once if the parent is already gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
         if parent is not None and os.getppid() != parent:

@@ -35,7 +35,7 @@ def commit() -> dict[str, Any]:
     return {"commit": head, "dirty": changed}
 
 
-def source() -> str:
+def source_checksum() -> str:
     """A checksum of the code that measures, committed or not."""
     scripts = [ROOT / f"{name}.py" for name in (*TASKS, "logcallback")]
     files = sorted([*filter(Path.is_file, scripts), *(ROOT / "harness").rglob("*.py")])
@@ -70,7 +70,7 @@ def without_home(text: str) -> str:
     return text.replace(str(Path.home()), "~")
 
 
-def command_line(words: Sequence[str]) -> str:
+def redacted_command(words: Sequence[str]) -> str:
     """A command as typed, but for hosts and secrets: --token X, --token=X and --set token=X."""
     shown = []
     hide_next = False

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harness.core.schema.environment import EnvironmentRecord, SettingsRecord
+from harness.core.schema.environment import EnvironmentRecord
 from harness.core.schema.rows import FINISHED as FINISHED
 from harness.core.schema.rows import (
     OUTCOMES,
@@ -41,6 +41,11 @@ SCHEMA = 1
 
 # What else can become of a run. Each is a result and stands in tables as a row.
 FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
+# The state of a run that has no outcome: not begun, in progress, or refused by the plan.
+WAITING, RUNNING, SKIPPED = "waiting", "running", "skipped"
+
+# Share of all cores (cpu_busy_share) above which other users disturb a measurement.
+DISTURBING_SHARE = 0.25
 
 # What multiprocessing says of a process whose fork server is gone: it has ended with it.
 SERVER_KILLED = 255
@@ -96,9 +101,6 @@ class RunFolder:
         Beside the folder, which may be moved aside while the lock is held.
         """
         return self.path.parent / ".locks" / f"{self.path.name}.{by}"
-
-    def read_settings(self) -> SettingsRecord | None:
-        return cast(SettingsRecord | None, read_json(self.settings))
 
     def read_environment(self) -> EnvironmentRecord | None:
         return cast(EnvironmentRecord | None, read_json(self.environment))
@@ -220,13 +222,17 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     """(rows, number of lines that are not readable); no file is no rows."""
+    try:
+        return rows_in(path.read_bytes())
+    except OSError:
+        return [], 0
+
+
+def rows_in(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The lines that are JSON objects, and the number of other lines that are not empty."""
     rows: list[dict[str, Any]] = []
     broken = 0
-    try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except OSError:
-        return rows, broken
-    for line in text.splitlines():
+    for line in content.decode("utf-8", errors="replace").splitlines():
         if not line.strip():
             continue
         try:

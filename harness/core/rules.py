@@ -20,7 +20,7 @@ from typing import Any
 from harness.core.settings import Settings, UserError, parse_setup, share_of
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES, Strategy, is_off
 from harness.core.tasks import TASKS
-from harness.core.topology import World, asked_processes, batch_of, effective_batch
+from harness.core.topology import World, asked_processes, batch_of, own_batch
 
 # Flags of TrainingArguments that are not passed through: what to do instead, and why.
 REFUSED = {
@@ -102,7 +102,7 @@ class Combination:
     @property
     def own_batch(self) -> int:
         """Samples that one hivemind peer brings at a time."""
-        return effective_batch(self.settings.per_gpu_batch or 1, self.settings.grad_acc, devices=1)
+        return own_batch(self.settings)
 
 
 Condition = Callable[[Settings, Combination], object]
@@ -326,15 +326,14 @@ DEVICE: tuple[Rule, ...] = (
 
 
 def resolve(settings: Settings) -> Settings:
-    """The same settings with the task's defaults, or the tiny ones, in place of None."""
+    """The same settings with the task's defaults, or the tiny ones, in place of None.
+
+    Refuses what contradicts itself, before anything is loaded.
+    """
     task = TASKS[settings.script]
     defaults = task.tiny if settings.tiny else task.defaults
     missing = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
-    return check(replace(settings, **missing))
-
-
-def check(settings: Settings) -> Settings:
-    """Refuse what contradicts itself, before anything is loaded."""
+    settings = replace(settings, **missing)
     if settings.setup is not None:
         parse_setup(settings.setup)
     refuse(CONTRADICTIONS, Combination(settings))

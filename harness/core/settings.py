@@ -290,7 +290,7 @@ class Settings:
     trainer: tuple[tuple[str, Any], ...] = ()
 
 
-SETUP = re.compile(r"^(\d+)_(\d+)(?:_([A-Za-z0-9.-]+))?$")
+SETUP = re.compile(r"([0-9]+)_([0-9]+)(?:_([A-Za-z0-9.-]+))?")
 
 
 def flag_fields() -> dict[str, Any]:
@@ -315,7 +315,7 @@ def share_of(split: str) -> float | None:
 
 def parse_setup(setup: str) -> tuple[int, int, str]:
     """(nodes, processes a node, tag) of a set-up such as 2_1_P100far."""
-    match = SETUP.match(setup)
+    match = SETUP.fullmatch(setup)
     if not match or int(match[1]) < 1 or int(match[2]) < 1:
         raise UserError(
             f"--setup {setup}: expected N_M or N_M_tag (N nodes of M processes), for example 1_4"

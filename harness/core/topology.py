@@ -50,10 +50,14 @@ def effective_batch(per_gpu_batch: int, grad_acc: int, devices: int) -> int:
     return per_gpu_batch * grad_acc * devices
 
 
+def own_batch(settings: Settings, devices: int = 1) -> int:
+    """What these devices contribute at a time; one hivemind peer has one device."""
+    return effective_batch(settings.per_gpu_batch or 1, settings.grad_acc, devices)
+
+
 def batch_of(settings: Settings, devices: int) -> int:
     """Of a run; hivemind peers fill one target together, however many they are."""
-    own = effective_batch(settings.per_gpu_batch or 1, settings.grad_acc, devices)
-    return settings.target_batch or own
+    return settings.target_batch or own_batch(settings, devices)
 
 
 def batch_of_trainer(args: Any) -> int:
@@ -65,9 +69,9 @@ def batch_of_trainer(args: Any) -> int:
 # what was asked for, and with it the effective batch, the training set and the schedule. What runs
 # at a time may be less; how it makes the same updates is decided here.
 
-# How long a process waits for its peers once training has begun: a node that is cut off the network
-# sends nothing, not even an end.
-PEERS_WAIT_S = 60
+# How long a process waits for the others once training has begun: a node that is cut off the
+# network sends nothing, not even an end.
+COLLECTIVE_TIMEOUT_S = 60
 
 
 def is_elastic(environ: Mapping[str, str]) -> bool:

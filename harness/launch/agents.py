@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.core.provenance import ROOT
+from harness.core.records import rows_in
 from harness.core.tasks import TASKS
 from harness.launch.plan import PORT, Elastic, Job, torchrun
 from harness.launch.ssh import SSH_FAILED
@@ -250,8 +251,8 @@ class WarmAgent(Agent):
                 return events
             if not read:
                 return [*events, {"event": "died", "code": self.process.wait()}]
-            *lines, self.unread = (self.unread + read).split(b"\n")
-            events += [json.loads(line) for line in lines]
+            whole, _, self.unread = (self.unread + read).rpartition(b"\n")
+            events += rows_in(whole)[0]  # a shell on a host may print lines of its own
 
     def stop(self) -> None:
         self._send({"do": "stop"})

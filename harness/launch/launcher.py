@@ -12,11 +12,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import IO, Any
 
+from harness.core.process import GRACE_S
 from harness.core.settings import UserError
 from harness.launch.agents import Agent, Event, LaunchRequest, Node, Rendezvous, WarmAgent
 
 READY_S = 300.0  # to load what training needs, from a slow disk as well
-GRACE_S = 20.0  # for the other nodes to record and exit when one has failed
 RETRY_S = 5.0  # between two attempts to reach a node that an elastic run has lost
 TRIES = 3  # to find a port that nobody takes at the same moment
 

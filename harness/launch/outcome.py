@@ -13,13 +13,12 @@ from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.locks import Lock
 from harness.core.provenance import settings_of
-from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, RunFolder, log_of
+from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
 from harness.core.schema.rows import SummaryRecord
 from harness.launch.launcher import Exit
 from harness.launch.plan import Job
 
-# The states of a run in a sweep, beside the outcomes of its record.
-WAITING, RUNNING, ELSEWHERE, SKIPPED = "waiting", "running", "elsewhere", "skipped"
+ELSEWHERE = "elsewhere"  # the state of a run that another runner or person measures
 KNOWN = (FINISHED, *FAILURES)
 # How running out of memory looks where no Python exception could report it.
 NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)

@@ -14,15 +14,15 @@ import pynvml
 
 from harness.core.links import Link
 from harness.core.provenance import ROOT
+from harness.core.records import DISTURBING_SHARE, SKIPPED
 from harness.core.rules import why_a_gpu
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Launcher
-from harness.launch.outcome import SKIPPED, State
+from harness.launch.outcome import State
 from harness.launch.plan import Elastic, Job, commands
 from harness.launch.slurm import Slurm
 from harness.launch.ssh import Remote
 
-BUSY = 0.25  # share of all cores that others may use without a warning
 Devices = tuple[tuple[str, ...], ...]  # GPUs or cores, by node
 
 
@@ -76,7 +76,7 @@ def disturbance(others: dict[str, Any]) -> str | None:
     reasons = []
     if others["gpu_processes"]:
         reasons.append(f"{others['gpu_processes']} other process(es) use the GPUs")
-    if others["cpu_busy_share"] > BUSY:
+    if others["cpu_busy_share"] > DISTURBING_SHARE:
         reasons.append(f"others use {others['cpu_busy_share']:.0%} of the cores")
     return " and ".join(reasons) or None
 

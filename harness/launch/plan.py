@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.command_line import bare, to_argv
-from harness.core.identity import number, run_id
+from harness.core.identity import number, run_path
 from harness.core.links import Link, Network
 from harness.core.records import RunFolder
 from harness.core.rules import place, resolve
@@ -62,7 +62,7 @@ class Job:
     @property
     def path(self) -> str:
         """The folder of the run, below the output folder."""
-        return f"{self.settings.script}/{self.settings.setup}/{run_id(self.settings)}"
+        return run_path(self.settings)
 
     @property
     def survives_node_loss(self) -> bool:

@@ -9,37 +9,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from harness.core.locks import Lock
-from harness.core.records import read_json
+from harness.core.process import GRACE_S
+from harness.core.records import RUNNING, WAITING, read_json
 from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
 from harness.launch.launcher import Exit, Launcher
-from harness.launch.outcome import (
-    ELSEWHERE,
-    RUNNING,
-    WAITING,
-    State,
-    in_short,
-    settled,
-    written_since,
-)
+from harness.launch.outcome import ELSEWHERE, State, in_short, settled, written_since
 from harness.launch.places import Devices, Machine, Machines, Options, launched
 from harness.launch.plan import Job
+from harness.launch.screen import Screen
 
-GRACE_S = 20.0  # for ranks that were asked to exit, before they are killed
 CHECK_AGAIN_S = 1.0  # for runs of other runners
 ISOLATION_S = 60.0  # between two checks of who else uses the machine
-
-
-class Watcher(Protocol):
-    """Shows a person what happens (screen.py)."""
-
-    def print(self, line: str) -> None: ...
-    def note(self, line: str, ended: bool = False) -> None: ...
-    def show(self) -> None: ...
 
 
 @dataclass
@@ -49,7 +34,7 @@ class Worker(ABC):
     states: list[State]
     options: Options
     folder: Path  # of the sweep
-    screen: Watcher
+    screen: Screen
     stops: int = field(default=0, kw_only=True)  # requests to stop; a signal handler counts here
 
     @abstractmethod

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.identity import number
-from harness.core.records import FINISHED
-from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
+from harness.core.records import FINISHED, RUNNING, SKIPPED, WAITING
+from harness.launch.outcome import ELSEWHERE, State
 
 STYLES = {FINISHED: "green", RUNNING: "bold cyan", WAITING: "dim", ELSEWHERE: "cyan",
           SKIPPED: "dim"}  # fmt: skip

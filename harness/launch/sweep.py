@@ -19,14 +19,22 @@ from typing import Any
 from harness.core.command_line import BadValue, field_of, natural, one_of, typed, whole
 from harness.core.identity import number
 from harness.core.links import link_of
-from harness.core.provenance import command_line, without_home
-from harness.core.records import SCHEMA, SWEEP, read_json, write_json
+from harness.core.provenance import redacted_command, without_home
+from harness.core.records import (
+    RUNNING,
+    SCHEMA,
+    SKIPPED,
+    SWEEP,
+    WAITING,
+    read_json,
+    write_json,
+)
 from harness.core.rules import why_not_elastic
 from harness.core.settings import UserError
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State
+from harness.launch.outcome import ELSEWHERE, State
 from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
@@ -345,7 +353,7 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) 
         **{name: getattr(sweep, name) for name in AS_THEY_ARE},
         "question": sweep.header.get("question"),
         "file": without_home(sweep.file),
-        "command": command_line(["python", "-m", "harness", "sweep", *argv]),
+        "command": redacted_command(["python", "-m", "harness", "sweep", *argv]),
         "axes": axes_of(sweep),
         "baseline": as_text(sweep.baseline) if sweep.baseline else None,
         "runs": [

@@ -15,7 +15,7 @@ import pytest
 
 from harness.core import attempts
 from harness.core.command_line import parse
-from harness.core.provenance import command_line, settings_of
+from harness.core.provenance import redacted_command, settings_of
 from harness.core.records import (
     ASIDE,
     FINISHED,
@@ -25,6 +25,7 @@ from harness.core.records import (
     plain,
     read_json,
     read_rows,
+    rows_in,
     write_json,
 )
 
@@ -229,7 +230,7 @@ def test_a_command_is_recorded_without_secrets_and_home() -> None:
     home = str(Path.home())
     words = ["python", "--hub_token", "abc", "--api-key=abc", "--set", "my_secret=abc", "--lr", "1",
              f"{home}/sweep.yaml", "a b", "token"]  # fmt: skip
-    text = command_line(words)
+    text = redacted_command(words)
     assert "abc" not in text and home not in text
     assert text == (
         "python --hub_token '***' '--api-key=***' --set 'my_secret=***' --lr 1 "
@@ -272,3 +273,9 @@ def test_a_failure_that_lacks_fields_was_written_by_no_rank(tmp_path: Path) -> N
     whole = {"rank": 1, "unix": 9.0, "outcome": "oom", "reason": "too much"}
     write_json(folder.failure(1), whole)
     assert attempts.first_failure(folder, since=0.0) == whole
+
+
+def test_rows_in_what_a_shell_has_printed_into() -> None:
+    text = b'Welcome\n{"a": 1}\n\n[2]\n"b"\n{"c":\n\xff\n{"d": 4}'
+    assert rows_in(text) == ([{"a": 1}, {"d": 4}], 5)
+    assert rows_in(b"") == ([], 0)

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 from harness.core.command_line import command_line, help_text, parse, to_argv, trainer_flags
 from harness.core.identity import SHOWN_ONLY, number, run_id
 from harness.core.rules import REFUSED
-from harness.core.settings import Settings, as_mapping, flag_fields
+from harness.core.settings import Settings, UserError, as_mapping, flag_fields, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.tasks import TASKS
 from tests.support.settings import ALONE, launched, refusal
@@ -327,3 +327,13 @@ def test_help(script: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> Non
         if f.metadata["kind"] != "bool" and default is not None and "/" not in str(default):
             assert f"({number(default)})" in words, name
     assert "a image" not in text
+
+
+@pytest.mark.parametrize("setup", ["1_2\n", "１_２", "1_٢", "0_1", "1_2_", "1_2_a b", "1_2_far\n"])  # noqa: RUF001
+def test_a_setup_that_is_none(setup: str) -> None:
+    with pytest.raises(UserError, match="expected N_M or N_M_tag"):
+        parse_setup(setup)
+
+
+def test_a_setup_in_parts() -> None:
+    assert parse_setup("2_1_P100far") == (2, 1, "P100far") and parse_setup("1_4") == (1, 4, "")

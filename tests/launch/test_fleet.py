@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -403,3 +404,21 @@ def test_torchrun_of_peers_goes_on_without_a_node(
     assert launcher.poll() is None and third.signals == ["kill"]
     third.code = -9
     assert launcher.poll() == Exit(0)
+
+
+class NoisyHost(Node):
+    """Its shell prints a line when it starts, as a .bashrc may."""
+
+    def start(self, *_: Any, **pipes: Any) -> subprocess.Popen[bytes]:
+        lines = """echo 'Welcome back!'; echo '{"event": "ready"}'; cat"""
+        return subprocess.Popen(["sh", "-c", lines], **pipes)
+
+
+@pytest.mark.process
+def test_a_line_of_a_shell_is_no_event(tmp_path: Path) -> None:
+    agent = WarmAgent(NoisyHost("a"), {}, tmp_path / "log")
+    assert agent.process is not None and agent.process.stdin is not None
+    agent.process.stdin.close()
+    agent.process.wait(10)
+    assert agent.receive() == [{"event": "ready"}, {"event": "died", "code": 0}]
+    agent.close()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from harness.core.locks import Lock
-from harness.core.records import read_json, write_json
+from harness.core.records import WAITING, read_json, write_json
 from harness.core.settings import UserError
-from harness.launch.outcome import ELSEWHERE, WAITING, State
+from harness.launch.outcome import ELSEWHERE, State
 from harness.launch.places import Options
 from harness.launch.plan import Job
 from harness.launch.screen import Screen, standing
@@ -84,7 +84,7 @@ while :; do
     code=$?
     kill -0 "$step" 2>/dev/null || break
 done
-# Or it would end the job after its return from the queue.
+# Otherwise it would kill the job after it was requeued.
 [ -z "$reminder" ] || kill "$reminder" 2>/dev/null
 if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 0 ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
@@ -190,6 +190,13 @@ S = ["--launcher", "slurm"]
     ("flags", "message"),
     [
         (["--partition", "p"], "--partition needs --launcher slurm"),
+        (
+            [*S, "--partition", "p\n#SBATCH --wrap=x"],
+            "--partition 'p\\n#SBATCH --wrap=x': expected a name",
+        ),
+        ([*S, "--account", "a\n"], "--account 'a\\n': expected a name"),
+        ([*S, "--gres", "gpu\n"], "expected a name such as gpu"),
+        ([*S, "--sbatch", "exclusive\n"], "expected an option of sbatch"),
         (["--detach"], "--detach needs --launcher slurm"),
         (["--requeue", "2", "--launcher", "local"], "--requeue needs --launcher slurm"),
         ([*S, "--pack"], "--pack has no meaning with --launcher slurm: jobs run side by side"),

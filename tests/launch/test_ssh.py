@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.core.provenance import ROOT, command_line, without_home
+from harness.core.provenance import ROOT, redacted_command, without_home
 from harness.core.records import RunFolder, read_json, write_json
 from harness.core.settings import UserError
 from harness.launch.launcher import Exit
@@ -25,6 +25,7 @@ from harness.launch.plan import Job
 from harness.launch.ssh import Host, Remote
 from harness.launch.ssh import place as ssh_module
 from harness.launch.ssh.hosts import (
+    TAR_FOLLOWS,
     Fetched,
     HostFacts,
     address_of,
@@ -81,6 +82,8 @@ def test_hosts_as_they_are_typed(tmp_path: Path) -> None:
         (["--hosts", "a", "--hosts_file", "f"], "needs either --hosts a,b or --hosts_file FILE"),
         (["--hosts", "a,-oProxyCommand=x"], "'-oProxyCommand=x': expected [user@]host[:port]"),
         (["--hosts", "a,b,a"], "host a is named twice"),
+        (["--hosts", "a", "--ssh", 'ssh "x'], '--ssh ssh "x: no closing quotation'),
+        (["--hosts", "a", "--ssh", " "], "--ssh: expected a command"),
         (["--hosts", "a", "--pack"], "--pack shares one machine"),
         (["--hosts_file", "nowhere"], "--hosts_file nowhere: No such file or directory"),
     ],
@@ -123,6 +126,10 @@ def test_the_lines_to_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert first.startswith("ssh -F 'my config' -n a 'cd ")
     assert "GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0 " in first
     assert "--master_addr=10.0.0.9 " in first
+    there = Remote((A,), "~/h", "my venv/bin/python")
+    (job,) = jobs(tmp_path, "settings: {setup: 1_1}")
+    (line,) = Ssh(Options(launcher="ssh", remote=there)).plan(job, "")
+    assert " 'my venv/bin/python' -m torch.distributed.run " in shlex.split(line)[-1]
 
 
 @pytest.mark.process
@@ -247,6 +254,37 @@ def test_a_host_that_cannot_be_used(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert first.startswith("a: ") and expected in first and first == f"a: {second}"
 
 
+NOISY = b"Welcome back!\n"  # as a .bashrc prints it, also where nobody reads it
+
+
+def answers_of(output: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess([], 0, output, b"")
+    monkeypatch.setattr(ssh_module.subprocess, "run", lambda *_, **__: done)
+
+
+def test_lines_that_the_shell_of_a_host_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = place()
+    line = json.dumps(asdict(replace(FACTS, unix=time.time()))).encode() + b"\n"
+    for output in (NOISY + line, line + NOISY, NOISY + b"[1]\n" + line):
+        answers_of(output, monkeypatch)
+        facts = there._ask(A)
+        assert isinstance(facts, HostFacts) and facts.commit == FACTS.commit
+    answers_of(NOISY, monkeypatch)
+    assert there._ask(A) == "a: reports no facts, which are a JSON object on a line of its own"
+    with pytest.raises(UserError, match=r"a: reports no facts.*; b:2222: reports no facts"):
+        there.open([])
+    (job,) = jobs(tmp_path, "settings: {setup: 1_1}")
+    write_json(tmp_path / "summary.json", {"outcome": "finished"})
+    pipe = io.BytesIO()
+    send(tmp_path, pipe)
+    answers_of(NOISY + TAR_FOLLOWS + pipe.getvalue(), monkeypatch)
+    assert "summary.json" in there._fetch(A, job)
+    answers_of(NOISY, monkeypatch)
+    assert there._fetch(A, job) == "a: sends no records"
+
+
 @pytest.mark.process
 def test_ssh_that_is_not_there_or_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="a: /no/such/ssh: No such file or directory"):
@@ -260,7 +298,7 @@ def test_others_at_work_there(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     busy = replace(FACTS, disturbed="others use 90% of the cores", unix=time.time())
     monkeypatch.setattr(Ssh, "_ask", lambda self, host: self.clocks.update({host: 0.0}) or busy)
     monkeypatch.setattr(ssh_module, "commit", lambda: {"commit": busy.commit})
-    monkeypatch.setattr(ssh_module, "source", lambda: busy.source)
+    monkeypatch.setattr(ssh_module, "source_checksum", lambda: busy.source)
     there = place()
     there.open([])
     assert "warning: b:2222: others use 90% of the cores" in capsys.readouterr().err
@@ -368,5 +406,7 @@ def test_the_rank_that_failed_wins_over_the_one_that_missed_it(tmp_path: Path) -
 
 
 def test_no_host_stands_in_a_published_command() -> None:
-    shown = command_line(["sweep", "--hosts", "me@a", "--ssh=ssh -i k", "--master_addr", "1.2.3.4"])
+    shown = redacted_command(
+        ["sweep", "--hosts", "me@a", "--ssh=ssh -i k", "--master_addr", "1.2.3.4"]
+    )
     assert shown == "sweep --hosts '***' '--ssh=***' --master_addr '***'"

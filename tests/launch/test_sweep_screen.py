@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.core.records import SCHEMA, append_row, write_json
+from harness.core.records import RUNNING, SCHEMA, SKIPPED, append_row, write_json
 from harness.core.settings import UserError, as_mapping
 from harness.launch import places
-from harness.launch.outcome import RUNNING, SKIPPED, State, settled
+from harness.launch.outcome import State, settled
 from harness.launch.places import Machine
 from harness.launch.plan import plan
 from harness.launch.screen import Screen, short, time_left_s, window

@@ -19,7 +19,8 @@ from harness.core import provenance
 from logcallback import LogCallback
 print(json.dumps({
     "harness": harness.__file__, "logcallback": LogCallback.__module__,
-    "runs": len(harness.load(RECORDS)), "source": provenance.source(), **provenance.commit(),
+    "runs": len(harness.load(RECORDS)), "source": provenance.source_checksum(),
+    **provenance.commit(),
 }))
 """
 

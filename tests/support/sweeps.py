@@ -17,6 +17,7 @@ from harness import cli
 from harness.core.records import RunFolder, find_runs, read_rows
 from harness.launch.places import Options
 from harness.launch.plan import Job, plan
+from harness.launch.screen import Screen
 from harness.launch.sweep import options_of
 from harness.launch.sweepfile import load
 
@@ -41,10 +42,11 @@ def jobs_of(
     return plan(load(sweep_file(folder, text), tiny), str(out), repeat)
 
 
-class Watcher:
+class Watcher(Screen):
     """What a person would see of a sweep, as lines."""
 
     def __init__(self) -> None:
+        super().__init__("", [])
         self.lines: list[str] = []
 
     def print(self, line: str) -> None:

@@ -29,16 +29,6 @@ from harness.core.schema.fields import (
 from harness.core.settings import flag_fields
 
 
-class AskedLink(TypedDict):
-    """A link between nodes as the launcher was asked for it."""
-
-    nodes: NotRequired[Annotated[list[Count], "of unequal links: the two nodes that it joins"]]
-    delay_ms: NotRequired[Annotated[Milliseconds | None, "one way"]]
-    rate_mbit: NotRequired[Annotated[Mbit | None, "the most that it carries"]]
-    jitter_ms: NotRequired[Annotated[Milliseconds | None, "by how much the delay varies"]]
-    loss: NotRequired[Annotated[Share | None, "share of the packets that are lost"]]
-
-
 class LaunchRecord(TypedDict):
     sweep: Annotated[str, "name of the sweep"]
     launcher: Annotated[str, Value(choices=("local", "netns", "ssh", "slurm")),

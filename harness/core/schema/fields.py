@@ -1,4 +1,4 @@
-"""What a recorded value is: its Python type, its unit and its range, and the check of all three.
+"""What a recorded value is: its Python type, its unit and its range (dictionary.py checks them).
 
 A record is declared as a TypedDict whose fields are `Annotated[type, meaning]`. The types below
 carry unit and range, so that each is stated once and a checker of types sees a plain float.

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.links import Link, link_of
+from harness.core.process import GRACE_S
 from harness.core.settings import UserError
 from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.places import Local, Machine, Options, why_not_on
 from harness.launch.plan import PORT, Job, script_of
-
-GRACE_S = 20.0  # for the other nodes to end when one has failed
 
 
 class Netns(Local):

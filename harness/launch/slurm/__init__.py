@@ -60,8 +60,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "job. Ctrl-C once: stop waiting, the jobs stay; again within 3 s: the jobs are cancelled.",
     )
     add = group.add_argument
-    add("--partition", metavar="NAME", help="of the jobs (the cluster's default)")
-    add("--account", metavar="NAME", help="of the jobs (your default)")
+    add("--partition", type=_name, metavar="NAME", help="of the jobs (the cluster's default)")
+    add("--account", type=_name, metavar="NAME", help="of the jobs (your default)")
     add(
         "--gres",
         type=_gres,
@@ -111,8 +111,15 @@ def slurm_of(flags: Mapping[str, Any]) -> Slurm:
     return Slurm(**{**ours, "sbatch": tuple(ours.get("sbatch", ()))})
 
 
+def _name(text: str) -> str:
+    """Stands in a line of the script, and may be several names: long,short."""
+    if not text.isprintable():
+        raise BadValue(f"{text!r}: expected a name")
+    return text
+
+
 def _gres(text: str) -> str:
-    if not re.match(r"^[A-Za-z][\w.-]*(:[A-Za-z][\w.-]*)?$", text):
+    if not re.fullmatch(r"[A-Za-z][\w.-]*(:[A-Za-z][\w.-]*)?", text):
         raise BadValue(
             f"{text}: expected a name such as gpu or gpu:a100, or none; the set-up says how many"
         )
@@ -128,7 +135,7 @@ def _file(text: str) -> str:
 def _option(text: str) -> str:
     """A line of the script: leading dashes may be left out, argparse would take them as its own."""
     name, equals, value = text.lstrip("-").partition("=")
-    if not re.match(r"^[A-Za-z][A-Za-z-]+$", name) or (equals and not value) or "\n" in value:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z-]+", name) or (equals and not value) or "\n" in value:
         raise BadValue(f"{text}: expected an option of sbatch: mem=64G or exclusive")
     if name in OURS:
         use = OURS[name]

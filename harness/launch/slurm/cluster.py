@@ -148,13 +148,13 @@ class Entry:
     path: str  # of the run, below the output folder
     name: str  # of the job
     index: int  # in its array
-    of: int  # runs of the array; 1: none
+    array_size: int  # in runs; 1: no array
     unix: float
     job: str | None = None  # number; None: the runner was killed before it knew
 
     @property
     def id(self) -> str | None:
-        return f"{self.job}_{self.index}" if self.job and self.of > 1 else self.job
+        return f"{self.job}_{self.index}" if self.job and self.array_size > 1 else self.job
 
 
 class Submitted:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.core.locks import Lock
-from harness.core.records import FINISHED
+from harness.core.records import FINISHED, RUNNING, SKIPPED, WAITING
 from harness.core.settings import UserError
 from harness.launch import outcome
-from harness.launch.outcome import ELSEWHERE, RUNNING, SKIPPED, WAITING, State, settled
+from harness.launch.outcome import ELSEWHERE, State, settled
 from harness.launch.places import Place
 from harness.launch.plan import Job
 from harness.launch.runner import Worker

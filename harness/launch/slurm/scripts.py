@@ -14,8 +14,9 @@ from pathlib import Path
 
 from harness.core.links import Link
 from harness.core.provenance import ROOT
+from harness.core.records import SKIPPED
 from harness.core.rules import why_a_gpu
-from harness.launch.outcome import SKIPPED, State
+from harness.launch.outcome import State
 from harness.launch.places import Options, launched, place_facts
 from harness.launch.plan import Job, script_of
 from harness.launch.slurm import Slurm
@@ -174,7 +175,7 @@ END = """while :; do
     code=$?
     kill -0 "$step" 2>/dev/null || break
 done
-# Or it would end the job after its return from the queue.
+# Otherwise it would kill the job after it was requeued.
 [ -z "$reminder" ] || kill "$reminder" 2>/dev/null
 if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {again} ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"

@@ -124,8 +124,18 @@ def remote_of(flags: Mapping[str, Any]) -> Remote:
         python=flags["remote_python"] or ".venv/bin/python",
         master_addr=flags["master_addr"],
         interface=flags["interface"],
-        ssh=tuple(shlex.split(flags["ssh"] or "ssh")),
+        ssh=_command(flags["ssh"] or "ssh"),
     )
+
+
+def _command(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UserError(f"--ssh {text}: {str(error).lower()}") from None
+    if not words:
+        raise UserError('--ssh: expected a command such as "ssh -F my_config"')
+    return words
 
 
 def _in_file(path: Path) -> list[Host]:

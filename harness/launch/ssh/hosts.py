@@ -18,7 +18,6 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
@@ -27,11 +26,13 @@ from typing import IO, Any
 import psutil
 
 from harness.core import provenance
-from harness.core.records import ATTEMPTS, FAILURE_OF_RANK, SUMMARY, RunFolder, read_rows
+from harness.core.records import ATTEMPTS, FAILURE_OF_RANK, SUMMARY, RunFolder, read_rows, rows_in
 from harness.launch.places import Machine, disturbance, others, this_machine
 from harness.launch.ssh import Remote
 
 CLOCKS_S = 2.0  # difference of two clocks that is worth a warning
+# Before it there may be lines that the shell of the host prints when it starts.
+TAR_FOLLOWS = b"--- records of the run follow as tar ---\n"
 OF_RANK = re.compile(r"_(\d+)\.\w+$")
 
 
@@ -67,7 +68,7 @@ def facts() -> HostFacts:
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return HostFacts(
         commit=provenance.commit()["commit"],
-        source=provenance.source(),
+        source=provenance.source_checksum(),
         python=platform.python_version(),
         versions=provenance.versions(),
         cores=len(machine.cores),
@@ -222,7 +223,7 @@ def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None
     clock_s: by how much the host's clock is ahead of ours. Equal files are not written again.
     """
     here, _ = read_rows(folder.attempts)
-    there = _rows(files[ATTEMPTS].content if ATTEMPTS in files else b"")
+    there, _ = rows_in(files[ATTEMPTS].content if ATTEMPTS in files else b"")
     if _latest(here) > _latest(there):
         # Failures of ranks are still news: rank 0 may have had no time to record them.
         files = {name: sent for name, sent in files.items() if name.startswith(FAILURE_OF_RANK)}
@@ -246,15 +247,6 @@ def _write(path: Path, sent: Fetched, clock_s: float) -> None:
     draft.replace(path)
 
 
-def _rows(lines: bytes) -> list[dict[str, Any]]:
-    """The complete rows: a killed process may have left half a line."""
-    rows = []
-    for line in lines.splitlines():
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    return rows
-
-
 def _latest(rows: list[dict[str, Any]]) -> float:
     """When an attempt was last started or ended; 0 of none."""
     return max((row["unix"] or 0.0 for row in rows), default=0.0)
@@ -267,6 +259,7 @@ def _began(rows: list[dict[str, Any]]) -> float | None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
+        sys.stdout.buffer.write(TAR_FOLLOWS)
         send(Path(sys.argv[1]), sys.stdout.buffer)
     else:
         print(json.dumps(asdict(facts())))

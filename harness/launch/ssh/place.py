@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.links import Link
-from harness.core.provenance import commit, source
+from harness.core.provenance import commit, source_checksum
+from harness.core.records import rows_in
 from harness.core.rules import why_a_gpu
 from harness.core.settings import UserError
 from harness.launch.agents import Node
@@ -22,6 +22,7 @@ from harness.launch.places import Devices, Machines, Options
 from harness.launch.plan import PORT, Job, script_of, torchrun
 from harness.launch.ssh import NO_CHECKOUT, SSH_FAILED, Host, Remote
 from harness.launch.ssh.hosts import (
+    TAR_FOLLOWS,
     Fetched,
     HostFacts,
     address_of,
@@ -94,7 +95,8 @@ class Ssh(Machines):
             flags = torchrun(job, node, master, PORT, self.options.elastic)
             environment = {**self.environment, **self._interfaces(host)}
             variables = shlex.join(f"{k}={v}" for k, v in environment.items())
-            started = [f"{self.remote.python} -m torch.distributed.run", *flags, script_of(job)]
+            python = shlex.quote(self.remote.python)
+            started = [f"{python} -m torch.distributed.run", *flags, script_of(job)]
             command = f"cd {self.remote.folder} && {variables} {' '.join(started)}"
             # All but the last in the background: they wait for one another.
             lines.append(
@@ -131,7 +133,7 @@ class Ssh(Machines):
             raise UserError("; ".join(errors))
         self.host_facts = {host: f for host, f in answers.items() if isinstance(f, HostFacts)}
         by_name = {str(host): facts for host, facts in self.host_facts.items()}
-        here = {"commit": commit()["commit"], "source": source()}
+        here = {"commit": commit()["commit"], "source": source_checksum()}
         if errors := problems(by_name, self.remote, here):
             raise UserError("; ".join(errors))
         busy = [f"{name}: {f.disturbed}" for name, f in by_name.items() if f.disturbed]
@@ -180,14 +182,20 @@ class Ssh(Machines):
         answer = self._run(host, ["-m", "harness.launch.ssh.hosts"], ANSWER_S)
         if isinstance(answer, str):
             return answer
-        facts = HostFacts(**json.loads(answer.splitlines()[-1]))
+        rows, _ = rows_in(answer)  # the shell there may print lines of its own
+        if not rows:
+            return f"{host}: reports no facts, which are a JSON object on a line of its own"
+        facts = HostFacts(**rows[-1])
         self.clocks[host] = facts.unix - time.time()
         return facts
 
     def _fetch(self, host: Host, job: Job) -> dict[str, Fetched] | str:
         module = ["-m", "harness.launch.ssh.hosts", str(job.folder.path)]
         answer = self._run(host, module, FETCH_S)
-        return answer if isinstance(answer, str) else received(answer)
+        if isinstance(answer, str):
+            return answer
+        _, mark, tar = answer.partition(TAR_FOLLOWS)
+        return received(tar) if mark else f"{host}: sends no records"
 
     def _run(self, host: Host, arguments: Sequence[str], within_s: float) -> bytes | str:
         """The output of our Python there; or why there is none, in a line that names the host."""

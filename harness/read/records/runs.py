@@ -25,7 +25,10 @@ from harness.core.locks import is_held
 from harness.core.records import (
     FAILURES,
     FINISHED,
+    RUNNING,
     SCHEMA,
+    SKIPPED,
+    WAITING,
     RunFolder,
     find_runs,
     read_json,
@@ -52,10 +55,8 @@ FIELDS = {
     "link_allreduce_busbw_mbit": "allreduce_busbw_mbit",
 }
 
-# A planned run without a record: not begun yet, or refused by the plan.
-WAITING, SKIPPED = "waiting", "skipped"
-# What an unfinished run is at this moment.
-RUNNING, INTERRUPTED = "running", "interrupted"
+# An unfinished run that nobody works on at this moment; the other state is RUNNING.
+INTERRUPTED = "interrupted"
 # Progress is written once a second, but not during a long evaluation.
 QUIET_S = 120.0
 

@@ -13,16 +13,14 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.core.records import SWEEP, RunFolder, find_runs, read_json
+from harness.core.records import SKIPPED, SWEEP, WAITING, RunFolder, find_runs, read_json
 from harness.core.schema.dictionary import check_types
 from harness.core.settings import UserError
 from harness.read.labels import group_text, short_text
 from harness.read.records.groups import Group, group_key, make_groups
 from harness.read.records.runs import (
     REPETITIONS,
-    SKIPPED,
     UNFINISHED,
-    WAITING,
     Run,
     Target,
     check_schema,

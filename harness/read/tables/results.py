@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from harness.core.records import DISTURBING_SHARE
 from harness.read.labels import UNKNOWN, duration
 from harness.read.records.baseline import per_node
 from harness.read.records.groups import Group
@@ -90,8 +91,8 @@ def _disturbed(runs: list[Run]) -> Iterator[str]:
             (_launch(r, "processes_per_core") or 0) > 1 for r in runs
         ],
         "ran beside others of the sweep (--pack)": [_launch(r, "packed") for r in runs],
-        "began while others used more than a tenth of the cores": [
-            (_launch(r, "cpu_busy_share") or 0) > 0.1 for r in runs
+        f"began while others used more than {DISTURBING_SHARE:.0%} of the cores": [
+            (_launch(r, "cpu_busy_share") or 0) > DISTURBING_SHARE for r in runs
         ],
     }
     for what, states in counted.items():

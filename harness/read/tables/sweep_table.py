@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records import FINISHED
+from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
 from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows, measures_of
-from harness.read.records.runs import BANDWIDTH, RTT, SKIPPED, UNFINISHED, WAITING, Run
+from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.table import Table
 from harness.read.tables import columns

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from harness.core.command_line import print_json
-from harness.core.provenance import command_line, commit, settings_of, versions, without_home
+from harness.core.provenance import commit, redacted_command, settings_of, versions, without_home
 from harness.core.settings import Settings
 
 # Variables that change what is measured; nothing else of the environment is recorded.
@@ -46,7 +46,7 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "versions": versions(),
         **commit(),
-        "command": command_line([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": redacted_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "launch": launch(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
     }

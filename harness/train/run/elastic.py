@@ -48,7 +48,7 @@ def shorten_timeout(settings: Settings) -> None:
 
     Not before, as ranks may wait long while rank 0 loads a model for the first time.
     """
-    seconds = dict(settings.trainer).get("ddp_timeout", topology.PEERS_WAIT_S)
+    seconds = dict(settings.trainer).get("ddp_timeout", topology.COLLECTIVE_TIMEOUT_S)
     _set_pg_timeout(timedelta(seconds=seconds))
 
 

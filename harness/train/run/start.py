@@ -24,7 +24,7 @@ from transformers.trainer_utils import enable_full_determinism
 from harness.core import attempts
 from harness.core.attempts import larger_is_better
 from harness.core.command_line import refuse, trainer_argv
-from harness.core.identity import EVAL_BATCH, number, run_id
+from harness.core.identity import EVAL_BATCH, number, run_path
 from harness.core.locks import Lock
 from harness.core.records import FINISHED, RunFolder
 from harness.core.rules import place
@@ -168,9 +168,7 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
         gpus = torch.cuda.device_count()
         settings = place(settings, world, gpus)
         verify.refuse_impossible(settings, cuda=gpus > 0)
-        folder = RunFolder(
-            Path(settings.output_dir) / settings.script / str(settings.setup) / run_id(settings)
-        )
+        folder = RunFolder(Path(settings.output_dir) / run_path(settings))
         if world.rank == 0:
             _check_writable(Path(settings.output_dir))
         session = session_of(settings, world, folder)

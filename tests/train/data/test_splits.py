@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from harness.core.rules import check
+from harness.core.rules import resolve
 from harness.core.settings import Settings, UserError, share_of
 from harness.train.data import sources
 from harness.train.data.sources import Source, load
@@ -144,4 +144,4 @@ def test_what_is_a_share() -> None:
     assert [share_of(t) for t in ("0", "1", "-0.1", "2", "nan", "validation", "1st")] == [None] * 7
     for wrong in ("0", "1.0", "-0.1", "7", "1st", "train"):
         with pytest.raises(UserError, match=f"--validation_split {wrong}"):
-            check(Settings(script="bert", validation_split=wrong))
+            resolve(Settings(script="bert", validation_split=wrong))

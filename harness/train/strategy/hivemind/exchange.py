@@ -18,7 +18,7 @@ from torch import nn
 
 from harness.core.identity import run_id
 from harness.core.records import read_json, write_json
-from harness.core.topology import World, effective_batch
+from harness.core.topology import World, own_batch
 from harness.train.context import Context
 from harness.train.data.samples import EpochOrder
 from harness.train.measure.resources import (
@@ -80,9 +80,7 @@ class PeersExchange(Exchange):
         super().__init__(context)
         assert isinstance(context.session, Peers)
         self.settings, self.peers = context.settings, context.session
-        self.own_batch = effective_batch(
-            self.settings.per_gpu_batch or 1, self.settings.grad_acc, devices=1
-        )
+        self.own_batch = own_batch(self.settings)
         self.target_batch = int(self.settings.target_batch or 1)
         self.updates_per_epoch = context.data_facts["train_samples"] // self.target_batch
         self.samples = 0  # of this peer, that went into updates
