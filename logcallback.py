@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
@@ -46,7 +47,7 @@ class LogCallback(Recorder):
             self.cpu = CpuTime.of(context)
         else:
             self.folder, self.world = RunFolder(Path(context)), world_of(os.environ)
-            self.began_s, self.cpu = time.perf_counter(), CpuTime(self.world.size)
+            self.began_s, self.cpu = time.perf_counter(), CpuTime(self.world.size == 1)
         self.observations = Observations(self.world.size)  # ExactTrainer gives its own
         self.clock = StepClock(cuda=False)
         self.measures: list[rows.EpochMeasure] = []
@@ -61,6 +62,7 @@ class LogCallback(Recorder):
         self.learning_rate: float | None = None
         self.first_learning_rate: float | None = None  # 0 where there is a warm-up
         self.observed_before: dict[str, Any] = {}  # by an earlier attempt
+        self.finite = True  # the weights; the Trainer's log hides a loss that is not
         self.earlier_wall_s = self.save_time_s = self.ended_s = self.reported_s = 0.0
 
     def on_train_begin(
@@ -151,7 +153,7 @@ class LogCallback(Recorder):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.update == state.global_step:
-            return self.clock.waited()  # a batch of one peer, not yet an update of all
+            return self.clock.wait_begins()  # a batch of one peer, not yet an update of all
         self.clock.step(self.batch)
         self.update = state.global_step
         self._report_progress(state, every_s=1)
@@ -196,6 +198,8 @@ class LogCallback(Recorder):
         self.rank_row.row |= rows.merged(m.rank_fields(untimed) for m in self.measures)
         everyone = self.observations.gather(self.rank_row.row)
         self.cpu.report(everyone)
+        if self.context is None:  # ExactTrainer ends a run that diverges
+            self.finite = all(torch.isfinite(p).all() for p in kwargs["model"].parameters())
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)
@@ -225,7 +229,7 @@ class LogCallback(Recorder):
             **rows.epoch_sums(
                 self.observations.epoch_means,
                 fed,
-                rows.mean_of_log(self.losses, self.updates_before),
+                rows.mean_of_log(self.losses, self.updates_before) if self.finite else None,
             ),
             "epoch_time_s": train_s + self.epoch_so_far.get("epoch_time_s", 0.0),
             **rows.rates(timed, self.observations.devices),
@@ -308,6 +312,9 @@ class LogCallback(Recorder):
         }
         wall_s = time.perf_counter() - self.began_s
         cpu_time, update = self.cpu.per_rank(), state.global_step
-        attempts.end(self.folder, FINISHED, None, wall_s, cpu_time, update)
-        attempts.write_summary(self.folder, FINISHED, None, best, facts)
+        outcome, reason = FINISHED, None
+        if not self.finite:
+            outcome, reason = "diverged", f"weights are not finite at update {update}"
+        attempts.end(self.folder, outcome, reason, wall_s, cpu_time, update)
+        attempts.write_summary(self.folder, outcome, reason, best, facts)
         self.folder.progress.unlink(missing_ok=True)

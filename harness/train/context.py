@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 
 from harness.core.attempts import Opened
@@ -21,6 +22,8 @@ from harness.train.session import Session
 
 # In a checkpoint's folder, written last: a checkpoint without it is ignored.
 COMPLETE = "complete.json"
+# Of --precision and --compress.
+HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ class Session:
 
     def own_settings(self, settings: Settings) -> Settings:
         """With the batch and accumulation of this process."""
-        return for_world(settings, self.world.size)
+        # Only torchrun's elastic runs train on fewer processes than the set-up names; DataParallel
+        # is one process, whatever its set-up says.
+        return for_world(settings, self.world.size) if self.world.elastic else settings
 
     def restrict(self, args: TrainingArguments) -> None:
         """Switch off what this process leaves to the one that records the run."""

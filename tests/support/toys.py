@@ -5,6 +5,7 @@ Everything here runs inside ranks that ranks.py starts: importable functions and
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Iterable
@@ -59,6 +60,14 @@ class Points(Dataset):
         if self.noise:  # an augmentation: other values each time that the sample is read
             x = x + self.noise * torch.randn(FEATURES)
         return {"x": x, "labels": self.labels[i], "index": torch.tensor(i)}
+
+
+class Poisoned(Points):
+    """One sample in the middle of the epoch makes the loss NaN, and from then on the weights."""
+
+    def __init__(self, count: int, value: float = math.nan) -> None:
+        super().__init__(count)
+        self.x[count // 2] = value
 
 
 class Net(nn.Module):

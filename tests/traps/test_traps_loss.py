@@ -24,6 +24,7 @@ from tests.support.toys import (
     CPU,
     Net,
     Points,
+    Poisoned,
     argv,
     head,
     logged,
@@ -93,14 +94,6 @@ def test_trap_0_loss_multiplied_by_accumulation_and_ranks(tmp_path: Path) -> Non
     assert whole == pytest.approx(one["bert"][0], rel=1e-4)
     assert split == pytest.approx(whole, rel=1e-5)
     assert [rank["ours"] for rank in two] == [pytest.approx(whole, rel=1e-5)] * 2
-
-
-class Poisoned(Points):
-    """One sample in the middle of the epoch makes the loss NaN, and from then on the weights."""
-
-    def __init__(self, count: int, value: float = math.nan) -> None:
-        super().__init__(count)
-        self.x[count // 2] = value
 
 
 def one_far_sample() -> Points:

@@ -29,12 +29,13 @@ from harness.train.data.models import explain
 from harness.train.data.samples import Data, as_data, chunks
 
 SHARE_OF_FREE = 0.25  # of the device's free memory, at most, for images
-# An image is shifted by at most this part of its side: 4 of 32 pixels, as is usual for CIFAR.
-MAX_SHIFT = 8
-# The two multipliers of splitmix64 (Steele, Lea and Flood 2014), which spread bits.
-FIRST, SECOND = (np.array([n], np.uint64).view(np.int64).item() for n in (
-    0xBF58476D1CE4E5B9, 0x94D049BB133111EB,
-))  # fmt: skip
+# An image is shifted by at most its side divided by this: 4 of 32 pixels, as is usual for CIFAR.
+SHIFT_DIVISOR = 8
+# The shifts and multipliers of splitmix64 (Steele, Lea and Flood 2014), which spread bits.
+SPLITMIX_FACTORS = [
+    (shift, np.array([factor], np.uint64).view(np.int64).item())
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+]
 SHIFT_BITS = (1 << 30) - 1
 
 
@@ -119,7 +120,7 @@ class Pixels:
     ) -> None:
         self.normalise, self.augment = normalise, augment
         self.resident = resident
-        self.there: torch.Tensor | None = None
+        self.on_device: torch.Tensor | None = None
 
     def set_epoch(self, epoch: int) -> None:
         if self.augment is not None:
@@ -128,10 +129,10 @@ class Pixels:
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
         places, samples = inputs.pop("places", None), inputs.pop("samples", None)
         if places is not None:
-            if self.there is None:
+            if self.on_device is None:
                 assert self.resident is not None
-                self.there = torch.from_numpy(self.resident).to(places.device)
-            inputs["pixel_values"] = self.there[places]
+                self.on_device = torch.from_numpy(self.resident).to(places.device)
+            inputs["pixel_values"] = self.on_device[places]
         if samples is not None:
             assert self.augment is not None
             inputs["pixel_values"] = self.augment(inputs["pixel_values"], samples)
@@ -268,7 +269,7 @@ def _window(
     """For each sample the places along a side that are shown, and which are inside the image."""
     places = torch.arange(side, device=like.device).expand(len(like), side)
     if drawn is not None:
-        margin = side // MAX_SHIFT
+        margin = side // SHIFT_DIVISOR
         places = places + ((drawn & SHIFT_BITS) % (2 * margin + 1) - margin)[:, None]
     inside = (places >= 0) & (places < side)
     return places.clamp(0, side - 1), inside
@@ -276,7 +277,7 @@ def _window(
 
 def _hash(numbers: torch.Tensor) -> torch.Tensor:
     """splitmix64's finaliser: whole numbers -> pseudo-random 64 bits, the same on every device."""
-    for shift, factor in ((30, FIRST), (27, SECOND)):
+    for shift, factor in SPLITMIX_FACTORS:
         numbers = (numbers ^ _shift_right(numbers, shift)) * factor
     return numbers ^ _shift_right(numbers, 31)
 

@@ -27,6 +27,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from harness.core.settings import Settings
+from harness.train.context import HALF_PRECISION
 from harness.train.data.texts import Layout, TextBatches, attention_inputs
 
 ATTENTION_NAME = "packed_texts"  # under which transformers knows it
@@ -73,7 +74,7 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
             return Layout(), f"{reason}, and fsdp needs as many parts on every rank"
         return Layout("parts"), reason
     heads, device = model.config.num_attention_heads, args.device
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(settings.precision, torch.float32)
+    dtype = HALF_PRECISION.get(settings.precision, torch.float32)
     reason = why_no_kernel(device, dtype, heads, model.config.hidden_size // heads)
     if reason and few_shapes:
         return Layout(few_shapes=True), f"{reason}, and runs have many shapes to compile"

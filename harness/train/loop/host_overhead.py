@@ -47,7 +47,7 @@ def settle(model: nn.Module, inner: nn.Module) -> list[nn.Parameter]:
     return parameters
 
 
-def clip_gradients(trainer: Any, model: nn.Module) -> Any:
+def clip_gradients(trainer: Any) -> Any:
     """What accelerate does, without its walk over the modules for the parameters."""
     trainer.accelerator.unscale_gradients()
     return nn.utils.clip_grad_norm_(trainer.parameters, trainer.args.max_grad_norm)

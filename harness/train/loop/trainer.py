@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 
 from harness.core.strategies import is_apart
-from harness.train.context import Context
+from harness.train.context import HALF_PRECISION, Context
 from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder
 from harness.train.data.texts import join_predictions, parts_of
@@ -61,6 +61,7 @@ class ExactTrainer(Trainer):
         host_overhead.patch_libraries()
         self.context, self.settings, self.to_device = context, context.settings, to_device
         self.test_dataset = test_dataset
+        self.is_apart = is_apart(context.settings)
         args, model, settings = kwargs["args"], kwargs["model"], context.settings
         # These heads take **kwargs but ignore num_items_in_batch, on which the Trainer relies: it
         # would multiply loss and gradient by the number of ranks and of accumulation steps.
@@ -135,16 +136,14 @@ class ExactTrainer(Trainer):
         return self.to_device(super()._prepare_inputs(inputs))
 
     def _one_sample(self) -> dict[str, Any]:
-        collate: Any = getattr(self.data_collator, "padded", self.data_collator)
         with untouched_random_state():
-            return self.to_device(collate([self.train_dataset[0]]))
+            return self.to_device(self.data_collator([self.train_dataset[0]]))
 
     def compute_loss_context_manager(self) -> Any:
         # accelerate casts in the model that it prepares, and it does not prepare DataParallel.
         stack = super().compute_loss_context_manager()
-        precision = self.settings.precision
-        if self.settings.strategy == "dp" and precision in ("bf16", "fp16"):
-            dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+        dtype = HALF_PRECISION.get(self.settings.precision)
+        if self.settings.strategy == "dp" and dtype is not None:
             stack.enter_context(torch.autocast(self.args.device.type, dtype=dtype))
         return stack
 
@@ -189,7 +188,7 @@ class ExactTrainer(Trainer):
         # The parameters are known; the Trainer walks over all modules each time.
         if self.exchange.update_norm is not None:
             return self.exchange.update_norm
-        norm = host_overhead.clip_gradients(self, model)
+        norm = host_overhead.clip_gradients(self)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self._record_norm(norm)
         return norm
@@ -306,8 +305,8 @@ class ExactTrainer(Trainer):
             self.late_rng_state = ""
 
     def empty_sums(self) -> EpochSums:
-        apart = is_apart(self.settings)
-        return EpochSums(self.args.device, reused=self.args.torch_compile, apart=apart)
+        compiled = self.args.torch_compile
+        return EpochSums(self.args.device, reused=compiled, apart=self.is_apart)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # A run that diverges ends; and what is not counted is not logged as zero.
@@ -316,7 +315,7 @@ class ExactTrainer(Trainer):
             logs["loss"] = self.exchange.logged_loss(logs["loss"], self.state.global_step)
         super().log(logs, start_time)
         # A loss is that of all ranks; a norm that only this rank knows would end it alone.
-        own = self.args.fp16 or is_apart(self.settings)
+        own = self.args.fp16 or self.is_apart
         for name in ("loss", "eval_loss") if own else ("loss", "grad_norm", "eval_loss"):
             if name in logs and not math.isfinite(logs[name]):
                 where = f"at update {self.state.global_step}{self.exchange.caution}"
@@ -392,7 +391,10 @@ class ExactTrainer(Trainer):
         if epoch_so_far and abs(epoch - round(epoch)) < 1e-6:
             return  # a run resumed from here would never write this epoch's row: save after it
         sharding.average_buffers(self.model)
+        self._require_finite_weights()  # its own, where ranks train apart
         folder = self.weights_file(self.state.global_step).parent
+        with self.exchange.shared():
+            self._require_finite_weights()
         # A rank that does not see it, on a disk of its own, would forget which one is the best.
         folder.mkdir(parents=True, exist_ok=True)
         with self.exchange.shared():
@@ -400,6 +402,12 @@ class ExactTrainer(Trainer):
         self.exchange.save(folder)
         epoch_so_far["sums"] = self.sums.total()
         complete(folder, self.context, self.state, epoch_so_far)
+
+    def _require_finite_weights(self) -> None:
+        """The last good checkpoint is kept: a loss of this update may not have been logged yet."""
+        if not sharding.has_finite_weights(self.model):
+            where = f"at update {self.state.global_step}{self.exchange.caution}"
+            raise Diverged(f"weights are not finite {where}")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         # Shards are put together on every rank, and written by one.
@@ -431,7 +439,7 @@ class ExactTrainer(Trainer):
         # Replicas that train apart have their own (exchange.save); shards are put together.
         if self.settings.strategy == "fsdp":
             sharding.save_optimizer(self, Path(output_dir))
-        elif not is_apart(self.settings):
+        elif not self.is_apart:
             super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -439,5 +447,5 @@ class ExactTrainer(Trainer):
         if self.settings.strategy == "fsdp":
             if checkpoint is not None:
                 sharding.load_optimizer(self, Path(checkpoint))
-        elif not is_apart(self.settings):
+        elif not self.is_apart:
             super()._load_optimizer_and_scheduler(checkpoint)

@@ -61,8 +61,8 @@ class StepClock:
         self.data_wait_s += time.perf_counter() - self.last_s
         self.fetched = stamp(self.cuda)
 
-    def waited(self) -> None:
-        """A batch has been trained on that completes no step; now the next one is waited for."""
+    def wait_begins(self) -> None:
+        """A batch of an unfinished step is done; waiting for the next one begins."""
         self.last_s = time.perf_counter()
 
     def step(self, samples: int) -> None:

@@ -30,14 +30,18 @@ from harness.core.attempts import probe_of
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.measure.clock import seconds_between, stamp
-from harness.train.measure.resources import GIB
-from harness.train.measure.rows import EpochMeasure
+from harness.train.measure.rows import GIB, EpochMeasure
 
 FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")
 PAIRS, LIMIT_S = 5, 5.0  # no pair is begun after so many seconds
 # Updates before the probe: DDP arranges its buckets after the first, PowerSGD begins at the third.
 SETTLED = 3
 NOT_YET = "the training has made too few updates"
+
+
+def uncompiled(model: nn.Module) -> Any:
+    """The model itself, where torch.compile has wrapped it."""
+    return getattr(model, "_orig_mod", model)
 
 
 class Exposure(EpochMeasure):
@@ -54,7 +58,7 @@ class Exposure(EpochMeasure):
 
     def watch(self, model: nn.Module) -> bool:
         """Begin with the next backward pass; False if DDP does not average over all ranks."""
-        ddp = getattr(model, "_orig_mod", model)  # inside torch.compile
+        ddp = uncompiled(model)
         if not isinstance(ddp, DistributedDataParallel) or self.context.settings.strategy != "ddp":
             return False
         if dist.get_world_size() == 1:

@@ -17,6 +17,7 @@ import torch
 from harness.core.command_line import print_json
 from harness.core.provenance import commit, redacted_command, settings_of, versions, without_home
 from harness.core.settings import Settings
+from harness.train.measure.rows import GIB
 
 # Variables that change what is measured; nothing else of the environment is recorded.
 VARIABLES = (
@@ -36,7 +37,7 @@ def environment() -> dict[str, Any]:
         "machine": machine_label(),
         "cpu": _cpu_name(),
         "cpu_cores": psutil.cpu_count(logical=True),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "driver": _driver(),
         "cuda": torch.version.cuda,

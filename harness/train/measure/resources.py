@@ -12,9 +12,8 @@ import psutil
 import torch
 
 from harness.train.context import Context
-from harness.train.measure.rows import EpochMeasure, total
+from harness.train.measure.rows import GIB, EpochMeasure, total
 
-GIB = 2**30
 CPU_FIELDS = ("user_s", "system_s")
 TRAFFIC_FIELDS = ("payload_bytes", "network_sent_bytes")
 STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own
@@ -28,14 +27,14 @@ class CpuTime:
     Reading it is one system call. The time of worker processes is known when they have ended.
     """
 
-    def __init__(self, ranks: int = 1, since: os.times_result | None = None) -> None:
-        self.alone = ranks == 1
+    def __init__(self, alone: bool = True, since: os.times_result | None = None) -> None:
+        self.alone = alone
         self.restart(since)
 
     @classmethod
     def of(cls, context: Context) -> Self:
         """Since this process opened the run."""
-        return cls(1 if context.session.alone else 2, since=context.cpu_began)
+        return cls(context.session.alone, since=context.cpu_began)
 
     def restart(self, since: os.times_result | None = None) -> None:
         self.before = since or os.times()
@@ -60,7 +59,7 @@ class CpuTime:
         }
 
 
-def _device_numbers(devices: int) -> Sequence[int]:
+def device_numbers(devices: int) -> Sequence[int]:
     """The GPUs of this process; only DataParallel has several of them."""
     return range(devices) if devices > 1 else [torch.cuda.current_device()]
 
@@ -68,7 +67,7 @@ def _device_numbers(devices: int) -> Sequence[int]:
 def peak_memory_gib(cuda: bool, devices: int = 1) -> list[float]:
     """Peak memory of this process: by GPU, of torch since the last reset; on a CPU, resident."""
     if cuda:
-        return [float(torch.cuda.max_memory_allocated(n) / GIB) for n in _device_numbers(devices)]
+        return [float(torch.cuda.max_memory_allocated(n) / GIB) for n in device_numbers(devices)]
     try:
         # A CPU has no allocator to ask; the kernel keeps the high-water mark of the process.
         status = Path("/proc/self/status").read_text()
@@ -81,11 +80,11 @@ def reserved_memory_gib(cuda: bool, devices: int = 1) -> list[float] | None:
     """The most that torch's allocator has reserved on each GPU; None on a CPU."""
     if not cuda:
         return None
-    return [float(torch.cuda.max_memory_reserved(n) / GIB) for n in _device_numbers(devices)]
+    return [float(torch.cuda.max_memory_reserved(n) / GIB) for n in device_numbers(devices)]
 
 
 def reset_peak_memory(devices: int) -> None:
-    for number in _device_numbers(devices):
+    for number in device_numbers(devices):
         torch.cuda.reset_peak_memory_stats(number)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from harness.core.records import append_row, read_rows
 
+GIB = 2**30  # bytes
 # Metrics of an evaluation that are not quality: the Trainer's own timing, and fields of the row.
 TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 ELSEWHERE = ("epoch", "samples")
@@ -185,8 +187,8 @@ def size_of(loader: Any) -> int | None:
         return None
 
 
-def quantile(values: list[float], share: float) -> float | None:
-    """The value that this share of all values does not exceed; None if there are no values."""
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that this share of all values does not exceed; None without values."""
     if not values:
         return None
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
+    return sorted(values)[max(math.ceil(len(values) * share) - 1, 0)]

@@ -22,8 +22,8 @@ import psutil
 import pynvml
 
 from harness.core.process import end_with_parent
+from harness.train.measure.rows import GIB, quantile
 
-GIB = 2**30
 MIG = "MIG-"
 # What slows a device down -> the bit of NVML's throttle reasons.
 THROTTLES = {
@@ -222,14 +222,14 @@ def _growth(before: float | None, now: float | None) -> float | None:
     return now - before
 
 
-def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    known = sorted(value for value in values if value is not None)
+def _spread(values: Sequence[float | None]) -> dict[str, float | None] | None:
+    known = [value for value in values if value is not None]
     if not known:
         return None
     return {
         "mean": math.fsum(known) / len(known),
-        "p95": known[min(math.ceil(0.95 * len(known)), len(known)) - 1],
-        "max": known[-1],
+        "p95": quantile(known, 0.95),
+        "max": max(known),
     }
 
 

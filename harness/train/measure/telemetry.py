@@ -22,6 +22,7 @@ from harness.core.topology import World
 from harness.train import session
 from harness.train.context import Context
 from harness.train.measure.link import interface
+from harness.train.measure.resources import device_numbers
 from harness.train.measure.rows import EpochMeasure, total
 from harness.train.measure.sampler import COUNTERS, LISTS
 
@@ -132,8 +133,7 @@ def uuids(devices: int) -> list[str]:
     """Of the GPUs that this process trains on: its own, or the first `devices` for dp."""
     if not torch.cuda.is_available():
         return []
-    numbers = range(devices) if devices > 1 else [torch.cuda.current_device()]
-    return [str(torch.cuda.get_device_properties(n).uuid) for n in numbers]
+    return [str(torch.cuda.get_device_properties(n).uuid) for n in device_numbers(devices)]
 
 
 class Telemetry(EpochMeasure):

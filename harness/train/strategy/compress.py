@@ -22,14 +22,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from harness.core.records import read_json
 from harness.core.settings import UserError
-from harness.train.context import COMPLETE, Context
+from harness.train.context import COMPLETE, HALF_PRECISION, Context
+from harness.train.measure.communication import uncompiled
 from harness.train.session import broadcast, gather
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.direct_allreduce import DirectGradients
 
 BLOCK = 1024  # values that share a scale in int8
 LEVELS = 127
-SENT_AS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The first updates send whole gradients; torch allows no fewer. DDP rebuilds its buckets after the
 # first, and the very first gradients are far from the later ones.
 WHOLE_UPDATES = 2
@@ -114,9 +114,9 @@ class DdpExchange(Exchange):
             self.caution = " (--compress fp16 carries no gradient above 65504: bf16 does)"
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
-        ddp: Any = getattr(model, "_orig_mod", model)  # inside torch.compile
+        ddp = uncompiled(model)
         trained = [p for p in ddp.parameters() if p.requires_grad]
-        dtype = SENT_AS.get(self.kind)
+        dtype = HALF_PRECISION.get(self.kind)
         self.update_bytes = sum(
             p.numel() * (dtype.itemsize if dtype else p.element_size()) for p in trained
         )

@@ -25,6 +25,7 @@ from torch import nn
 
 from harness.core.settings import UserError
 from harness.core.topology import World
+from harness.train.measure.communication import uncompiled
 from harness.train.session import gather
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.compress import CODECS, coded_bytes, quantised_mean
@@ -158,12 +159,11 @@ class ReplicaExchange(Exchange):
         settings = self.context.settings
         self.every = int(settings.sync_every or 1)
         self.replicas = Replicas(self.context.world, settings.sync_scope)
-        ddp: Any = getattr(model, "_orig_mod", model)  # inside torch.compile
+        ddp = uncompiled(model)
         self.weights = FlatWeights((p for p in ddp.parameters() if p.requires_grad), self.fragments)
         self.anchor = self.weights.row()
         self.update = self.exchanges = self.payload_bytes = 0
         self.updates: int | None = None
-        self.first_exchange: int | None = None
         self.merged = False  # the last update has been made: all replicas are equal
         self.background: BackgroundTask | None = None
         self.direct: DirectAllreduce | None = None
@@ -226,8 +226,7 @@ class ReplicaExchange(Exchange):
         pending.wait()
         if self.replicas.inside is not None:
             dist.broadcast(pending.row, src=self.replicas.leader, group=self.replicas.inside)
-        if self.first_exchange is None:
-            self.first_exchange = self.observed["first_exchange_update"] = self.update
+        self.observed.setdefault("first_exchange_update", self.update)
         self.exchanges += 1
         return pending.row
 
@@ -265,10 +264,7 @@ class ReplicaExchange(Exchange):
                 f"{self.updates} updates, but there were {self.exchanges} over {self.update}: "
                 "refusing to record one as the other"
             )
-        self.observed |= {
-            "exchanges": self.exchanges,
-            "first_exchange_update": self.first_exchange,
-        }
+        self.observed["exchanges"] = self.exchanges
 
     def _exchanged_bytes(self) -> int:
         """What one replica sends to exchange all weights once."""
@@ -313,7 +309,7 @@ class ReplicaExchange(Exchange):
             "states": {n: s.state_dict() for n, s in self.states.items() if s is not None},
             "update": self.update,
             "exchanges": self.exchanges,
-            "first_exchange": self.first_exchange,
+            "first_exchange": self.observed.get("first_exchange_update"),
             "together": self.merged,
         }
 
@@ -354,8 +350,7 @@ class ReplicaExchange(Exchange):
         self.update, self.exchanges = saved["update"], saved["exchanges"]
         self.merged = saved["together"]
         if saved["first_exchange"] is not None:
-            self.first_exchange = saved["first_exchange"]
-            self.observed["first_exchange_update"] = self.first_exchange
+            self.observed["first_exchange_update"] = saved["first_exchange"]
 
 
 class LocalSgd(ReplicaExchange):

@@ -22,10 +22,13 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from harness.core.settings import Settings
+from harness.train.context import HALF_PRECISION
+from harness.train.session import gather
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -46,8 +49,7 @@ def shard(model: nn.Module, settings: Settings, device: torch.device) -> None:
         # False keeps layers whole after the forward pass: only gradients and optimizer are split.
         "reshard_after_forward": settings.fsdp_shard == "full",
     }
-    if settings.precision in ("bf16", "fp16"):
-        dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float16
+    if dtype := HALF_PRECISION.get(settings.precision):
         policy["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if settings.fsdp_offload:
         policy["offload_policy"] = CPUOffloadPolicy()
@@ -118,6 +120,13 @@ def load_optimizer(trainer: Any, folder: Path) -> None:
 def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """torch's optimizer inside accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
+
+
+def has_finite_weights(model: nn.Module) -> bool:
+    """Whether all weights of the model on all ranks are finite (a collective)."""
+    weights = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    finite = torch.stack([torch.isfinite(weight).all() for weight in weights])
+    return all(gather(bool(finite.all())))
 
 
 def average_buffers(model: nn.Module) -> None:

@@ -21,6 +21,7 @@ from harness.core.rules import DEVICE, Combination, refuse
 from harness.core.settings import Settings
 from harness.core.strategies import STRATEGIES, is_apart
 from harness.core.topology import World
+from harness.train.measure.communication import uncompiled
 
 
 def pin_one_device(settings: Settings, local_rank: int = 0) -> None:
@@ -49,7 +50,7 @@ def refuse_impossible(settings: Settings, cuda: bool) -> None:
 
 def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any]:
     """What the model that training uses really is; raises where it is not what was asked for."""
-    model = getattr(model, "_orig_mod", model)  # inside torch.compile
+    model = uncompiled(model)
     parameters = list(model.parameters())
     sharded = [p for p in parameters if isinstance(p, DTensor)]
     if isinstance(model, DistributedDataParallel):
@@ -102,7 +103,7 @@ def expected_hook(settings: Settings) -> str | None:
 
 def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
     """The hook that DDP calls instead of its own exchange; raises if it was not asked for."""
-    ddp: Any = getattr(model, "_orig_mod", model)
+    ddp = uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
         return {"gradient_hook": None}
     hook = ddp._get_ddp_logging_data().get("comm_hook") or None

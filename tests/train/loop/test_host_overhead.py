@@ -23,7 +23,7 @@ CASES = [(), ("--grad_acc=2",), ("--max_grad_norm=0",), ("--max_grad_norm=0.01",
 # What is taken from the Trainer again for the other arm.
 METHODS = ("_get_grad_norm", "floating_point_ops", "store_flos")
 FUNCTIONS: dict[str, Any] = {
-    "clip_gradients": lambda trainer, model: Trainer._clip_grad_norm(trainer, model),
+    "clip_gradients": lambda trainer: Trainer._clip_grad_norm(trainer, trainer.model_wrapped),
     "settle": lambda model, inner: [],
     "patch_libraries": lambda: None,
 }

@@ -30,7 +30,7 @@ from tests.support.recorded import (
     trainer_for,
     two_ranks,
 )
-from tests.support.toys import CPU, BreakOff, BrokenOffError, Net, Points, ours
+from tests.support.toys import CPU, BreakOff, BrokenOffError, Net, Points, Poisoned, ours
 
 pytestmark = pytest.mark.process
 
@@ -109,6 +109,20 @@ def test_without_evaluation(tmp_path: Path) -> None:
         assert row["train_loss"] > 0
         assert not [name for name in row if name.startswith("eval")]
     assert summary_of(folder)["outcome"] == "finished"
+
+
+def poisoned(folder: str) -> None:
+    train(folder, train=Poisoned(24))
+
+
+def test_a_loss_that_the_trainer_hides_is_a_run_that_diverged(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, poisoned)
+    summary = summary_of(folder)
+    assert (summary["outcome"], summary["train_loss"]) == ("diverged", None)
+    assert summary["reason"] == "weights are not finite at update 12"
+    assert [row["train_loss"] for row in rows_of(folder)] == [None, None]
+    end = read_rows(RunFolder(Path(folder)).attempts)[0][-1]
+    assert (end["outcome"], end["reason"]) == ("diverged", summary["reason"])
 
 
 def before_training(folder: str, by_trainer: bool) -> None:

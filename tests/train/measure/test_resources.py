@@ -16,12 +16,12 @@ from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.train.measure.resources import (
-    GIB,
     CpuTime,
     Memory,
     peak_memory_gib,
     reset_peak_memory,
 )
+from harness.train.measure.rows import GIB
 from tests.support.ranks import ranks
 from tests.support.recorded import two_ranks
 from tests.support.toys import CPU
@@ -53,7 +53,7 @@ def test_it_is_the_work_of_this_process_and_of_its_ended_children() -> None:
 
 
 def test_of_other_ranks_it_is_what_they_told_last() -> None:
-    alone, many = CpuTime(ranks=1), CpuTime(ranks=2)
+    alone, many = CpuTime(alone=True), CpuTime(alone=False)
     assert alone.per_rank() == {f"{kind}_per_rank": [v] for kind, v in alone.own().items()}
     assert many.per_rank() == {"user_s_per_rank": None, "system_s_per_rank": None}
     many.report([{"user_s": 3.0, "system_s": 0.5, "rank": 0}, {"user_s": 4.0, "system_s": 1.0}])

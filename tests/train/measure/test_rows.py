@@ -11,13 +11,16 @@ from harness.core import attempts
 from harness.core.attempts import best_of
 from harness.core.records import RunFolder, append_row, write_json
 from harness.train.loop.epoch import EpochSums
+from harness.train.measure import sampler
 from harness.train.measure.clock import StepClock
-from harness.train.measure.rows import mean_of_log, quantile
+from harness.train.measure.rows import mean_of_log, quantile, rank_row
 
 
 def test_quantile_is_a_value_that_occurs() -> None:
     values = [float(n) for n in range(1, 101)]
-    assert quantile(values, 0.95) == 96.0
+    assert quantile(values, 0.95) == 95.0
+    assert rank_row(1.0, 0, 1.0, [(1.0, v) for v in values], 0.0)["step_time_p95_s"] == 95.0
+    assert (sampler._spread([*values, None]) or {})["p95"] == 95.0
     assert quantile([3.0], 0.95) == 3.0
     assert quantile([], 0.95) is None
 

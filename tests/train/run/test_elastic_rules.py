@@ -20,13 +20,16 @@ from harness.core.attempts import write_summary
 from harness.core.command_line import parse
 from harness.core.identity import identity, run_id
 from harness.core.records import RunFolder, read_rows
+from harness.core.rules import place
 from harness.core.settings import Settings, UserError
+from harness.core.topology import World
 from harness.train.context import Launch, Position
 from harness.train.data.samples import EpochOrder
 from harness.train.loop.elastic_schedule import ElasticSchedule
 from harness.train.run import elastic as restarts
 from harness.train.run import failures
 from harness.train.run.failures import Stopped
+from harness.train.session import Session
 
 
 def launched(nodes: int, per_node: int, restarts: int = 3) -> dict[str, str]:
@@ -67,6 +70,14 @@ def test_the_batch_of_fewer_nodes() -> None:
     assert topology.for_world(replace(whole, elastic_batch="scale"), 4).grad_acc == 2
     with pytest.raises(UserError, match=r"6 processes cannot share .* 256 .* 1, 2, 4 node\(s\)"):
         topology.for_world(whole, 6)
+
+
+def test_only_an_elastic_run_has_the_batch_of_fewer_processes() -> None:
+    dp = place(parse("vit", ["--tiny", "--b", "8", "--strategy", "dp"], {}), World(), gpus=4)
+    assert dp.setup == "1_4"
+    assert Session(World()).own_settings(dp) == dp and dp.grad_acc == 1
+    whole = settings("--b", "16", "--setup", "4_1", nodes=2)
+    assert Session(World(nodes=2, launched=True, elastic=True)).own_settings(whole).grad_acc == 2
 
 
 def test_what_cannot_be_held_is_said_before_a_node_is_lost() -> None:

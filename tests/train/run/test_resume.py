@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForImageClassification
+from transformers import AutoModelForImageClassification, TrainerCallback
 
 from harness.core.records import RunFolder, read_rows
+from harness.train.run.failures import Diverged
 from tests.support.broken_runs import ARGV, SHORT, assert_same_training, broken_off, only_run
-from tests.support.ranks import script
+from tests.support.ranks import ranks, script
+from tests.support.toys import CPU, Net, Points, ours
 
 pytestmark = pytest.mark.process
 
@@ -118,6 +120,54 @@ def test_a_failure_is_a_record_with_its_reason(
     assert summary["outcome"] == outcome
     assert "planted" in summary["reason"]
     assert summary["epochs_done"] == 0
+
+
+class BreakWeights(TrainerCallback):
+    """Make the last rank's weights NaN after this update."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.update and args.process_index == args.world_size - 1:
+            with torch.no_grad():
+                kwargs["model"].head.bias.fill_(torch.nan)
+
+
+def breaks(folder: str) -> str:
+    """What was raised; nothing but the checkpoints looks at the weights or the loss."""
+    flags = ("--save=last", "--save_steps=3", "--log_every=50")
+    net, data, test = Net(), Points(64), Points(8)
+    trainer, run = ours(folder, net, data, test, *flags, callbacks=[BreakWeights(4)])
+    with pytest.raises(Diverged) as raised, run:
+        run.train(trainer)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_that_diverges_keeps_its_last_good_checkpoint(count: int, tmp_path: Path) -> None:
+    messages = ranks(count, breaks, str(tmp_path), env=CPU)
+    assert messages == ["weights are not finite at update 6"] * count
+    folder = only_run(tmp_path)
+    assert (folder.read_summary() or {})["outcome"] == "diverged"
+    (mark,) = folder.path.glob("checkpoint-*/complete.json")
+    assert mark.parent.name == "checkpoint-3"
+    weights = load_file(mark.with_name("model.safetensors"))
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, []), (2, ["--strategy", "fsdp"])])
+def test_weights_that_are_not_finite_are_no_checkpoint(
+    count: int, more: list[str], tmp_path: Path
+) -> None:
+    argv = ["--tiny", "--train_size", "128", "--test_size", "32", "--b", "16", "--lr", "1e18"]
+    argv += ["--save_steps", "3", "--log_every", "50", "--o", str(tmp_path), *more]
+    done = script("vit", *argv, count=count)
+    assert done.code != 0
+    folder = only_run(tmp_path)
+    summary = folder.read_summary() or {}
+    assert summary["outcome"] == "diverged" and "not finite at update 3" in summary["reason"]
+    assert not [*folder.path.glob("checkpoint-*")]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:

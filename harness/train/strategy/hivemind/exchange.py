@@ -222,7 +222,7 @@ class PeersExchange(Exchange):
             **CpuTime.of(self.context).own(),
             **node_fields(self.context.sampler, goes_on=True),  # until the row is made
         )
-        if not self.peers.records:
+        if not self.peers.is_recorder:
             return totals
         sums = self._sum_over_peers(epoch)
         several_nodes = self.peers.recorded_world.nodes > 1

@@ -21,7 +21,7 @@ from transformers import IntervalStrategy, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from harness.core.locks import Lock
-from harness.core.records import RunFolder
+from harness.core.records import FINISHED, RunFolder
 from harness.core.rules import addresses_to_join
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.topology import World, asked_processes
@@ -82,7 +82,7 @@ class Peers(Session):
         return False  # others may join
 
     @property
-    def records(self) -> bool:
+    def is_recorder(self) -> bool:
         return self.number == 0
 
     @property
@@ -94,13 +94,13 @@ class Peers(Session):
         return settings
 
     def restrict(self, args: TrainingArguments) -> None:
-        if not self.records:
+        if not self.is_recorder:
             args.eval_strategy, args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
             args.load_best_model_at_end, args.report_to = False, []
 
     def already_finished(self) -> None:
         """Tell those who wait to join."""
-        if self.records and self.launched_world.launched:
+        if self.is_recorder and self.launched_world.launched:
             self._meet().set(ADDRESS, ALREADY_FINISHED)
         self.close()
 
@@ -112,21 +112,21 @@ class Peers(Session):
             if launched:
                 store = self._meet()
                 host = own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-                if not self.records:
+                if not self.is_recorder:
                     answer = store.get(ADDRESS).decode()
                     if answer == ALREADY_FINISHED:
                         return False
                     join = json.loads(answer)
             self._connect(host, join)
-            if launched and self.records:
+            if launched and self.is_recorder:
                 self.store.set(ADDRESS, json.dumps(addresses(self.state.dht)))
         at = addresses(self.state.dht)
         self.publish(number=self.number, at=at, update=0, samples=0, fed=0, loss=0.0, edges=[])
         self.state.publish(SETTINGS, requirements(self.settings))
-        if self.records:
+        if self.is_recorder:
             self.state.publish(RECORDER, {"open": -1})
         self.state.start()
-        if not launched or self.records:
+        if not launched or self.is_recorder:
             self._print_how_to_join(at)
         return True
 
@@ -147,7 +147,7 @@ class Peers(Session):
 
     def _recorder_is_gone(self) -> bool:
         """Whether the record on this disk is one that its process could not finish."""
-        if not self.folder.attempts.is_file() or self.folder.outcome() == "finished":
+        if not self.folder.attempts.is_file() or self.folder.outcome() == FINISHED:
             return False
         lock = Lock(self.folder.lock("run"))
         free = lock.take()
@@ -171,7 +171,7 @@ class Peers(Session):
         return (self.state.get(PEERS) or {}).items()
 
     def _print_how_to_join(self, at: list[str]) -> None:
-        if not self.records:
+        if not self.is_recorder:
             print(f"peer {self.number} of the run; it answers at {','.join(at)}", flush=True)
             return
         print(f"another machine joins with\n  {join_command(self.settings, at)}", flush=True)
@@ -185,7 +185,7 @@ class Peers(Session):
     def check_data(self, checksum: str | None) -> None:
         """Compare the samples of all peers with the recorder's, which are those of the run."""
         state = self.state
-        if not self.records:
+        if not self.is_recorder:
             there = state.wait(
                 lambda: state.get(DATA) or state.outcome or state.recorder is None, DATA_S, 0.5
             )
@@ -208,7 +208,7 @@ class Peers(Session):
     def wait_for_all(self) -> None:
         """Wait for the peers that a launcher has started; others join when they come."""
         expected = self.launched_world.size
-        if not self.launched_world.launched or expected == 1 or not self.records:
+        if not self.launched_world.launched or expected == 1 or not self.is_recorder:
             return
 
         def ready() -> int:
@@ -224,7 +224,7 @@ class Peers(Session):
     def begin_epoch(self, epoch: int) -> None:
         """Wait while the recorder evaluates: training meanwhile would count in no one's time."""
         state = self.state
-        if self.records:
+        if self.is_recorder:
             highest = max((p["number"] for p in state.known.values()), default=0)
             state.publish(RECORDER, {"open": epoch, "highest_number": highest})
             return
@@ -246,8 +246,8 @@ class Peers(Session):
         """The recorder publishes the outcome, and the others wait for it."""
         state = self.state
         self.publish(ended=True)
-        if self.records:
-            state.publish_outcome({"outcome": "finished"})
+        if self.is_recorder:
+            state.publish_outcome({"outcome": FINISHED})
             state.wait(lambda: all(p.get("ended") for p in state.alive.values()), GOODBYE_S)
             self.close()
             return
@@ -264,13 +264,13 @@ class Peers(Session):
                 file=sys.stderr,
             )
             raise SystemExit(1)
-        if outcome["outcome"] != "finished":
+        if outcome["outcome"] != FINISHED:
             print(f"harness: the run has ended: {outcome['outcome']}", file=sys.stderr)
             raise SystemExit(1)
 
     def fail(self, outcome: str, interrupted: bool) -> None:
         """End the run for all only by a failure that the recorder would meet again."""
-        if self.records and not interrupted and self._state is not None:
+        if self.is_recorder and not interrupted and self._state is not None:
             self._state.publish_outcome({"outcome": outcome})
             self._state.closed.wait(1.0)
         self.close()
