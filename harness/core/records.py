@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -178,6 +178,14 @@ def plain(value: Any, infinite: Callable[[float], Any] = lambda _: None) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else infinite(value)
     return value
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Exact; None, which is unknown, where one value is unknown or not finite, or there is none."""
+    known = [*values]
+    if not known or any(value is None or not math.isfinite(value) for value in known):
+        return None
+    return math.fsum(value for value in known if value is not None)
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:

@@ -27,6 +27,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from PIL import Image
 
 from harness.core.settings import UserError
+from harness.read import labels
 from harness.read.statistics import spread
 
 Dash = Literal["-", "--", ":"]
@@ -103,7 +104,7 @@ def cycle(number: int) -> Style:
 
 def panels(count: int, height: float, wide: int | None = None) -> tuple[Figure, list[Axes]]:
     """A figure of README width with this many panels."""
-    wide = min(count, wide) if wide else beside(count)
+    wide = min(count, wide) if wide else panels_per_row(count)
     figure, axes = grid([height] * math.ceil(count / wide), wide)
     for place in axes[count:]:
         place.remove()
@@ -122,7 +123,7 @@ def grid(
     return figure, axes
 
 
-def beside(count: int) -> int:
+def panels_per_row(count: int) -> int:
     """How many of these panels stand in a row."""
     return 2 if count == 4 else min(count, PER_ROW)
 
@@ -181,8 +182,7 @@ def mean_with_interval(
     """The mean as a marker and its 95 % interval as a bar, upright or across; (mean, low, high)."""
     stats = spread(values, rate)
     assert stats.mean is not None
-    low = stats.mean if stats.low is None else stats.low
-    high = stats.mean if stats.high is None else stats.high
+    low, high = stats.ends
     if math.isinf(high):  # an open end is drawn as far away as the other one, by factors
         high = stats.mean**2 / low
     ends, middle = ([at, at], [low, high]), ([at], [stats.mean])
@@ -273,9 +273,7 @@ def _no_minor_ticks(axis: Axis) -> None:
 
 def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
     """As many as somebody may listen to."""
-    shown = [*texts]
-    left = len(shown) - MOST_LISTED
-    return joined_by.join([*shown[:MOST_LISTED], *([f"and {left} more"] if left > 0 else [])])
+    return labels.listed(texts, joined_by, MOST_LISTED)
 
 
 def numbers_of(values: Sequence[float], rate: bool = False) -> str:

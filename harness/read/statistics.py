@@ -13,6 +13,8 @@ import statistics
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.read.labels import UNKNOWN
+
 Repeats = Mapping[Hashable, float]  # the values of a group by what repeats them, such as the seed
 
 # Differences between logarithms below this are rounding errors.
@@ -30,10 +32,19 @@ class SampleStatistics:
     low: float | None
     high: float | None
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of the interval; the mean where there is none."""
+        assert self.mean is not None
+        return (
+            self.mean if self.low is None else self.low,
+            self.mean if self.high is None else self.high,
+        )
+
     def text(self, form: str) -> str:
         """Mean ± standard deviation, as far as they are known."""
         if self.mean is None:
-            return "-"
+            return UNKNOWN
         return form.format(self.mean) + ("" if self.sd is None else f" ± {form.format(self.sd)}")
 
 
@@ -52,6 +63,15 @@ class Estimate:
         ends = (self.value, self.low, self.high)
         value, low, high = (None if end is None else factor * end + shift for end in ends)
         return Estimate(value, low, high, self.n, self.paired)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of the interval; the value where there is none."""
+        assert self.value is not None
+        return (
+            self.value if self.low is None else self.low,
+            self.value if self.high is None else self.high,
+        )
 
     @property
     def is_beyond_noise(self) -> bool | None:

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.read.labels import UNKNOWN
+
 GAP = 2  # spaces between columns on a terminal
 NUMBER = re.compile(r"^[-+]?[\d.,]+")
-NO_NUMBER = ("-", "base", "unknown", "not reached", "infinite")  # where a column has numbers
+NO_NUMBER = (UNKNOWN, "base", "not reached", "infinite")  # where a column has numbers
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,11 @@ class Table:
         )
 
 
-def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]], keys: int = 1) -> Table:
-    return Table(tuple(headings), tuple(map(tuple, rows)), keys)
+def table_of(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], keys: int = 1,
+    numeric: tuple[bool, ...] | None = None,
+) -> Table:  # fmt: skip
+    return Table(tuple(headings), tuple(map(tuple, rows)), keys, numeric)
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:

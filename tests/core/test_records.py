@@ -26,6 +26,7 @@ from harness.core.records import (
     read_json,
     read_rows,
     rows_in,
+    sum_known,
     write_json,
 )
 
@@ -215,6 +216,12 @@ def test_find_runs_and_those_set_aside(tmp_path: Path) -> None:
     assert find_runs(first.path) == [first]
     assert find_runs(aside) == [RunFolder(aside)]
     assert find_runs(tmp_path / "none") == []
+
+
+def test_a_sum_with_something_unknown_is_unknown() -> None:
+    assert sum_known([0.1] * 10) == 1.0
+    for values in ([], [1.0, None], [1.0, float("nan")], [1.0, float("inf")]):
+        assert sum_known(values) is None
 
 
 def test_a_draft_does_not_stay(tmp_path: Path) -> None:

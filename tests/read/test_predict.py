@@ -91,11 +91,11 @@ def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
     for words in (
         "10 ms + 1 ms a sample, over batches 8, 16, 32", "residuals by batch", "8: +1.0%",
         "each more process on a machine slows all by 10.0%", "gradient: 4 MB",
-        "most: waiting for the exchange", "energy       not known", "cost         not known",
+        "most: waiting for the exchange", "energy       unknown", "cost         unknown",
         "all-reduce over this link was measured, at 4 MB", "the curve bends: from 2 nodes on",
     ):  # fmt: skip
         assert words in out, words
-    assert "interval not known: no spread of all-reduces" in out
+    assert "interval unknown: no spread of all-reduces" in out
     timed(records, 16, 2, 1, link=measured(20, 200, 1.6), seed=2)
     out = predicted(str(records), "--setup", "4_1", *FAR)
     assert re.search(r"95 % interval [\d,.]+ ms to [\d,.]+ ms", out)
@@ -150,6 +150,14 @@ def test_advice(records: Path, predicted: Verb) -> None:
     out = predicted(*argv, "--budget", "5", "--cost_per_gpu_hour", "2")
     assert "fastest first" in out and "quality is not predicted" in out
     assert "nothing up to 4_1" in predicted(*argv, "--deadline", "0.0001", code=1)
+
+
+def test_advice_for_programs_is_of_all_epochs(records: Path, predicted: Verb) -> None:
+    argv = [str(records), "--setup", "2_1", *FAR, "--epochs", "1000", "--advise", "--json"]
+    choices = json.loads(predicted(*argv, "--deadline", "9", "--cost_per_gpu_hour", "2"))["choices"]
+    assert choices
+    for choice in choices:
+        assert choice["cost"] == pytest.approx(2 * choice["device_hours"])
 
 
 def test_epochs_of_others(tmp_path: Path, predicted: Verb) -> None:
@@ -245,7 +253,7 @@ def test_a_training_set_too_small_or_unknown(records: Path, predicted: Verb) -> 
     for file in records.rglob("environment.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "data": None}))
     argv = [str(records), "--setup", "2_1", *FAR]
-    assert "epoch        not known" in predicted(*argv)
+    assert "epoch        unknown" in predicted(*argv)
     assert "give --train_size" in predicted.refused(*argv, "--advise", "--deadline", "1")
 
 

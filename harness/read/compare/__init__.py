@@ -1,1 +1,1 @@
-"""Two sets of runs held against each other."""
+"""Runs compared: two sets of them, or the batches of one."""

@@ -344,7 +344,7 @@ def as_fields(comparison: Comparison) -> dict[str, Any]:
 
 def _check_apart(one: Group, other: Group) -> None:
     """A run in both groups would make them alike; the very same groups are seen to be equal."""
-    paths = [{run.directory.path.absolute() for run in group.runs} for group in (one, other)]
+    paths = [{run.recorded_folder.path.absolute() for run in group.runs} for group in (one, other)]
     if paths[0] != paths[1] and (both := paths[0] & paths[1]):
         raise UserError(f"{min(both)} is on both sides")
 

@@ -23,6 +23,7 @@ from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
+from harness.read.labels import UNKNOWN
 from harness.read.records.runs import Run, Target, is_number, parse_target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import ratio, spread, student_t
@@ -124,7 +125,7 @@ def _ratio(
     if slope <= 0 or steep <= 0:
         if root <= 0 or steep >= 0 or flat <= 0:
             return None, None
-        # What is left of zero would be a slope downwards; on the right it begins here.
+        # Negative values would be a falling line; the interval begins at this end.
         end = max((middle - math.sqrt(root)) / steep, (middle + math.sqrt(root)) / steep)
         return (float(end) if end > 0 else None), None
     half = math.sqrt(max(root, 0))
@@ -301,12 +302,12 @@ def _cells(family: Family, batch: Batch, curve: Fit) -> list[str]:
     samples = batch.measured("tta_samples") if batch.usable else {}
     return [
         str(batch.size),
-        "-" if batch.lr is None else number(batch.lr),
+        UNKNOWN if batch.lr is None else number(batch.lr),
         str(len(batch.runs)),
         spread(list(samples.values())).text("{:,.0f}"),
         spread(batch.interpolated_samples if batch.usable else []).text("{:,.0f}"),
-        "-" if fitted is None else f"{fitted:,.0f}",
-        "-" if rate is None else f"{rate:,.0f}",
+        UNKNOWN if fitted is None else f"{fitted:,.0f}",
+        UNKNOWN if rate is None else f"{rate:,.0f}",
         spread(list(seconds.values())).text("{:,.2f}"),
     ]
 

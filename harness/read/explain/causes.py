@@ -226,7 +226,9 @@ def _larger_batch(
     cost_s = PASSES * run.evaluation_s
     if computing_s < ROUGH * cost_s * run.per_device:
         return None
-    text += f". Evaluation in batches of {number(context.eval_batch)} suggests {seconds(cost_s)}"
+    text += (
+        f". Evaluation in batches of {three_digits(context.eval_batch)} suggests {seconds(cost_s)}"
+    )
     return cost_s, (f"{text} (three times its own time: an estimate)", LARGER_BATCH)
 
 
@@ -247,11 +249,11 @@ def seconds(value: float) -> str:
     """With three digits, in a unit that fits."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if value >= factor:
-            return f"{number(value / factor)} {unit}"
-    return f"{number(value / 1e-6)} µs" if value >= 1e-6 else "0 s"
+            return f"{three_digits(value / factor)} {unit}"
+    return f"{three_digits(value / 1e-6)} µs" if value >= 1e-6 else "0 s"
 
 
-def number(value: float) -> str:
+def three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -300,9 +302,9 @@ def _link(context: RunContext) -> str:
     if context.payload_bytes:
         text += f". Each process contributes {context.payload_bytes / 1e6:.3g} MB per update"
     if context.rtt_ms is not None:
-        text += f". The link has a round trip of {number(context.rtt_ms)} ms"
+        text += f". The link has a round trip of {three_digits(context.rtt_ms)} ms"
         if context.bandwidth_mbit is not None:
-            text += f" and carries {number(context.bandwidth_mbit)} Mbit/s"
+            text += f" and carries {three_digits(context.bandwidth_mbit)} Mbit/s"
         text += f" (requested: {context.requested_link})" if context.requested_link else ""
     return text
 
@@ -371,9 +373,9 @@ def _slower(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tup
     if context.on_cpu and (context.nodes == 1 or context.emulated):
         text += f". {context.processes} processes share cores, caches and memory of one machine"
         if context.cpu_percent is not None:
-            text += f", whose cores were busy {number(context.cpu_percent)} % of the time"
+            text += f", whose cores were busy {three_digits(context.cpu_percent)} % of the time"
         if (context.others_cores or 0.0) >= OTHERS_CORES * context.processes:
-            text += f". Other programs used about {number(context.others_cores or 0.0)} cores"
+            text += f". Other programs used about {three_digits(context.others_cores or 0.0)} cores"
             return text, "stopping other programs on this machine while the run is measured"
         return text, "a machine for each process, or fewer processes on this one"
     if context.throttled:

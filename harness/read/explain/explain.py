@@ -17,7 +17,7 @@ from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read import table
 from harness.read.compare.compare import SPEED, judge
 from harness.read.explain import causes
-from harness.read.explain.causes import LARGE, Cause, number, percent, seconds
+from harness.read.explain.causes import LARGE, Cause, percent, seconds, three_digits
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     PARTS,
@@ -28,7 +28,7 @@ from harness.read.explain.time_breakdown import (
     mean_breakdown,
     time_breakdown,
 )
-from harness.read.labels import strategy_text
+from harness.read.labels import UNKNOWN, strategy_text
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, read_run
 from harness.read.records.selection import differing, read_group
@@ -163,7 +163,7 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
     is on several nodes, of as many processes. Of those near, or else of the same records folder.
     """
     if near is None:
-        near = runs_on_one_node(find_runs(group.runs[0].directory.path.absolute().parents[2]))
+        near = runs_on_one_node(find_runs(group.runs[0].recorded_folder.path.absolute().parents[2]))
     fixed, first = _fixed(group.runs[0]), group.finished[0]
     counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
     alike: dict[Any, list[Run]] = {}
@@ -180,7 +180,7 @@ def _fixed(run: Run) -> dict[str, Any]:
 
 def _selector(runs: list[Run]) -> str:
     """The folder that a reader would name, below the current one where it is."""
-    path, here = runs[0].directory.path, Path.cwd()
+    path, here = runs[0].recorded_folder.path, Path.cwd()
     path = path if len(runs) == 1 else path.parent
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -249,9 +249,9 @@ def _rate(breakdown: TimeBreakdown) -> str:
     rate = breakdown.rate
     assert rate.mean is not None
     if rate.sd is None:
-        return f"{number(rate.mean)} samples/s"
+        return f"{three_digits(rate.mean)} samples/s"
     return (
-        f"{number(rate.mean)} ± {number(rate.sd)} samples/s "
+        f"{three_digits(rate.mean)} ± {three_digits(rate.sd)} samples/s "
         f"(mean and standard deviation of {rate.n} runs)"
     )
 
@@ -265,7 +265,7 @@ def _against(
     if base.devices > 1 and baseline.finished[0].nodes == 1 < (group.finished[0].nodes or 1):
         one += " on one node"
     source = f"{baseline.selector}{', found beside it' if was_searched else ''}"
-    speed = f"{number(times)}x faster" if times >= 1 else f"{number(1 / times)}x slower"
+    speed = f"{three_digits(times)}x faster" if times >= 1 else f"{three_digits(1 / times)}x slower"
     scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
     sentences = [
         f"The baseline is {one} with batch {baseline.identity['per_gpu_batch']} ({source}). "
@@ -282,7 +282,7 @@ def cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
     value, more = causes.bound(breakdown, cause)
     if cause.in_step:
         gain = f"{100 * more:+.0f} %" if more < 1 else f"{1 + more:.1f} times as many"
-        without = f"at most {number(value)} samples/s ({gain})"
+        without = f"at most {three_digits(value)} samples/s ({gain})"
     else:
         without = f"at least {seconds(value)} after startup ({100 * more:+.0f} %)"
     return f"{cause.text}. Without it: {without}. Remedy: {cause.remedy}."
@@ -313,15 +313,17 @@ def show(explanation: Explanation) -> None:
     against = any(part.baseline_s is not None for part in explanation.parts)
     rows = []
     for name, value, sd, should in explanation.parts:
-        cells = [_ms(value, sd), "-" if value is None else percent(value / whole_s)]
+        cells = [_ms(value, sd), UNKNOWN if value is None else percent(value / whole_s)]
         rows.append([name, *cells, *([_ms(should, None)] if against else [])])
     headings = ["per update", "ms", "of the run", *(["baseline's share, ms"] if against else [])]
-    table.show(table.table_of(headings, rows))
+    # "under 1 %" does not begin with a digit, and stands with numbers nevertheless.
+    numeric = (False, *(True for _ in headings[1:]))
+    table.show(table.table_of(headings, rows, numeric=numeric))
 
 
 def _ms(value: float | None, sd: float | None) -> str:
     if value is None:
-        return "unknown"
+        return UNKNOWN
     return f"{1e3 * value:,.2f}" + (f" ± {1e3 * sd:,.2f}" if sd is not None else "")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records import RunFolder
+from harness.core.records import RunFolder, sum_known
 from harness.core.settings import UserError
 from harness.read.records.runs import Run, is_number
 from harness.read.statistics import SampleStatistics, spread
@@ -68,7 +68,7 @@ class TimeBreakdown:
 
 def time_breakdown(run: Run) -> TimeBreakdown:
     """From the rows of one finished run."""
-    path, rows, measures = run.directory.path, run.epochs, run.measures
+    path, rows, measures = run.recorded_folder.path, run.epochs, run.measures
     steps, timed_s, samples = (
         total(rows, name) for name in ("timed_steps", "timed_s", "timed_samples")
     )
@@ -97,7 +97,7 @@ def time_breakdown(run: Run) -> TimeBreakdown:
 
 def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank | None]:
     """From what the ranks recorded; without it, waiting for data and the communication probe."""
-    ranks = _recorded_by_ranks(run.directory, len(run.epochs))
+    ranks = _recorded_by_ranks(run.recorded_folder, len(run.epochs))
     alone = len(ranks) == 1 and "compute_s" in ranks[0]
     if alone or (ranks and all("comm_wait_s" in rank for rank in ranks)):
         parts, slowest = _from_ranks(ranks, step_s, steps)
@@ -180,8 +180,7 @@ def _padding(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 def total(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Over all epochs; unknown where one is."""
-    values = [row.get(name) for row in rows]
-    return math.fsum(v for v in values if is_number(v)) if all(map(is_number, values)) else None
+    return sum_known(row.get(name) for row in rows)
 
 
 def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:

@@ -50,7 +50,7 @@ def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Dr
         raise NothingToDraw("one epoch makes no line")
     arranged, notes = arrange(sweep, groups, most=kit.MOST_PANELS // len(metrics))
     of_lines = styles.of_lines(sweep, arranged)
-    wide = kit.beside(len(arranged))
+    wide = kit.panels_per_row(len(arranged))
     blocks = [arranged[n : n + wide] for n in range(0, len(arranged), wide)]
     rows = [(metric, block) for block in blocks for metric in metrics]
     figure, axes = kit.panels(len(rows) * wide, 2.4, wide)
@@ -109,8 +109,7 @@ def _mean(axes: Axes, curves: list[Curve], style: Style) -> list[float]:
     epochs = sorted({epoch for curve in curves for epoch in curve})
     spreads = [spread([curve[e] for curve in curves if e in curve]) for e in epochs]
     means = [float(s.mean or 0.0) for s in spreads]
-    lows = [mean if s.low is None else s.low for s, mean in zip(spreads, means, strict=True)]
-    highs = [mean if s.high is None else s.high for s, mean in zip(spreads, means, strict=True)]
+    lows, highs = map(list, zip(*(s.ends for s in spreads), strict=True))
     kit.line(axes, epochs, means, style, marker=style.marker, markersize=4, zorder=3)
     if lows != means:
         axes.fill_between(epochs, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
@@ -276,9 +275,7 @@ def _efficiencies(groups: Sequence[Group]) -> list[tuple[float, float, float, fl
     for group in groups[1:]:
         kind, share = efficiency(group, base)
         if kind in (WEAK, STRONG) and share.value is not None:
-            low = share.value if share.low is None else share.low
-            high = share.value if share.high is None else share.high
-            points.append((_devices(group), share.value, low, high, kind))
+            points.append((_devices(group), share.value, *share.ends, kind))
     return points
 
 

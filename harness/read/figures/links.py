@@ -15,13 +15,13 @@ from harness.core.links import Link, plain_link
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
+from harness.read.figures.time import QUALITY, TARGET_TIME
 from harness.read.labels import STRATEGY, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 
-TIME, QUALITY = "tta_train_s", "accuracy"
 NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
 DELAY = "delay between the nodes, one way (ms)"
 COLUMN_WIDTH = 4.6  # inches
@@ -108,7 +108,7 @@ class Cell:
 
     @property
     def times(self) -> list[float]:
-        return self.group.values(TIME)
+        return self.group.values(TARGET_TIME)
 
     @property
     def differences(self) -> dict[Hashable, float]:
@@ -130,7 +130,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     if any(cell.differences for cell in cells):
         heights.append(0.65 + 0.24 * len(of_strategies))
     figure, axes = kit.grid(heights, len(columns), COLUMN_WIDTH * len(columns))
-    target = str(sweep.target).replace(" at least ", " ").replace(" at most ", " ")
+    assert sweep.target is not None  # else there are no cells
     drawn, span = Drawn(figure), _span(cells)
     delays = sorted({cell.delay for cell in cells})
     for n, place in enumerate(axes):
@@ -145,7 +145,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         others = str(replace(rows[y], rate_mbit=None)).replace("none", "")
         title = [*columns[x], _rate_text(rows[y]), others]
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
-                 f"training time to {target} (s)" if x == 0 else "")  # fmt: skip
+                 f"training time to {sweep.target.short} (s)" if x == 0 else "")  # fmt: skip
     kit.legend(figure, of_strategies)
     reached = [(c, [t for t in c.times if math.isfinite(t)]) for c in cells]
     texts = [f"{sweep.name_of(c.group)} {kit.numbers_of(times)} s" for c, times in reached if times]
@@ -167,7 +167,7 @@ def _cells(sweep: SweepResults) -> list[Cell]:
         raise NothingToDraw(
             f"{sweep.file}: {', '.join(others)} varies too: there is no figure for it"
         )
-    if not any(group.values(TIME) for group in linked):
+    if not any(group.values(TARGET_TIME) for group in linked):
         raise NothingToDraw(f"no epoch of any run has a number named {sweep.target.metric}")
     return [
         Cell(
@@ -188,7 +188,7 @@ def _times(drawn: Drawn, axes: Axes, cells: Sequence[Cell], styles: dict[str, St
         mine = sorted((c for c in cells if c.strategy == name and c.times), key=lambda c: c.delay)
         aside = APART ** (number - (len(styles) - 1) / 2)
         points = [(c.delay, run, t) for c in mine for run in c.group.finished
-                  if math.isfinite(t := run.measures.get(TIME, math.inf))]  # fmt: skip
+                  if math.isfinite(t := run.measures.get(TARGET_TIME, math.inf))]  # fmt: skip
         tips = [f"{name}, {delay:g} ms, {run_name(run)}: {t:,.4g} s" for delay, run, t in points]
         x, y = [delay * aside for delay, _, _ in points], [t for *_, t in points]
         kit.run_points(drawn, axes, x, y, style, tips)
@@ -216,7 +216,7 @@ def _miss(axes: Axes, delay: float, number: int, text: str, style: Style, side: 
 
 
 class Span(NamedTuple):
-    """Of the times in all panels, and how much of a panel's height the misses above them take."""
+    """Range of the times in all panels, and the share of a panel's height kept for misses."""
 
     low: float
     high: float

@@ -70,7 +70,7 @@ class Styles:
         self._styles = {axis: _ordered_styles(values) for axis, values in known.items()}
 
     def of_axis(self, axis: str, values: Iterable[str]) -> dict[str, Style]:
-        """Of these values: of other axes than the page's the figure's own styles."""
+        """Styles of these values; an axis not shared by the page gets styles of this figure."""
         shown = dict.fromkeys(values)
         if axis not in self._styles:
             return {value: kit.cycle(number) for number, value in enumerate(shown)}

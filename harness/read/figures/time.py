@@ -35,7 +35,7 @@ from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target, is_number, time_to_target
 from harness.read.records.sweeps import SweepResults
 
-TIME, QUALITY = "tta_train_s", "accuracy"
+TARGET_TIME, QUALITY = "tta_train_s", "accuracy"
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
 LONGEST_NAME = 46
@@ -97,7 +97,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
 def _times(group: Group, target: Target) -> Times:
     """Of the finished runs that have the metric; a miss is infinite."""
     results = ((run, time_to_target(run.epochs, target)) for run in group.finished)
-    return [(run, times[TIME]) for run, times in results if TIME in times]
+    return [(run, times[TARGET_TIME]) for run, times in results if TARGET_TIME in times]
 
 
 def _block(
@@ -118,8 +118,7 @@ def _block(
         axes.set_xlim(min(finite) / 1.2, max(finite) * (3 if has_text else 1.2))
     else:
         axes.set_xlim(0, max(finite) * (1.4 if has_text else 1.1))
-    short = str(target).replace(" at least ", " ").replace(" at most ", " ")
-    kit.describe(axes, x=f"training time to {short} (s)")
+    kit.describe(axes, x=f"training time to {target.short} (s)")
     return f"To {target}: {kit.listed(texts)}."
 
 
@@ -254,13 +253,13 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
 
 
 def _parts(sweep: SweepResults, group: Group, unknown: dict[str, list[str]]) -> dict[str, float]:
-    """Means over the runs that tell; untold: why not -> the groups of those that do not."""
+    """Mean parts of the runs that record them; adds the others to `unknown` by reason."""
     breakdowns = []
     for run in group.finished:
         try:
             breakdowns.append(time_breakdown(run))
         except UserError as error:
-            reason = str(error).removeprefix(f"{run.directory.path} ")
+            reason = str(error).removeprefix(f"{run.recorded_folder.path} ")
             unknown.setdefault(reason, []).append(sweep.short_name_of(group))
     if not breakdowns:
         return {}

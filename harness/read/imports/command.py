@@ -19,7 +19,15 @@ from typing import Any
 from harness.core.attempts import QUALITY, best_of
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.records import SCHEMA, RunFolder, append_row, find_runs, read_json, write_json
+from harness.core.records import (
+    SCHEMA,
+    RunFolder,
+    append_row,
+    find_runs,
+    read_json,
+    sum_known,
+    write_json,
+)
 from harness.core.settings import UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import ROW, STATE, TEXT, Foreign, read_foreign
@@ -200,13 +208,13 @@ def _summary(foreign: Foreign, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "reason": foreign.reason,
         "epochs_done": foreign.epochs_done,
         "updates": foreign.updates,
-        "samples": _sum(rows, "samples"),
+        "samples": _sum_of(rows, "samples"),
         **{name: last[name] for name in QUALITY if name in last},
         **best_of(finite, foreign.best_metric),
         "train_samples_per_s": None,
         "train_samples_per_s_per_gpu": None,
-        "train_time_s": _sum(rows, "epoch_time_s"),
-        "eval_time_s": _sum(rows, "eval_time_s"),
+        "train_time_s": _sum_of(rows, "epoch_time_s"),
+        "eval_time_s": _sum_of(rows, "eval_time_s"),
         "wall_s": None,
         "energy_j": None,
         "joules_per_sample": None,
@@ -214,7 +222,5 @@ def _summary(foreign: Foreign, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _sum(rows: list[dict[str, Any]], name: str) -> float | None:
-    """Unknown where one row does not know it."""
-    values = [row[name] for row in rows]
-    return math.fsum(values) if values and None not in values else None
+def _sum_of(rows: list[dict[str, Any]], name: str) -> float | None:
+    return sum_known(row[name] for row in rows)

@@ -16,6 +16,7 @@ from harness.core.links import Link, link_of
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import STRATEGIES
 from harness.read.drawing import FAINT, LINES, calm
+from harness.read.labels import UNKNOWN, duration
 from harness.read.predict.exchange import Shape, wire_of
 from harness.read.predict.fitting import Fitted, Overrides, fit_records
 from harness.read.predict.model import (
@@ -29,7 +30,7 @@ from harness.read.predict.model import (
 )
 from harness.read.table import Table, screen, show, table_of
 
-UNKNOWN = "not known"
+NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
 SHOWN = 5  # choices of --advise
 MOST = 100_000  # nodes; what is beyond is a typing error
 # What --advise tries beside the strategy named; fsdp only where it is named.
@@ -218,7 +219,7 @@ def prediction_lines(fitted: Fitted, result: Outcome, link: Link, epochs: int) -
     batch = f"batch {plan.batch} each ({each.samples} an update)"
     yield f"{plan.shape} {_strategy(each)}, {batch}{over}"
     interval = (
-        f"{UNKNOWN}: {why_no_interval(fitted, each)}"
+        f"{NOT_KNOWN}: {why_no_interval(fitted, each)}"
         if each.low_s is None or each.high_s is None
         else f"{_ms(each.low_s)} to {_ms(each.high_s)}"
     )
@@ -231,9 +232,11 @@ def prediction_lines(fitted: Fitted, result: Outcome, link: Link, epochs: int) -
     yield f"  epoch        {_duration(result.epoch_s)} of training, evaluation {evaluation}"
     total = None if result.whole_s is None else epochs * result.whole_s
     yield f"  {epochs:>3} epochs   {_duration(total)}"
-    energy = UNKNOWN if result.energy_j is None else f"{epochs * result.energy_j / 3.6e6:,.4g} kWh"
+    energy = (
+        NOT_KNOWN if result.energy_j is None else f"{epochs * result.energy_j / 3.6e6:,.4g} kWh"
+    )
     yield f"  energy       {energy} (devices alone)"
-    yield f"  cost         {UNKNOWN if result.cost is None else f'{epochs * result.cost:,.4g}'}"
+    yield f"  cost         {NOT_KNOWN if result.cost is None else f'{epochs * result.cost:,.4g}'}"
     if plan.shape.nodes > 1:
         yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
         yield _link_note(each)
@@ -272,7 +275,7 @@ def curve_table(curve: list[Prediction]) -> Table:
     rows = []
     for each in curve:
         interval = (
-            "-" if each.low_s is None or each.high_s is None
+            UNKNOWN if each.low_s is None or each.high_s is None
             else f"{each.low_s * 1e3:,.4g} to {each.high_s * 1e3:,.4g}"
         )  # fmt: skip
         rows.append((
@@ -296,8 +299,8 @@ def advice_table(choices: list[Choice]) -> Table:
         each = choice.outcome.prediction
         rows.append((
             str(each.plan.shape), _strategy(each), str(each.plan.batch), f"{choice.hours:,.3g}",
-            f"{choice.device_hours:,.3g}", "-" if choice.cost is None else f"{choice.cost:,.2f}",
-            f"{each.efficiency:.2f}",
+            f"{choice.device_hours:,.3g}",
+            UNKNOWN if choice.cost is None else f"{choice.cost:,.2f}", f"{each.efficiency:.2f}",
         ))  # fmt: skip
     headings = ("setup", "strategy", "batch", "hours", "device hours", "cost", "efficiency")
     return table_of(headings, rows, keys=2)
@@ -319,9 +322,7 @@ def _ms(seconds: float) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return UNKNOWN
-    return f"{seconds:,.4g} s" if seconds < 3600 else f"{seconds / 3600:,.3g} h"
+    return NOT_KNOWN if seconds is None else duration(seconds)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -384,6 +385,12 @@ def _link(text: str | None) -> Link:
     return link
 
 
+def _totals(choice: Choice) -> dict[str, Any]:
+    """For programs: hours and cost are of all epochs, the other amounts as without --advise."""
+    hours = {"hours": choice.hours, "device_hours": choice.device_hours}
+    return hours | as_fields(choice.outcome) | {"cost": choice.cost}
+
+
 def _advise(options: argparse.Namespace, fitted: Fitted, plan: Scenario) -> int:
     if (options.deadline is None) == (options.budget is None):
         raise UserError("--advise needs --deadline (hours) or --budget, one of them")
@@ -391,9 +398,7 @@ def _advise(options: argparse.Namespace, fitted: Fitted, plan: Scenario) -> int:
         fitted, plan, options.epochs, options.deadline, options.budget, options.cost_per_gpu_hour
     )
     if options.json:
-        times = [{"hours": c.hours, "device_hours": c.device_hours} for c in choices]
-        fields = [time | as_fields(c.outcome) for time, c in zip(times, choices, strict=True)]
-        print_json({"choices": fields})
+        print_json({"choices": [_totals(choice) for choice in choices]})
         return 0 if choices else 1
     console = screen()
     limit = f"{options.deadline:g} h" if options.deadline else f"a budget of {options.budget:g}"

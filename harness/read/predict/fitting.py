@@ -32,7 +32,7 @@ from harness.read.predict.model import (
 )
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, is_number
-from harness.read.records.selection import read_selected
+from harness.read.records.selection import read_selected, several_kinds, without_flags
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 
@@ -94,8 +94,8 @@ def step_s(run: Run, overrides: Overrides) -> float | None:
 
 
 def recorded(runs: Sequence[Run]) -> Iterator[Reduction]:
-    """All-reduces that runs measured over their link before they began. What adds up is not the
-    model, so that of all of them counts.
+    """All-reduces that runs measured over their link before they began. The model does not matter
+    for an all-reduce, so those of all runs count.
     """
     for run in runs:
         link = run.environment.get("link") or {}
@@ -219,10 +219,7 @@ def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
     for name in dict.fromkeys(name for run in runs for name in run.characteristics):
         values = sorted({str(run.characteristics.get(name)) for run in runs})
         if name not in FREE and len(values) > 1:
-            raise UserError(
-                f"{selector}: its runs differ in {name} ({', '.join(values)}): name one kind, for "
-                f"example {selector}{',' if '=' in selector else ':'}{name}={values[0]}"
-            )
+            raise UserError(several_kinds(selector, name, values, example=values[0]))
 
 
 def _sharing(
@@ -297,13 +294,7 @@ def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
     if run is None:
         return f"python {runs[0].identity.get('script') or 'bert'}.py {shlex.join(flags)}"
     drop = ["--setup", "--strategy", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
-    kept, skip = [], False
-    for word in shlex.split(str(run.environment["command"])):
-        name, equals, _ = word.partition("=")
-        if skip or name in drop:
-            skip = not skip and not equals
-            continue
-        kept.append(word)
+    kept = without_flags(shlex.split(str(run.environment["command"])), drop)
     return f"python {shlex.join([*kept, *flags])}"
 
 

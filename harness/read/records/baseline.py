@@ -119,7 +119,7 @@ def against_target(group: Group, base: Group | None) -> dict[str, Any]:
 
 
 def _share(group: Group, base: Group | None, name: str) -> Estimate:
-    """A miss takes for ever; how much longer than for ever, nobody knows."""
+    """A missed target is infinite; if the baseline missed, the ratio is unknown."""
     if base is None:
         return Estimate()
     ours, theirs = group.by_repetition(name), base.by_repetition(name)

@@ -19,7 +19,8 @@ from typing import Any, TypeGuard
 import pandas as pd
 
 from harness.core.attempts import larger_is_better
-from harness.core.identity import SHOWN_ONLY
+from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
+from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
 from harness.core.locks import is_held
 from harness.core.records import (
@@ -32,6 +33,7 @@ from harness.core.records import (
     RunFolder,
     find_runs,
     read_json,
+    sum_known,
 )
 from harness.core.schema.dictionary import check_types
 from harness.core.schema.rows import EpochRow
@@ -100,6 +102,11 @@ class Target:
     def __str__(self) -> str:
         return f"{self.metric} at {'most' if self.smaller_is_better else 'least'} {self.value:g}"
 
+    @property
+    def short(self) -> str:
+        """For the label of an axis."""
+        return f"{self.metric} {self.value:g}"
+
 
 def parse_target(text: str) -> Target:
     """accuracy=0.9, as on the command line."""
@@ -115,7 +122,7 @@ class Run:
     """One run, whatever became of it."""
 
     label: dict[str, Any]  # as its sweep names it; empty outside a sweep
-    path: str | None  # as shown to the user; None: the plan refused it before it had a name
+    path: str | None  # as shown to the user; None: refused by the plan before it had a path
     state: str
     reason: str | None = None
     folder: RunFolder | None = None
@@ -126,7 +133,7 @@ class Run:
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
 
     @property
-    def directory(self) -> RunFolder:
+    def recorded_folder(self) -> RunFolder:
         """The folder of a run that has a record."""
         assert self.folder is not None, f"{self.label} has no record"
         return self.folder
@@ -199,8 +206,7 @@ class Run:
         link = (self.environment.get("launch") or {}).get("link")
         if not isinstance(link, dict):
             return None if link is None else str(link)
-        fields = ("delay_ms", "rate_mbit", "jitter_ms", "loss")
-        return str(Link(**{name: link[name] for name in fields if link.get(name) is not None}))
+        return str(Link(**{n: link[n] for n in LINK_FIELDS if link.get(n) is not None}))
 
     @cached_property
     def per_node(self) -> tuple[dict[str, float | None], ...]:
@@ -214,7 +220,7 @@ class Run:
         nodes = []
         for node in range(self.nodes):
             ranks = [last[rank] for rank in range(node * size, (node + 1) * size)]
-            sums = {name: _sum(ranks, field) for name, field in SUMMED.items()}
+            sums = {name: sum_known(r.get(field) for r in ranks) for name, field in SUMMED.items()}
             nodes.append(sums | {name: _mean(ranks, field) for name, field in AVERAGED.items()})
         return tuple(nodes)
 
@@ -223,14 +229,14 @@ class Run:
         """The state at this moment: a run without outcome is running, or was interrupted."""
         if self.state != UNFINISHED:
             return self.state
-        last = self.directory.read_progress()
+        last = self.recorded_folder.read_progress()
         recent = last is not None and time.time() - last.get("unix", 0.0) < QUIET_S
-        return RUNNING if recent or is_held(self.directory.lock("run")) else INTERRUPTED
+        return RUNNING if recent or is_held(self.recorded_folder.lock("run")) else INTERRUPTED
 
     @property
     def progress(self) -> str:
         """How far a run without outcome has come."""
-        last = self.directory.read_progress()
+        last = self.recorded_folder.read_progress()
         done = len(self.epochs)
         text = f"{done} epoch{'' if done == 1 else 's'} recorded"
         if last is not None and last.get("update") is not None:
@@ -246,20 +252,24 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     ours = "script" in settings and not settings.get("imported")
     fields = {n: f for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"}
     passed = settings.get("trainer") or {}
+    named = {
+        name: settings.get(name, flag.default if ours else None)
+        for name, flag in fields.items()
+        if name not in REPETITIONS
+    }
+    if ours:  # as in the run id: a record that names the default is not another run
+        named["eval_batch"] = named["eval_batch"] or EVAL_BATCH
+        named["augment"] = named["augment"] or "none"
     return {
         "script": settings.get("script"),
-        **{
-            name: settings.get(name, flag.default if ours else None)
-            for name, flag in fields.items()
-            if name not in REPETITIONS
-        },
+        **named,
         **{name: value for name, value in passed.items() if name not in SHOWN_ONLY},
     }
 
 
 def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
     """What one folder holds; records of other definitions are refused."""
-    settings = settings_of(folder) if folder.settings.exists() else {}
+    settings = recorded_settings(folder) if folder.settings.exists() else {}
     summary, environment = summary_of(folder), environment_of(folder)
     epochs, broken = epochs_of(folder)
     state, reason, measures = UNFINISHED, None, {}
@@ -328,11 +338,6 @@ def _known(value: Any) -> float:
     return float(value) if is_number(value) else math.nan
 
 
-def _sum(ranks: list[Mapping[str, Any]], name: str) -> float | None:
-    known = [value for row in ranks if is_number(value := row.get(name))]
-    return math.fsum(known) if len(known) == len(ranks) else None
-
-
 def _mean(ranks: list[Mapping[str, Any]], name: str) -> float | None:
     """Over the samples: ranks need not have the same number of them."""
     # A rank without samples has no accuracy and does not count.
@@ -343,7 +348,7 @@ def _mean(ranks: list[Mapping[str, Any]], name: str) -> float | None:
     return math.fsum(row["eval_samples"] * row[name] for row in rows) / total
 
 
-def settings_of(folder: RunFolder) -> dict[str, Any]:
+def recorded_settings(folder: RunFolder) -> dict[str, Any]:
     """The settings as they were written, if this version of the definitions wrote them."""
     settings = read_json(folder.settings)
     if settings is None:
@@ -398,7 +403,7 @@ def load(root: str | Path) -> pd.DataFrame:
     Lines that are not readable are left out and counted in the column broken_lines.
     """
     rows: list[dict[str, Any]] = []
-    for folder in _runs(root):
+    for folder in find_runs(existing(root)):
         epochs, broken = epochs_of(folder)
         outcome = (summary_of(folder) or {}).get("outcome", UNFINISHED)
         shared = {**_shared(folder), "outcome": outcome, "broken_lines": broken}
@@ -412,7 +417,7 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
     With dtype=object integers stay integers where some runs do not have them.
     """
     rows = []
-    for folder in _runs(root):
+    for folder in find_runs(existing(root)):
         summary = summary_of(folder) or {"outcome": UNFINISHED, "reason": None}
         rows.append({**_shared(folder), **summary})
     return pd.DataFrame(rows, dtype=dtype)
@@ -440,15 +445,14 @@ def _spread(device: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _runs(root: str | Path) -> list[RunFolder]:
-    root = Path(root)
-    if not root.exists():
+def existing(root: str | Path) -> Path:
+    if not Path(root).exists():
         raise UserError(f"{root}: there is no such folder")
-    return find_runs(root)
+    return Path(root)
 
 
 def _shared(folder: RunFolder) -> dict[str, Any]:
-    settings, environment = settings_of(folder), environment_of(folder)
+    settings, environment = recorded_settings(folder), environment_of(folder)
     settings.pop("training_arguments", None)
     if "precision" in settings:
         # The setting and the metric have one name; the metric keeps it.

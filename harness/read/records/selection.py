@@ -9,7 +9,7 @@ outputs/sweeps/NAME:setup=1_1           those of a sweep with these values in th
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from harness.core.identity import number
 from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
 from harness.read.records.groups import Group
-from harness.read.records.runs import Run, Target, read_run
+from harness.read.records.runs import Run, Target, existing, read_run
 from harness.read.records.sweeps import read_sweep, sweep_file
 
 # A seed that nobody has used yet is asked for by its number.
@@ -35,9 +35,7 @@ def read_group(name: str, selector: str, target: Target | None) -> Group:
 def read_selected(selector: str, target: Target | None) -> tuple[list[Run], Target | None]:
     """All runs of an argument, and the target of their sweep where there is one and none given."""
     path, conditions = _parsed(selector)
-    if not path.exists():
-        raise UserError(f"{path}: there is no such folder")
-    places: list[tuple[RunFolder, dict[str, Any]]] = [(f, {}) for f in find_runs(path)]
+    places: list[tuple[RunFolder, dict[str, Any]]] = [(f, {}) for f in find_runs(existing(path))]
     if sweep_file(path) is not None:
         sweep = read_sweep(path)
         target = target or sweep.target
@@ -111,12 +109,17 @@ def _check_one_kind(group: Group) -> None:
     for name in dict.fromkeys(name for run in group.runs for name in run.characteristics):
         values = list(dict.fromkeys(_text(run.characteristics.get(name)) for run in group.runs))
         if len(values) > 1:
-            separator = "," if "=" in group.selector else ":"
-            raise UserError(
-                f"{group.name}, {group.selector}: its runs differ in {name} ({', '.join(values)}): "
-                f"name one kind, for example {group.selector}{separator}"
-                f"{name}={_text(_values(group.runs[0]).get(name))}"
-            )
+            example = _text(_values(group.runs[0]).get(name))
+            raise UserError(f"{group.name}, {several_kinds(group.selector, name, values, example)}")
+
+
+def several_kinds(selector: str, name: str, values: Iterable[str], example: str) -> str:
+    """Why these runs have no mean, and an argument that selects one kind of them."""
+    separator = "," if "=" in selector else ":"
+    return (
+        f"{selector}: its runs differ in {name} ({', '.join(values)}): name one kind, for example "
+        f"{selector}{separator}{name}={example}"
+    )
 
 
 def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
@@ -135,8 +138,8 @@ def command_for_seeds(group: Group, how_many: int) -> str | None:
     command = run.environment.get("command")
     if not command or run.imported:
         return None
-    script, *flags = _without_seed(shlex.split(command))
-    path = run.directory.path
+    script, *flags = without_flags(shlex.split(command), ["--seed"])
+    path = run.recorded_folder.path
     if not any(flag.startswith("--o") for flag in flags) and len(path.parents) > 2:
         flags += ["--output_dir", str(path.parents[2])]
     taken = {run.seed for run in group.runs}
@@ -145,14 +148,16 @@ def command_for_seeds(group: Group, how_many: int) -> str | None:
     return f"for seed in {' '.join(new)}; do {command} --seed $seed; done"
 
 
-def _without_seed(arguments: list[str]) -> list[str]:
-    kept, skip = [], False
-    for word in arguments:
-        if skip:
-            skip = False
-        elif word == "--seed":
-            skip = True
-        elif not word.startswith("--seed="):
+def without_flags(words: Iterable[str], flags: Collection[str]) -> list[str]:
+    """A command without these flags and their values, as --name VALUE or --name=VALUE."""
+    kept, is_value = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_value:
+            is_value = False
+        elif name in flags:
+            is_value = not equals
+        else:
             kept.append(word)
     return kept
 

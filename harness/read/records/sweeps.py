@@ -24,13 +24,13 @@ from harness.read.records.runs import (
     Run,
     Target,
     check_schema,
+    existing,
     identity_settings,
     is_number,
     read_run,
-    settings_of,
+    recorded_settings,
 )
 
-FILE = SWEEP
 # Runs that differ in these are of different tasks and share no figure and no table.
 TASK = ("script", "model", "dataset")
 
@@ -40,7 +40,7 @@ NO_RECORDS = "no records below {}: python vit.py --tiny makes one"
 @dataclass(frozen=True)
 class PlannedRun:
     label: dict[str, Any]
-    path: str | None  # below the output folder; None: was skipped before it had a name
+    path: str | None  # below the output folder; None: refused by the plan before it had a path
     skipped: str | None
 
 
@@ -127,7 +127,7 @@ def read_results(path: str | Path) -> SweepResults:
     """The sweep of a folder, or else all runs below it together."""
     if sweep_file(Path(path)) is not None:
         return read_sweep(path)
-    folders, problems = _readable(_existing(Path(path)))
+    folders, problems = _readable(existing(path))
     if not folders:
         raise UserError("; ".join(problems) or NO_RECORDS.format(path))
     return _without_plan(Path(path), "runs", folders, problems)
@@ -135,11 +135,11 @@ def read_results(path: str | Path) -> SweepResults:
 
 def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     """Every sweep below a folder, then the runs of none, one part a task; and what is not shown."""
-    root = _existing(Path(root))
+    root = existing(root)
     if sweep_file(root) is not None:
         return [read_sweep(root)], []
     sweeps, problems, taken = [], [], set()
-    for file in sorted(root.rglob(FILE)):
+    for file in sorted(root.rglob(SWEEP)):
         try:
             part = read_sweep(file)
             taken |= {run.folder.path.resolve() for run in part.runs if run.folder}
@@ -160,18 +160,12 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     return sweeps, [*problems, *unreadable]
 
 
-def _existing(root: Path) -> Path:
-    if not root.exists():
-        raise UserError(f"{root}: there is no such folder")
-    return root
-
-
 def _readable(root: Path) -> tuple[dict[RunFolder, dict[str, Any]], list[str]]:
     """Folder -> settings of the runs below, and a line for each of other definitions."""
     folders, problems = {}, []
     for folder in find_runs(root):
         try:
-            folders[folder] = settings_of(folder)
+            folders[folder] = recorded_settings(folder)
         except UserError as error:
             problems.append(f"run not shown: {error}")
     return folders, problems
@@ -199,7 +193,7 @@ def _without_plan(
         planned.append(PlannedRun(label, str(folder.path.relative_to(root)), None))
     single = "setup" in axes and any(run.label["setup"] == "1_1" for run in planned)
     return SweepResults(
-        file=root / "sweeps" / "none" / FILE,  # where it would lie: nothing is written there
+        file=root / "sweeps" / "none" / SWEEP,  # where it would lie: nothing is written there
         name=name,
         question=name,
         axes=axes,
@@ -213,14 +207,14 @@ def sweep_file(path: Path) -> Path | None:
     """The sweep.json that a path names, itself or as the folder it lies in."""
     if path.is_file():
         return path
-    return path / FILE if (path / FILE).is_file() else None
+    return path / SWEEP if (path / SWEEP).is_file() else None
 
 
 def read_sweep(path: str | Path) -> SweepResults:
     """The sweep of a folder, checked; errors are one line."""
     file = sweep_file(Path(path))
     if file is None:
-        raise UserError(f"{path}: there is no {FILE}; a sweep writes it to <output_dir>/sweeps/")
+        raise UserError(f"{path}: there is no {SWEEP}; a sweep writes it to <output_dir>/sweeps/")
     content = read_json(file)
     if content is None:
         raise UserError(f"{file} is not readable as JSON: move the folder away")

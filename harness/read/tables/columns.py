@@ -20,6 +20,7 @@ from harness.read.labels import (
     shown_axes,
     strategy_text,
 )
+from harness.read.records.baseline import FACTS
 from harness.read.records.runs import (
     BANDWIDTH,
     FIELDS,
@@ -36,14 +37,6 @@ MFU, BUSY = "mfu", "gpu_utilisation_percent"
 TFLOPS, ENERGY, JOULES = "tflops_per_s", "energy_j", "joules_per_sample"
 DEVICE_FIELDS = (TFLOPS, MFU, BUSY, ENERGY, JOULES)
 
-DEFINITIONS = {
-    TFLOPS: "TFLOP/s: 10^12 operations a second of the model, padding included",
-    MFU: "MFU: share of what the devices can do at most",
-    BUSY: "GPU busy: of the time, however little it computes",
-    ENERGY: "energy J: of the devices alone",
-    JOULES: "J/sample: of the devices alone",
-}
-
 Row = Mapping[str, Any]
 
 # Marks: more or fewer updates than the baseline, a link far from the requested one.
@@ -58,8 +51,8 @@ RATIOS = ("tta_train_s_ratio", "tta_wall_s_ratio")
 OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
                "samples_per_s_per_gpu": "train_samples_per_s_per_gpu"}  # fmt: skip
 
-FACTS = ("nodes", "processes", "devices", "effective_batch", "planned", "finished", "reached")
-COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *FACTS)
+GROUP_FACTS = (*FACTS, "planned", "finished", "reached")
+COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *GROUP_FACTS)
 
 # Not in every record: a run may have none of them.
 OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s", "system_s",
@@ -80,7 +73,7 @@ def usual(known: Collection[str]) -> list[str]:
 
 
 def paired(names: list[str]) -> list[str]:
-    """The names of columns with the other one beside the first of these two."""
+    """The names, with MFU and GPU utilisation always side by side."""
     pair = (MFU, BUSY)
     both = (n for name in names for n in (pair if name in pair else (name,)))
     return [*dict.fromkeys(both)]
@@ -103,7 +96,7 @@ class Column:
 
 def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> list[Column]:
     """Axes first, then how many runs, then what was asked for or what is usual."""
-    known = [*dict.fromkeys([*measures, *OPTIONAL, *FACTS])]
+    known = [*dict.fromkeys([*measures, *OPTIONAL, *GROUP_FACTS])]
     is_listed = sweep.columns is not None
     shown = [_checked(name, known) for name in _asked(sweep)] if is_listed else _usual(sweep, rows)
     with_spread = shown if is_listed else ["accuracy", "train_samples_per_s"]

@@ -20,11 +20,12 @@ import pandas as pd
 from rich.console import Console
 
 from harness.core.command_line import print_json
+from harness.core.records import SWEEP
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, heading_of, strategy_text
 from harness.read.records.baseline import run_row
 from harness.read.records.runs import load_runs
-from harness.read.records.sweeps import FILE, SweepResults, read_sweep, sweep_file
+from harness.read.records.sweeps import SweepResults, read_sweep, sweep_file
 from harness.read.table import escaped, markdown_lines, screen, show, table_of
 from harness.read.tables import columns
 from harness.read.tables.sweep_table import SweepTable, sweep_table
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if sweep_file(root) is not None:
         _show_sweep(root, options.write, options.json)
     elif options.write:
-        raise UserError(f"--write is for a sweep: there is no {FILE} in {root}")
+        raise UserError(f"--write is for a sweep: there is no {SWEEP} in {root}")
     else:
         _show_runs(root, options.json)
     return 0
@@ -239,7 +240,7 @@ PLACE = re.compile(r"(<!-- table (?P<folder>[^:\n]+): (?P<columns>[^\n]+) -->\n)
 def main(argv: list[str]) -> int:
     try:
         if len(argv) != 1:
-            raise UserError("usage: python -m harness.read.tables.command FILE")
+            raise UserError("usage: python -m harness.read.tables.command SWEEP")
         file = Path(argv[0])
         try:
             text = file.read_text("utf-8")

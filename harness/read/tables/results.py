@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from harness.core.records import DISTURBING_SHARE
-from harness.read.labels import UNKNOWN, duration
+from harness.read.labels import UNKNOWN, duration, listed
 from harness.read.records.baseline import per_node
 from harness.read.records.groups import Group
 from harness.read.records.runs import PER_NODE, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 from harness.read.table import Table, table_of
+
+MOST_VALUES = 6  # named in a sentence
 
 # Name in the sentence -> where environment.json has it; all runs of a part should have one.
 SHOULD_AGREE = {
@@ -104,9 +106,8 @@ def _launch(run: Run, name: str) -> Any:
     return (run.environment.get("launch") or {}).get(name)
 
 
-def _some(texts: Iterable[str], most: int = 6) -> str:
-    shown = [*texts]
-    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+def _some(texts: Iterable[str]) -> str:
+    return listed(texts, ", ", MOST_VALUES)
 
 
 PERCENT, PLAIN = 100.0, 1.0
@@ -133,11 +134,8 @@ def results(sweep: SweepResults) -> Table:
 
 
 def _spread(group: Group, measure: str, factor: float, places: int) -> str:
-    stats = spread([factor * value for value in group.values(measure)])
-    if stats.mean is None:
-        return UNKNOWN
-    sd = "" if stats.sd is None else f" ± {stats.sd:.{places}f}"
-    return f"{stats.mean:.{places}f}{sd}"
+    values = [factor * value for value in group.values(measure)]
+    return spread(values).text(f"{{:.{places}f}}")
 
 
 def _time(group: Group, measure: str) -> str:

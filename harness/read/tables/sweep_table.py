@@ -13,14 +13,18 @@ from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows,
 from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.table import Table
-from harness.read.tables import columns
 from harness.read.tables.columns import (
+    BUSY,
     EFFICIENCY,
+    ENERGY,
     GAIN,
+    JOULES,
+    MFU,
     OTHER_LINK,
     OTHER_TRAINING,
     POINTS,
     RATIOS,
+    TFLOPS,
     Column,
     Row,
     columns_of,
@@ -125,7 +129,11 @@ DEFINITIONS = {
     POINTS: "acc. points: percentage points of accuracy",
     "payload_mb_per_update": "payload: what the strategy hands over to be sent",
     "network_mb_per_update": "sent: what left the nodes' interfaces",
-    **columns.DEFINITIONS,
+    TFLOPS: "TFLOP/s: 10^12 operations a second of the model, padding included",
+    MFU: "MFU: share of what the devices can do at most",
+    BUSY: "GPU busy: of the time, however little it computes",
+    ENERGY: "energy J: of the devices alone",
+    JOULES: "J/sample: of the devices alone",
     RTT: "round trip ms: measured between nodes before training, of the slowest pair",
     BANDWIDTH: "link Mbit/s: likewise, one way between two nodes",
 }
