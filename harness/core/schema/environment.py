@@ -180,8 +180,8 @@ class DataRecord(TypedDict, total=False):
     validation_samples: Annotated[Count, "validation samples; only with `--validation_split`"]
     validation_from: Annotated[str, "where they come from; only with `--validation_split`"]
     data_checksum: Annotated[str | None,
-        "SHA-256 (16 digits) over the classes and the content of all samples; the published records of "
-        "sets of 4,000 samples or more: the content of evenly spaced ones"]
+        "SHA-256 (16 digits) over the classes and the content of all samples; in the published "
+        "records of sets of 4,000 samples or more, over the content of evenly spaced ones"]
     max_length: Annotated[Positive, "of texts: longest allowed, in tokens"]
     mean_tokens: Annotated[Amount, "of texts: mean over all, in tokens"]
     image_shape: Annotated[list[Positive], "of images: channels, height, width"]
