@@ -56,6 +56,7 @@ SWEEP = "sweep.json"
 
 # A folder whose name ends so holds an earlier record that --rerun set aside.
 ASIDE = ".earlier-"
+PUBLISHED = "published"  # the folder of records that came with the checkout
 
 
 class File:
@@ -260,10 +261,14 @@ def log_of(log: Path, rank: int) -> Path:
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """Every run at or below a folder, in a stable order, without those set aside."""
+    """Every run at or below a folder, in a stable order, without those set aside, and without the
+    published ones unless the folder is theirs.
+    """
     runs = []
     for folder, inner, files in os.walk(root):
-        inner[:] = sorted(d for d in inner if ASIDE not in d and not d.startswith("."))
+        inner[:] = sorted(
+            d for d in inner if ASIDE not in d and d != PUBLISHED and not d.startswith(".")
+        )
         if "settings.json" in files:
             runs.append(RunFolder(Path(folder)))
             inner.clear()

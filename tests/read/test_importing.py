@@ -279,6 +279,7 @@ def test_a_state_with_a_loss_that_is_not_a_number_diverged(tmp_path: Path) -> No
         ("[1]", "has no log_history"),
         (state(log_history=[]), "log_history is empty"),
         (state(log_history=["x"]), "holds 'x', which is no entry"),
+        (state(log_history=[None]), "holds 'None', which is no entry"),
         (state(log_history=[{"eval_accuracy": 75.0, "epoch": 1}]), "[0]: accuracy 75 is no share"),
         (state(log_history=[{"eval_accuracy": 0.5}]), "log_history[0]: epoch is None"),
         (state(log_history=[{"loss": "low", "epoch": 1}]), "[0]: loss is 'low'"),

@@ -16,6 +16,7 @@ from harness.core.records import ASIDE, SCHEMA, RunFolder
 from harness.core.settings import UserError
 from harness.read import load, load_runs
 from harness.read.records.runs import read_run
+from harness.read.records.sweeps import read_all
 from tests.support.paired import Verb
 from tests.support.ranks import script
 from tests.support.records import lines, record
@@ -31,6 +32,14 @@ def records(tmp_path: Path) -> Path:
     record(root / "vit" / "deep" / "down" / "here", "--seed", "4", machine="b-gpux8", epochs=3)
     record(root / "bert" / "1_2" / f"good{ASIDE}1", "--seed", "5")
     return root
+
+
+def test_published_records_are_read_where_they_are_named(records: Path) -> None:
+    record(records / "published" / "bert" / "1_2" / "other", "--seed", "6")
+    assert 6 not in set(load(records)["seed"])
+    assert set(load(records / "published")["seed"]) == {6}
+    sweeps, _ = read_all(records)
+    assert all(run.settings["seed"] != 6 for sweep in sweeps for run in sweep.runs)
 
 
 def test_a_row_an_epoch_with_the_settings(records: Path) -> None:

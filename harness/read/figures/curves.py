@@ -187,7 +187,8 @@ def _lines(
         values += [value for point in points for value in point.values]
         bars += [end for point in points for end in (point.low, point.high)]
         texts += [point.text for point in points]
-        best = _best([(point.x, point.mean) for point in points])
+        means = [(point.x, point.mean) for point in points]
+        best = _best(means) if ideal else dict(means)
         if ideal and len(best) > 1:
             bars.append(_ideal(axes, points, styles[name]))
         kit.line(axes, [*best], [*best.values()], styles[name])

@@ -207,8 +207,9 @@ STATE_NOTES = (
 def _read_state(file: Path, text: str, sha256: str) -> Foreign:
     state = _state(file, text)
     history = state["log_history"]
-    if broken := next((e for e in history if not isinstance(e, dict)), None):
-        raise UserError(f"{file}: log_history holds {str(broken)[:40]!r}, which is no entry")
+    for entry in history:
+        if not isinstance(entry, dict):
+            raise UserError(f"{file}: log_history holds {str(entry)[:40]!r}, which is no entry")
     rows = list(_rows(file, history))
     end: dict[str, Any] = next((e for e in history if "train_runtime" in e), {})
     updates, planned = _count(file, state, "global_step"), _count(file, state, "max_steps")

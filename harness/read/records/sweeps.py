@@ -13,7 +13,15 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.core.records import SKIPPED, SWEEP, WAITING, RunFolder, find_runs, read_json
+from harness.core.records import (
+    PUBLISHED,
+    SKIPPED,
+    SWEEP,
+    WAITING,
+    RunFolder,
+    find_runs,
+    read_json,
+)
 from harness.core.schema.dictionary import check_types
 from harness.core.settings import UserError
 from harness.read.labels import group_text, short_text
@@ -34,7 +42,7 @@ from harness.read.records.runs import (
 # Runs that differ in these are of different tasks and share no figure and no table.
 TASK = ("script", "model", "dataset")
 
-NO_RECORDS = "no records below {}: python vit.py --tiny makes one"
+NO_RECORDS = "no records below {}: python vit.py --tiny makes one; ours: outputs/published"
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,8 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
         return [read_sweep(root)], []
     sweeps, problems, taken = [], [], set()
     for file in sorted(root.rglob(SWEEP)):
+        if PUBLISHED in file.relative_to(root).parts:
+            continue
         try:
             part = read_sweep(file)
             taken |= {run.folder.path.resolve() for run in part.runs if run.folder}

@@ -25,7 +25,7 @@ from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, heading_of, strategy_text
 from harness.read.records.baseline import run_row
 from harness.read.records.runs import load_runs
-from harness.read.records.sweeps import SweepResults, read_sweep, sweep_file
+from harness.read.records.sweeps import NO_RECORDS, SweepResults, read_sweep, sweep_file
 from harness.read.table import escaped, markdown_lines, screen, show, table_of
 from harness.read.tables import columns
 from harness.read.tables.sweep_table import SweepTable, sweep_table
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 def _show_runs(root: Path, as_json: bool) -> None:
     runs = load_runs(root, dtype=object if as_json else None)
     if runs.empty:
-        raise UserError(f"no records below {root}: python vit.py --tiny makes one")
+        raise UserError(NO_RECORDS.format(root))
     if as_json:
         print_json({"records": root, "runs": runs.to_dict("records")})
         return
