@@ -107,10 +107,12 @@ def inside(pairs: int, steps: int) -> None:
 
 def alone(exposure: Any, parameter: Any, times: int = 1000) -> float:
     """Seconds of one step's stamps, without a step."""
+    from harness.train.measure.clock import stamp
+
     began_s = time.perf_counter()
     for _ in range(times):
         exposure._gradient(parameter)
-        exposure.marks.append((exposure.ready, exposure._stamp()))
+        exposure.marks.append((exposure.ready, stamp(exposure.cuda)))
     return (time.perf_counter() - began_s) / times
 
 
