@@ -14,7 +14,7 @@ from harness.core.settings import UserError
 from harness.launch.places import Local, Machine, Options, disturbance, others, this_machine
 from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.sweepfile import header_of, load
-from harness.read.tables.columns import FACTS, OPTIONAL
+from harness.read.tables.columns import GROUP_FACTS, OPTIONAL
 from tests.support.sweeps import ROOT, jobs_of, sweep_file
 
 FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
@@ -237,7 +237,7 @@ def test_shipped_files(file: Path, tiny: bool) -> None:
     where = file.relative_to(ROOT)
     assert header["command"].removesuffix(" --tiny") == f"python -m harness sweep {where}"
     counted = re.fullmatch(r"(\d+), --tiny (\d+)", header["runs"])
-    assert set(sweep.columns or []) <= {*OPTIONAL, *FACTS}
+    assert set(sweep.columns or []) <= {*OPTIONAL, *GROUP_FACTS}
     assert counted is not None and len(jobs) == int(counted[2 if tiny else 1])
     for job in jobs:
         for rank, command in enumerate(commands(job)):
