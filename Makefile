@@ -12,7 +12,7 @@ demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
 
 test: .venv/ready-dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Without the times of cells, and with the language alone: the same records give the same notebook.
 figures: .venv/ready-notebook

@@ -38,10 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(gpu)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(root)
-    # Files that start processes first: at the end no worker waits for a long file of another.
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    busy = {item.path for item in items if item.get_closest_marker("process")}
-    items.sort(key=lambda item: (item.path not in long, item.path not in busy))
 
 
 class ProcessWatch:
