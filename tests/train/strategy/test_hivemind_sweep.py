@@ -30,7 +30,9 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     runner = start(three_peers(tmp_path, epochs=6, link="2ms"), out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
     everyone = psutil.Process(runner.pid).children(recursive=True)
-    agents = [p for p in psutil.Process(runner.pid).children() if "train.warm" in command(p)]
+    agents = [
+        p for p in psutil.Process(runner.pid).children() if "harness.train.run.warm" in command(p)
+    ]
     third = max(agents, key=lambda p: p.pid)
     lost = [third, *third.children(recursive=True)]
     assert any("p2pd" in command(p) for p in lost)
