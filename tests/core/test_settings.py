@@ -329,7 +329,9 @@ def test_help(script: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "a image" not in text
 
 
-@pytest.mark.parametrize("setup", ["1_2\n", "１_２", "1_٢", "0_1", "1_2_", "1_2_a b", "1_2_far\n"])  # noqa: RUF001
+@pytest.mark.parametrize(
+    "setup", ["1_2\n", "\uff11_\uff12", "1_\u0662", "0_1", "1_2_", "1_2_a b", "1_2_far\n"]
+)
 def test_a_setup_that_is_none(setup: str) -> None:
     with pytest.raises(UserError, match="expected N_M or N_M_tag"):
         parse_setup(setup)

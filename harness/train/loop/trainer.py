@@ -391,7 +391,8 @@ class ExactTrainer(Trainer):
         if epoch_so_far and abs(epoch - round(epoch)) < 1e-6:
             return  # a run resumed from here would never write this epoch's row: save after it
         sharding.average_buffers(self.model)
-        self._require_finite_weights()  # its own, where ranks train apart
+        if self.is_apart:
+            self._require_finite_weights()  # the rank's own, which are not those that are shared
         folder = self.weights_file(self.state.global_step).parent
         with self.exchange.shared():
             self._require_finite_weights()
