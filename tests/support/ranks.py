@@ -85,7 +85,8 @@ def script(
 ) -> Done:
     """bert.py or vit.py with this command line on `count` ranks.
 
-    The code is that of the first rank that failed, or 0; out and err are those of rank 0.
+    The code is that of the first rank that failed, or 0; out and err are those of rank 0, err also
+    that of the rank that failed.
     """
     return ran(count, run_script, name, list(argv), str(cwd), env=env)
 
@@ -95,15 +96,17 @@ def ran(
 ) -> Done:
     """Like ranks(), for a function that may end its process: what it printed, and its code."""
     with tempfile.TemporaryDirectory() as folder:
-        code = 0
+        code = failed = 0
         try:
             ranks(count, _printing_to, folder, function, args, env=env)
         except Ended as ended:
             code = ended.code
         except ChildFailedError as error:
-            code = error.get_first_failure()[1].exitcode
-        texts = [Path(folder, name).read_text(errors="replace") for name in ("out_0", "err_0")]
-        return Done(code, *texts)
+            failed, failure = error.get_first_failure()
+            code = failure.exitcode
+        names = ["out_0", "err_0", *([f"err_{failed}"] if failed else [])]
+        out, *errors = (Path(folder, name).read_text(errors="replace") for name in names)
+        return Done(code, out, "".join(errors))
 
 
 def _printing_to(folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
