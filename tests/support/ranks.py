@@ -6,6 +6,7 @@ process that has already imported torch and transformers (and has started no thr
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import sys
@@ -115,6 +116,7 @@ def _printing_to(folder: str, function: Callable[..., Any], args: tuple[Any, ...
     for number, name in ((1, "out"), (2, "err")):
         file = os.open(Path(folder, f"{name}_{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
+    faulthandler.enable()  # an abort in native code shows where each thread was
     code = 1
     try:
         code = function(*args) or 0
