@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
+from PIL import Image
 
 from harness.core.settings import Settings
 from harness.train.data.sources import Source, checksum
@@ -56,3 +58,10 @@ def text_batches(folder: Path, lengths: Any, pair: bool = True) -> TextBatches:
     np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
     labels = random.integers(0, 3, len(lengths))
     return TextBatches(folder, labels, SimpleNamespace(pad_token_id=PAD), pair)
+
+
+def stored(image: Image.Image, kind: str) -> dict[str, Any]:
+    """An image as a data set holds it."""
+    file = io.BytesIO()
+    image.save(file, kind)
+    return {"bytes": file.getvalue(), "path": f"ramp.{kind.lower()}"}

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from harness.core.settings import UserError
 from harness.core.topology import World
 
-FORMAT = 2  # raised when the prepared files change
+FORMAT = 3  # raised when the prepared files change
 
 
 def cache_root() -> Path:

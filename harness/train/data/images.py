@@ -37,6 +37,7 @@ SPLITMIX_FACTORS = [
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 ]
 SHIFT_BITS = (1 << 30) - 1
+TEST_SIZE = (96, 64)  # width and height of the pictures on which a processor is tried out
 
 
 def load_images(settings: Settings, world: int) -> Data:
@@ -55,6 +56,15 @@ def load_images(settings: Settings, world: int) -> Data:
             )
             for rows in (rows for data in encoded for rows in chunks(data)):
                 resized = list(pool.map(resizer, rows[column]))
+                shapes = {image.shape for image in resized} | (
+                    {pixels.shape[1:]} if done else set()
+                )
+                if len(shapes) > 1:
+                    raise UserError(
+                        f"--model {settings.model}: its image processor leaves images of several "
+                        f"sizes ({', '.join(map(str, sorted(shapes)))}), which make no batch: take "
+                        "images of one size"
+                    )
                 if pixels is None:
                     pixels = np.lib.format.open_memmap(
                         folder / "pixels.npy",
@@ -171,10 +181,14 @@ class Resizer:
     """How a model's images are resized and normalised."""
 
     processor: Any  # saved beside the weights
-    mean: Any
+    resize: Callable[[Any], np.ndarray]  # a PIL image -> channels first, 0 to 255
+    mean: Any  # of values from 0 to 1
     deviation: Any
-    recipe: dict[str, Any]  # everything that the pixels depend on
-    resize: Callable[[Any], Any]  # a PIL image -> channels first, 0 to 255
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Everything that the pixels depend on."""
+        return {k: v for k, v in self.processor.to_dict().items() if k != "_name_or_path"}
 
     def __call__(self, stored: dict[str, Any] | None) -> np.ndarray:
         """The bytes of one image, from its form in the data set."""
@@ -183,8 +197,12 @@ class Resizer:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             name = Path(stored["path"]).name if stored and stored.get("path") else "without a name"
             raise UserError(f"image {name} cannot be read: {error}") from None
-        resized: np.ndarray = np.clip(np.rint(self.resize(image)), 0, 255).astype(np.uint8)
-        return resized
+        return _bytes(self.resize(image))
+
+
+def _bytes(values: np.ndarray) -> np.ndarray:
+    rounded: np.ndarray = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    return rounded
 
 
 def _eight_bits(image: Any) -> Any:
@@ -205,32 +223,104 @@ def _resizer(settings: Settings) -> Resizer:
             processor = AutoImageProcessor.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code
             )
-        if hasattr(processor, "data_config"):
-            return _timm(processor)
+        if settings.image_size is not None:
+            _set_size(processor, settings.image_size)
     else:
         side = settings.image_size or models.configuration(settings).image_size
         # 0.5 for both, as in the published ViT, rather than the statistics of another data set.
         processor = ViTImageProcessorPil(
             size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
         )
-    if settings.image_size is not None:
-        processor.size = {"height": settings.image_size, "width": settings.image_size}
-    recipe = {k: v for k, v in processor.to_dict().items() if k != "_name_or_path"}
-
-    def resize(image: Any) -> Any:
-        out = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")
-        return out["pixel_values"][0]
-
-    return Resizer(processor, processor.image_mean, processor.image_std, recipe, resize)
+    resize = _timm_resize(processor) if hasattr(processor, "data_config") else _resize(processor)
+    with explain("model", str(settings.model)):
+        resizer = Resizer(processor, resize, *_normalisation(processor))
+        _check_same(settings, resizer)
+    return resizer
 
 
-def _timm(processor: Any) -> Resizer:
+def _set_size(processor: Any, side: int) -> None:
+    """Images of this size, cut out of larger ones in the same proportion as before."""
+    size, crop = getattr(processor, "size", None), getattr(processor, "crop_size", None)
+    if size is None:  # timm's, which is refused if the size differs
+        return
+    if getattr(processor, "do_center_crop", False) and crop:
+        scale = side / crop["height"]
+        processor.size = {name: round(edge * scale) for name, edge in dict(size).items()}
+        processor.crop_size = {"height": side, "width": side}
+    elif size.get("shortest_edge"):
+        processor.size = {"shortest_edge": side}
+    else:
+        processor.size = {"height": side, "width": side}
+
+
+def _resize(processor: Any) -> Callable[[Any], np.ndarray]:
+    """What a processor does to an image before it changes the range of the values."""
+    off = {"do_rescale": False, "do_normalize": False}
+    if hasattr(processor, "include_top"):  # EfficientNet's, which is normalised twice with it
+        off["include_top"] = False
+    return lambda image: np.asarray(processor(image, **off, return_tensors="np")["pixel_values"][0])
+
+
+def _timm_resize(processor: Any) -> Callable[[Any], np.ndarray]:
     """timm's own transform for evaluation, without its normalisation."""
     import timm
 
     config = processor.data_config
     transform = timm.data.create_transform(**config, is_training=False, normalize=False)
-    return Resizer(processor, config["mean"], config["std"], config, lambda i: transform(i).numpy())
+    return lambda image: np.asarray(transform(image))
+
+
+def _processed(processor: Any, image: Any) -> np.ndarray:
+    """One image as a saved processor hands it to its model."""
+    pixels = np.asarray(processor(image, return_tensors="pt")["pixel_values"][0], np.float64)
+    if pixels.ndim != 3 or len(pixels) != 3:
+        raise ValueError(f"its image processor makes no images, but {pixels.shape} values")
+    return pixels
+
+
+def _normalisation(processor: Any) -> tuple[Any, Any]:
+    """(mean, deviation) of each channel, in values from 0 to 1, measured on black and white images:
+    processors have many arguments that change them.
+    """
+    plain = (
+        _processed(processor, PILImage.new("RGB", TEST_SIZE, (level,) * 3)) for level in (0, 255)
+    )
+    black, white = (image[:, image.shape[1] // 2, image.shape[2] // 2] for image in plain)
+    with np.errstate(all="ignore"):
+        deviation = 1 / (white - black)
+        mean = -black * deviation
+    declared = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
+    measured = mean, deviation
+    pairs = zip(declared, measured, strict=True)
+    if all(d is not None and np.allclose(d, m, rtol=1e-5, atol=1e-6) for d, m in pairs):
+        return declared  # the same, without rounding
+    return measured
+
+
+def _check_same(settings: Settings, resizer: Resizer) -> None:
+    """Refuse a processor whose images differ from those that training would see here: with it, the
+    saved model would not have the recorded metrics.
+    """
+    random = np.random.default_rng(0)
+    picture = PILImage.fromarray(random.integers(0, 256, (*TEST_SIZE[::-1], 3), np.uint8))
+    own, here = _processed(resizer.processor, picture), _bytes(resizer.resize(picture))
+    kind = type(resizer.processor).__name__
+    if (side := settings.image_size) is not None and here.shape[1:] != (side, side):
+        raise UserError(
+            f"--image_size {side}: {kind} of {settings.model} makes images of "
+            f"{here.shape[1]}x{here.shape[2]} pixels; leave it out or add --from_scratch"
+        )
+    mean, deviation = (
+        np.asarray(v, np.float64)[:, None, None] for v in (resizer.mean, resizer.deviation)
+    )
+    with np.errstate(all="ignore"):
+        levels = np.abs(own - (here / 255 - mean) / deviation) * 255 * np.abs(deviation)
+    if not levels.max() < 0.51:  # rounded to a level
+        raise UserError(
+            f"--model {settings.model}: its {kind} does more to an image than resizing and one "
+            "normalisation, which cannot be reproduced here: take another model, or --from_scratch "
+            "with --image_size"
+        )
 
 
 class Augment:

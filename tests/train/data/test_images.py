@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,9 @@ from PIL import Image
 
 from harness.core.settings import Settings, UserError
 from harness.train.data.images import _resizer
+from tests.support.samples import stored
 
 RAMP = np.linspace(0, 1, 64).reshape(8, 8)
-
-
-def stored(image: Image.Image, kind: str) -> dict[str, Any]:
-    file = io.BytesIO()
-    image.save(file, kind)
-    return {"bytes": file.getvalue(), "path": f"ramp.{kind.lower()}"}
 
 
 @pytest.fixture(scope="module")
