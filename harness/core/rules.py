@@ -32,7 +32,7 @@ REFUSED = {
     "bf16_full_eval": "it leaves the weights in bfloat16 for good; use --precision bf16",
     "dataloader_drop_last": "it drops test samples too; --tail cut drops training samples only",
     "ddp_broadcast_buffers": "buffers are averaged before evaluation; see --batchnorm",
-    "ddp_find_unused_parameters": "it is always off; these models use all their parameters",
+    "ddp_find_unused_parameters": "it is on where a model leaves parameters unused, else off",
     "deepspeed": "not a strategy of this harness; see --strategy",
     "do_eval": "evaluation runs after every epoch",
     "do_predict": "evaluation runs after every epoch",

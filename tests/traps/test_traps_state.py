@@ -224,7 +224,7 @@ def test_trap_18_ddp_searches_unused_parameters(tmp_path: Path) -> None:
             "stock False": True, "stock True": False,  # two things change at once
             "ours False": False, "ours True": False,
         }  # fmt: skip
-    with pytest.raises(UserError, match="always off"):
+    with pytest.raises(UserError, match="on where a model leaves parameters unused"):
         parse("bert", argv(tmp_path, "--ddp_find_unused_parameters=true"))
 
 

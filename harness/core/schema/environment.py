@@ -83,6 +83,9 @@ class ObservedRecord(TypedDict, total=False):
     compiled_in_updates: Annotated[list[Count],
         "with `--torch_compile`: the updates in which it compiled (the first 50 of them); those "
         "after `timing_warmup_steps` are part of the rates"]
+    find_unused_parameters: Annotated[bool,
+        "with ddp: whether DDP looks for parameters without a gradient in every update, as it must "
+        "for a model whose loss does not depend on all of them"]
     gradient_hook: Annotated[str | None,
         "what DDP calls to exchange gradients instead of its default, such as "
         "`DirectGradients.hook` with `--exchange direct`; null for the default, and without DDP"]
@@ -91,7 +94,8 @@ class ObservedRecord(TypedDict, total=False):
         "`runs` of equal length (CPU), by torch's `kernel` for texts of any length (CUDA in half "
         "precision) or `padded` for itself alone; `parts`, at most four of similar length, fed "
         "one after the other; or `batch`, padded to the longest. Loss and gradient are the same "
-        "up to rounding; dropout draws different masks"]
+        "up to rounding; dropout draws different masks. A model whose scores depend on padding has "
+        "`batch`, and its metrics depend on `per_gpu_batch` and `eval_batch`"]
     padding_reason: Annotated[str | None,
         "why it is not the layout before it in this list: what about the model, the device or a "
         "setting rules that out; null for the kernel"]

@@ -9,9 +9,10 @@ runs    CPU: texts of equal length are adjacent, and each such run is a batch of
 padded  padded for attention alone, which is a small part of the work
 kernel  CUDA in half precision: torch's kernel for texts of any length
 
-In parts: models that cannot read packed texts are fed rows of similar length together. The mean
-loss of a batch is that of its parts, each weighted by its share of the samples, and so is the
-gradient: it adds up over the parts and is exchanged with the last one.
+In parts: other models, if a text has the same scores however far it is padded (this is tried), are
+fed rows of similar length together. The mean loss of a batch is that of its parts, each weighted by
+its share of the samples, and so is the gradient: it adds up over the parts and is exchanged with
+the last one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from transformers.masking_utils import sdpa_mask
 
 from harness.core.settings import Settings
 from harness.train.context import HALF_PRECISION
-from harness.train.data.texts import Layout, TextBatches, attention_inputs
+from harness.train.data import probes
+from harness.train.data.texts import Layout, TextBatches, attention_inputs, for_model
 
 ATTENTION_NAME = "packed_texts"  # under which transformers knows it
 # The models whose head reads the first token of each text and nothing else, and their encoders.
@@ -53,6 +55,8 @@ def arrange(
     if not isinstance(batches, TextBatches):
         return {}
     layout, reason = _choose(model, settings, args)
+    if layout.kind == "parts" and _reads_padding(model, batches):
+        layout, reason = Layout(), f"the scores of {model_type(model)} depend on padding"
     batches.layout = layout
     if layout.kind == "packed":
         accept_packed(model)
@@ -66,7 +70,7 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
     if reason := _why_padded(model, settings, args):
         return Layout(few_shapes=few_shapes), reason
     if encoder_of(model) is None:
-        reason = f"{getattr(model.config, 'model_type', 'this model')} reads one text per row"
+        reason = f"{model_type(model)} reads one text per row"
         if few_shapes:
             return Layout(few_shapes=True), f"{reason}, and parts have many shapes to compile"
         if settings.strategy == "fsdp":
@@ -80,6 +84,22 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
         return Layout(few_shapes=True), f"{reason}, and runs have many shapes to compile"
     attention = "kernel" if reason is None else "runs" if device.type == "cpu" else "padded"
     return Layout("packed", attention, first_position(model), few_shapes), reason
+
+
+def model_type(model: Any) -> str:
+    return str(getattr(model.config, "model_type", "this model"))
+
+
+def _reads_padding(model: nn.Module, batches: TextBatches) -> bool:
+    """Whether the shortest text has other scores alone than padded to the longest."""
+    lengths = np.diff(batches.offsets)
+    texts = [int(lengths.argmin()), int(lengths.argmax())]
+    device = next(model.parameters()).device
+    alone, padded = (
+        {name: value[:1].to(device) for name, value in for_model(batches(rows)).items()}
+        for rows in (texts[:1], texts)
+    )
+    return probes.reads_padding(model, alone, padded)
 
 
 def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -> str | None:

@@ -182,7 +182,7 @@ class TextBatches:
     def mean_tokens(self) -> float:
         return float(self.offsets[-1] / (len(self.offsets) - 1))
 
-    def __call__(self, samples: np.ndarray) -> dict[str, Any]:
+    def __call__(self, samples: Any) -> dict[str, Any]:
         samples = np.asarray(samples)
         lengths = self.offsets[samples + 1] - self.offsets[samples]
         gather = self._packed if self.layout.kind == "packed" else self._padded

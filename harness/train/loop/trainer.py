@@ -20,7 +20,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer
 
 from harness.core.strategies import is_apart
 from harness.train.context import HALF_PRECISION, Context
-from harness.train.data import text_layout
+from harness.train.data import probes, text_layout
 from harness.train.data.samples import EpochOrder
 from harness.train.data.texts import join_predictions, parts_of
 from harness.train.loop import host_overhead
@@ -81,14 +81,16 @@ class ExactTrainer(Trainer):
         self.utilisation = Utilisation(
             context, self.model, self._one_sample, lambda: self.observations.devices
         )
-        self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
+        with untouched_random_state():
+            self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
         if settings.strategy == "fsdp":
             sharding.shard(self.model, settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
             # is neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
             self.is_distributed_loading_by_transformers = True
-        if self.accelerator.ddp_handler is not None:
-            self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        if (ddp := self.accelerator.ddp_handler) is not None:
+            ddp.gradient_as_bucket_view = True
+            ddp.find_unused_parameters = settings.strategy == "ddp" and self._leaves_unused()
         self.sums = self.empty_sums()
         self.exposure, self.comm_probe = Exposure(context), CommProbe(self)
         measures = [self.utilisation, self.exposure, self.comm_probe]
@@ -137,7 +139,12 @@ class ExactTrainer(Trainer):
 
     def _one_sample(self) -> dict[str, Any]:
         with untouched_random_state():
-            return self.to_device(self.data_collator([self.train_dataset[0]]))
+            return self._prepare_inputs(self.data_collator([self.train_dataset[0]]))
+
+    def _leaves_unused(self) -> bool:
+        # The search costs time in each update, but without it DDP waits for what is not used.
+        with untouched_random_state():
+            return bool(probes.unused_parameters(self.model, self._one_sample()))
 
     def compute_loss_context_manager(self) -> Any:
         # accelerate casts in the model that it prepares, and it does not prepare DataParallel.

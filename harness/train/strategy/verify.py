@@ -74,6 +74,8 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
         "sharded_parameters": len(sharded),
         "parameters": len(parameters),
     }
+    if ran == "ddp":
+        observed["find_unused_parameters"] = model.find_unused_parameters
     if isinstance(model, DataParallel):
         observed["devices"] = len(model.device_ids)
     differs = ran != settings.strategy or observed["world"] != world.size

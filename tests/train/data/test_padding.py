@@ -276,6 +276,7 @@ CHOICES: list[tuple[str, list[str], dict[str, Any], str, str]] = [
     ("mpnet", [], {}, "parts", "mpnet"),
     ("mpnet", ["--torch_compile"], {}, "batch", "mpnet"),
     ("mpnet", [], {"strategy": "fsdp"}, "batch", "fsdp"),
+    ("fnet", [], {}, "batch", "the scores of fnet depend on padding"),
 ]
 
 

@@ -1,0 +1,44 @@
+"""What a model does, found out by trying. Each trial has a copy of the model: some models change
+with what they read, and the one that is trained stays as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def twin(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of the model with other tensors in the place of its parameters and buffers."""
+    tensors: dict[int, Any] = {id(buffer): change(buffer) for buffer in model.buffers()}
+    for each in model.parameters():
+        tensors[id(each)] = nn.Parameter(change(each.detach()), each.requires_grad)
+    return copy.deepcopy(model, tensors)
+
+
+def unused_parameters(model: nn.Module, batch: Mapping[str, Any]) -> list[str]:
+    """The trained parameters on which the loss of a batch does not depend."""
+    model = twin(model, lambda tensor: tensor).eval()
+    with torch.enable_grad():
+        nodes = [model(**batch)["loss"].grad_fn]
+    seen, used = set(nodes), set()
+    while nodes:
+        node = nodes.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            used.add(id(leaf))
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        nodes += following
+    return [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in used]
+
+
+def reads_padding(model: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any]) -> bool:
+    """Whether a text has other scores alone than padded; in float64, to see more than rounding."""
+    exact = twin(model, lambda t: t.double() if t.is_floating_point() else t).eval()
+    with torch.no_grad():
+        scores, others = (exact(**inputs)["logits"] for inputs in (alone, padded))
+    return not bool((scores - others).abs().max() <= 1e-8 * scores.abs().max())  # NaN is not
