@@ -14,10 +14,12 @@ What each field means stands in outputs/README.md. Nothing is read back from a l
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -189,17 +191,87 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     return math.fsum(value for value in known if value is not None)
 
 
+class DiskError(OSError):
+    """A disk that cannot be written to; its text says what, and which folder."""
+
+    def __init__(self, number: int, what: str) -> None:
+        super().__init__(number, what)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+REFUSALS = {
+    errno.ENOSPC: "no space on",
+    errno.EDQUOT: "the quota is used up on",
+    errno.EROFS: "nothing can be written to the read-only",
+    errno.EACCES: "no permission to write to",
+    errno.EPERM: "no permission to write to",
+    errno.ENOENT: "there is no folder",
+}
+NO_ROOM = 2**16  # bytes; a library that has met a full disk leaves less
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say in one line what the disk of a folder refuses, whoever of the libraries writes there."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except Exception as error:
+        number = _refusal(error, folder)
+        if number is None:
+            raise
+        raise DiskError(number, f"{REFUSALS[number]} {folder}") from error
+
+
+def _refusal(error: Exception, folder: Path) -> int | None:
+    """The error number, if it was the disk of this folder that refused."""
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        if not isinstance(error.filename, (str, os.PathLike)):
+            return error.errno
+        file, folder = Path(error.filename).absolute(), folder.absolute()
+        inside = file.is_relative_to(folder) or folder.is_relative_to(file)
+        return error.errno if inside else None  # otherwise something that was to be read
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    # Some libraries raise errors of their own.
+    return errno.ENOSPC if disk.f_bavail * disk.f_frsize < NO_ROOM else None
+
+
+def sync_folder(folder: Path) -> None:
+    """A name that was given or changed in it survives a power cut once this has returned."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing
+            raise
+    finally:
+        os.close(file)
+
+
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
     """Whole or not at all: a reader never sees half a file. Durable: on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(plain(content), file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
+    with writing_to(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                json.dump(plain(content), file, indent=2, allow_nan=False)
+                file.write("\n")
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
         if durable:
-            os.fsync(file.fileno())
-    draft.replace(path)
+            sync_folder(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -217,16 +289,20 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     A row that a killed process left half-written has no line end; the new row starts a line of
     its own after it, so that only the broken one is lost.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(plain(row), allow_nan=False) + "\n"
-    with path.open("ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                line = "\n" + line
-        file.write(line.encode("utf-8"))
-        file.flush()
-        os.fsync(file.fileno())
+    with writing_to(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            is_new = file.tell() == 0
+            if not is_new:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = "\n" + line
+            file.write(line.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync_folder(path.parent)
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:

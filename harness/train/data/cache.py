@@ -7,22 +7,27 @@ that is done to them.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-import tempfile
+import sys
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from harness.core.records import writing_to
 from harness.core.settings import UserError
-from harness.core.topology import World
+from harness.core.topology import World, world_of
+from harness.train.manifest import damage, write_manifest
 
-FORMAT = 3  # raised when the prepared files change
+FORMAT = 4  # raised when the prepared files change
+KEY = "key.json"  # the manifest of an entry: what was prepared, and the checksums of its files
 
 
 def cache_root() -> Path:
@@ -31,30 +36,62 @@ def cache_root() -> Path:
 
 
 def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:
-    """The folder for this key, built in a draft beside it and renamed when complete."""
-    key_text = json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
-    folder = cache_root() / hashlib.sha256(key_text.encode()).hexdigest()[:24]
-    if folder.is_dir():
-        return folder
+    """The folder for this key, built in a draft beside it and renamed when complete.
+
+    One that is not as it was written is built again.
+    """
+    root, text = cache_root(), json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
+    folder = root / hashlib.sha256(text.encode()).hexdigest()[:24]
+    if folder.exists():
+        # The first process of a node has just compared what the others read (in_turn).
+        problem = damage(folder / KEY, contents=world_of(os.environ).local_rank == 0)
+        if problem is None:
+            return folder
+        print(f"harness: {folder} is damaged and prepared again ({problem})", file=sys.stderr)
+    draft = root / f".draft-{uuid.uuid4().hex}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+        draft.mkdir(parents=True)  # with the modes that the user gives to all new folders
     except OSError as error:
         raise UserError(
-            f"the cache {folder.parent} cannot be written ({error.strerror}): set HF_HOME to a "
-            "folder of yours"
+            f"the cache {root} cannot be written ({error.strerror}): set HF_HOME to a folder of "
+            "yours"
         ) from None
     try:
-        build(draft)
-        (draft / "key.json").write_text(key_text)
-        try:
-            draft.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was first: its files are the same
-                raise
+        with writing_to(root):
+            build(draft)
+            write_manifest(draft / KEY, json.loads(text))
+            _put(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def _put(draft: Path, folder: Path) -> None:
+    """Give a complete draft its name, unless another process was first: its files are the same."""
+    root = os.open(folder.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # on a file system without locks two processes may exchange it
+            fcntl.flock(root, fcntl.LOCK_EX)
+        if folder.exists():
+            if damage(folder / KEY) is None:
+                return
+            # Whoever reads it goes on with what it has opened.
+            damaged = draft.with_name(f"{draft.name}-damaged")
+            folder.rename(damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
+        draft.rename(folder)
+        os.fsync(root)
+    finally:
+        os.close(root)
+
+
+def reserve(file: Path) -> None:
+    """Have the disk set aside what a file is long: to write to one that is mapped into memory would
+    kill the process where the disk is full.
+    """
+    if hasattr(os, "posix_fallocate"):
+        with file.open("r+b") as content:
+            os.posix_fallocate(content.fileno(), 0, file.stat().st_size)
 
 
 @contextmanager

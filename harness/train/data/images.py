@@ -24,7 +24,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from harness.core.settings import Settings, UserError
 from harness.train.data import models, sources
-from harness.train.data.cache import cached
+from harness.train.data.cache import cached, reserve
 from harness.train.data.models import explain
 from harness.train.data.samples import Data, as_data, chunks
 
@@ -72,6 +72,7 @@ def load_images(settings: Settings, world: int) -> Data:
                         np.uint8,
                         (sum(source.sizes), *resized[0].shape),
                     )
+                    reserve(folder / "pixels.npy")
                 pixels[done : done + len(resized)] = np.stack(resized)
                 done += len(resized)
         pixels.flush()

@@ -78,7 +78,7 @@ def test_metrics(trainer: Any) -> dict[str, Any]:
     update = trainer.state.global_step
     if trainer.args.load_best_model_at_end:
         update = trainer.state.best_global_step
-        sharding.load_weights(trainer.model, trainer.weights_file(update), trainer.settings)
+        sharding.load_weights(trainer.model, trainer.best_weights(), trainer.settings)
     sharding.average_buffers(trainer.model)
     loader = trainer.get_test_dataloader(trainer.test_dataset)
     # Not evaluate(): this belongs to no epoch, and callbacks would record it as one's evaluation.

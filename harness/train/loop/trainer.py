@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 
+from harness.core.records import writing_to
 from harness.core.strategies import is_apart
 from harness.train.context import HALF_PRECISION, Context
 from harness.train.data import probes, text_layout
@@ -33,7 +34,7 @@ from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
 from harness.train.measure.link import link_of_run
 from harness.train.measure.metrics import BatchMetrics
-from harness.train.run.checkpoints import complete
+from harness.train.run.checkpoints import complete, require_sound
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import exchange_of, sharding, verify
@@ -392,6 +393,13 @@ class ExactTrainer(Trainer):
         """The weights in the checkpoint that was written after this update."""
         return Path(self.args.output_dir) / f"checkpoint-{update}" / sharding.WEIGHTS
 
+    def best_weights(self) -> Path:
+        """Those of the best epoch, as they were written."""
+        file = self.weights_file(self.state.best_global_step)
+        if self.context.is_rank0:
+            require_sound(file.parent)
+        return file
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # Whole or ignored: the Trainer's would be resumed from half written.
         epoch, epoch_so_far = self.state.epoch or 0, self.recorder.partial_epoch()
@@ -403,13 +411,14 @@ class ExactTrainer(Trainer):
         folder = self.weights_file(self.state.global_step).parent
         with self.exchange.shared():
             self._require_finite_weights()
-        # A rank that does not see it, on a disk of its own, would forget which one is the best.
-        folder.mkdir(parents=True, exist_ok=True)
-        with self.exchange.shared():
-            super()._save_checkpoint(model, trial)
-        self.exchange.save(folder)
-        epoch_so_far["sums"] = self.sums.total()
-        complete(folder, self.context, self.state, epoch_so_far)
+        with writing_to(folder.parent):
+            # A rank that does not see it, on a disk of its own, would forget which is the best.
+            folder.mkdir(parents=True, exist_ok=True)
+            with self.exchange.shared():
+                super()._save_checkpoint(model, trial)
+            self.exchange.save(folder)
+            epoch_so_far["sums"] = self.sums.total()
+            complete(folder, self.context, self.state, epoch_so_far)
 
     def _require_finite_weights(self) -> None:
         """The last good checkpoint is kept: a loss of this update may not have been logged yet."""
@@ -440,7 +449,7 @@ class ExactTrainer(Trainer):
     def _load_best_model(self) -> None:
         # Rank 0's on every rank; the Trainer would read it where it may not lie.
         if self.test_dataset is None:  # otherwise test() does it
-            file = self.weights_file(self.state.best_global_step)
+            file = self.best_weights()
             sharding.load_weights(self.model, file, self.settings)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or ignored, and on the disk of every node.
+"""Checkpoints of a run: as they were written or ignored, and on the disk of every node.
 
 Where nodes share no disk, rank 0's checkpoint is the whole one, and is handed to those that miss
 it. What concerns several nodes is a collective: every rank calls it. Where the nodes share a disk,
@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from transformers import TrainerState
 
-from harness.core.records import RunFolder, write_json
+from harness.core.records import RunFolder, read_json, sync_folder
 from harness.core.topology import World
 from harness.train.context import COMPLETE, Context
+from harness.train.manifest import checksum, damage, write_manifest
 from harness.train.session import broadcast, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
@@ -26,8 +30,40 @@ PIECE = 64 * 2**20  # bytes that are in memory at once
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were written to the end, oldest first."""
-    whole = [mark.parent for mark in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    return sorted(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]))
+    return _by_update(mark.parent for mark in folder.glob(f"checkpoint-*/{COMPLETE}"))
+
+
+def _by_update(checkpoints: Iterable[Path]) -> list[Path]:
+    return sorted(checkpoints, key=_update)
+
+
+def _update(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[1])
+
+
+def sound_checkpoints(folder: Path) -> list[Path]:
+    """Those that are as they were written, oldest first; the others are named and removed."""
+    whole = whole_checkpoints(folder)
+    problems = {path.name: damage(path / COMPLETE) for path in whole}
+    sound = []
+    for path in whole:
+        best = None if problems[path.name] else (read_json(path / COMPLETE) or {}).get("best")
+        if best is not None and problems.get(best, "it is missing"):
+            problems[path.name] = f"its best epoch is {best}"
+        if problems[path.name] is None:
+            sound.append(path)
+    for name, problem in filter(itemgetter(1), problems.items()):
+        print(f"harness: {name} is damaged and not used ({problem})", file=sys.stderr)
+        shutil.rmtree(folder / name, ignore_errors=True)
+    if whole and not sound:
+        print("harness: no checkpoint is left: training starts from the beginning", file=sys.stderr)
+    return sound
+
+
+def require_sound(checkpoint: Path) -> None:
+    """Raise if its weights, which are about to be loaded, are not those that were written."""
+    if problem := damage(checkpoint / COMPLETE):
+        raise RuntimeError(f"{checkpoint.name} is damaged ({problem}): start the run again")
 
 
 def remove_broken(folder: Path) -> None:
@@ -40,7 +76,10 @@ def remove_broken(folder: Path) -> None:
 def complete(
     folder: Path, context: Context, state: TrainerState, epoch_so_far: dict[str, Any]
 ) -> None:
-    """Mark a checkpoint that is written as whole, and remove those before it (a collective)."""
+    """Mark a checkpoint that is written as whole (a collective).
+
+    The one before it is kept: should this one turn out to be damaged, the run continues from there.
+    """
     args, world = context.args, context.world
     for name in ("sent", "measured"):
         epoch_so_far[name] = gather(epoch_so_far.get(name))
@@ -53,13 +92,43 @@ def complete(
             "epoch": int((state.epoch or 0) + 1e-6),
             "samples": epoch_so_far.get("samples", 0),
         }
-        mark = {"fingerprint": context.fingerprint, "processes": args.world_size}
-        write_json(folder / COMPLETE, {**mark, "position": position, "epoch": epoch_so_far})
+        facts = {
+            "fingerprint": context.fingerprint,
+            "processes": args.world_size,
+            "best": _best(state),
+            "position": position,
+            "epoch": epoch_so_far,
+        }
+        write_manifest(folder / COMPLETE, facts)
+        sync_folder(folder.parent)
     if on_own_disk(folder / COMPLETE, world) or args.should_save:
-        best = state.best_model_checkpoint
-        for other in folder.parent.glob("checkpoint-*"):
-            if other != folder and (best is None or other.resolve() != Path(best).resolve()):
-                shutil.rmtree(other, ignore_errors=True)
+        _keep(folder, 2, _best(state))
+
+
+def finish(folder: RunFolder, context: Context, state: TrainerState) -> None:
+    """Training has ended: keep its last checkpoint and the best one (a collective)."""
+    checkpoints = _by_update(folder.path.glob("checkpoint-*"))
+    on_own = on_own_disk(folder.settings, context.world)
+    if not checkpoints or not (on_own or context.args.should_save):
+        return
+    last = checkpoints[-1]
+    if not on_own and (problem := damage(last / COMPLETE)):
+        print(f"harness: {last.name} is damaged ({problem})", file=sys.stderr)
+        return  # the one before it is not
+    _keep(last, 1, _best(state))
+
+
+def _best(state: TrainerState) -> str | None:
+    return Path(state.best_model_checkpoint).name if state.best_model_checkpoint else None
+
+
+def _keep(last: Path, count: int, best: str | None) -> None:
+    """Remove all checkpoints but so many up to the last, and the best one."""
+    others = _by_update(last.parent.glob("checkpoint-*"))
+    kept = [path for path in others if _update(path) <= _update(last)][-count:]
+    for other in others:
+        if other not in kept and other.name != best:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def follow_rank0(folder: RunFolder, world: World) -> None:
@@ -102,25 +171,24 @@ def hand_out(folders: list[Path], last: str, world: World) -> None:
         return
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     files.sort(key=lambda file: file.name == last)
-    stamped = broadcast([(file, _size_and_time(file)) for file in files])
-    mine = [file for file, stamp in stamped if _size_and_time(file) != stamp]
-    missing = gather(mine if world.local_rank == 0 else [])
-    for file, stamp in stamped:
+    written = broadcast([(file, file.stat().st_mtime, checksum(file)) for file in files])
+    first = world.local_rank == 0
+    missing = gather([f for f, _, content in written if first and _content(f) != content])
+    for file, time, _ in written:
         if any(file in of_rank for of_rank in missing):
-            _hand(file, stamp, takes=file in missing[world.rank], gives=world.rank == 0)
+            _hand(file, time, takes=file in missing[world.rank], gives=world.rank == 0)
     dist.barrier()  # the other ranks of a node read what its first has written
 
 
-def _size_and_time(file: Path) -> tuple[int, int] | None:
-    """What tells a file from another run's of the same name; None if it is missing."""
+def _content(file: Path) -> str | None:
+    """Its checksum; None if it is missing or cannot be read."""
     try:
-        status = file.stat()
+        return checksum(file)
     except OSError:
         return None
-    return status.st_size, int(status.st_mtime)
 
 
-def _hand(file: Path, stamp: tuple[int, int], takes: bool, gives: bool) -> None:
+def _hand(file: Path, time: float, takes: bool, gives: bool) -> None:
     """Send a file piece by piece: weights may be larger than the free memory."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     with ExitStack() as stack:
@@ -132,5 +200,5 @@ def _hand(file: Path, stamp: tuple[int, int], takes: bool, gives: bool) -> None:
             if copy is not None:
                 copy.write(piece)
     if takes:
-        os.utime(draft, (stamp[1], stamp[1]))
+        os.utime(draft, (time, time))
         draft.replace(file)

@@ -20,15 +20,18 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.provenance import settings_of
-from harness.core.records import RunFolder, write_json
+from harness.core.provenance import settings_of, without_home
+from harness.core.records import DiskError, RunFolder, write_json
 from harness.core.schema.rows import FailureRecord
 from harness.train.context import Context, Launch
 from harness.train.measure.resources import CpuTime
+from harness.train.run.checkpoints import remove_broken
 from harness.train.run.recorder import Recorder
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
 LOOK_EVERY_S = 1.0
+# torch's CPU allocator has no exception of its own, and oneDNN does not say what it lacks.
+NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc")
 AHEAD = 3  # updates; the ranks of one run are never more than one apart
 READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
 
@@ -47,23 +50,32 @@ class Stopped(KeyboardInterrupt):
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
     """(outcome, reason) of what ended a run."""
-    text = " ".join(str(error).split())[:300] or type(error).__name__
+    text = without_home(" ".join(str(error).split()))[:300] or type(error).__name__
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return "oom", text
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
-    # torch's CPU allocator has no exception of its own.
-    if isinstance(error, RuntimeError) and "can't allocate memory" in text.lower():
+    if isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY):
         return "oom", text
     if isinstance(error, Diverged):
         return "diverged", text
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", text
-    return "failed", f"{type(error).__name__}: {text}"
+    return "failed", text if isinstance(error, DiskError) else f"{type(error).__name__}: {text}"
 
 
 def record_failure(context: Context, recorder: Recorder, error: BaseException) -> None:
     """Every rank writes down why it ends, and rank 0 the outcome of the run."""
+    if context.is_rank0 and isinstance(error, DiskError):
+        remove_broken(context.folder.path)  # half a checkpoint may have filled the disk
+    try:
+        _record(context, recorder, error)
+    except DiskError as refused:
+        outcome, reason = outcome_of(error)
+        print(f"{outcome}: {reason}; this is not recorded: {refused}", file=sys.stderr)
+
+
+def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     outcome, reason = outcome_of(error)
     folder, rank, many = context.folder, context.world.rank, context.world.size > 1
     row = {"rank": rank, "outcome": outcome, "reason": reason, "unix": time.time()}

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from harness.core.command_line import refuse
 from harness.core.locks import Lock
-from harness.core.records import read_json
+from harness.core.records import DiskError, read_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
-from harness.train.run.checkpoints import hand_out, remove_broken, whole_checkpoints
+from harness.train.run.checkpoints import finish, hand_out, remove_broken, sound_checkpoints
 from harness.train.run.elastic import shorten_timeout
 from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.recorder import Recorder
@@ -36,7 +36,7 @@ class Lifecycle:
         """Add the facts of the data, and the last whole checkpoint of the run if there is one."""
         context = self.context = replace(self.context, data_facts=data_facts)
         context.session.check_data(data_facts.get("data_checksum"))
-        checkpoints = whole_checkpoints(context.folder.path) if context.is_rank0 else []
+        checkpoints = sound_checkpoints(context.folder.path) if context.is_rank0 else []
         checkpoint = broadcast(checkpoints[-1] if checkpoints else None)
         if checkpoint is None:
             return context
@@ -70,6 +70,7 @@ class Lifecycle:
         checkpoint = context.checkpoint
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            finish(context.folder, context, trainer.state)
         finally:
             trainer.close()
 
@@ -120,10 +121,14 @@ class Lifecycle:
         if isinstance(error, UserError):
             # A hivemind peer has a terminal of its own.
             refuse(context.settings.script, error, context.is_rank0 or not context.world.launched)
-        if kind is not None:
-            return
-        context.session.finish()
+        if isinstance(error, DiskError):
+            sys.exit(1)  # the line that says it has been printed
+        if error is None:
+            self._end_together()
+
+    def _end_together(self) -> None:
+        self.context.session.finish()
         if dist.is_initialized():
-            # All ranks end together: torchrun stops the others as soon as one has left.
+            # torchrun stops the others as soon as one has left.
             dist.barrier()
             dist.destroy_process_group()

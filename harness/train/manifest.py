@@ -1,0 +1,81 @@
+"""The manifest of a folder: the length and checksum of each file in it, written last.
+
+What lies on a disk is used only if it is what was written: after a power cut, on a disk that was
+full, or where something has changed a byte, a file may still be there and be read without an error.
+A manifest vouches for itself, too. It is a JSON file that may carry other facts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from harness.core.records import plain, read_json, sync_folder, write_json
+
+FILES, OWN = "files", "checksum"  # of the files by name, and of the manifest itself
+PIECE = 2**20  # bytes that are read at once: as many as stay in the processor's cache
+
+
+def checksum(file: Path) -> str:
+    """XXH3, whose rate is that of reading."""
+    whole = xxhash.xxh3_64()
+    piece = memoryview(bytearray(PIECE))
+    with file.open("rb", buffering=0) as content:
+        while count := content.readinto(piece):
+            whole.update(piece[:count])
+    return whole.hexdigest()
+
+
+def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:
+    """Vouch for a folder: all of it is on disk before the manifest, with these facts, is."""
+    folder = manifest.parent
+    files: dict[str, tuple[int, str]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            sync_folder(path)
+        elif path != manifest:
+            _sync(path)
+            files[str(path.relative_to(folder))] = path.stat().st_size, checksum(path)
+    content = plain({**facts, FILES: files})
+    write_json(manifest, {**content, OWN: _of_json(content)})
+
+
+def damage(manifest: Path, contents: bool = True) -> str | None:
+    """What is wrong with the folder of a manifest; None if it is as it was written.
+
+    contents: False compares lengths only, where another process has just compared the contents.
+    """
+    content = read_json(manifest)
+    if content is None:
+        return f"{manifest.name} is missing or cannot be read"
+    if OWN not in content:
+        return f"{manifest.name} has no checksum"
+    if content.pop(OWN) != _of_json(content):
+        return f"{manifest.name} has changed since it was written"
+    for name, (length, written) in content[FILES].items():
+        file = manifest.parent / name
+        try:
+            if file.stat().st_size != length:
+                return f"{name} has {file.stat().st_size} bytes instead of {length}"
+            if contents and checksum(file) != written:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    return None
+
+
+def _of_json(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,127 @@
+"""Prepared data are used as they were written, or made again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.core.records import DiskError
+from harness.train.data.cache import cached, reserve
+from harness.train.manifest import damage
+from tests.support.broken_runs import only_run
+from tests.support.damage import KINDS, plant
+from tests.support.ranks import script
+
+NAMES = ("pixels.npy", "inner/labels.npy", "key.json")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    return tmp_path / "harness"
+
+
+def build(draft: Path) -> None:
+    (draft / "inner").mkdir()
+    np.save(draft / "pixels.npy", np.arange(5000))
+    np.save(draft / "inner" / "labels.npy", np.arange(50) % 7)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_entry_is_made_again(
+    kind: str, name: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = cached({"kind": kind}, build)
+    whole = contents(folder)
+    plant(kind, folder / name)
+    assert cached({"kind": kind}, build) == folder
+    assert contents(folder) == whole
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "is damaged and prepared again" in told and name in told
+    assert list(root.iterdir()) == [folder]  # neither a draft nor what was damaged is left
+
+    def unused(draft: Path) -> None:
+        raise AssertionError("it was whole")
+
+    assert cached({"kind": kind}, unused) == folder and capsys.readouterr().err == ""
+
+
+def test_many_processes_meet_a_damaged_entry(root: Path) -> None:
+    def use(number: int) -> int:
+        folder = cached({"shared": True}, build)
+        return int(
+            np.load(folder / "pixels.npy").sum() + np.load(folder / "inner/labels.npy").sum()
+        )
+
+    expected = use(0)
+    with ThreadPoolExecutor(8) as pool:  # a lock on a folder is that of who has opened it
+        for kind in KINDS * 3:
+            plant(kind, cached({"shared": True}, build) / "pixels.npy")
+            assert set(pool.map(use, range(16))) == {expected}
+    assert len(list(root.iterdir())) == 1
+
+
+def test_other_ranks_of_a_node_compare_lengths(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = cached({}, build)
+    plant("one bit", folder / "pixels.npy")
+    assert damage(folder / "key.json", contents=False) is None
+    plant("truncated", folder / "pixels.npy")
+    assert "bytes instead of" in str(damage(folder / "key.json", contents=False))
+
+
+def test_folders_have_the_modes_of_the_user(root: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        folder = cached({}, build)
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (root, folder, folder / "key.json")]
+    assert modes == [0o775, 0o775, 0o664]
+
+
+def test_a_full_disk_is_one_line(root: Path) -> None:
+    def fill(draft: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DiskError, match=f"^no space on {root}$"):
+        cached({}, fill)
+    assert list(root.iterdir()) == []
+
+    def read(draft: Path) -> None:
+        (draft.parent.parent / "images" / "of the user.png").read_bytes()
+
+    with pytest.raises(FileNotFoundError, match="of the user"):  # not the fault of the cache
+        cached({}, read)
+
+
+@pytest.mark.root
+@pytest.mark.process
+def test_images_on_a_full_disk_end_with_a_line_and_a_record(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], check=True)
+    try:
+        np.lib.format.open_memmap(disk / "a.npy", "w+", np.uint8, (2**23,))  # which takes no room
+        with pytest.raises(OSError, match="No space left"):
+            reserve(disk / "a.npy")
+        (disk / "a.npy").unlink()
+        argv = ["--tiny", "--image_size", "32", "--epochs", "1", "--o", str(tmp_path / "out")]
+        done = script("vit", *argv, env={"HF_HOME": str(disk)})
+        assert (done.code, done.err.count("\n")) == (1, 1), done.err
+        summary = only_run(tmp_path / "out").read_summary() or {}
+        assert (summary["outcome"], summary["reason"]) == ("failed", f"no space on {disk}/harness")
+        assert [*disk.rglob("*.npy")] == []
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

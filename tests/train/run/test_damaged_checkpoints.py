@@ -1,0 +1,85 @@
+"""A checkpoint that is not as it was written is named, and the one before it is used."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.train.manifest import write_manifest
+from harness.train.run.checkpoints import require_sound, sound_checkpoints
+from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
+from tests.support.damage import KINDS, plant
+from tests.support.ranks import script
+
+ARGV = [*SHORT, "--save_steps", "3"]
+
+
+def checkpoints(folder: Path, bests: dict[int, str | None]) -> list[Path]:
+    """Made by hand, each with the name of the best one at its time."""
+    made = []
+    for update, best in bests.items():
+        checkpoint = folder / f"checkpoint-{update}"
+        checkpoint.mkdir()
+        (checkpoint / "model.safetensors").write_bytes(b"weights" * 100)
+        (checkpoint / "trainer_state.json").write_text(f'{{"step": {update}}}')
+        write_manifest(checkpoint / "complete.json", {"position": {"update": update}, "best": best})
+        made.append(checkpoint)
+    return made
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json", "complete.json"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_of_any_file_is_found(
+    kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, last = checkpoints(tmp_path, {10: None, 20: None})
+    assert sound_checkpoints(tmp_path) == [before, last]
+    require_sound(last)
+    assert capsys.readouterr().err == ""
+    plant(kind, last / name)
+    with pytest.raises(RuntimeError, match=f"checkpoint-20 is damaged .{name}.*start the run"):
+        require_sound(last)
+    assert sound_checkpoints(tmp_path) == [before]
+    if (kind, name) != ("missing", "complete.json"):  # which looks as if it was never written
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1 and f"checkpoint-20 is damaged and not used ({name}" in told
+        assert not last.exists()
+
+
+def test_a_checkpoint_needs_the_best_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, best, _ = checkpoints(tmp_path, {8: None, 16: "checkpoint-8", 24: "checkpoint-16"})
+    plant("one bit", best / "model.safetensors")
+    assert sound_checkpoints(tmp_path) == [first]
+    told = capsys.readouterr().err
+    assert "checkpoint-24 is damaged and not used (its best epoch is checkpoint-16)" in told
+    shutil.rmtree(first)
+    checkpoints(tmp_path, {16: "checkpoint-8"})
+    assert sound_checkpoints(tmp_path) == []
+    assert "no checkpoint is left: training starts from the beginning" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_checksums_is_not_believed(tmp_path: Path) -> None:
+    (checkpoint,) = checkpoints(tmp_path, {10: None})
+    (checkpoint / "complete.json").write_text('{"position": {"update": 10}}')
+    with pytest.raises(RuntimeError, match=r"complete\.json has no checksum"):
+        require_sound(checkpoint)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_continues_from_the_one_before(count: int, tmp_path: Path) -> None:
+    argv = [*ARGV, "--o", str(tmp_path / "broken")]
+    broken_off(count, argv, 11, "kill", "vit")
+    folder = only_run(tmp_path / "broken")
+    assert {p.name for p in folder.path.glob("checkpoint-*")} == {"checkpoint-8", "checkpoint-9"}
+    plant("one bit", folder.path / "checkpoint-9" / "model.safetensors")
+    done = script("vit", *argv, count=count)
+    assert done.code == 0, done.err
+    assert done.err.count("checkpoint-9 is damaged and not used (model.safetensors") == 1
+    assert "goes on from update 8" in done.out
+    assert script("vit", *ARGV, "--o", str(tmp_path / "whole"), count=count).code == 0
+    assert_same_training(folder, only_run(tmp_path / "whole"))
