@@ -277,11 +277,18 @@ def picture(text: str) -> Path:
 
 
 def store(parser: Parser) -> None:
-    parser.add_argument("port", type=port, metavar="PORT", help="for example 29400")
+    parser.add_argument(
+        "at",
+        type=endpoint,
+        metavar="PORT",
+        help="at the address where the nodes reach this machine: 10.0.0.9:29400; a port alone is "
+        "for nodes on this machine",
+    )
 
 
-def port(text: str) -> int:
-    return whole(text, 1, 65535)
+def endpoint(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") or "127.0.0.1", whole(port, 1, 65535)
 
 
 def report(parser: Parser) -> None:

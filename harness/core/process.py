@@ -9,6 +9,7 @@ Without it the ranks of a killed launcher train on, hold the GPUs and disturb th
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -41,11 +42,16 @@ def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
 
 
 def run_while_connected(command: list[str]) -> int:
-    """Its exit code. Where signals do not reach, as over ssh, closing the input says it."""
+    """Its exit code. Where signals do not reach, as over ssh, closing the input says it.
+
+    The first line of the input is JSON: variables that must not stand on a command line.
+    """
     end_with_parent()
+    variables = json.loads(sys.stdin.buffer.readline() or b"{}")
     child = subprocess.Popen(
         [sys.executable, "-m", "harness.core.process", str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
+        env={**os.environ, **variables},
     )
 
     def listen() -> None:

@@ -274,7 +274,7 @@ class WarmAgent(Agent):
 
 
 class TorchrunAgent(Agent):
-    """torchrun for each run, as a person would type it: slower, to check the warm agent against."""
+    """torchrun for each run, as a person would: slower, to check the warm agent against."""
 
     def request_port(self) -> int | None:
         return next(PORTS)
@@ -286,23 +286,32 @@ class TorchrunAgent(Agent):
         command = [
             *(node.python, "-m", "harness.core.process"),
             "-" if node.remote else str(node.parent),
-            *(node.python, "-m", "torch.distributed.run"),
+            *(node.python, "-m", "harness.train.torchrun"),
             *torchrun(job, number, meeting.address, meeting.port, request.elastic, node.address),
             script if in_folder else str(ROOT / script),
             *request.argv,
         ]
         environment = {**self.environment, **request.environment_of(number)}
+        secret = {"PET_RDZV_ID": meeting.run_id}  # torchrun's --rdzv_id
         request.log.parent.mkdir(parents=True, exist_ok=True)
         if node.remote:
             pipe = subprocess.PIPE
             self.process = node.start(
                 command, environment, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT
             )
+            assert self.process.stdin is not None
+            with suppress(OSError):  # it has died: receive() reports it
+                self.process.stdin.write(json.dumps(secret).encode() + b"\n")
+                self.process.stdin.flush()
             self._print(self.process.stdout)
         else:
             with request.log.open("ab") as log:
                 self.process = node.start(
-                    command, environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    command,
+                    {**environment, **secret},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                 )
         if request.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(self.process.pid, request.cores)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,7 +79,6 @@ class Launcher:
         self.nodes, self.environment, self.log = nodes, environment, log
         self.agent_type = agent_type
         self.agents: dict[int, Agent] = {}
-        self.run_ids = itertools.count(1)
 
     @property
     def ready(self) -> bool:
@@ -149,8 +147,8 @@ class Launcher:
                 self._run_on_all(port)
 
     def _run_on_all(self, port: int) -> None:
-        run_id = f"{os.getpid()}-{next(self.run_ids)}"
-        self.attempt.meeting = Rendezvous(run_id, self.nodes[0].address, port)
+        # Secret: whoever knows it could write into the rendezvous.
+        self.attempt.meeting = Rendezvous(secrets.token_hex(16), self.nodes[0].address, port)
         self.attempt.phase = Phase.RUNNING
         for number in range(self.attempt.request.job.nodes):
             self._run_on(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -32,15 +33,25 @@ time.sleep(60)
 
 def started(*command: str) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "harness.core.process", "-", sys.executable, *command]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert process.stdin is not None
+    process.stdin.write('{"SECRET": "by its input"}\n')
+    process.stdin.flush()
+    return process
 
 
 def test_its_exit_code_is_that_of_the_command() -> None:
     assert started("-c", "raise SystemExit(5)").wait(20) == 5
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert started("-c", killed).wait(20) == 128 + signal.SIGKILL
+
+
+def test_what_must_not_stand_on_a_command_line_comes_by_its_input() -> None:
+    process = started("-c", "import os; print(os.environ['SECRET'])")
+    assert process.stdout is not None and process.stdout.read() == "by its input\n"
+    assert process.wait(20) == 0
 
 
 def test_the_end_of_its_input_asks_the_command_to_end() -> None:
@@ -83,6 +94,7 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(parent, "end_with_parent", lambda: None)
     monkeypatch.setattr(parent.subprocess, "Popen", Deaf)
     monkeypatch.setattr(parent.os, "read", lambda *_: b"")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     assert parent.run_while_connected(["deaf"]) == 128 + signal.SIGKILL
 
 

@@ -76,7 +76,7 @@ export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}"'/home/me/my project'
 set -- vit.py --tiny --setup 1_2 --output_dir OUT
 
 srun --nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 \
-    /opt/venv/bin/python -m torch.distributed.run --standalone --nproc_per_node=2 "$@" &
+    /opt/venv/bin/python -m harness.train.torchrun --standalone --nproc_per_node=2 "$@" &
 step=$!
 
 while :; do
@@ -123,10 +123,12 @@ esac
 [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || set -- "$@" --rerun
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-port=$((10000 + SLURM_JOB_ID % 20000))
+port=$((10000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))
+# Secret: whoever knows it could write into the rendezvous.
+export PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 srun --nodes=4 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 \
-    /opt/venv/bin/python -m torch.distributed.run --nnodes=4 --rdzv_backend=c10d \
-    --rdzv_endpoint="$first:$port" --rdzv_id="$SLURM_JOB_ID" --nproc_per_node=2 "$@" &
+    /opt/venv/bin/python -m harness.train.torchrun --nnodes=4 --rdzv_backend=c10d \
+    --rdzv_endpoint="$first:$port" --nproc_per_node=2 "$@" &
 step=$!
 """
 

@@ -115,7 +115,7 @@ def test_the_lines_to_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (job,) = jobs(tmp_path, "settings: {setup: 2_2, lr: 0.001}")
     words = "vit.py --tiny --lr 0.001 --setup 2_2 --output_dir out"
-    there = "cd ~/'my harness' && OMP_NUM_THREADS=1 .venv/bin/python -m torch.distributed.run"
+    there = "cd ~/'my harness' && OMP_NUM_THREADS=1 .venv/bin/python -m harness.train.torchrun"
     rest = "--nnodes=2 --nproc_per_node=2 --node_rank={} --master_addr=a --master_port=29500"
     first, second = place().plan(job, "")
     assert shlex.split(first) == ["ssh", "-n", "a", f"{there} {rest.format(0)} {words}", "&"]
@@ -129,7 +129,7 @@ def test_the_lines_to_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     there = Remote((A,), "~/h", "my venv/bin/python")
     (job,) = jobs(tmp_path, "settings: {setup: 1_1}")
     (line,) = Ssh(Options(launcher="ssh", remote=there)).plan(job, "")
-    assert " 'my venv/bin/python' -m torch.distributed.run " in shlex.split(line)[-1]
+    assert " 'my venv/bin/python' -m harness.train.torchrun " in shlex.split(line)[-1]
 
 
 @pytest.mark.process

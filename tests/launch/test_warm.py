@@ -12,6 +12,7 @@ from torch.distributed import DistNetworkError
 
 from harness.launch import places
 from harness.launch.places import Machine
+from harness.train import rendezvous
 from harness.train.run import warm
 
 REQUEST = {
@@ -48,12 +49,12 @@ def test_a_port_that_was_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_first_node_that_cannot_be_reached() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-        result = warm.unreachable(address, within_s=0.1)
+        port = probe.getsockname()[1]
+        result = rendezvous.unreachable("127.0.0.1", port, within_s=0.1)
         assert result is not None
         assert "cannot be reached from here (Connection refused)" in result
         probe.listen()
-        assert warm.unreachable(address, within_s=0.1) is None
+        assert rendezvous.unreachable("127.0.0.1", port, within_s=0.1) is None
 
 
 def test_a_killed_fork_server_is_reported_as_a_killed_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,8 @@ def settings_of(command: str, folder: Path) -> Settings | None:
     if argv and argv[0] == "settings.yaml":
         argv[0] = str(folder / "settings.yaml")
         (folder / "settings.yaml").write_text("epochs: 2\n")
-    environ = world_of(words[:at]) if words[0] == "torchrun" else {}
+    launched = words[0] == "torchrun" or "harness.train.torchrun" in words
+    environ = world_of(words[:at]) if launched else {}
     return parse(Path(words[at]).stem, argv, environ)
 
 

@@ -152,18 +152,17 @@ def _step(job: Job, slurm: Slurm, site: Site) -> str:
         f"--cpus-per-task={job.devices * slurm.cores} "
         f"--kill-on-bad-exit={int(not job.survives_node_loss)}"
     )
-    torchrun = f"{shlex.quote(site.python)} -m torch.distributed.run"
+    torchrun = f"{shlex.quote(site.python)} -m harness.train.torchrun"
     if job.nodes == 1:
         meeting = "--standalone"
         where = ""
     else:
-        meeting = (
-            f"--nnodes={job.nodes} --rdzv_backend=c10d \\\n"
-            '    --rdzv_endpoint="$first:$port" --rdzv_id="$SLURM_JOB_ID"'
-        )
+        meeting = f'--nnodes={job.nodes} --rdzv_backend=c10d \\\n    --rdzv_endpoint="$first:$port"'
         where = (
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
-            "port=$((10000 + SLURM_JOB_ID % 20000))\n"
+            "port=$((10000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))\n"
+            "# Secret: whoever knows it could write into the rendezvous.\n"
+            "export PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')\n"
         )
     started = f'{srun} \\\n    {torchrun} {meeting} --nproc_per_node={job.processes} "$@" &'
     return f"{where}{started}\nstep=$!"

@@ -96,7 +96,7 @@ class Ssh(Machines):
             environment = {**self.environment, **self._interfaces(host)}
             variables = shlex.join(f"{k}={v}" for k, v in environment.items())
             python = shlex.quote(self.remote.python)
-            started = [f"{python} -m torch.distributed.run", *flags, script_of(job)]
+            started = [f"{python} -m harness.train.torchrun", *flags, script_of(job)]
             command = f"cd {self.remote.folder} && {variables} {' '.join(started)}"
             # All but the last in the background: they wait for one another.
             lines.append(

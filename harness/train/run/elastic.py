@@ -11,12 +11,13 @@ from datetime import timedelta
 
 import psutil
 import torch.distributed as dist
-from torch.distributed import DistNetworkError, TCPStore
+from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from harness.core import topology
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
+from harness.train import rendezvous
 from harness.train.context import Launch
 from harness.train.session import gather
 
@@ -53,17 +54,21 @@ def shorten_timeout(settings: Settings) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """python -m harness store PORT: where the nodes of an elastic run meet, so that each may be
-    lost. Without it the first node holds the rendezvous, and the run ends with that node.
+    """python -m harness store ADDRESS:PORT: where the nodes of an elastic run meet, so that each
+    may be lost. Without it the first node holds the rendezvous, and the run ends with that node.
     """
+    host, port = options.at
     try:
-        store = TCPStore("127.0.0.1", options.port, is_master=True, wait_for_workers=False)
+        store = rendezvous.store(host, port, is_master=True, wait_for_workers=False)
     except DistNetworkError:
-        raise UserError(f"port {options.port} is taken: use another") from None
+        raise UserError(f"port {port} is taken: use another") from None
+    except OSError as error:
+        raise UserError(f"{host}: {error.strerror}: name an address of this machine") from None
     try:
         print(
-            f"torchrun --rdzv_backend=c10d --rdzv_endpoint=THIS_MACHINE:{store.port} "
-            "--rdzv_conf=is_host=0,... meets here; one store for one start",
+            f"export PET_RDZV_ID={rendezvous.new_id()}\n"
+            f"python -m harness.train.torchrun --rdzv_backend=c10d --rdzv_endpoint={host}:"
+            f"{store.port} --rdzv_conf=is_host=0,... meets here; one store for one start",
             flush=True,
         )
         signal.pause()

@@ -33,7 +33,6 @@ from harness.core.records import SERVER_KILLED, log_of
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 TRIES = 5  # to start the fork server
-REACH_S = 60.0  # for the first node to listen
 running = threading.Event()  # set while a run is in progress
 
 
@@ -70,6 +69,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    from harness.core.settings import UserError
+    from harness.train.rendezvous import unreachable
+
     def stop(signum: int, frame: Any) -> NoReturn:
         raise SignalException("asked to stop", signal.Signals(signum))
 
@@ -77,7 +79,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     running.set()
     try:
-        if request["node"] and (reason := unreachable(request["rendezvous"])):
+        host, _, port = request["rendezvous"].rpartition(":")
+        if request["node"] and (reason := unreachable(host, int(port))):
             return {"code": 1, "failures": [], "error": reason}
         with _exit_barrier(request["exit_barrier_s"]):
             elastic_launch(_launch_config(request), rank_main)(request)
@@ -89,6 +92,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         return {"code": 1, "failures": failures}
     except SignalException as error:
         return {"code": 128 + int(error.sigval), "failures": []}
+    except UserError as error:
+        return {"code": 1, "failures": [], "error": str(error)}
     except DistNetworkError as error:
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
     except (EOFError, ConnectionError):
@@ -140,23 +145,6 @@ def _exit_barrier(within_s: float | None) -> Iterator[None]:
         yield
     finally:
         api.LocalElasticAgent = agent
-
-
-def unreachable(address: str, within_s: float = REACH_S) -> str | None:
-    """Why this node cannot reach the first one; torch would wait for 15 minutes."""
-    host, _, port = address.rpartition(":")
-    until = time.monotonic() + within_s
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-            return None
-        except OSError as error:
-            if time.monotonic() > until:
-                return (
-                    f"the first node cannot be reached from here ({error.strerror or error}): "
-                    "check firewalls between the nodes, and --master_addr"
-                )
-        time.sleep(0.1)
 
 
 def free_port() -> int:
@@ -231,4 +219,5 @@ def main(scripts: list[str]) -> None:
     # It loads what the ranks need, while this process loads what starts them.
     multiprocessing.forkserver.ensure_running()
     importlib.import_module("torch.distributed.launcher.api")
+    importlib.import_module("harness.train.rendezvous").narrow()
     serve(scripts, events)

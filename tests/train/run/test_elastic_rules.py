@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -250,11 +251,13 @@ def test_a_store_that_cannot_listen_says_why(capsys: pytest.CaptureFixture[str])
         taken.bind(("", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert cli.main(["store", port]) == 2
+        assert cli.main(["store", f"127.0.0.1:{port}"]) == 2
         *_, line = capsys.readouterr().err.splitlines()
         assert line.endswith(f"port {port} is taken: use another")
     assert cli.main(["store", "no-port"]) == 2
     assert "PORT no-port: expected a whole number" in capsys.readouterr().err
+    assert cli.main(["store", "192.0.2.1:29400"]) == 2
+    assert "192.0.2.1" in capsys.readouterr().err
 
 
 @pytest.mark.process
@@ -265,7 +268,9 @@ def test_the_store_listens(root: Path) -> None:
     command = [sys.executable, "-m", "harness", "store", port]
     store = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
     try:
-        assert store.stdout is not None and f":{port}" in store.stdout.readline()
+        assert store.stdout is not None
+        assert re.fullmatch("export PET_RDZV_ID=[0-9a-f]{32}\n", store.stdout.readline())
+        assert f":{port}" in store.stdout.readline()
         socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
     finally:
         store.send_signal(signal.SIGINT)

@@ -38,7 +38,7 @@ class Nodes:
         self.planted = folder / "planted"
         self.planted.mkdir()
         self.started: list[subprocess.Popen[bytes]] = []
-        store = self._start("store", ["-m", "harness", "store", str(PORT)])
+        store = self._start("store", ["-m", "harness", "store", f"{self.address('store')}:{PORT}"])
         wait_for(lambda: "meets here" in self.log("store"))
         assert store.poll() is None
 
@@ -58,7 +58,7 @@ class Nodes:
     def agent(self, node: str, *argv: str, **env: str) -> subprocess.Popen[bytes]:
         return self._start(
             node,
-            ["-m", "torch.distributed.run", "--nnodes=1:2", "--nproc_per_node=1",
+            ["-m", "harness.train.torchrun", "--nnodes=1:2", "--nproc_per_node=1",
              "--max_restarts=3", "--rdzv_backend=c10d",
              f"--rdzv_endpoint={self.address('store')}:{PORT}",
              f"--rdzv_conf=is_host=0,{RENDEZVOUS}", f"--local_addr={self.address(node)}",

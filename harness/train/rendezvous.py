@@ -1,0 +1,174 @@
+"""Where torch's processes meet, open to nobody else.
+
+torch's store listens on every address, asks for no password and lists its keys to whoever connects,
+so that a secret run id alone keeps nobody out; and a c10d rendezvous unpickles what it finds there.
+narrow() changes both in torch's modules, as checked with torch 2.13: a store listens on the address
+at which it is reached, and what is read from it cannot run code.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import pickle  # noqa: TID251 - to read less than it would
+import secrets
+import socket
+import sys
+import time
+from collections.abc import MutableMapping
+from datetime import timedelta
+from importlib import import_module
+from ipaddress import ip_address
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+
+from harness.core.settings import UserError
+
+# By its name: the package has a function of the same name.
+of_ranks = import_module("torch.distributed.rendezvous")
+REACH_S = 60.0  # for the first node to listen
+SAY_S = 20.0  # between two lines about a node that does not answer
+BACKLOG = 4096
+TIMEOUT = timedelta(minutes=5)  # torch's own, to connect to a store
+# All that the state of a rendezvous consists of, beside the types that pickle itself knows.
+STATE = {
+    (dynamic_rendezvous.__name__, "_RendezvousState"),
+    (dynamic_rendezvous.__name__, "_NodeDesc"),
+    *(("datetime", name) for name in ("datetime", "timedelta", "timezone")),
+}
+
+
+def narrow() -> None:
+    """From now on torch's rendezvous in this process makes stores as store() does, and reads the
+    state of a rendezvous without running what is in it.
+    """
+    for module in (c10d_rendezvous_backend, static_tcp_rendezvous, of_ranks):
+        setattr(module, "TCPStore", store)  # noqa: B010 - mypy: a function for a class
+    handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+    handler._create_tcp_store_server = lambda _, host, port: store(
+        host, port, is_master=True, multi_tenant=True
+    )
+    reader = SimpleNamespace(
+        dumps=pickle.dumps, loads=state_of, PickleError=pickle.PickleError
+    )  # what the module uses of pickle
+    setattr(dynamic_rendezvous, "pickle", reader)  # noqa: B010
+
+
+class _State(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in STATE:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a rendezvous")
+        return super().find_class(module, name)
+
+
+def state_of(pickled: bytes) -> Any:
+    """The state of a rendezvous as it stands in a store, where anybody may have put it."""
+    try:
+        return _State(io.BytesIO(pickled)).load()
+    except pickle.PickleError:
+        raise
+    except Exception as error:  # torn bytes raise whatever they lead to
+        raise pickle.UnpicklingError(str(error)) from None
+
+
+def store(
+    host_name: str,
+    port: int = 0,
+    world_size: int | None = None,
+    is_master: bool = False,
+    timeout: timedelta = TIMEOUT,
+    **more: Any,
+) -> TCPStore:
+    """A TCPStore whose server listens on host_name alone; a client says what it waits for."""
+    listening = None
+    if is_master:
+        listening = _listen(host_name, port)
+    elif (reason := unreachable(host_name, port, timeout.total_seconds())) is not None:
+        raise UserError(reason)
+    if listening is not None:
+        port = listening.getsockname()[1]
+        more["master_listen_fd"] = listening.detach()
+    return TCPStore(host_name, port, world_size, is_master, timeout, **more)
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    """A socket on this address of this machine; None where torch shall decide: the port is taken,
+    perhaps by a store of this process, which it then shares.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    everywhere = _only_a_name(host, str(address[0]))
+    try:
+        listening.bind(("", port) if everywhere else address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            listening.close()
+            return None
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        # The address of a router in front of this machine, perhaps: there is none to bind to.
+        listening.bind(("", port))
+        everywhere = True
+    listening.listen(BACKLOG)
+    own_port = listening.getsockname()[1]
+    if everywhere and (reason := unreachable(host, own_port, REACH_S)):
+        listening.close()
+        raise UserError(f"this machine does not reach itself at {host}: {reason}")
+    return listening
+
+
+def _only_a_name(host: str, address: str) -> bool:
+    """Whether it is a name that means loopback on this machine (127.0.1.1) and not on others."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return host != "localhost" and ip_address(address).is_loopback
+    return False
+
+
+def unreachable(host: str, port: int, within_s: float = REACH_S) -> str | None:
+    """Why nobody answers there; None if somebody does. torch would wait longer and say nothing."""
+    began_s = said_s = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return None
+        except OSError as error:
+            now_s, reason = time.monotonic(), error.strerror or str(error)
+        if now_s - began_s > within_s:
+            return (
+                f"the first node cannot be reached from here ({reason}): "
+                "check firewalls between the nodes, and --master_addr"
+            )
+        if now_s - said_s > SAY_S:
+            said_s = now_s
+            waited = f"harness: waiting for {host}:{port} for {now_s - began_s:.0f} s"
+            print(f"{waited} ({reason})", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+
+
+def new_id() -> str:
+    """A run id that nobody can guess."""
+    return secrets.token_hex(16)
+
+
+def stay_here(environment: MutableMapping[str, str]) -> None:
+    """Where all ranks are on one node, their collectives listen on its loopback alone."""
+    size = environment.get("WORLD_SIZE")
+    if size is None or environment.get("LOCAL_WORLD_SIZE") != size:
+        return
+    if int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
+        return  # other nodes may come
+    interfaces = psutil.net_if_addrs().items()
+    loopback = next((n for n, known in interfaces for a in known if a.address == "127.0.0.1"), None)
+    for library in ("GLOO", "NCCL") if loopback else ():
+        environment.setdefault(f"{library}_SOCKET_IFNAME", str(loopback))

@@ -1,0 +1,193 @@
+"""Where torch's processes meet: nobody else is let in, and nothing that lies there runs."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle  # noqa: TID251 - as an intruder would
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousParameters,
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+
+from harness.core.settings import UserError
+from harness.train import rendezvous
+
+HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"  # two addresses of this machine
+
+
+class Planted:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.folder,)
+
+
+@pytest.fixture
+def narrowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """narrow() for one test: what it replaces comes back."""
+    for module in (c10d_rendezvous_backend, static_tcp_rendezvous, rendezvous.of_ranks):
+        monkeypatch.setattr(module, "TCPStore", TCPStore)
+    monkeypatch.setattr(dynamic_rendezvous, "pickle", pickle)
+    handler = dynamic_rendezvous.DynamicRendezvousHandler
+    made = handler._create_tcp_store_server
+    rendezvous.narrow()
+    yield
+    handler._create_tcp_store_server = made  # type: ignore[method-assign]
+
+
+def answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def meeting(number: int) -> dynamic_rendezvous.DynamicRendezvousHandler:
+    """A c10d rendezvous as torchrun makes it, which hosts its store."""
+    parameters = RendezvousParameters(
+        "c10d", f"{HERE}:{number}", "job1", 1, 1, local_addr=HERE, is_host=1
+    )
+    backend, store = c10d_rendezvous_backend.create_backend(parameters)
+    return dynamic_rendezvous.create_handler(store, backend, parameters)
+
+
+def test_a_store_listens_where_it_is_reached() -> None:
+    for store in (
+        rendezvous.store(HERE, is_master=True, wait_for_workers=False),
+        rendezvous.store("localhost", is_master=True, wait_for_workers=False),
+        rendezvous.store(HERE, is_master=True, wait_for_workers=False, multi_tenant=True),
+    ):
+        assert answers(HERE, store.port)
+        assert not answers(ELSEWHERE, store.port)
+
+
+def test_all_stores_of_torch_listen_there(narrowed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    static = static_tcp_rendezvous.StaticTCPRendezvous(HERE, 0, 0, 1, "id", 5)
+    static.next_rendezvous()
+    handler: Any = meeting(0)
+    stores = [
+        static._store,
+        handler._store,
+        handler._create_tcp_store_server(HERE, 0),
+        rendezvous.of_ranks._create_c10d_store(HERE, 0, 0, 1, rendezvous.TIMEOUT),
+    ]
+    for store in stores:
+        assert answers(HERE, store.port)
+        assert not answers(ELSEWHERE, store.port)
+
+
+def test_a_run_meets_and_a_planted_state_does_not_run(narrowed: None, tmp_path: Path) -> None:
+    handler: Any = meeting(0)
+    info = handler.next_rendezvous()
+    assert (info.rank, info.world_size) == (0, 1)
+    assert not answers(ELSEWHERE, info.bootstrap_store_info.master_port)
+    intruder = TCPStore(HERE, handler._store.port, is_master=False, wait_for_workers=False)
+    # A run id alone keeps nobody out.
+    key = "torch.rendezvous.job1"
+    assert key in intruder.list_keys()
+    intruder.set(key, base64.b64encode(pickle.dumps(Planted(tmp_path / "ran"))).decode())
+    handler._stop_heartbeats()  # they read the state, too
+    handler._state_holder._cache_duration = 0
+    with pytest.raises(dynamic_rendezvous.RendezvousStateError):
+        handler._state_holder.sync()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_the_state_of_a_rendezvous_is_read(tmp_path: Path) -> None:
+    state = dynamic_rendezvous._RendezvousState()
+    node = dynamic_rendezvous._NodeDesc("a", 1, 2)
+    state.participants[node] = 0
+    state.wait_list.add(node)
+    state.last_heartbeats[node] = state.deadline = datetime.now(UTC)
+    assert vars(rendezvous.state_of(pickle.dumps(state))) == vars(state)
+    for planted in (
+        pickle.dumps(Planted(tmp_path / "ran")),
+        b"",
+        b"\x80\x05torn",
+        b"cos\nsystem\n",
+    ):
+        with pytest.raises(pickle.UnpicklingError):
+            rendezvous.state_of(planted)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_address_that_nobody_answers_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "SAY_S", 0.0)
+    monkeypatch.setattr(rendezvous, "REACH_S", 0.2)
+    with socket.socket() as closed:
+        closed.bind((HERE, 0))
+        port = closed.getsockname()[1]
+        with pytest.raises(UserError, match="the first node cannot be reached from here"):
+            rendezvous.store(HERE, port, timeout=rendezvous.timedelta(seconds=0.2))
+        assert f"waiting for {HERE}:{port}" in capsys.readouterr().err
+
+    def refused(address: Any, **how: Any) -> socket.socket:
+        raise TimeoutError(110, "Connection timed out")
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    with pytest.raises(UserError, match=r"does not reach itself at 192\.0\.2\.1: .*timed out"):
+        rendezvous.store("192.0.2.1", is_master=True)
+
+
+def test_a_name_that_is_loopback_only_here_is_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [known])
+    monkeypatch.setattr(rendezvous, "unreachable", lambda *_: None)
+    listening = rendezvous._listen("first-node", 0)
+    assert listening is not None and listening.getsockname()[0] == "0.0.0.0"
+    listening.close()
+
+
+def test_ranks_of_one_node_talk_over_loopback() -> None:
+    one = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    rendezvous.stay_here(one)
+    assert one["GLOO_SOCKET_IFNAME"] == one["NCCL_SOCKET_IFNAME"] == "lo"
+    chosen = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth1"}
+    rendezvous.stay_here(chosen)
+    assert chosen["GLOO_SOCKET_IFNAME"] == "eth1"
+    for open_ in (
+        {},
+        {"WORLD_SIZE": "2"},  # nobody says on how many nodes
+        {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"},
+    ):
+        before = dict(open_)
+        rendezvous.stay_here(open_)
+        assert open_ == before
+
+
+@pytest.mark.process
+def test_a_planted_state_does_not_run_in_torchrun(root: Path, tmp_path: Path) -> None:
+    """The elastic recipe of the docs: an id by environment, and torchrun of this project."""
+    store = rendezvous.store(HERE, is_master=True, wait_for_workers=False)
+    planted = base64.b64encode(pickle.dumps(Planted(tmp_path / "ran"))).decode()
+    store.set("torch.rendezvous.known", planted)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.train.torchrun", "--nproc_per_node=1",
+         "--rdzv_backend=c10d", f"--rdzv_endpoint={HERE}:{store.port}", "--rdzv_conf=is_host=0",
+         "--no_python", "true"],
+        cwd=root, env={**os.environ, "PET_RDZV_ID": "known"}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0 and "The rendezvous state is corrupt" in done.stderr
+    assert not (tmp_path / "ran").exists()
