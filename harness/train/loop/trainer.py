@@ -79,10 +79,10 @@ class ExactTrainer(Trainer):
         self.exchange = exchange_of(context)
         self.evaluation = Evaluation()
         # Before the model is split or wrapped: its shapes are looked at.
-        self.utilisation = Utilisation(
-            context, self.model, self._one_sample, lambda: self.observations.devices
-        )
         with untouched_random_state():
+            self.utilisation = Utilisation(
+                context, self.model, self._one_sample, lambda: self.observations.devices
+            )
             self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
         if settings.strategy == "fsdp":
             sharding.shard(self.model, settings, self.args.device)
@@ -139,8 +139,7 @@ class ExactTrainer(Trainer):
         return self.to_device(super()._prepare_inputs(inputs))
 
     def _one_sample(self) -> dict[str, Any]:
-        with untouched_random_state():
-            return self._prepare_inputs(self.data_collator([self.train_dataset[0]]))
+        return self._prepare_inputs(self.data_collator([self.train_dataset[0]]))
 
     def _leaves_unused(self) -> bool:
         # The search costs time in each update, but without it DDP waits for what is not used.

@@ -8,7 +8,6 @@ model, whose input needs no gradient. These are the FLOPs that the model takes: 
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.core.settings import Settings
 from harness.train.context import Context
+from harness.train.data import probes
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.rows import EpochMeasure, total
 
@@ -29,7 +29,7 @@ CLOSED, COUNTED = "closed form", "counted"
 FORWARD_AND_BACKWARD = 3
 NO_INPUT_GRADIENT = 2
 LENGTHS = (16, 32, 48)  # of texts, at which a model is counted
-CHECK_LENGTH = 64  # at which the polynomial through these three must hold
+CHECK_LENGTH = 64  # at which the polynomial through these three must hold, or at a longer one
 SAMPLES = 2  # BatchNorm fails on a single sample whose feature map is one pixel
 TERA = 1e12
 # Of each rank, over its timed steps.
@@ -96,11 +96,12 @@ def work_of(
     model: nn.Module,
     one_sample: Callable[[], Mapping[str, torch.Tensor]],
     image: tuple[int, int] | None = None,
+    longest: int = 0,
 ) -> Work:
     """By the closed form if there is one, else counted once, on a batch like this one.
 
-    `image` is the size of the images in a batch, which a configuration may not have. Raises
-    Uncountable if neither works.
+    `image` is the size of the images in a batch, which a configuration may not have, `longest` the
+    longest text in tokens. Raises Uncountable if neither works.
     """
     config = getattr(model, "config", None)
     kind = str(getattr(config, "model_type", None))
@@ -108,7 +109,7 @@ def work_of(
         return TEXTS[kind](config)
     if kind in IMAGES and image is not None:
         return IMAGES[kind](config, image)
-    return counted(model, one_sample)
+    return counted(model, one_sample, longest)
 
 
 def _encoder(layers: int, width: int, inner: int, head: int) -> Work:
@@ -194,51 +195,70 @@ TEXTS: dict[str, Callable[[Any], Work]] = {"bert": _bert, "distilbert": _distilb
 IMAGES: dict[str, Callable[[Any, tuple[int, int]], Work]] = {"vit": _vit, "resnet": _resnet}
 
 
-def counted(model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]) -> Work:
-    """For a model without a closed form, on tensors that have a shape and no content.
+def counted(
+    model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]], longest: int = 0
+) -> Work:
+    """For a model without a closed form: on tensors that have a shape and no content or, where the
+    model looks at content, on a text that is computed.
 
-    Raises Uncountable if the model depends on their content, or if its FLOPs are no polynomial of
-    the length.
+    Raises Uncountable if neither works, or if its FLOPs are no polynomial of the length.
     """
     try:
         # Without a mask all tokens count, as in a text that is not padded.
         batch = {name: value for name, value in one_sample().items() if name != "attention_mask"}
-        if "input_ids" not in batch:
-            return Work(_count(model, batch), how=COUNTED)
-        counts = {n: _count(model, _of_length(batch, n)) for n in (*LENGTHS, CHECK_LENGTH)}
+        try:
+            return _counted(model, batch, longest, hollow=True)
+        except (RuntimeError, NotImplementedError):
+            return _counted(model, batch, longest, hollow=False)
+    except Uncountable:
+        raise
     except Exception as error:  # any model of a user may fail here, and training goes on
         lines = str(error).splitlines() or [""]
-        why = f"{type(error).__name__}: {lines[0]}"
-        raise Uncountable(f"it cannot be counted without content: {why}") from None
+        raise Uncountable(f"counting failed: {type(error).__name__}: {lines[0]}") from None
+
+
+def _counted(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], longest: int, hollow: bool
+) -> Work:
+    """hollow: on tensors without content, which cost neither time nor memory."""
+    share = (lambda t: torch.empty_like(t, device="meta")) if hollow else (lambda t: t)
+    # Layers are neither dropped nor recomputed in evaluation.
+    model = probes.twin(model, share).eval()
+    if "input_ids" not in batch:
+        return Work(_count(model, batch), how=COUNTED)
+    lengths = (*LENGTHS, check := max(longest, CHECK_LENGTH))
+    counts = {length: _count(model, _of_length(batch, length)) for length in lengths}
+    more = _count(model, _of_length(batch, LENGTHS[0]), 2 * SAMPLES)
+    if abs(more / counts[LENGTHS[0]] - 1) > 0.01:
+        raise Uncountable("a part of its work is done once for all texts of a batch")
     work = _polynomial(counts)
-    if abs(work.of(CHECK_LENGTH) / counts[CHECK_LENGTH] - 1) > 0.01:
+    if abs(work.of(check) / counts[check] - 1) > 0.01:
         raise Uncountable("its FLOPs are no polynomial of the length of a text")
     return work
 
 
-def _count(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> float:
+def _count(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int = SAMPLES) -> float:
     """FLOPs of one sample's forward and backward pass."""
-    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    for name, parameter in model.named_parameters():
-        shapes[name].requires_grad_(parameter.requires_grad)
+    device = next(model.parameters()).device
     inputs = {
-        name: torch.empty((SAMPLES, *value.shape[1:]), dtype=value.dtype, device="meta")
+        name: value[:1].to(device).expand(samples, *value.shape[1:])
         for name, value in batch.items()
     }
     counter = FlopCounterMode(display=False)
     # Fused attention kernels are not counted on every device; plain matrix products are.
     with sdpa_kernel(SDPBackend.MATH), counter:
-        loss = torch.func.functional_call(model, shapes, (), inputs)["loss"]
-        loss.backward()
-    return float(counter.get_total_flops() / SAMPLES)
+        model(**inputs)["loss"].backward()
+    return float(counter.get_total_flops() / samples)
 
 
 def _of_length(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
-    return {
-        name: value.new_empty((1, length)) if value.ndim == 2 else value
-        for name, value in batch.items()
-    }
+    """A text is repeated up to this length, and ends as it did: some models look for its end."""
+    resized = dict(batch)
+    for name, value in batch.items():
+        if value.ndim == 2:
+            repeated = value.repeat(1, -(-length // value.shape[1]))[:, : length - 1]
+            resized[name] = torch.cat([repeated, value[:, -1:]], dim=1)
+    return resized
 
 
 def _polynomial(counts: Mapping[int, float]) -> Work:
@@ -298,7 +318,9 @@ class Utilisation(EpochMeasure):
         self.missing: str | None = None  # why the work is not known
         shape = context.data_facts.get("image_shape")
         try:
-            self.work = work_of(model, one_sample, (shape[1], shape[2]) if shape else None)
+            image = (shape[1], shape[2]) if shape else None
+            longest = context.data_facts.get("max_length") or 0
+            self.work = work_of(model, one_sample, image, longest)
         except Uncountable as error:
             self.missing = str(error)
         self.peak, self.peak_from = peak_of(context.settings)

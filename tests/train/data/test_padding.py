@@ -180,6 +180,7 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
             "observed": {k: v for k, v in trainer.observations.observed.items() if "padding" in k},
             "parts": batches.seen,
             "amount": trainer.utilisation.rank_fields(0),
+            "flops": trainer.utilisation.facts()["flops"],
         }  # fmt: skip
     return result
 
@@ -237,6 +238,7 @@ def test_a_model_that_reads_one_text_a_row_gets_parts(tmp_path: Path) -> None:
     assert observed["padding"] == "parts"
     assert observed["padding_reason"] == "mpnet reads one text per row"
     amount = result["auto"]["amount"]
+    assert result["auto"]["flops"]["how"] == "counted" and amount["timed_tflop"] > 0
     assert 0.5 < amount["timed_tokens"] / amount["timed_padded_tokens"] < 1
 
 

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     ElectraConfig,
     ModernBertConfig,
@@ -108,6 +111,10 @@ class Linear(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.layer(pixel_values.flatten(1)), labels)}
 
 
+def test_a_model_that_looks_at_content_is_counted_on_content() -> None:
+    assert work_of(Linear(looks=True), four) == work_of(Linear(), four)
+
+
 def four() -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.zeros(4, 3, 2, 2), "labels": torch.zeros(4, dtype=torch.long)}
 
@@ -121,8 +128,6 @@ def test_another_model_is_counted_and_left_as_it_was() -> None:
 
 
 def test_what_cannot_be_counted_is_unknown_and_says_why() -> None:
-    with pytest.raises(Uncountable, match=r"cannot be counted without content: .*meta"):
-        work_of(Linear(looks=True), four)
     with pytest.raises(Uncountable, match="AssertionError: there is a closed form"):
         work_of(Linear(), never)
 
@@ -144,6 +149,45 @@ def test_other_encoders_are_counted_as_the_parts_they_are_made_of(name: str) -> 
     assert work.how == COUNTED
     assert work.per_token == pytest.approx(6 * 2 * matrices, rel=0.05)
     assert work.per_pair == pytest.approx(12 * 2 * 64)
+
+
+def ends(length: int) -> dict[str, torch.Tensor]:
+    """A text that ends as T5 and BART want it."""
+    ids = torch.arange(5, 5 + length)[None] % 50
+    ids[0, -1] = 3
+    return {"input_ids": ids, "labels": torch.zeros(1, dtype=torch.long)}
+
+
+LOOKING: dict[str, Any] = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 99},
+    "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32,
+             "decoder_ffn_dim": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+             "max_position_embeddings": 99},
+    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2,
+           "decoder_start_token_id": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_models_that_look_at_texts_are_counted_as_they_are_trained(name: str) -> None:
+    special = {"vocab_size": 50, "pad_token_id": 0, "eos_token_id": 3, "sep_token_id": 3}
+    config = AutoConfig.for_model(name, **special, bos_token_id=2, **LOOKING[name])
+    model = AutoModelForSequenceClassification.from_config(config)
+    work = work_of(model, lambda: ends(20), longest=90)
+    batch = {k: v.expand(3, *v.shape[1:]) for k, v in ends(40).items()}
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(**batch).loss.backward()
+    assert work.of(40) * 3 == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_work_that_is_shared_by_a_batch_is_unknown() -> None:
+    config = AutoConfig.for_model(
+        "deberta-v2", vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, relative_attention=True, pos_att_type=["p2c", "c2p"],
+    )  # fmt: skip
+    model = AutoModelForSequenceClassification.from_config(config)
+    with pytest.raises(Uncountable, match="a part of its work is done once for all texts"):
+        work_of(model, lambda: ends(20))
 
 
 class Cubic(nn.Module):

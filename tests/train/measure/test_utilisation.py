@@ -165,7 +165,7 @@ class Layer(nn.Module):
         self.planted = planted
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self.planted and x.sum() > 1e9:
+        if self.planted and len(x) == 2:  # as many as are counted
             raise RuntimeError(self.planted)
         logits = self.layer(x)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
@@ -215,7 +215,7 @@ def test_what_cannot_be_counted_is_null_and_disturbs_nothing(tmp_path: Path) -> 
     expected = torch.rand(1, generator=torch.Generator().manual_seed(42)).item()
     assert known == unknown == expected
     rows, environment, _ = record(tmp_path / "unknown")
-    assert environment["flops"]["how"] is None and "meta" in environment["flops"]["missing"]
+    assert environment["flops"]["how"] is None and "planted" in environment["flops"]["missing"]
     assert environment["flops"]["per_sample"] is None
     assert rows[-1]["tflops_per_s"] is rows[-1]["mfu"] is None
     losses = [record(tmp_path / name)[0][-1]["train_loss"] for name in ("known", "unknown")]
