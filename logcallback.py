@@ -20,6 +20,7 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
+from harness.core.provenance import inputs
 from harness.core.records import FINISHED, RunFolder, write_json
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
@@ -97,6 +98,8 @@ class LogCallback(Recorder):
         self._begin_attempt(args)
         self.earlier_wall_s = attempts.total_wall_s(self.folder)
         self.machine = environment()
+        if self.context is not None:
+            self.machine["inputs"] = inputs(self.context.settings)
         if self.first_update and (before := self.folder.read_environment()) is not None:
             self.first_learning_rate = before.get("first_learning_rate")
             # What an attempt before has seen in its first steps is true of the run.

@@ -1,16 +1,19 @@
-"""What a machine runs: the commit of this checkout, its source, and the packages that measure."""
+"""What a run is made of: this checkout, its packages, and the local files that it reads."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from harness.core.records import RunFolder, read_json, write_json
 from harness.core.settings import Settings, as_mapping
 from harness.core.tasks import TASKS
 
@@ -35,14 +38,92 @@ def commit() -> dict[str, Any]:
     return {"commit": head, "dirty": changed}
 
 
-def source_checksum() -> str:
+def source_checksum(folders: Sequence[str] = ("harness",)) -> str:
     """A checksum of the code that measures, committed or not."""
     scripts = [ROOT / f"{name}.py" for name in (*TASKS, "logcallback")]
-    files = sorted([*filter(Path.is_file, scripts), *(ROOT / "harness").rglob("*.py")])
+    modules = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    files = sorted([*filter(Path.is_file, scripts), *modules])
     whole = hashlib.sha256()
     for file in files:
         whole.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
     return whole.hexdigest()[:12]
+
+
+def cache_root() -> Path:
+    """Beside the Hub's cache; it may be deleted at any time."""
+    default = Path.home() / ".cache" / "huggingface"
+    return Path(os.environ.get("HF_HOME", default)).expanduser() / "harness"
+
+
+def inputs(settings: Settings) -> dict[str, Any]:
+    """What the numbers of a run come from that may change under its command: local files, code."""
+    dataset, model = (Path(str(n)).expanduser() for n in (settings.dataset, settings.model))
+    local = not str(settings.dataset).startswith("embedded:") and dataset.exists()
+    return {
+        "dataset": _content(dataset, _data_files(dataset)) if local else None,
+        "model": _content(model, _model_files(model)) if model.is_dir() else None,
+        "code": source_checksum(("harness/core", "harness/train")),
+    }
+
+
+def recorded_inputs(folder: RunFolder) -> dict[str, Any]:
+    """Those of an earlier run; empty for records that do not have them."""
+    environment = cast(dict[str, Any], folder.read_environment() or {})
+    return environment.get("inputs") or {}
+
+
+def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which local files differ from those of an earlier run, in words; empty if none does."""
+    changes = []
+    for name in ("dataset", "model"):
+        old, new = before.get(name), now.get(name)
+        if old and new and old["checksum"] != new["checksum"]:
+            sizes = (f"{one['files']} with {one['bytes']:,} bytes" for one in (old, new))
+            changes.append(f"the files of --{name} have changed since ({', now '.join(sizes)})")
+    return " and ".join(changes)
+
+
+def _data_files(path: Path) -> Iterator[Path]:
+    """Without what libraries keep beside the data."""
+    if path.is_file():
+        return iter([path])
+    inside = (p for p in path.rglob("*") if not p.name.startswith((".", "cache-")) and p.is_file())
+    return (p for p in inside if not any(part[0] == "." for part in p.relative_to(path).parts))
+
+
+def _model_files(folder: Path) -> Iterator[Path]:
+    """What loading a model reads: not its checkpoints, nor what is written for people."""
+    return (p for p in folder.iterdir() if p.is_file() and p.name[0] != "." and p.suffix != ".md")
+
+
+def _content(root: Path, files: Iterable[Path]) -> dict[str, Any]:
+    """Number, size and checksum. The checksum is kept for as long as no file has another name, size
+    or time: reading a large data set again for each run would take minutes.
+    """
+    paths = sorted(files)
+    states = [file.stat() for file in paths]
+    names = [file.relative_to(root.parent).as_posix() for file in paths]
+    marks = [(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, states, strict=True)]
+    stamp = hashlib.sha256(repr(marks).encode()).hexdigest()
+    place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:24]
+    kept = cache_root() / "checksums" / f"{place}.json"
+    known = read_json(kept) or {}
+    if known.get("stamp") != stamp or not isinstance(known.get("checksum"), str):
+        known = {"stamp": stamp, "checksum": _checksum(root, paths)}
+        with contextlib.suppress(OSError):  # it is only slower without
+            write_json(kept, known)
+    size = sum(state.st_size for state in states)
+    return {"files": len(paths), "bytes": size, "checksum": known["checksum"]}
+
+
+def _checksum(root: Path, files: Sequence[Path]) -> str:
+    whole = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        # Names below the root: the same files elsewhere are the same input.
+        whole.update(f"{file.relative_to(root).as_posix()}\0{digest}\0".encode())
+    return whole.hexdigest()[:16]
 
 
 def _git(*words: str) -> str:

@@ -19,8 +19,15 @@ from typing import Any
 from harness.core.command_line import BadValue, field_of, natural, one_of, typed, whole
 from harness.core.identity import number
 from harness.core.links import link_of
-from harness.core.provenance import redacted_command, without_home
+from harness.core.provenance import (
+    changed_inputs,
+    inputs,
+    recorded_inputs,
+    redacted_command,
+    without_home,
+)
 from harness.core.records import (
+    FINISHED,
     RUNNING,
     SCHEMA,
     SKIPPED,
@@ -198,6 +205,8 @@ def run(flags: argparse.Namespace) -> int:
     place = PLACES[options.launcher](options)
     try:
         if not flags.dry_run:
+            if options.rerun != "all":
+                _refuse_changed_inputs([state.job for state in chosen])
             place.open([state.job for state in chosen])
         for state in states:
             reason = place.why_not(state.job)
@@ -213,6 +222,26 @@ def run(flags: argparse.Namespace) -> int:
         return _work(sweep, chosen, place, folder)
     finally:
         place.close()
+
+
+def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
+    """A table of runs with the data of yesterday and of today compares nothing."""
+    now: dict[tuple[str, str], dict[str, Any]] = {}
+    changed = {}
+    for job in jobs:
+        earlier = recorded_inputs(job.folder)
+        if earlier and job.folder.outcome() == FINISHED:
+            source = (str(job.settings.dataset), str(job.settings.model))
+            if source not in now:
+                now[source] = inputs(job.settings)
+            if change := changed_inputs(earlier, now[source]):
+                changed[job.path] = change
+    for path, change in changed.items():
+        others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise UserError(
+            f"{path} is finished{others}, but {change}: --rerun all measures again and keeps the "
+            "earlier records; another --out keeps both"
+        )
 
 
 def overridden(sweep: Sweep, assignments: Sequence[tuple[str, str]]) -> Sweep:

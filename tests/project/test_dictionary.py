@@ -42,6 +42,7 @@ NOT_WRITTEN_HERE = {
     # Of runs that wait for a compiler (tests/train/loop/test_compiled.py sees them written).
     "environment.observed.compiled_graphs", "environment.observed.compiled_in_updates",
     "environment.link.asked.nodes",
+    "environment.inputs.dataset", "environment.inputs.model",  # tests/core/test_inputs.py
     "failure.rank", "failure.outcome", "failure.reason", "failure.unix",
     "settings.imported",  # tests/read/test_importing.py
 }  # fmt: skip

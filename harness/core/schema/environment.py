@@ -195,6 +195,20 @@ class DataRecord(TypedDict, total=False):
         "GPU's free memory"]
 
 
+class InputRecord(TypedDict):
+    files: Annotated[Count, "number of files"]
+    bytes: Annotated[Bytes, "their sizes together"]
+    checksum: Annotated[str, "SHA-256 (16 digits) over their names and content"]
+
+
+class InputsRecord(TypedDict):
+    """What may change under the same command; a finished run is only reused while it has not."""
+
+    dataset: Annotated[InputRecord | None, "local files of the data set; null for one of the Hub"]
+    model: Annotated[InputRecord | None, "local files of the model; null for one of the Hub"]
+    code: Annotated[str, "checksum of the scripts and of harness/core and harness/train"]
+
+
 class EnvironmentRecord(TypedDict):
     """Where the run took place and what was checked at its start."""
 
@@ -243,6 +257,7 @@ class EnvironmentRecord(TypedDict):
         "what the links between nodes carry, measured before the first step (below); null for one "
         "node"]]
     data: NotRequired[Annotated[DataRecord, "the samples"]]
+    inputs: NotRequired[Annotated[InputsRecord, "local files and code that the numbers come from"]]
 
 
 class ImportedRecord(TypedDict):

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from harness.core.provenance import cache_root
 from harness.core.records import writing_to
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
@@ -28,11 +29,6 @@ from harness.train.manifest import damage, write_manifest
 
 FORMAT = 4  # raised when the prepared files change
 KEY = "key.json"  # the manifest of an entry: what was prepared, and the checksums of its files
-
-
-def cache_root() -> Path:
-    default = Path.home() / ".cache" / "huggingface"
-    return Path(os.environ.get("HF_HOME", default)).expanduser() / "harness"
 
 
 def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:

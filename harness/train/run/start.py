@@ -26,6 +26,7 @@ from harness.core.attempts import larger_is_better
 from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
 from harness.core.locks import Lock
+from harness.core.provenance import changed_inputs, inputs, recorded_inputs
 from harness.core.records import FINISHED, RunFolder
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
@@ -194,9 +195,28 @@ def _is_finished(context: Context) -> bool:
         if rank0 and folder.path.exists():
             print(f"the earlier record is kept in {folder.set_aside()}")
         return False
-    if before == FINISHED and rank0:
-        print(f"already finished: {folder.path} (--rerun measures again)")
+    if before == FINISHED:
+        _refuse_changed_inputs(context)
     return bool(before == FINISHED)
+
+
+def _refuse_changed_inputs(context: Context) -> None:
+    """A finished run answers only for what it was measured with."""
+    folder, change, code = context.folder, "", ""
+    if context.is_rank0:
+        earlier, now = recorded_inputs(folder), inputs(context.settings)
+        change = changed_inputs(earlier, now)
+        code = (
+            "" if earlier.get("code", now["code"]) == now["code"] else "with other code than now, "
+        )
+    if change := broadcast(change):
+        reason = UserError(
+            f"{folder.path} is finished, but {change}: --rerun measures again and keeps the "
+            "earlier record; another --output_dir keeps both"
+        )
+        refuse(context.settings.script, reason, context.is_rank0)
+    if context.is_rank0:
+        print(f"already finished: {folder.path} ({code}--rerun measures again)")
 
 
 def start(settings: Settings) -> Lifecycle | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,35 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
         p: p.read_bytes() for p in aside.rglob("*.json*")
     }
     assert folder.outcome() == "finished"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_finished_run_does_not_answer_for_other_data(count: int, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.csv"
+    lines = [f"a text about {'cats' if i % 2 else 'dogs'} {i},{i % 2}" for i in range(80)]
+    texts.write_text("\n".join(["text,label", *lines]))
+    argv = ["--tiny", "--dataset", str(texts), "--train_size", "48", "--test_size", "16"]
+    argv += ["--epochs", "1", "--b", "8", "--o", str(tmp_path / "out")]
+    assert script("bert", *argv, count=count).code == 0
+    folder = only_run(tmp_path / "out")
+    inputs = json.loads(folder.environment.read_text())["inputs"]
+    assert inputs["dataset"]["files"] == 1 and inputs["dataset"]["bytes"] == texts.stat().st_size
+    assert inputs["model"] is None
+
+    os.utime(texts, (1, 1))  # only copied or touched: the same data
+    assert "(--rerun measures again)" in script("bert", *argv, count=count).out
+    texts.write_text(texts.read_text().replace("cats 7,", "cows 7,"))
+    kept = folder.summary.read_bytes()
+    done = script("bert", *argv, count=count)
+    assert done.code == 2 and "already finished" not in done.out
+    assert "the files of --dataset have changed since" in done.err and "--rerun" in done.err
+    assert "Traceback" not in done.err and folder.summary.read_bytes() == kept
+    assert script("bert", *argv, "--rerun", count=count).code == 0
+
+    environment = json.loads(folder.environment.read_text())
+    environment["inputs"]["code"] = "another"
+    folder.environment.write_text(json.dumps(environment))
+    assert "(with other code than now, --rerun" in script("bert", *argv, count=count).out
 
 
 def test_rerun_on_two_ranks_runs_on_both(tmp_path: Path) -> None:
