@@ -22,6 +22,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from harness.core import attempts
 from harness.core.provenance import inputs
 from harness.core.records import FINISHED, RunFolder, write_json
+from harness.core.schema.dictionary import believable
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
 from harness.train.measure import rows
@@ -100,10 +101,11 @@ class LogCallback(Recorder):
         self.machine = environment()
         if self.context is not None:
             self.machine["inputs"] = inputs(self.context.settings)
-        if self.first_update and (before := self.folder.read_environment()) is not None:
+        if self.first_update:
+            before = believable("environment", self.folder.read_environment() or {})
             self.first_learning_rate = before.get("first_learning_rate")
             # What an attempt before has seen in its first steps is true of the run.
-            self.observed_before = {**before.get("observed", {})}
+            self.observed_before = before.get("observed") or {}
         self._write_environment(state)
         self._report_progress(state)
 
@@ -289,6 +291,8 @@ class LogCallback(Recorder):
 
     def _write_row(self) -> None:
         """Write the rows of the epoch that has ended, unless an earlier attempt has."""
+        if self.attempt:
+            attempts.require(self.folder)
         self.rank_row.write(self.rank_quality, {})
         wall_s = self.earlier_wall_s + time.perf_counter() - self.began_s
         more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
@@ -302,6 +306,7 @@ class LogCallback(Recorder):
             self.telemetry.close()
         if not state.is_world_process_zero:
             return
+        attempts.require(self.folder)
         self._write_environment(state)  # what was exchanged is known now
         best = self.context.settings.best_metric if self.context else args.metric_for_best_model
         trained = state.global_step > self.first_update  # not: only the test was still to be done

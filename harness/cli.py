@@ -29,6 +29,7 @@ from harness.core.command_line import (
     setting,
     whole,
 )
+from harness.core.records import DiskError
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
 
@@ -401,5 +402,5 @@ def _main(argv: Sequence[str]) -> int:
     try:
         options = parser.read(arguments)
         return int(importlib.import_module(f"harness.{VERBS[verb].module}").run(options))
-    except UserError as error:
+    except (UserError, DiskError) as error:
         return complain(f"harness {verb}", UserError(" ".join(str(error).split())), is_leader())

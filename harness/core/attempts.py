@@ -5,14 +5,17 @@ A run that is interrupted and started again is one run: its time is the sum of i
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
-from harness.core.records import SCHEMA, RunFolder, append_row, write_json
+from harness.core.records import SCHEMA, DiskError, RunFolder, append_row, write_json
+from harness.core.schema.dictionary import believable
 from harness.core.schema.environment import CommProbeRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
 
@@ -42,9 +45,10 @@ def begin(
     opened: Opened | None = None,
 ) -> int:
     """Record the start of an attempt; returns its number. Closes one that was killed before."""
+    opened = opened or Opened(time.time())
     if (killed := unended(folder)) is not None:
-        _close_killed(folder, killed)
-    rows = folder.read_attempts()
+        _close_killed(folder, killed, opened.unix)
+    rows = _attempts(folder)
     attempt = len(starts_of(rows)) + 1
     append_row(
         folder.attempts,
@@ -56,10 +60,24 @@ def begin(
             "processes": processes,
             "effective_batch": effective_batch,
             "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
-            **lost(rows, update, opened or Opened(time.time()), time.time()),
+            **lost(rows, update, opened, time.time()),
         },
     )
     return attempt
+
+
+def _attempts(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
+    """The rows as far as they can be believed: an odd one never stands in the way of a restart."""
+    rows = folder.read_attempts()
+    whole = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
+    return cast(list[AttemptStart | AttemptEnd], whole)
+
+
+def require(folder: RunFolder) -> None:
+    """The attempt must still be recorded: a folder made anew would lack what was there."""
+    if not folder.attempts.is_file():
+        what = f"{folder.path} was removed while the run was in progress"
+        raise DiskError(errno.ENOENT, what)
 
 
 def starts_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptStart]:
@@ -72,7 +90,7 @@ def ends_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptEnd]:
 
 def unended(folder: RunFolder) -> AttemptStart | None:
     """The start of the attempt that has no end yet: it is going on, or was killed."""
-    rows = folder.read_attempts()
+    rows = _attempts(folder)
     starts = starts_of(rows)
     ended = sum(row.get("attempt") is not None for row in ends_of(rows))
     return starts[-1] if len(starts) > ended else None
@@ -92,9 +110,12 @@ def lost(
     ended_unix = ends[0].get("unix") or started_unix
     wasted_s = sum(row.get("wall_s") or 0.0 for row in ends[1:])
     gap_s = None
+    # The clock may have been set meanwhile: no longer than the launcher and the attempt took.
     if opened.launcher_unix is not None and opened.launcher_unix <= ended_unix:
-        gap_s = max(opened.unix - ended_unix - wasted_s, 0.0)
-    discarded_s = max(ended_unix - max(opened.counted_unix or 0.0, started_unix), 0.0)
+        gap_s = opened.unix - ended_unix - wasted_s
+        gap_s = max(min(gap_s, opened.unix - opened.launcher_unix), 0.0)
+    discarded_s = ended_unix - max(opened.counted_unix or 0.0, started_unix)
+    discarded_s = max(min(discarded_s, ends[0].get("wall_s") or discarded_s), 0.0)
     reached = ends[0].get("update")
     return {
         "gap_s": gap_s,
@@ -105,13 +126,13 @@ def lost(
 
 def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
     """Whether the same launcher has worked on this run before: it restarts lost processes."""
-    times = [row.get("unix") or 0.0 for row in folder.read_attempts()]
+    times = [row.get("unix") or 0.0 for row in _attempts(folder)]
     return launcher_unix is not None and max(times, default=0.0) >= launcher_unix
 
 
 def _interruptions(folder: RunFolder) -> dict[str, Any]:
     """Over all attempts: the cost of interruptions, and how often the launcher restarted."""
-    starts = starts_of(folder.read_attempts())
+    starts = starts_of(_attempts(folder))
     return {
         "restarts": sum(row.get("gap_s") is not None for row in starts),
         "lost_s": _total(starts, "lost_s"),
@@ -121,17 +142,20 @@ def _interruptions(folder: RunFolder) -> dict[str, Any]:
 
 def total_elapsed_s(folder: RunFolder) -> float | None:
     """All attempts, and the gaps between those that one launcher started; None if unknown."""
-    rows = folder.read_attempts()
+    rows = _attempts(folder)
     if any(row.get("wall_s") is None for row in ends_of(rows)):
         return None
     return total_wall_s(folder) + _total(starts_of(rows), "gap_s")
 
 
-def _close_killed(folder: RunFolder, start: AttemptStart) -> None:
-    """A killed process leaves no end; what was reported of it, and of its time, is kept."""
-    progress: Mapping[str, Any] = folder.read_progress() or {}
+def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) -> None:
+    """A killed process leaves no end; what was reported of it, and of its time, is kept.
+
+    before_unix: when this process opened the run; what has failed since is not what ended it.
+    """
+    progress = believable("progress", folder.read_progress() or {})
     last = progress if progress.get("attempt") == start.get("attempt") else {}
-    failure = first_failure(folder, since=start.get("unix") or 0.0)
+    failure = first_failure(folder, start.get("unix") or 0.0, before_unix)
     append_row(
         folder.attempts,
         {
@@ -149,14 +173,18 @@ def only_follows(reason: str) -> bool:
     return "peer" in reason.lower()
 
 
-def first_failure(folder: RunFolder, since: float) -> FailureRecord | None:
+def first_failure(
+    folder: RunFolder, since: float, before: float = math.inf
+) -> FailureRecord | None:
     """The failure of the rank that failed first; ranks that follow it fail a moment later.
 
     Ordered by their messages before their clocks, which differ between machines.
     """
     # A file that lacks fields was not written by a rank.
-    whole = [f for f in folder.read_failures() if FailureRecord.__required_keys__ <= f.keys()]
-    recent = [failure for failure in whole if failure["unix"] >= since]
+    found = [believable("failure", failure) for failure in folder.read_failures()]
+    names = FailureRecord.__required_keys__
+    whole = [cast(FailureRecord, f) for f in found if all(f.get(n) is not None for n in names)]
+    recent = [failure for failure in whole if since <= failure["unix"] < before]
     return min(recent, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
 
 
@@ -172,7 +200,7 @@ def end(
     """Record how the latest attempt ended; one that never began training has no number."""
     open_start = unended(folder)
     if open_start is not None and not begun:
-        _close_killed(folder, open_start)  # not this one: it died before
+        _close_killed(folder, open_start, time.time() - wall_s)  # not this one: it died before
         open_start = None
     append_row(
         folder.attempts,
@@ -191,15 +219,15 @@ def end(
 
 def total_wall_s(folder: RunFolder) -> float:
     """Time spent in all attempts that have ended, as far as it is known."""
-    return _total(ends_of(folder.read_attempts()), "wall_s")
+    return _total(ends_of(_attempts(folder)), "wall_s")
 
 
 def total_cpu_time(folder: RunFolder) -> dict[str, Any]:
     """Processor time of all attempts that have ended, as far as known: in total, and by rank."""
-    ends: Rows = ends_of(folder.read_attempts())
+    ends: Rows = ends_of(_attempts(folder))
     times: dict[str, Any] = {}
     for name in CPU_TIME:
-        known = [row[name] for row in ends if row.get(name)]
+        known = [row[name] for row in ends if row.get(name) and None not in row[name]]
         ranks = {len(of_attempt) for of_attempt in known}
         times[name.removesuffix("_per_rank")] = sum(map(sum, known)) if known else None
         # Only attempts with equally many processes can be added up rank by rank.
@@ -209,6 +237,7 @@ def total_cpu_time(folder: RunFolder) -> dict[str, Any]:
 
 def tell_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     """How far the attempt is: for whoever watches, and for its time should it be killed."""
+    require(folder)
     write_json(folder.progress, {**facts, "unix": time.time()}, durable=False)
 
 
@@ -229,7 +258,7 @@ def write_summary(
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """The same fields for a run that finished and for one that did not get far."""
-    rows: Rows = folder.read_epochs()[0]
+    rows = [believable("epochs", row) for row in folder.read_epochs()[0]]
     last: Mapping[str, Any] = rows[-1] if rows else {}
     timed_s, samples = _total(rows, "timed_s"), int(_total(rows, "samples"))
     rate = _total(rows, "timed_samples") / timed_s if timed_s else None
@@ -288,7 +317,8 @@ def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
 
 def _largest(rows: Rows, name: str) -> float | None:
     """Of all ranks and epochs."""
-    return max((value for row in rows for value in row.get(name) or []), default=None)
+    values = (value for row in rows for value in row.get(name) or [])
+    return max((value for value in values if value is not None), default=None)
 
 
 def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
@@ -299,8 +329,8 @@ def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:
     """What the exchange adds to a step, as measured in any attempt."""
-    environment = folder.read_environment()
-    return None if environment is None else environment.get("comm_probe")
+    environment = believable("environment", folder.read_environment() or {})
+    return cast(CommProbeRecord | None, environment.get("comm_probe"))
 
 
 def larger_is_better(metric: str) -> bool:

@@ -14,6 +14,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from harness.core.settings import UserError
+
 
 def is_held(path: Path) -> bool:
     """Whether a process of this machine holds it now, as far as Linux tells.
@@ -45,8 +47,9 @@ class Lock:
                 return False
             time.sleep(0.05)
         assert self.file is not None
-        os.ftruncate(self.file, 0)
-        os.pwrite(self.file, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # it is only for messages, and the disk may be full
+            os.ftruncate(self.file, 0)
+            os.pwrite(self.file, f"{os.getpid()}\n".encode(), 0)
         return True
 
     def holder(self) -> str:
@@ -72,6 +75,11 @@ class Lock:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         except (FileNotFoundError, FileExistsError):
             return False  # its folder has just been tidied away by somebody else
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be locked ({error.strerror}): the folder, or a lock in it, "
+                "may belong to another user"
+            ) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -278,7 +278,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The content, or None where there is no such file or it is not readable as JSON."""
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
@@ -322,7 +322,7 @@ def rows_in(content: bytes) -> tuple[list[dict[str, Any]], int]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             rows.append(row)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.locks import Lock
+from harness.core.settings import UserError
 from tests.support.sweeps import ROOT
 
 
@@ -68,3 +69,26 @@ def test_a_file_system_without_locks_is_said(
     monkeypatch.setattr("harness.core.locks.fcntl.flock", without)
     assert Lock(tmp_path / "lock").take()
     assert "file system without locks (Operation not supported)" in capsys.readouterr().err
+
+
+def test_the_lock_of_another_user_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("harness.core.locks.os.open", refuse)
+    with pytest.raises(UserError, match=r"lock cannot be locked \(Permission denied\): the folder"):
+        Lock(tmp_path / "lock").take()
+
+
+def test_a_full_disk_is_no_reason_against_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("harness.core.locks.os.pwrite", full)
+    lock = Lock(tmp_path / "lock")
+    assert lock.take() and lock.holder() == "another process"
+    lock.release()

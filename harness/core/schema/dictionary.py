@@ -109,6 +109,15 @@ def check_types(kind: str, value: Mapping[str, Any], where: object) -> None:
     _refuse(fields(kind), value, where, strict=False)
 
 
+def believable(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A record that may be damaged: what has another type than the declared one is unknown."""
+    known = fields(kind)
+    return {
+        name: None if name in known and _wrong(name, known[name].kind, content, False) else content
+        for name, content in value.items()
+    }
+
+
 def _refuse(known: dict[str, Field], value: Mapping[str, Any], where: object, strict: bool) -> None:
     for name in value if strict else _doubtful(known, value):
         if name in known and (wrong := _wrong(name, known[name].kind, value[name], strict)):

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer
 
+from harness.core import attempts
 from harness.core.records import writing_to
 from harness.core.strategies import is_apart
 from harness.train.context import HALF_PRECISION, Context
@@ -410,6 +411,8 @@ class ExactTrainer(Trainer):
         folder = self.weights_file(self.state.global_step).parent
         with self.exchange.shared():
             self._require_finite_weights()
+        if self.recorder.attempt:
+            attempts.require(self.context.folder)
         with writing_to(folder.parent):
             # A rank that does not see it, on a disk of its own, would forget which is the best.
             folder.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,8 @@ class Pending:
         """Rows that an earlier attempt has written are not written again."""
         self.row = None
         rows, _ = read_rows(self.file) if goes_on else ([], 0)
-        self.recorded = {row["epoch"] for row in rows}
+        epochs = (row.get("epoch") for row in rows)
+        self.recorded = {epoch for epoch in epochs if isinstance(epoch, (int, float))}
 
     def write(self, quality: dict[str, Any], more: dict[str, Any]) -> dict[str, Any] | None:
         """Write the row with these fields and return it; None if there is none to write."""

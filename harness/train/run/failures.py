@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,20 @@ def record_failure(context: Context, recorder: Recorder, error: BaseException) -
         _record(context, recorder, error)
     except DiskError as refused:
         outcome, reason = outcome_of(error)
-        print(f"{outcome}: {reason}; this is not recorded: {refused}", file=sys.stderr)
+        why = "" if str(refused) == reason else f": {refused}"
+        print(f"{outcome}: {reason}; it cannot be recorded{why}", file=sys.stderr)
+        if not context.folder.attempts.is_file() and context.folder.path.exists():
+            with suppress(OSError):
+                context.folder.set_aside()  # what was written after the folder was removed
 
 
 def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     outcome, reason = outcome_of(error)
     folder, rank, many = context.folder, context.world.rank, context.world.size > 1
     row = {"rank": rank, "outcome": outcome, "reason": reason, "unix": time.time()}
+    begun = bool(recorder.attempt)
+    if begun:
+        attempts.require(folder)
     if outcome != "interrupted":
         write_json(folder.failure(rank), row)
     restarts = _restarts(context.launch, error)
@@ -93,7 +101,6 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
         outcome = first["outcome"]
         reason = first["reason"] + (f" (rank {first['rank']})" if many else "")
     cpu_time = (recorder.cpu or CpuTime.of(context)).per_rank()
-    begun = bool(recorder.attempt)
     update = recorder.update if begun else None
     attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun)
     folder.progress.unlink(missing_ok=True)

@@ -1,0 +1,114 @@
+"""Attempts after crashes of every kind: what is known of them, whatever their files hold."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core import attempts
+from harness.core.records import DiskError, RunFolder, append_row, read_rows, write_json
+
+START = {"event": "start", "attempt": 1, "unix": 100.0, "from_update": 0, "processes": 1,
+         "effective_batch": 16, "restarts": 0, "gap_s": None, "lost_s": None,
+         "redone_updates": None}  # fmt: skip
+END = {"event": "end", "attempt": 1, "outcome": "interrupted", "reason": "SIGTERM",
+       "unix": 107.0, "update": 5, "wall_s": 7.0, "user_s_per_rank": [6.0],
+       "system_s_per_rank": [1.0]}  # fmt: skip
+EPOCH = {"epoch": 1, "updates": 8, "samples": 128, "timed_s": 2.0, "timed_samples": 100,
+         "epoch_time_s": 3.0, "eval_time_s": 1.0, "accuracy": 0.5, "gpu": None, "energy_j": 1.5,
+         "peak_memory_gib_per_rank": [1.0]}  # fmt: skip
+ODD: list[Any] = [
+    None,
+    [1.0, None],
+    "text",
+    -1,
+    [],
+    {},
+    [None],
+    ["text"],
+    True,
+    float("nan"),
+    10**400,
+]
+
+
+@pytest.mark.parametrize("name", [*START, *END])
+def test_odd_rows_never_stand_in_the_way(name: str, tmp_path: Path) -> None:
+    for number, odd in enumerate([*ODD, "left out"]):
+        folder = RunFolder(tmp_path / str(number))
+        folder.path.mkdir()
+        rows = [{**row, name: odd} if name in row else row for row in (START, END)]
+        if odd == "left out":
+            rows = [{n: v for n, v in row.items() if n != name} for row in rows]
+        folder.attempts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        opened = attempts.Opened(time.time(), 103.0, 90.0)
+        attempts.begin(folder, 4, 1, 16, opened)
+        attempts.tell_progress(folder, {"attempt": 1, "wall_s": odd, "update": odd})
+        attempts.begin(folder, 4, 1, 16, opened)
+        attempts.end(folder, "finished", None, 1.0)
+        attempts.write_summary(folder, "finished")
+        assert folder.outcome() == "finished"
+
+
+def test_records_nested_without_end_are_unreadable(tmp_path: Path) -> None:
+    folder, deep = RunFolder(tmp_path), '{"a":' * 100_000
+    for file in (folder.attempts, folder.progress, folder.epochs):
+        file.write_text(deep)
+    assert attempts.begin(folder, 0, 1) == 1
+    assert (folder.read_progress(), folder.read_epochs()) == (None, ([], 1))
+
+
+@pytest.mark.parametrize("name", EPOCH)
+def test_odd_epochs_are_unknown(name: str, tmp_path: Path) -> None:
+    for number, odd in enumerate(ODD):
+        folder = RunFolder(tmp_path / str(number))
+        folder.path.mkdir()
+        folder.epochs.write_text(json.dumps({**EPOCH, name: odd}) + "\n")
+        folder.environment.write_text(json.dumps({"comm_probe": odd}))
+        attempts.write_summary(folder, "finished", None, "accuracy")
+        assert folder.outcome() == "finished"
+
+
+def test_a_clock_that_was_set_changes_no_duration() -> None:
+    ahead = 3600.0
+    rows: Any = [START, {**END, "unix": 107.0 + ahead}]
+    # Of the 7 s of the attempt no more than 7 can be lost, whatever the clock says of its end.
+    opened = attempts.Opened(110.0 + ahead, counted_unix=103.0)
+    assert attempts.lost(rows, 4, opened, now_unix=111.0 + ahead)["lost_s"] == 7.0 + 1.0
+    behind: Any = [START, {**END, "unix": 107.0 - ahead}]
+    assert attempts.lost(behind, 4, opened, now_unix=111.0 + ahead)["lost_s"] == 1.0
+    # The launcher began 13 s before: no gap is longer.
+    opened = attempts.Opened(110.0 + ahead, 103.0, launcher_unix=97.0 + ahead)
+    set_later: Any = [START, {**END, "unix": 99.0 + ahead}]
+    assert attempts.lost(set_later, 4, opened, 111.0 + ahead)["gap_s"] == pytest.approx(11.0)
+    opened = attempts.Opened(110.0 + ahead, 103.0, launcher_unix=90.0)
+    assert attempts.lost([START, END], 4, opened, 111.0)["gap_s"] <= ahead + 20.0  # type: ignore[list-item,operator]
+
+
+def test_a_killed_attempt_keeps_its_own_reason(tmp_path: Path) -> None:
+    folder, now = RunFolder(tmp_path), time.time()
+    append_row(folder.attempts, {**START, "unix": now - 60})
+    failure = {"rank": 0, "outcome": "failed", "reason": "of the next one", "unix": now - 1}
+    write_json(folder.failure(0), failure)
+    # It opened the run five seconds ago, and failed before training began.
+    attempts.end(folder, "failed", "of the next one", wall_s=5.0, begun=False)
+    killed, own = attempts.ends_of(folder.read_attempts())
+    assert (killed["attempt"], killed["outcome"]) == (1, "interrupted")
+    assert (killed["reason"], own["reason"]) == ("the process was killed", "of the next one")
+    # One that began after the failure takes it for the cause.
+    append_row(folder.attempts, {**START, "attempt": 2, "unix": now - 3})
+    attempts.begin(folder, 0, 1, opened=attempts.Opened(now))
+    assert read_rows(folder.attempts)[0][-2]["reason"] == "of the next one"
+
+
+def test_a_removed_folder_is_not_made_anew(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    attempts.begin(folder, 0, 1)
+    folder.attempts.unlink()
+    with pytest.raises(DiskError, match="run was removed while the run was in progress"):
+        attempts.tell_progress(folder, {"attempt": 1})
+    assert not folder.progress.exists()

@@ -1,0 +1,105 @@
+"""A disk that refuses, or a folder that is gone, ends a run with one line and no false record."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from harness.core.records import DiskError, RunFolder
+from harness.train.run.failures import outcome_of
+from tests.support.broken_runs import SHORT, only_run
+from tests.support.ranks import ran, script
+from tests.support.toys import CPU, Net, Points, ours
+
+pytestmark = pytest.mark.process
+
+
+class Plant(TrainerCallback):
+    """Once this update is made, the folder is removed, or the disk refuses."""
+
+    def __init__(self, how: str, folder: RunFolder) -> None:
+        self.how, self.folder = how, folder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step != 4:
+            return
+        if self.how == "removed":
+            shutil.rmtree(self.folder.path)
+            return
+        number = getattr(errno, self.how)
+
+        def refuse(file: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        os.fsync = refuse
+
+
+def train(folder: str, how: str, *flags: str) -> None:
+    trainer, run = ours(folder, Net(), Points(64), Points(8), "--save=last", *flags)
+    trainer.add_callback(Plant(how, run.context.folder))
+    with run:
+        run.train(trainer)
+
+
+@pytest.mark.parametrize(("how", "words"), [
+    ("ENOSPC", "no space on"), ("EROFS", "nothing can be written to the read-only"),
+    ("EACCES", "no permission to write to"), ("EDQUOT", "the quota is used up on"),
+])  # fmt: skip
+@pytest.mark.parametrize("flags", [["--save_steps=5"], []])
+def test_what_a_disk_refuses_is_one_line(
+    how: str, words: str, flags: list[str], tmp_path: Path
+) -> None:
+    done = ran(1, train, str(tmp_path), how, *flags, env=CPU)
+    assert (done.code, done.err.count("\n")) == (1, 1), done.err
+    assert done.err.startswith(f"failed: {words} {tmp_path}/bert/1_1/")
+    assert "; it cannot be recorded" in done.err
+    assert only_run(tmp_path).outcome() is None
+
+
+def test_a_removed_folder_is_no_finished_run(tmp_path: Path) -> None:
+    for flags in ([], ["--save_steps=5"]):
+        done = ran(1, train, str(tmp_path), "removed", *flags, env=CPU)
+        assert (done.code, done.err.count("\n")) == (1, 1), done.err
+        assert "was removed while the run was in progress; it cannot be recorded" in done.err
+        assert [*tmp_path.glob("bert/1_1/*/settings.json")] == []
+        assert [p for p in tmp_path.glob("bert/1_1/*") if ".earlier-" not in p.name] == []
+
+
+def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome_of(RuntimeError("could not create a primitive"))[0] == "oom"
+    assert outcome_of(RuntimeError("std::bad_alloc"))[0] == "oom"
+    monkeypatch.setenv("HOME", "/home/ada")
+    reason = "FileNotFoundError: [Errno 2] No such file or directory: '~/data/images.csv'"
+    error = FileNotFoundError(
+        errno.ENOENT, "No such file or directory", "/home/ada/data/images.csv"
+    )
+    assert outcome_of(error) == ("failed", reason)
+    assert outcome_of(DiskError(errno.ENOSPC, "no space on /home/ada/out")) == (
+        "failed", "no space on ~/out",
+    )  # fmt: skip
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_full_disk_is_the_recorded_reason(count: int, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # Room for the records and one checkpoint, but not for two.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
+    try:
+        done = script("vit", *SHORT, "--o", str(disk), count=count)
+        assert done.code == 1
+        assert done.err.count("\n") == 1, done.err
+        folder = only_run(disk)
+        summary = folder.read_summary() or {}
+        assert summary["outcome"] == "failed"
+        assert summary["reason"].startswith(f"no space on {folder.path}")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
