@@ -203,6 +203,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "size": lambda text: text if text == "all" else whole(text),
     "positive": positive,
     "rate": below(100),
+    "seconds": below(1e6),
     "share": below(1),
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.core.records import RunFolder, read_json, write_json
-from harness.core.settings import Settings, as_mapping
+from harness.core.settings import UNRECORDED, Settings, as_mapping
 from harness.core.tasks import TASKS
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy")
@@ -169,9 +169,9 @@ def redacted_command(words: Sequence[str]) -> str:
 
 
 def settings_of(settings: Settings) -> dict[str, Any]:
-    """All settings but those that say where and whether to write."""
+    """All settings that a record keeps."""
     named = as_mapping(settings)
-    for name in ("output_dir", "rerun"):
+    for name in UNRECORDED:
         del named[name]
     for name in ("model", "dataset"):
         named[name] = without_home(str(named[name]))

@@ -256,6 +256,12 @@ class Settings:
         "telemetry sampling rate in Hz, by a process of its own; 0: off",
         identity=False,
     )  # fmt: skip
+    hang_after: float = flag(
+        120.0, "seconds", "Running",
+        "seconds without progress or an answer after which the run ends, with the stack of every "
+        "rank; compiling, evaluating and saving do not count; 0: never",
+        identity=False,
+    )  # fmt: skip
     peak_tflops: float | None = flag(
         None, "positive", "Running",
         "dense peak of one device in this number format, in 10^12 operations per second, for mfu "
@@ -290,6 +296,8 @@ class Settings:
     trainer: tuple[tuple[str, Any], ...] = ()
 
 
+# Where and whether to write, and when to give up: no part of a record.
+UNRECORDED = ("output_dir", "rerun", "hang_after")
 SETUP = re.compile(r"([0-9]+)_([0-9]+)(?:_([A-Za-z0-9.-]+))?")
 
 

@@ -32,7 +32,7 @@ rank_dropout | padding | eval_batch per_device_eval_batch_size | strategy | setu
 fsdp_offload | elastic_batch | compress | exchange | sync_every | sync_scope | outer_lr
 outer_momentum | fragments | overlap | target_batch | local_updates | initial_peers | repeat run
 num_workers dataloader_num_workers | log_every logging_steps
-telemetry_hz | peak_tflops | comm_probe | save
+telemetry_hz | hang_after | peak_tflops | comm_probe | save
 best_metric metric_for_best_model | output_dir o out | rerun
 """
 # The same for the flags that reach the Trainer: an upgrade that brings one more fails here.
@@ -57,7 +57,7 @@ OF_THE_EXAMPLES = {
 }
 KINDS: dict[str, Any] = {
     **{"text": "some thing", "count": 160, "natural": 3, "seed": 11, "size": 123},
-    **{"positive": 1.23456789e-07, "share": 0.25, "rate": 2.5, "bool": True},
+    **{"positive": 1.23456789e-07, "share": 0.25, "rate": 2.5, "seconds": 3.5, "bool": True},
 }
 # Fields whose other value must fit the world of two nodes with two processes.
 FITTING = {
@@ -170,6 +170,7 @@ def test_run_id_tells_apart_what_changes_the_result() -> None:
     seen = {run_id(PINNED)}
     shown = {
         *("initial_peers", "output_dir", "rerun", "save", "best_metric", "telemetry_hz", "tiny"),
+        "hang_after",
         *("comm_probe", "peak_tflops"),
     }
     for name in flag_fields():

@@ -26,7 +26,7 @@ from harness.core.schema.fields import (
     Value,
     Watts,
 )
-from harness.core.settings import flag_fields
+from harness.core.settings import UNRECORDED, flag_fields
 
 
 class LaunchRecord(TypedDict):
@@ -296,7 +296,8 @@ FLAG_KINDS = {
     "text": Kind(str), "bool": Kind(bool), "seed": Kind(int, Value(minimum=0)),
     "count": Kind(int, Value(minimum=1)), "natural": Kind(int, Value(minimum=0)),
     "share": Kind(float, Value(minimum=0, maximum=1)), "positive": Kind(float, Value(minimum=0)),
-    "rate": Kind(float, Value("1/s", minimum=0)), "size": Kind(object),
+    "rate": Kind(float, Value("1/s", minimum=0)), "seconds": Kind(float, Value("s", minimum=0)),
+    "size": Kind(object),
 }
 
 
@@ -304,7 +305,7 @@ def setting_fields() -> dict[str, Field]:
     """A field of settings.json for each flag, from the flag's own definition."""
     declared = {}
     for name, flag in flag_fields().items():
-        if name not in ("output_dir", "rerun"):  # where and whether to write
+        if name not in UNRECORDED:
             about = flag.metadata
             kind = FLAG_KINDS[about["kind"]]
             value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, about["choices"])

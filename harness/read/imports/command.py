@@ -28,7 +28,7 @@ from harness.core.records import (
     sum_known,
     write_json,
 )
-from harness.core.settings import UserError, flag_fields, parse_setup
+from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import ROW, STATE, TEXT, Foreign, read_foreign
 
@@ -145,7 +145,7 @@ def _write_record(foreign: Foreign, source: str, path: Path) -> None:
 
 
 def _settings(foreign: Foreign, source: str) -> dict[str, Any]:
-    names = [name for name in flag_fields() if name not in ("output_dir", "rerun")]
+    names = [name for name in flag_fields() if name not in UNRECORDED]
     return {
         "schema": SCHEMA,
         "script": foreign.settings["script"],

@@ -44,13 +44,16 @@ def warn(settings: Settings) -> None:
         print(f"harness: warning: {text}", file=sys.stderr)
 
 
-def shorten_timeout(settings: Settings) -> None:
-    """Give up a rank that is silent for this long: from now on all ranks exchange often.
+def limit_collectives(settings: Settings, elastic: bool) -> None:
+    """Give up a rank that is silent for --ddp_timeout: from now on all ranks exchange often.
 
-    Not before, as ranks may wait long while rank 0 loads a model for the first time.
+    Not before, as ranks may wait long while rank 0 loads a model for the first time. The Trainer
+    itself ignores the flag on gloo.
     """
-    seconds = dict(settings.trainer).get("ddp_timeout", topology.COLLECTIVE_TIMEOUT_S)
-    _set_pg_timeout(timedelta(seconds=seconds))
+    default = topology.COLLECTIVE_TIMEOUT_S if elastic else None
+    seconds = dict(settings.trainer).get("ddp_timeout", default)
+    if seconds is not None:
+        _set_pg_timeout(timedelta(seconds=seconds))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ from harness.train.context import Context, Launch
 from harness.train.measure.resources import CpuTime
 from harness.train.run.checkpoints import remove_broken
 from harness.train.run.recorder import Recorder
+from harness.train.run.watchdog import Hung
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
 LOOK_EVERY_S = 1.0
@@ -62,7 +63,8 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
         return "diverged", text
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", text
-    return "failed", text if isinstance(error, DiskError) else f"{type(error).__name__}: {text}"
+    named = isinstance(error, (DiskError, Hung))  # the text says it all
+    return "failed", text if named else f"{type(error).__name__}: {text}"
 
 
 def record_failure(context: Context, recorder: Recorder, error: BaseException) -> None:
@@ -90,17 +92,19 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     if outcome != "interrupted":
         write_json(folder.failure(rank), row)
     restarts = _restarts(context.launch, error)
-    if not context.is_rank0:
+    hung = isinstance(error, Hung)
+    if not (error.records if isinstance(error, Hung) else context.is_rank0):
         if not restarts:
-            _let_rank0_record(folder)
+            _let_rank0_record(folder, leave_group=not hung)
         return
     # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
     follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
     first = _first_failure(context, wait_s=2.0 if follows and many else 0.0)
-    if first is not None:
+    if first is not None and not hung:
         outcome = first["outcome"]
         reason = first["reason"] + (f" (rank {first['rank']})" if many else "")
     cpu_time = (recorder.cpu or CpuTime.of(context)).per_rank()
+    begun = begun or (hung and attempts.unended(folder) is not None)
     update = recorder.update if begun else None
     attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun)
     folder.progress.unlink(missing_ok=True)
@@ -128,9 +132,9 @@ def _restarts(launch: Launch | None, error: BaseException) -> bool:
     return launch.restarts_left > 0
 
 
-def _let_rank0_record(folder: RunFolder) -> None:
+def _let_rank0_record(folder: RunFolder, leave_group: bool) -> None:
     """Rank 0 may be waiting for this one: let it see that it is gone, and write the record."""
-    if dist.is_initialized() and dist.get_backend() == "gloo":
+    if leave_group and dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
     until = time.monotonic() + 5
     while time.monotonic() < until and not folder.summary.is_file():

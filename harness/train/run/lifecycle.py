@@ -17,9 +17,10 @@ from harness.core.records import DiskError, read_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
 from harness.train.run.checkpoints import finish, hand_out, remove_broken, sound_checkpoints
-from harness.train.run.elastic import shorten_timeout
+from harness.train.run.elastic import limit_collectives
 from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.recorder import Recorder
+from harness.train.run.watchdog import Hung, Watchdog
 from harness.train.session import broadcast
 
 
@@ -30,6 +31,7 @@ class Lifecycle:
     context: Context
     lock: Lock | None = None  # of the run's folder, held by rank 0
     recorder: Recorder = field(default_factory=Recorder)  # of the training, once there is one
+    watchdog: Watchdog = field(init=False)  # from __enter__() on
     previous_handlers: dict[int, Any] = field(default_factory=dict)
 
     def resume(self, data_facts: dict[str, Any]) -> Context:
@@ -64,9 +66,10 @@ class Lifecycle:
         context = self.context
         if context.is_rank0:
             remove_broken(context.folder.path)
-        if context.launch is not None and dist.is_initialized():
-            shorten_timeout(context.settings)
+        if dist.is_initialized():
+            limit_collectives(context.settings, elastic=context.launch is not None)
         self.recorder = trainer.recorder
+        trainer.add_callback(self.watchdog)
         checkpoint = context.checkpoint
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -79,7 +82,20 @@ class Lifecycle:
         if self.lock is not None:
             self.lock.release()
 
+    def _end_hung(self, error: Hung) -> None:
+        """From the watchdog's thread: the main one waits for what does not come."""
+        try:
+            record_failure(self.context, self.recorder, error)
+            self.unlock()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
     def __enter__(self) -> Self:
+        self.watchdog = Watchdog.of(self.context, self._end_hung)
+        self.watchdog.start()
+
         def stop(signum: int, frame: Any) -> None:
             self._ignore_signals()  # a second one must not cut the record off
             raise Stopped(signum)
@@ -99,6 +115,7 @@ class Lifecycle:
         trace: TracebackType | None,
     ) -> None:
         context = self.context
+        self.watchdog.close()
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.
             self._ignore_signals()

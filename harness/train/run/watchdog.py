@@ -1,0 +1,222 @@
+"""Finds a run that stands still: a rank, a launcher or a link that gives no sign of life.
+
+Two threads of every rank. One tells the others, through the store in which the ranks met, how far
+this rank is, and reads it of some of them. The other judges by a clock that stops when this process
+is stopped. The first verdict counts for all: each rank prints its stacks and ends. A step costs the
+increment of a number.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+from transformers import TrainerCallback
+
+from harness.core.strategies import STRATEGIES
+from harness.train.context import Context
+
+WATCHED = 8  # ranks that one rank looks at; all, where there are fewer
+LONGEST_S = 10.0  # between two messages of a rank
+SLOW_STEPS = 3  # a step may take so many times the longest so far
+# What takes as long as it takes, by the functions and files that the main thread is in.
+LONG = {"evaluate", "test", "_save_checkpoint", "save_model"}
+COMPILING = ("/_dynamo/convert_frame.py", "/_inductor/compile_fx.py")
+VERDICT = "verdict"
+
+
+class Hung(RuntimeError):
+    """The run stands still."""
+
+    def __init__(self, reason: str, records: bool) -> None:
+        super().__init__(reason)
+        self.records = (
+            records  # whether this rank records the outcome: rank 0 may be the silent one
+        )
+
+
+class Watchdog(TrainerCallback):
+    """Calls end() from its own thread when the run has stood still for hang_after_s."""
+
+    def __init__(
+        self, context: Context, hang_after_s: float, end: Callable[[Hung], None], store: Any = None
+    ) -> None:
+        world = context.world
+        self.rank, self.size, self.per_node = world.rank, world.size, world.per_node
+        self.hang_after_s, self.end, self.store = hang_after_s, end, store
+        self.period_s = min(hang_after_s / 8, LONGEST_S)
+        self.watched = [(world.rank + i) % world.size for i in range(1, WATCHED + 1)][
+            : world.size - 1
+        ]
+        self.updates = 0  # and passes of an update: what the training has done
+        self.training = False  # before the first update and after the last, ranks may wait long
+        self.clock_s = self.moved_s = self.heard_s = self.slowest_s = 0.0
+        self.seen: dict[int, tuple[Any, float]] = dict.fromkeys(self.watched, (None, 0.0))
+        self.known: dict[int, dict[str, Any]] = {}  # what the ranks have published
+        self.answered = False  # the store, since it was last looked at
+        self.declared: dict[str, Any] | None = None  # by this rank
+        self.verdict: dict[str, Any] | None = None
+        self.closed = threading.Event()
+        tasks = [self._judge] if store is None else [self._judge, self._exchange]
+        self.threads = [
+            threading.Thread(target=task, daemon=True) for task in tasks if hang_after_s
+        ]
+
+    @classmethod
+    def of(cls, context: Context, end: Callable[[Hung], None]) -> Watchdog:
+        """It sleeps where it is switched off, or where peers may wait for each other."""
+        settings = context.settings
+        peers = STRATEGIES[str(settings.strategy)].processes == "peers"
+        # A connection of its own: the main thread may wait on the other one.
+        store = _get_default_store().clone() if dist.is_initialized() else None
+        return cls(context, 0.0 if peers else settings.hang_after, end, store)
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.updates += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.updates += 1
+        self.training = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.training = False
+
+    def name(self, rank: int) -> str:
+        return f"rank {rank} (node {rank // self.per_node})"
+
+    def _exchange(self) -> None:
+        """Publish how far this rank is, and read it of those that it watches."""
+        number = 0
+        try:
+            while not self.closed.wait(self.period_s):
+                number += 1
+                own = {"number": number, "pid": os.getpid(), "idle_s": self._idle_s()}
+                self.store.set(self._key(self.rank), json.dumps(own | {"in": where(main_frame())}))
+                if self.declared is not None:
+                    self.store.compare_set(self._key(VERDICT), "", json.dumps(self.declared))
+                suspicious = self._idle_s() > self.hang_after_s / 2
+                for rank in range(self.size) if suspicious else self.watched:
+                    if (published := self._read(rank)) is not None:
+                        self.known[rank] = published
+                self.verdict = self._read(VERDICT)
+                self.answered = True
+        except RuntimeError:  # the connection is gone, or the store with its launcher
+            return
+
+    def _key(self, name: int | str) -> str:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"harness/watchdog/{attempt}/{name}"
+
+    def _read(self, name: int | str) -> dict[str, Any] | None:
+        key = self._key(name)
+        return json.loads(self.store.get(key)) if self.store.check([key]) else None
+
+    def _judge(self) -> None:
+        last_s, updates = time.monotonic(), 0
+        while not self.closed.wait(self.period_s / 2):
+            now_s = time.monotonic()
+            # A longer pause means that this process itself was stopped: no time of the run.
+            self.clock_s += min(now_s - last_s, self.period_s)
+            last_s = now_s
+            if updates != self.updates and self.training:
+                self.slowest_s = max(self.slowest_s, self._idle_s())
+            if updates != self.updates or not self.training or takes_long(main_frame()):
+                updates, self.moved_s = self.updates, self.clock_s
+            verdict = self.verdict or self._unanswered()
+            if verdict is not None and not self.closed.is_set():
+                self._pronounce(verdict)
+                return
+            if self.declared is None:
+                self.declared = self._silent() or self._standing_still()
+                if self.store is None:
+                    self.verdict = self.declared
+
+    def _idle_s(self) -> float:
+        return self.clock_s - self.moved_s
+
+    def _unanswered(self) -> dict[str, Any] | None:
+        if self.store is None or self.answered:
+            self.answered, self.heard_s = False, self.clock_s
+        if self.clock_s - self.heard_s <= self.hang_after_s:
+            return None
+        reason = "the store of the run does not answer: its launcher has stopped, or the link to it"
+        return {"reason": f"{reason}, for {self.hang_after_s:g} s", "silent": []}
+
+    def _silent(self) -> dict[str, Any] | None:
+        """A rank that publishes nothing any more."""
+        for rank in self.watched:
+            published = self.known.get(rank, {})
+            before, since_s = self.seen[rank]
+            if published.get("number") != before:
+                self.seen[rank] = published.get("number"), self.clock_s
+            elif self.clock_s - since_s > self.hang_after_s:
+                what = f"{self.name(rank)} does not answer for {self.hang_after_s:g} s"
+                return {"reason": what + self._why(rank, published), "silent": [rank]}
+        return None
+
+    def _why(self, rank: int, published: Mapping[str, Any]) -> str:
+        if rank // self.per_node != self.rank // self.per_node or "pid" not in published:
+            return ""
+        try:
+            stopped = psutil.Process(published["pid"]).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return ": its process is gone"
+        return ": its process is stopped" if stopped else ""
+
+    def _standing_still(self) -> dict[str, Any] | None:
+        """All ranks answer, and none gets on."""
+        limit_s = max(self.hang_after_s, SLOW_STEPS * self.slowest_s)
+        if self._idle_s() <= limit_s:
+            return None
+        others = {rank: self.known.get(rank) for rank in range(self.size) if rank != self.rank}
+        if any(other is None or other["idle_s"] < limit_s / 2 for other in others.values()):
+            return None  # one evaluates, saves or computes, and the others wait for it
+        at = {self.rank: where(main_frame())} | {r: o["in"] for r, o in others.items() if o}
+        places = [f"{self.name(rank)} in {at[rank]}" for rank in sorted(at)[:4]]
+        return {"reason": f"no update for {limit_s:g} s: {', '.join(places)}", "silent": []}
+
+    def _pronounce(self, verdict: Mapping[str, Any]) -> None:
+        reason, silent = str(verdict["reason"]), verdict["silent"]
+        print(f"harness: {reason}; stacks of {self.name(self.rank)}:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(file=2)
+        recorder = min(rank for rank in range(self.size) if rank not in silent)
+        self.end(Hung(reason, records=self.rank == recorder))
+
+
+def main_frame() -> FrameType | None:
+    """What the main thread does at this moment."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def takes_long(frame: FrameType | None) -> bool:
+    """Whether it compiles, evaluates or saves."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in LONG or code.co_filename.endswith(COMPILING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def where(frame: FrameType | None) -> str:
+    if frame is None:
+        return "no function"
+    return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
