@@ -180,6 +180,9 @@ CONTRADICTIONS: tuple[Rule, ...] = (
      "--max_length {s.max_length}: must be at least 3 (start, word, end)"),
     (lambda s, c: c.passed.get("max_steps", 1) in (0, None),
      "--max_steps 0: must be at least 1; leave it out to train whole epochs"),
+    (lambda s, c: s.strategy == "fsdp" and c.passed.get("optim") == "adafactor",
+     "--optim adafactor does not go with --strategy fsdp: it keeps rows and columns of whole "
+     "tensors, and here each process has a part of them; use adamw_torch"),
     *_where(_shards_without_fsdp, (
         (lambda s, c: c.strategy.apart or c.strategy.processes == "peers",
          "--{c.fsdp_flag} needs --strategy fsdp, which {s.strategy} cannot be: each process needs "

@@ -188,7 +188,7 @@ MISTAKES: dict[str, list[str]] = {
     f"{TEXT}/good.csv --text_column no": ["--text_column no", "text, label"],
     f"{TEXT}/good.csv --text_column text,text,text": ["--text_column", "too many"],
     f"{TEXT}/good.csv --label_column no": ["--label_column no", "text, label"],
-    f"{TEXT}/two.csv": ["two.csv", "several columns of text", "--text_column"],
+    f"{TEXT}/two.csv": ["two.csv", "several columns of text", "--text_column, or a pair"],
     f"{TEXT}/twolabels.csv": ["label, target", "--label_column"],
     f"{TEXT}/nolabel.csv": ["nolabel.csv", "text, score", "--label_column"],
     f"{TEXT}/oneclass.csv": ["label", "one class"],

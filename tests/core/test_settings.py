@@ -238,6 +238,7 @@ def test_settings_file_and_command_line(tmp_path: Path) -> None:
 WAYS = "--strategy ddp has none, bf16, fp16, powersgd[:rank]"
 UNFIT = {
     "--strategy fsdp --compress bf16": "does not go with --strategy fsdp, but with ddp (bf16, fp16",
+    "--strategy fsdp --optim adafactor": "--optim adafactor does not go with --strategy fsdp",
     "--strategy local_sgd --compress none:1": "does not go with --strategy local_sgd",
     "--strategy diloco --compress powersgd": "--strategy diloco has none, bf16, int8",
     "--compress int8": f"--compress int8: {WAYS}",

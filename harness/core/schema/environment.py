@@ -188,6 +188,9 @@ class DataRecord(TypedDict, total=False):
         "records of sets of 4,000 samples or more, over the content of evenly spaced ones"]
     max_length: Annotated[Positive, "of texts: longest allowed, in tokens"]
     mean_tokens: Annotated[Amount, "of texts: mean over all, in tokens"]
+    truncated_texts: Annotated[Count | None,
+        "of texts: how many of all were longer and have been cut off; null with a tokenizer that "
+        "is written in Python, which does not tell"]
     image_shape: Annotated[list[Positive], "of images: channels, height, width"]
     resized_by: Annotated[str | None, "of images: what resized them"]
     pixels_on: Annotated[str, Value(choices=("device", "host")),

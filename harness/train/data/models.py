@@ -125,6 +125,12 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
         raise
     if getattr(config, "cifar_stem", False):
         _cifar_stem(model)
+    checkpointing = dict(settings.trainer).get("gradient_checkpointing")
+    if checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
+        raise UserError(
+            f"--gradient_checkpointing: {config.model_type} does not support it; leave it out, or "
+            "lower --per_gpu_batch and raise --grad_acc to save memory"
+        )
     return model
 
 
@@ -142,6 +148,29 @@ def _refuse_missing_weights(
             f"--model {settings.model}: its weights lack {len(lacking)} tensors of the model, such "
             f"as {lacking[0]}: take a whole checkpoint, or --from_scratch for random weights"
         )
+
+
+def first_position(model: nn.Module) -> int:
+    """Where a model begins to count positions: RoBERTa and its kin do so behind the number of the
+    padding token, and so can read fewer tokens than they have positions.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+def max_tokens(settings: Settings) -> int | None:
+    """The longest text that a model can read; None if its configuration sets no limit."""
+    config = configuration(settings)
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions or positions < 0 or named(settings) is not None:
+        return positions
+    with torch.device("meta"):
+        model = auto_class(settings.script).from_config(
+            config, trust_remote_code=settings.trust_remote_code
+        )
+    return int(positions) - first_position(model)
 
 
 def check_name(settings: Settings) -> None:

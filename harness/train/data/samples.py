@@ -14,6 +14,7 @@ from harness.core.settings import Settings, UserError
 from harness.core.topology import batch_of
 from harness.train.data.sources import Source
 
+TOP = 5  # top5_accuracy is measured where there are more classes
 CHUNK = 256  # samples prepared at a time
 SHAPE = "shape"  # the entry of a batch with its BatchShape, which the model does not see
 
@@ -102,6 +103,12 @@ def as_data(
     facts: dict[str, Any],
 ) -> Data:
     """The sets of a source, whose samples are numbered consecutively over all of them."""
+    metric, classes = settings.best_metric.removeprefix("eval_"), len(source.labels)
+    if metric == "top5_accuracy" and classes <= TOP:
+        raise UserError(
+            f"--best_metric {metric}: with {classes} classes all are among the first {TOP}; use "
+            "accuracy, f1 or loss"
+        )
     train, test, *validation = source.sizes
     used = cut_tail(settings, train, world)
     counts = {"train_samples": used, "left_out_samples": train - used}

@@ -117,7 +117,7 @@ def _read(settings: Settings) -> datasets.DatasetDict:
             raise UserError(
                 f"--dataset {name}: expected a folder or a file that ends in {', '.join(FILES)}"
             )
-        more: dict[str, Any] = {"sep": "\t"} if path.suffix == ".tsv" else {}
+        more = {"sep": _separator(path)} if FILES[path.suffix] == "csv" else {}
         return datasets.load_dataset(FILES[path.suffix], data_files=str(path), **more)
     if (path / "dataset_dict.json").is_file():
         return datasets.DatasetDict.load_from_disk(str(path))
@@ -126,6 +126,15 @@ def _read(settings: Settings) -> datasets.DatasetDict:
     if name.startswith((".", "/", "~")) and not path.exists():
         raise UserError(f"--dataset {name}: there is no such folder or file")
     return datasets.load_dataset(str(path) if path.is_dir() else name, settings.dataset_config)
+
+
+def _separator(path: Path) -> str:
+    """Of the columns of a file, by its first line."""
+    if path.suffix == ".tsv":
+        return "\t"
+    with path.open(encoding="utf-8", errors="replace") as file:
+        head = file.readline()
+    return ";" if head.count(";") > head.count(",") else ","
 
 
 def _embedded(name: str) -> datasets.DatasetDict:
@@ -145,7 +154,8 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
             )
         return settings.label_column
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
-    candidates = classes or [c for c in LABEL_NAMES if c in columns]
+    named = [c for c in LABEL_NAMES if c in columns]
+    candidates = classes or named or _two_valued(data)
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}: "
@@ -157,6 +167,13 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
             f"({', '.join(candidates)}): name one with --label_column"
         )
     return str(candidates[0])
+
+
+def _two_valued(data: datasets.Dataset) -> list[str]:
+    """Beside columns of other text those of two words, such as yes and no."""
+    texts = [c for c, feature in data.features.items() if _is_text(feature)]
+    found = [c for c in texts if len(set(data[c]) - {None}) == 2]
+    return found if len(found) < len(texts) else []
 
 
 def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
@@ -187,7 +204,7 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
     if not usual:
         raise UserError(
             f"--dataset {settings.dataset} has several columns of {kind} ({columns}): "
-            f"name one with --{flag}"
+            f"name one with --{flag}" + (", or a pair as one,other" if kind == "text" else "")
         )
     return usual
 
@@ -203,8 +220,10 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
     for which, values in columns.items():
         if any(v is None for v in values):
             raise UserError(f"column {label}: some {which} samples have no class")
-    for values in columns.values():
-        if any(isinstance(v, float) or not isinstance(v, (int, str)) for v in values[:1000]):
+    for which, values in columns.items():
+        if all(isinstance(v, float) and v.is_integer() for v in values):  # pandas' whole numbers
+            columns[which] = values = [int(v) for v in values]
+        if any(isinstance(v, float) or not isinstance(v, (int, str)) for v in values):
             raise UserError(
                 f"column {label} holds {type(values[0]).__name__}, not classes: "
                 "name another with --label_column"
@@ -213,7 +232,10 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
         names = list(feature.names)
         position = {i: i for i in range(len(names))}
     else:
-        kinds = sorted(set().union(*columns.values()))
+        found = set().union(*columns.values())
+        if len({isinstance(kind, str) for kind in found}) > 1:
+            raise UserError(f"column {label} holds numbers in one split and text in another")
+        kinds = sorted(found)
         names = [str(kind) for kind in kinds]
         position = {kind: i for i, kind in enumerate(kinds)}
     outside = {v for values in columns.values() for v in values} - set(position)

@@ -29,7 +29,7 @@ from transformers.masking_utils import sdpa_mask
 
 from harness.core.settings import Settings
 from harness.train.context import HALF_PRECISION
-from harness.train.data import probes
+from harness.train.data import models, probes
 from harness.train.data.texts import Layout, TextBatches, attention_inputs, for_model
 
 ATTENTION_NAME = "packed_texts"  # under which transformers knows it
@@ -42,8 +42,6 @@ ENCODERS = {
     "roberta": "encoder",
     "xlm-roberta": "encoder",
 }
-# Their positions are counted from behind the number of the padding token.
-COUNT_BEHIND_PADDING = ("camembert", "roberta", "xlm-roberta")
 HALF = (torch.bfloat16, torch.float16)
 KERNEL_DEVICE = "cuda"
 
@@ -83,7 +81,7 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
     if reason and few_shapes:
         return Layout(few_shapes=True), f"{reason}, and runs have many shapes to compile"
     attention = "kernel" if reason is None else "runs" if device.type == "cpu" else "padded"
-    return Layout("packed", attention, first_position(model), few_shapes), reason
+    return Layout("packed", attention, models.first_position(model), few_shapes), reason
 
 
 def model_type(model: Any) -> str:
@@ -122,11 +120,6 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     if path is None or getattr(config, "is_decoder", False):
         return None
     return getattr(getattr(model, "base_model", model), path, None)
-
-
-def first_position(model: Any) -> int:
-    config = model.config
-    return int(config.pad_token_id) + 1 if config.model_type in COUNT_BEHIND_PADDING else 0
 
 
 def accept_packed(model: Any) -> None:

@@ -47,6 +47,7 @@ def load_texts(settings: Settings, world: int) -> Data:
     def tokenise(folder: Path) -> None:
         tokens: list[np.ndarray] = []
         types: list[np.ndarray] = []
+        truncated: list[bool] = []
         for rows in (rows for data in source.sets.values() for rows in chunks(data)):
             columns = [rows[column] for column in source.inputs]
             encoded = tokenizer(
@@ -54,8 +55,10 @@ def load_texts(settings: Settings, world: int) -> Data:
             )
             tokens += [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
             types += [np.asarray(ids, dtype=np.int8) for ids in encoded["token_type_ids"]]
+            truncated += [bool(each.overflowing) for each in encoded.encodings or ()]
         np.save(folder / "tokens.npy", np.concatenate(tokens))
         np.save(folder / "types.npy", np.concatenate(types))
+        np.save(folder / "truncated.npy", sum(truncated) if truncated else -1)
         np.save(folder / "offsets.npy", np.cumsum([0, *map(len, tokens)]))
 
     key = {
@@ -68,7 +71,12 @@ def load_texts(settings: Settings, world: int) -> Data:
     # A model that has no use for them may take them for something else, as GPT-2 does.
     pair = len(source.inputs) == 2 and "token_type_ids" in tokenizer.model_input_names
     collate = TextBatches(folder, source.all_labels, tokenizer, pair)
-    facts = {"max_length": length, "mean_tokens": round(collate.mean_tokens(), 2)}
+    truncated = int(np.load(folder / "truncated.npy"))
+    facts = {
+        "max_length": length,
+        "mean_tokens": round(collate.mean_tokens(), 2),
+        "truncated_texts": None if truncated < 0 else truncated,
+    }
     return as_data(settings, source, world, collate, for_model, tokenizer, facts)
 
 
@@ -88,7 +96,13 @@ def _tokenizer(settings: Settings, source: sources.Source) -> Any:
         )
         tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     if tokenizer.pad_token_id is None:
-        raise UserError(f"--model {settings.model}: its tokenizer has no padding token")
+        # GPT-2 and its kin come without: padding is masked, and any token of theirs will do.
+        if tokenizer.eos_token_id is None:
+            raise UserError(
+                f"--model {settings.model}: its tokenizer has no padding token, and no end token "
+                "to take its place: save it with pad_token set, and name that folder"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
@@ -98,8 +112,8 @@ def _train_tokenizer(source: sources.Source, folder: Path, size: int) -> None:
 
 
 def _max_length(settings: Settings, tokenizer: Any) -> int:
-    positions = getattr(models.configuration(settings), "max_position_embeddings", None)
-    limits = [n for n in (positions, tokenizer.model_max_length) if n and 0 < n < 10**9]
+    both = models.max_tokens(settings), tokenizer.model_max_length
+    limits = [n for n in both if n and 0 < n < 10**9]
     return min(limits, default=10**9)
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Sampler
-from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
+from transformers.trainer_utils import align_special_tokens
 
 from harness.core import attempts
 from harness.core.records import writing_to
@@ -75,6 +76,9 @@ class ExactTrainer(Trainer):
             cuda = args.device.type == "cuda"
             args.per_device_eval_batch_size = eval_batch(cuda, samples, ranks)
         super().__init__(**kwargs)
+        if isinstance(self.processing_class, PreTrainedTokenizerBase):
+            # The Trainer does so when training begins, and the model is tried out before.
+            align_special_tokens(self.model, self.processing_class)
         if settings.elastic_batch == "scale":
             self.elastic = ElasticSchedule.of(context, len(kwargs["train_dataset"]))
         self.exchange = exchange_of(context)

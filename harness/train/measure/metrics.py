@@ -17,7 +17,7 @@ import torch
 from sklearn.metrics import precision_recall_fscore_support
 from transformers import EvalPrediction
 
-TOP = 5
+from harness.train.data.samples import TOP
 
 
 class ConfusionMetrics(evaluate.Metric):

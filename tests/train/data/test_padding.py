@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from harness.train.data import text_layout
+from harness.train.data import models, text_layout
 from harness.train.data.samples import SHAPE
 from harness.train.data.texts import PARTS, Layout, TextBatches, for_model
 from tests.support.ranks import ranks, script
@@ -80,7 +80,7 @@ def test_a_row_of_texts_is_read_like_padded_ones(
     model, samples = small(name), np.random.default_rng(0).permutation(TRAIN)[:16]
     scores, gradient = outcome(model, batches(samples))
     text_layout.accept_packed(model)
-    first = text_layout.first_position(model)
+    first = models.first_position(model)
     monkeypatch.setattr(text_layout, "kernel_attention", by_each_text)
     again = outcome(model, batches(samples))  # it still takes padded texts
     assert torch.equal(again[0], scores) and torch.equal(again[1], gradient)
@@ -165,7 +165,7 @@ def trained(folder: str, name: str, kinds: list[str], *argv: str) -> dict[str, d
         if kind == "parts" and batches.layout.kind != "parts":
             batches.layout = Layout("parts")
         if kind == "padded":
-            batches.layout = Layout("packed", "padded", text_layout.first_position(trainer.model))
+            batches.layout = Layout("packed", "padded", models.first_position(trainer.model))
         trainer.train()
         logs = trainer.state.log_history
         quality = next(log for log in logs if "eval_loss" in log)

@@ -118,6 +118,7 @@ LABELS: dict[str, tuple[list[Any], Any, list[str]]] = {
     "int": ([7, -3], Value("int64"), ["-3", "7"]),
     "int8": ([1, 0], Value("int8"), ["0", "1"]),
     "bool": ([True, False], Value("bool"), ["False", "True"]),
+    "whole floats": ([1.0, 0.0], Value("float64"), ["0", "1"]),
 }
 
 
@@ -141,6 +142,33 @@ def test_columns_are_found_or_named(tmp_path: Path) -> None:
     pair = load(settings(tmp_path, text_column="sentence,other", label_column="y"))
     assert (pair.inputs, pair.labels) == (["sentence", "other"], ["0", "1", "2"])
     assert pair.facts["data_checksum"] != source.facts["data_checksum"]
+
+
+def test_a_column_of_two_words_is_the_class(tmp_path: Path) -> None:
+    table = [{"review": f"r {i}", "sentiment": WORDS[i % 2], "stars": i % 5} for i in range(20)]
+    write_csv(tmp_path / "one.csv", table)
+    source = load(settings(tmp_path / "one.csv"))
+    assert (source.inputs, source.labels) == (["review"], ["bad", "good"])
+    write_csv(
+        tmp_path / "two.csv", [{**row, "spam": WORDS[i // 10]} for i, row in enumerate(table)]
+    )
+    with pytest.raises(UserError, match=r"several columns of classes \(sentiment, spam\)"):
+        load(settings(tmp_path / "two.csv"))
+
+
+def test_semicolons_separate_columns_too(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [{**row, "text": f"{row['text']}, so"} for row in rows(20)], ";")
+    assert sorted(load(settings(tmp_path / "a.csv")).train["text"])[0] == "text 0, so"
+
+
+def test_labels_of_two_types_are_refused(tmp_path: Path) -> None:
+    words = Dataset.from_list(rows(20))
+    numbers = words.remove_columns("label").add_column("label", [0, 1] * 10)
+    for name, data in (("train", words), ("test", numbers)):
+        data.save_to_disk(tmp_path / name)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(UserError, match="column label holds numbers in one split and text"):
+        load(settings(tmp_path))
 
 
 def test_where_the_test_samples_come_from(tmp_path: Path) -> None:

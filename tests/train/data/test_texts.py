@@ -1,0 +1,119 @@
+"""Texts are as long as their model can read them, and padded where it knows no padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from datasets import Dataset, DatasetDict
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+
+from harness.core.settings import Settings, UserError
+from harness.train.data import models
+from harness.train.data.texts import load_texts
+from tests.support.broken_runs import only_run
+from tests.support.ranks import script
+from tests.support.samples import settings
+
+WORDS = [f"w{i}" for i in range(40)]
+SIZES: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+OF_GPT2 = {
+    "vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64,
+    "bos_token_id": 3, "eos_token_id": 3, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
+
+
+def saved(folder: Path, config: Any, **special: str) -> Settings:
+    """A model's folder, a tokenizer of one token a word, and texts of 1 to 30 words."""
+    tokens = ["[A]", "[PAD]", "[UNK]", "[END]", *WORDS]
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(tokens)}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", **special)
+    tokenizer.save_pretrained(folder / "model")
+    config.save_pretrained(folder / "model")
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(WORDS, 1 + i % 30)) for i in range(60)]
+    data = Dataset.from_dict({"text": texts, "label": [i % 2 for i in range(60)]})
+    DatasetDict({"train": data, "test": data.select(range(21))}).save_to_disk(folder / "data")
+    return settings(folder / "data", model=str(folder / "model"), from_scratch=True)
+
+
+@pytest.mark.parametrize(("kind", "first"), [("Roberta", 2), ("MPNet", 2), ("Bert", 0)])
+def test_texts_end_where_positions_do(tmp_path: Path, kind: str, first: int) -> None:
+    config = getattr(transformers, f"{kind}Config")(
+        **SIZES, max_position_embeddings=22, pad_token_id=1
+    )
+    options = saved(tmp_path, config, pad_token="[PAD]")
+    data = load_texts(options, 1)
+    assert data.facts["max_length"] == 22 - first
+    # Training and test texts have 1 to 30 and once more 1 to 21 words.
+    cut = sum(max(0, longest - (22 - first)) for longest in (30, 30, 21))
+    assert data.facts["truncated_texts"] == cut
+    model = models.build(options, data.labels).eval()
+    longest = int(np.diff(data.collate.offsets).argmax())  # type: ignore[attr-defined]
+    assert model(**data.to_device(data.collate([longest]))).logits.isfinite().all()
+
+
+def test_pairs_that_are_cut_off_are_counted(tmp_path: Path) -> None:
+    config = transformers.BertConfig(**SIZES, max_position_embeddings=22)
+    options = saved(tmp_path, config, pad_token="[PAD]")
+    data = load_texts(replace(options, text_column="text,text"), 1)
+    cut = sum(max(0, longest - 11) for longest in (30, 30, 21))
+    assert data.facts["truncated_texts"] == cut
+
+
+@pytest.mark.process
+def test_a_model_without_padding_is_trained_and_saved_with_the_end_token(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(**OF_GPT2)
+    options = saved(tmp_path, config, eos_token="[END]")
+    argv = ["--model", str(options.model), "--dataset", str(options.dataset), "--from_scratch"]
+    argv += ["--train_size", "all", "--test_size", "all", "--epochs", "1", "--b", "12"]
+    done = script("bert", *argv, "--eval_batch", "8", "--o", str(tmp_path / "runs"))
+    assert done.code == 0, done.err
+    folder = only_run(tmp_path / "runs")
+    (row,) = folder.read_epochs()[0]
+    environment = folder.read_environment() or {}
+    assert environment["observed"]["padding"] == "parts" and row["tflops_per_s"] > 0
+    (checkpoint,) = folder.path.glob("checkpoint-*")
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert (tokenizer.pad_token, model.config.pad_token_id) == ("[END]", 3)
+    test = DatasetDict.load_from_disk(options.dataset)["test"]
+    with torch.no_grad():
+        losses = [
+            model(**tokenizer(text, return_tensors="pt"), labels=torch.tensor([label])).loss.item()
+            for text, label in zip(test["text"], test["label"], strict=True)
+        ]
+    assert row["eval_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_no_token_to_pad_with_is_refused(tmp_path: Path) -> None:
+    options = saved(tmp_path, transformers.GPT2Config(**OF_GPT2))
+    with pytest.raises(UserError, match="no padding token, and no end token to take its place"):
+        load_texts(options, 1)
+
+
+def test_checkpointing_that_a_model_lacks_is_refused(tmp_path: Path) -> None:
+    options = saved(tmp_path, transformers.AlbertConfig(**SIZES, embedding_size=8))
+    options = replace(options, trainer=(("gradient_checkpointing", True),))
+    with pytest.raises(UserError, match="--gradient_checkpointing: albert does not support it"):
+        models.build(options, ["a", "b"])
+
+
+@pytest.mark.parametrize("metric", ["top5_accuracy", "eval_top5_accuracy"])
+def test_a_metric_that_five_classes_lack_is_refused(tmp_path: Path, metric: str) -> None:
+    config = transformers.BertConfig(**SIZES)
+    options = replace(saved(tmp_path, config, pad_token="[PAD]"), best_metric=metric)
+    with pytest.raises(UserError, match="top5_accuracy: with 2 classes all are among the first 5"):
+        load_texts(options, 1)
