@@ -94,9 +94,8 @@ class ExactTrainer(Trainer):
             # The Trainer's own name for a model that looks after its placement and gradients: it
             # is neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
             self.is_distributed_loading_by_transformers = True
-        if (ddp := self.accelerator.ddp_handler) is not None:
-            ddp.gradient_as_bucket_view = True
-            ddp.find_unused_parameters = settings.strategy == "ddp" and self._leaves_unused()
+        if self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
         self.sums = self.empty_sums()
         self.exposure, self.comm_probe = Exposure(context), CommProbe(self)
         measures = [self.utilisation, self.exposure, self.comm_probe]
@@ -145,11 +144,6 @@ class ExactTrainer(Trainer):
 
     def _one_sample(self) -> dict[str, Any]:
         return self._prepare_inputs(self.data_collator([self.train_dataset[0]]))
-
-    def _leaves_unused(self) -> bool:
-        # The search costs time in each update, but without it DDP waits for what is not used.
-        with untouched_random_state():
-            return bool(probes.unused_parameters(self.model, self._one_sample()))
 
     def compute_loss_context_manager(self) -> Any:
         # accelerate casts in the model that it prepares, and it does not prepare DataParallel.
@@ -236,6 +230,12 @@ class ExactTrainer(Trainer):
         return wrapped
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        # DDP waits for the gradient of each parameter unless it is told to look for those without;
+        # looking costs time in each update.
+        if self.settings.strategy == "ddp":
+            with untouched_random_state():
+                unused = probes.unused_parameters(self.model, self._one_sample())
+            self.accelerator.ddp_handler.find_unused_parameters = bool(unused)
         # The model is as it will be trained: the strategy attaches, and what runs is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
