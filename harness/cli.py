@@ -28,6 +28,7 @@ from harness.core.command_line import (
     quiet_when_closed,
     setting,
     whole,
+    without_package,
 )
 from harness.core.records import DiskError
 from harness.core.settings import UserError
@@ -307,6 +308,10 @@ def env(parser: Parser) -> None:
     parser.epilog = "The facts are printed as JSON with and without --json."
 
 
+def doctor(parser: Parser) -> None:
+    parser.epilog = "Exit code: 0, or 1 if something stops training itself."
+
+
 def sweep(parser: Parser) -> None:
     # Three dozen flags, half of them of one launcher: they are defined beside what reads them.
     importlib.import_module("harness.launch.sweep").add_arguments(parser)
@@ -356,6 +361,9 @@ VERBS = {
         json=False,
     ),
     "report": Verb("read.report.report", "tables and figures of a folder on one page", report),
+    "doctor": Verb(
+        "launch.doctor", "what works on this machine, what does not, and what to do", doctor
+    ),
     "env": Verb("train.measure.environment", "machine and versions, to paste into a question", env),
 }
 
@@ -402,5 +410,7 @@ def _main(argv: Sequence[str]) -> int:
     try:
         options = parser.read(arguments)
         return int(importlib.import_module(f"harness.{VERBS[verb].module}").run(options))
+    except ModuleNotFoundError as error:
+        return complain(f"harness {verb}", without_package(error), is_leader())
     except (UserError, DiskError) as error:
         return complain(f"harness {verb}", UserError(" ".join(str(error).split())), is_leader())

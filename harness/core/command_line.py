@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -27,8 +28,9 @@ from typing import Any, NoReturn
 
 from harness.core.identity import number
 from harness.core.process import end_with_parent
+from harness.core.provenance import ROOT
 from harness.core.records import plain
-from harness.core.rules import REFUSED, place, resolve
+from harness.core.rules import MEANT, REFUSED, place, resolve
 from harness.core.settings import Settings, UserError, as_mapping, flag_fields
 from harness.core.strategies import STRATEGIES
 from harness.core.tasks import TASKS, listing
@@ -65,6 +67,9 @@ def _default_and_help(value: ast.expr | None) -> tuple[str, str]:
     return shown, " ".join(text.split()).split(". ")[0].rstrip(".")
 
 
+# What a training imports that is not in the standard library.
+NEEDED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "sklearn", "psutil")
+
 TEXT_OF_BOOL = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -80,6 +85,8 @@ def field_of(script: str, name: str) -> str | None:
     for other in TASKS:
         if name in names_of(other):
             raise UserError(f"--{name} is a flag of {other}.py, not of {script}.py")
+    if name in MEANT:
+        raise UserError(f"unknown flag --{name}: {MEANT[name]}")
     known = [*names, *trainer_flags(), "help", "print_settings", "list_models"]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f": did you mean --{near[0]}?" if near else f": see python {script}.py --help"
@@ -297,10 +304,15 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
         if "list_models" in flags:
             raise SystemExit(show(listing(script), leader))
         settings = parse(script, [a for a in argv if a.replace("-", "_") != "__print_settings"])
+    except ModuleNotFoundError as error:
+        refuse(script, without_package(error), leader)
     except UserError as error:
         refuse(script, error, leader)
     if "print_settings" in flags:
         raise SystemExit(show(json.dumps(as_mapping(settings), indent=2), leader))
+    for package in NEEDED:
+        if importlib.util.find_spec(package) is None:
+            refuse(script, without_package(ModuleNotFoundError(name=package)), leader)
     return settings
 
 
@@ -325,6 +337,20 @@ def quiet_when_closed() -> Iterator[None]:
 def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
     """One clear line and exit code 2; only the first rank speaks."""
     raise SystemExit(complain(f"{script}.py", error, leader)) from None
+
+
+def without_package(error: ModuleNotFoundError) -> UserError:
+    """What to do where a package is missing; an error in our own imports stays what it is."""
+    package = str(error.name).partition(".")[0]
+    if package in ("None", "harness"):
+        raise error
+    made = ROOT / ".venv" / "bin" / "activate"
+    cure = (
+        f"source {shlex.quote(str(made))}"
+        if made.is_file()
+        else f"make -C {shlex.quote(str(ROOT))}"
+    )
+    return UserError(f"{sys.executable} has no package {package}: {cure}, then try again")
 
 
 def complain(program: str, error: Exception, leader: bool = True) -> int:

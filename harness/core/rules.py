@@ -68,6 +68,40 @@ REFUSED = {
 }
 
 
+# Names that other scripts have for what is here: what to write instead.
+_DATA = "use --dataset FILE_OR_FOLDER"
+_PROCESSES = "start it with torchrun --standalone --nproc_per_node=N"
+MEANT = {
+    "batch_size": "use --per_gpu_batch",
+    "bs": "use --per_gpu_batch",
+    "train_batch_size": "use --per_gpu_batch",
+    "global_batch_size": "use --per_gpu_batch and --grad_acc",
+    "test_batch_size": "use --eval_batch",
+    "train_file": _DATA,
+    "validation_file": "use --dataset FOLDER with a file for each split",
+    "test_file": "use --dataset FOLDER with a file for each split",
+    "train_dir": _DATA,
+    "data": _DATA,
+    "data_dir": _DATA,
+    "data_path": _DATA,
+    "max_seq_length": "use --max_length",
+    "max_seq_len": "use --max_length",
+    "nproc": _PROCESSES,
+    "nproc_per_node": _PROCESSES,
+    "num_gpus": _PROCESSES,
+    "gpus": _PROCESSES,
+    "devices": _PROCESSES,
+    "nnodes": "start it with torchrun --nnodes=N, see docs/nodes.md",
+    "num_nodes": "start it with torchrun --nnodes=N, see docs/nodes.md",
+    "output": "use --output_dir",
+    "resume": "the same command resumes by itself",
+    "amp": "use --precision fp16 or bf16",
+    "mixed_precision": "use --precision fp16 or bf16",
+    "device": "GPUs are used where torch has them; --use_cpu trains on the CPU",
+    "lr_rule": "a sweep file has lr_rule; a single run takes --lr as it is",
+}
+
+
 @dataclass(frozen=True)
 class Combination:
     """Settings, and the processes and the device that they are to run with."""

@@ -15,7 +15,7 @@ from harness.core.settings import UserError
 RIGHT = {
     "sweep": "f.yaml", "table": "outputs", "nodes": "2", "link": "", "figures": "f", "import": "f",
     "compare": "a b", "explain": "a", "batches": "a", "predict": "a --setup 1_1",
-    "store": "29400", "report": "", "env": "",
+    "store": "29400", "report": "", "doctor": "", "env": "",
 }  # fmt: skip
 
 
@@ -134,3 +134,16 @@ def test_a_closed_pipe_is_no_failure(command: str, root: Path) -> None:
     assert started.stdout is not None and started.stderr is not None
     started.stdout.close()
     assert started.stderr.read() == b"" and started.wait(60) == 0
+
+
+def test_a_verb_without_its_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name}", name="pandas")
+
+    monkeypatch.setattr("harness.cli.importlib.import_module", missing)
+    assert main(["table", "outputs"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("harness table: error: ") and "has no package pandas" in line
+    assert line.count("\n") == 1

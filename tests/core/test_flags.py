@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from harness.core.command_line import command_line, parse
-from harness.core.rules import place
+from harness.core.command_line import (
+    command_line,
+    names_of,
+    parse,
+    trainer_flags,
+    without_package,
+)
+from harness.core.rules import MEANT, place
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
 from harness.core.topology import World
@@ -97,6 +104,40 @@ def test_flags_with_and_without_value() -> None:
     assert parse("bert", ["--warmup_steps=-1"], ALONE).trainer == (("warmup_steps", -1),)
 
 
+@pytest.mark.parametrize("script", TASKS)
+def test_names_of_other_scripts_are_none_of_ours(script: str) -> None:
+    """Each hint is reached, and every flag that it names exists."""
+    for name, hint in MEANT.items():
+        assert name not in names_of(script) and name not in trainer_flags()
+        known = {*names_of(script), *trainer_flags(), "standalone", "nproc_per_node", "nnodes"}
+        text_flags = {"max_length"} if script == "vit" else set()
+        assert set(re.findall(r"--(\w+)", hint)) <= known | text_flags
+
+
+@pytest.mark.parametrize("package", [None, "harness.nothing"])
+def test_an_import_of_our_own_that_fails_is_no_missing_package(package: str | None) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        without_package(ModuleNotFoundError("broken", name=package))
+
+
+def test_a_script_without_its_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with the command that gives the environment, before anything is loaded."""
+    monkeypatch.setattr("harness.core.command_line.NEEDED", ("no_such_package",))
+    monkeypatch.setattr("harness.core.command_line.ROOT", tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        command_line("vit", ["--tiny"])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and printed.err.count("\n") == 1
+    assert f"has no package no_such_package: make -C {tmp_path}, then" in printed.err
+    activate = tmp_path / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.touch()
+    error = without_package(ModuleNotFoundError(name="pandas.core"))
+    assert f"has no package pandas: source {activate}, then try again" in str(error)
+
+
 # Command line -> words that the answer must hold: the value, and what would be right.
 REFUSALS = {
     "--lrr 1": ["--lrr", "did you mean --lr?"],
@@ -104,6 +145,9 @@ REFUSALS = {
     "--learing_rate 1": ["did you mean --learning_rate?"],
     "--warmup_step 10": ["did you mean --warmup_steps?"],
     "--weight-decai 10": ["did you mean --weight_decay?"],
+    "--batch_size 4": ["unknown flag --batch_size: use --per_gpu_batch"],
+    "--train-file a.csv": ["unknown flag --train_file: use --dataset FILE_OR_FOLDER"],
+    "--nproc_per_node 2": ["torchrun --standalone --nproc_per_node=N"],
     "--qqqqqqqq": ["unknown flag --qqqqqqqq", "--help"],
     "--image_size 32": ["--image_size", "vit.py", "bert.py"],
     "-q 4": ["-q"],

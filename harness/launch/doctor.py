@@ -1,0 +1,194 @@
+"""python -m harness doctor: what works on this machine, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from harness.core.command_line import print_json
+from harness.core.links import Link
+from harness.core.provenance import PACKAGES, ROOT, cache_root, without_home
+from harness.core.settings import UserError
+from harness.launch.netns.emulation import EmulatedNodes
+from harness.launch.places import disturbance, others, this_machine
+
+OK, LIMITED, PROBLEM = "ok", "limited", "problem"
+ENOUGH_GIB = 5  # for packages' caches, a model and its checkpoints
+HUB_TIMEOUT_S = 5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: limited is what only some commands need, a problem stops training itself."""
+
+    name: str
+    state: str
+    finding: str
+    advice: str = ""
+
+
+def run(options: argparse.Namespace) -> int:
+    checks = examine()
+    if options.json:
+        print_json([asdict(check) for check in checks])
+    else:
+        for check in checks:
+            print(f"{check.state:<8} {check.name:<9} {check.finding}")
+            if check.advice:
+                print(f"{'':<18} -> {check.advice}")
+    return int(any(check.state == PROBLEM for check in checks))
+
+
+def examine() -> list[Check]:
+    facts = _environment()
+    return [
+        _packages(facts),
+        _devices(facts, _driver()),
+        _load(),
+        *(_folder(name, path) for name, path in folders().items()),
+        _hub(),
+        _nodes(),
+        _tool("ssh", "sweep --launcher ssh", "install an OpenSSH client"),
+        _tool("sbatch", "sweep --launcher slurm", "run it on a login node; --dry_run works here"),
+        _hivemind(),
+    ]
+
+
+def _environment() -> dict[str, Any] | str:
+    """The facts of `harness env`, from a process of its own; why there are none."""
+    command = [sys.executable, "-m", "harness", "env"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return dict(json.loads(done.stdout))
+
+
+def _packages(facts: dict[str, Any] | str) -> Check:
+    if isinstance(facts, str):
+        return Check("packages", PROBLEM, f"torch cannot be loaded: {facts}", "run make again")
+    versions = facts["versions"]
+    if missing := [name for name in PACKAGES if versions[name] is None]:
+        return Check("packages", PROBLEM, f"not installed: {', '.join(missing)}", "run make")
+    shown = ", ".join(f"{name} {versions[name]}" for name in PACKAGES[:4])
+    return Check("packages", OK, f"python {facts['python']}, {shown}")
+
+
+def _driver() -> tuple[int, str, str]:
+    """GPUs that the driver has, its version, and the newest CUDA that it runs."""
+    try:
+        pynvml.nvmlInit()
+        newest = pynvml.nvmlSystemGetCudaDriverVersion()
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return 0, "", ""
+    name = driver if isinstance(driver, str) else driver.decode()
+    return count, name, f"{newest // 1000}.{newest % 1000 // 10}"
+
+
+def _devices(facts: dict[str, Any] | str, found: tuple[int, str, str]) -> Check:
+    """A GPU that the driver has and torch has not would train on the CPU, unnoticed."""
+    count, driver, newest = found
+    machine = this_machine()
+    if isinstance(facts, str):
+        return Check("devices", PROBLEM, "unknown without torch")
+    cpus = f"{len(machine.cores)} cores, {facts['memory_gib']:g} GiB of memory"
+    if not count:
+        return Check("devices", OK, f"no NVIDIA GPU; training uses {cpus}")
+    if facts["gpus"]:
+        return Check("devices", OK, f"{', '.join(facts['gpus'])}; driver {driver}; {cpus}")
+    if not machine.gpus:
+        return Check("devices", LIMITED, f"CUDA_VISIBLE_DEVICES hides {count} GPU(s); {cpus}")
+    build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA"
+    return Check(
+        "devices",
+        PROBLEM,
+        f"{count} GPU(s), but torch cannot use them: it is built {build}, and the driver {driver} "
+        f"runs CUDA up to {newest}",
+        f"install a build of torch for CUDA {newest} or older, or a newer driver",
+    )
+
+
+def _load() -> Check:
+    busy = disturbance(others(this_machine(), interval_s=1.0))
+    if busy is None:
+        return Check("load", OK, "nobody else uses the cores or GPUs")
+    return Check("load", LIMITED, busy, "times measured now are not of this machine alone")
+
+
+def folders() -> dict[str, Path]:
+    return {"cache": cache_root(), "outputs": Path("outputs")}
+
+
+def _folder(name: str, path: Path) -> Check:
+    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+    shown = without_home(str(path))
+    try:
+        Path(tempfile.mkdtemp(prefix=".harness-", dir=existing)).rmdir()
+    except OSError as error:
+        move = "set HF_HOME to" if name == "cache" else "give --output_dir"
+        reason = f"{shown} cannot be written: {error.strerror}"
+        return Check(name, PROBLEM, reason, f"{move} a folder of yours")
+    free = shutil.disk_usage(existing).free / 2**30
+    finding = f"{shown}, {free:,.0f} GiB free"
+    if free < ENOUGH_GIB:
+        return Check(name, LIMITED, finding, "a large model and its checkpoints need more")
+    return Check(name, OK, finding)
+
+
+def _hub() -> Check:
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    works = "--tiny, local files and what the cache has work without it"
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return Check("hub", LIMITED, f"HF_HUB_OFFLINE is set: {works}")
+    if not endpoint.startswith(("http://", "https://")):
+        return Check("hub", PROBLEM, f"HF_ENDPOINT={endpoint} is no address", "unset HF_ENDPOINT")
+    request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 (looked at above)
+    try:
+        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S):  # noqa: S310
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return Check("hub", LIMITED, f"{endpoint} does not answer ({reason})", works)
+    return Check("hub", OK, f"{endpoint} answers")
+
+
+def _nodes() -> Check:
+    try:
+        with EmulatedNodes.open(1, Link()) as nodes:
+            by = {"netem": "by the kernel (netem)", "relay": "by a relay in user space"}
+            return Check("nodes", OK, f"can be emulated, links {by[nodes.emulator]}")
+    except (UserError, OSError) as error:
+        needed = "needed for harness nodes and sweep --launcher netns"
+        return Check("nodes", LIMITED, f"cannot be emulated: {error}", needed)
+
+
+def _tool(name: str, needed_for: str, advice: str) -> Check:
+    if path := shutil.which(name):
+        return Check(name, OK, path)
+    return Check(name, LIMITED, f"not found; {needed_for} needs it", advice)
+
+
+def _hivemind() -> Check:
+    find: Callable[[str], object] = importlib.util.find_spec
+    if find("hivemind") is not None:
+        return Check("hivemind", OK, "installed")
+    install = "pip install -r requirements-hivemind.txt"
+    return Check("hivemind", LIMITED, "not installed; --strategy hivemind needs it", install)

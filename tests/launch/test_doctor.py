@@ -1,0 +1,162 @@
+"""harness doctor: each line says what is there, and what to do where it is not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from harness.cli import main
+from harness.core.provenance import PACKAGES
+from harness.core.settings import UserError
+from harness.launch import doctor
+from harness.launch.doctor import LIMITED, OK, PROBLEM, Check
+from harness.launch.places import Machine
+
+FACTS: dict[str, Any] = {
+    "python": "3.11.7",
+    "versions": dict.fromkeys(PACKAGES, "1.0"),
+    "gpus": [],
+    "cuda": None,
+    "memory_gib": 16.0,
+}
+
+
+class Answers(BaseHTTPRequestHandler):
+    code = 200
+
+    def do_HEAD(self) -> None:
+        self.send_response(self.code)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answers]]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield Answers
+    server.shutdown()
+
+
+@pytest.mark.process
+def test_all_lines_of_this_machine(
+    hub: type[Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert list(checks) == ["packages", "devices", "load", "cache", "outputs", "hub", "nodes",
+                            "ssh", "sbatch", "hivemind"]  # fmt: skip
+    assert checks["packages"]["state"] == OK and "torch 2" in checks["packages"]["finding"]
+    assert checks["hub"]["state"] == OK
+    assert "cores" in checks["devices"]["finding"]
+
+
+def test_a_problem_is_an_exit_code_and_its_advice_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [Check("one", OK, "fine"), Check("two", PROBLEM, "broken", "mend it")]
+    monkeypatch.setattr(doctor, "examine", lambda: checks)
+    assert main(["doctor"]) == 1
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["ok", "one", "fine"], ["problem", "two", "broken"], ["->", "mend", "it"],
+    ]  # fmt: skip
+
+
+def test_torch_and_packages_that_are_missing() -> None:
+    assert doctor._packages("ImportError: libcudart").state == PROBLEM
+    assert "libcudart" in doctor._packages("ImportError: libcudart").finding
+    assert doctor._devices("ImportError", (0, "", "")).state == PROBLEM
+    lacking = {**FACTS, "versions": {**FACTS["versions"], "evaluate": None}}
+    assert doctor._packages(lacking) == Check(
+        "packages", PROBLEM, "not installed: evaluate", "run make"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "visible", "state", "part"),
+    [
+        ({}, ("0", "1"), PROBLEM, "it is built without CUDA, and the driver 535 runs CUDA up to"),
+        ({"cuda": "13.0"}, ("0", "1"), PROBLEM, "it is built for CUDA 13.0, and the driver 535"),
+        ({}, (), LIMITED, "CUDA_VISIBLE_DEVICES hides 2 GPU(s)"),
+        ({"gpus": ["H", "H"]}, ("0", "1"), OK, "H, H; driver 535; 2 cores"),
+    ],
+)
+def test_gpus_that_torch_cannot_use(
+    facts: dict[str, Any], visible: tuple[str, ...], state: str, part: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine(visible, (0, 1)))
+    check = doctor._devices({**FACTS, **facts}, (2, "535", "12.2"))
+    assert check.state == state and part in check.finding
+    assert ("a build of torch for CUDA 12.2 or older" in check.advice) == (state == PROBLEM)
+
+
+def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 12020)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: b"535.1")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    assert doctor._driver() == (2, "535.1", "12.2")
+
+    def missing() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+    assert doctor._driver() == (0, "", "")
+
+
+def test_the_hub_and_what_stands_in_its_way(
+    hub: type[Answers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "code", 404)  # it answers
+    assert doctor._hub().state == OK
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert doctor._hub().state == LIMITED and "does not answer" in doctor._hub().finding
+    monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
+    assert doctor._hub().state == PROBLEM
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE is set" in doctor._hub().finding
+
+
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = tmp_path / "not" / "yet"
+    assert doctor._folder("outputs", new).state == OK and not new.exists()
+    monkeypatch.setattr(doctor, "ENOUGH_GIB", 1e9)
+    assert doctor._folder("outputs", new).state == LIMITED
+    refused = doctor._folder("cache", Path("/proc/cache"))
+    assert refused.state == PROBLEM and refused.advice == "set HF_HOME to a folder of yours"
+
+
+def test_others_nodes_and_tools_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = {"cpu_busy_share": 0.9, "gpu_processes": 0}
+    monkeypatch.setattr(doctor, "others", lambda *args, **more: busy)
+    assert doctor._load().state == LIMITED and "90%" in doctor._load().finding
+
+    def refuse(*args: Any) -> None:
+        raise UserError("nsenter is missing: install util-linux")
+
+    monkeypatch.setattr(doctor.EmulatedNodes, "open", refuse)
+    assert "nsenter is missing" in doctor._nodes().finding
+    monkeypatch.setenv("PATH", "")
+    assert doctor._tool("ssh", "x", "y") == Check("ssh", LIMITED, "not found; x needs it", "y")
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert doctor._hivemind().state == LIMITED
+
+
+@pytest.mark.process
+def test_a_torch_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
+    assert doctor._environment() == "no message"
