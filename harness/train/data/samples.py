@@ -76,6 +76,8 @@ class EpochOrder(Sampler[int]):
     with neighbouring seeds are not independent.
     """
 
+    draws = False  # a random number an epoch, as a loader without workers does
+
     def __init__(self, size: int, seed: int, whole: int = 1) -> None:
         self.size, self.seed, self.epoch = size, seed, 0
         self.whole = whole  # what is left over of so many samples is left out
@@ -88,6 +90,8 @@ class EpochOrder(Sampler[int]):
         return self.size - self.size % self.whole
 
     def __iter__(self) -> Iterator[int]:
+        if self.draws:
+            torch.empty((), dtype=torch.int64).random_()
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size)
         left = order[self.trained.get(self.epoch, 0) :]
         yield from left[: len(left) - len(left) % self.whole].tolist()

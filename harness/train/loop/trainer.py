@@ -136,7 +136,16 @@ class ExactTrainer(Trainer):
         whole = 1 if self.elastic is None else self.elastic.batch
         order = self.exchange.sampler(len(data))
         self.order = order or EpochOrder(len(data), self.settings.seed, whole)
+        self.order.draws = self.args.dataloader_num_workers > 0
         return self.order
+
+    def get_train_dataloader(self) -> Any:
+        # Seeds of workers come from a generator of their own: from torch's they would be drawn in
+        # the first epoch of a process only, and after a resume dropout would differ.
+        loader = super().get_train_dataloader()
+        if self.args.dataloader_num_workers > 0:
+            loader.base_dataloader.generator = torch.Generator().manual_seed(self.settings.seed)
+        return loader
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         # Normalising, augmenting and the like are done on the device, for the whole batch.

@@ -115,6 +115,10 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
         ours["tf32"] = settings.precision == "tf32"
     if settings.num_workers > 0:
         ours["dataloader_persistent_workers"] = True
+        if sys.platform == "linux":
+            # Also in a process that a fork server started: it would start workers as well, each
+            # with imports of its own, and they would outlive this process.
+            ours["dataloader_multiprocessing_context"] = "fork"
     trackers = passed.get("report_to")
     if isinstance(trackers, tuple):  # the Trainer's parser takes one alone
         others = tuple(pair for pair in settings.trainer if pair[0] != "report_to")

@@ -39,6 +39,7 @@ CASES = [
     ("bert", 1, "crash", 10, []),
     ("bert", 1, "kill", 11, ["--save_steps", "5"]),
     ("bert", 2, "kill", 6, []),
+    ("bert", 1, "kill", 10, ["--num_workers", "2"]),
 ]
 SIGNALS = {"term": 143, "int": 130}  # and the exit codes that they lead to
 SLOW_CASES = [
@@ -46,6 +47,7 @@ SLOW_CASES = [
     ("bert", 2, "crash", 6, []),
     ("bert", 2, "kill", 6, ["--strategy", "fsdp"]),
     ("bert", 2, "kill", 7, ["--save_steps", "3"]),
+    ("bert", 1, "kill", 11, ["--save_steps", "5", "--num_workers", "2"]),
 ]
 
 
@@ -108,6 +110,11 @@ def test_a_broken_run_goes_on(
     assert attempts[1]["outcome"] == outcomes.get(how, attempts[1]["outcome"])
     if how == "crash":
         assert "planted" in attempts[1]["reason"]
+
+
+def test_loader_processes_change_nothing(whole: Any) -> None:
+    one, other = (whole("bert", 1, more) for more in ([], ["--num_workers", "2"]))
+    assert_same_training(one, other)
 
 
 @pytest.mark.parametrize("count", [1, 2])
