@@ -34,6 +34,7 @@ from harness.core.records import DiskError
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
 
+LONG_USAGE = 300  # characters
 FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 
 
@@ -69,7 +70,11 @@ class Parser(argparse.ArgumentParser):
         return f": did you mean --{near[0]}?" if near else f": there are --{', --'.join(known)}"
 
     def _usage(self) -> str:
-        return " ".join(self.format_usage().split())
+        usage = " ".join(self.format_usage().split())
+        # All flags of a sweep would bury what is missing.
+        words = [a.metavar or a.dest for a in self._actions if not a.option_strings]
+        short = f"usage: {self.prog} {' '.join(map(str, words))} [...], or --help"
+        return usage if len(usage) < LONG_USAGE else short
 
     def _reworded(self, message: str) -> str:
         if match := re.match(r"unrecognized arguments: (.*)", message):

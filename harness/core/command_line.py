@@ -356,7 +356,8 @@ def without_package(error: ModuleNotFoundError) -> UserError:
 def complain(program: str, error: Exception, leader: bool = True) -> int:
     """One line on stderr, from the first rank alone; the exit code of a mistake."""
     if leader:
-        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+        text = " ".join(str(error).splitlines())
+        print(f"{program}: error: {text}", file=sys.stderr, flush=True)
     else:
         time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
     return 2

@@ -298,7 +298,7 @@ class Settings:
 
 # Where and whether to write, and when to give up: no part of a record.
 UNRECORDED = ("output_dir", "rerun", "hang_after")
-SETUP = re.compile(r"([0-9]+)_([0-9]+)(?:_([A-Za-z0-9.-]+))?")
+SETUP = re.compile(r"([0-9]+)_([0-9]+)(?:_([A-Za-z0-9.-]{1,100}))?")
 
 
 def flag_fields() -> dict[str, Any]:
@@ -324,6 +324,10 @@ def share_of(split: str) -> float | None:
 def parse_setup(setup: str) -> tuple[int, int, str]:
     """(nodes, processes a node, tag) of a set-up such as 2_1_P100far."""
     match = SETUP.fullmatch(setup)
+    if not match and len(setup) > 100:
+        raise UserError(
+            f"--setup {setup[:40]}...: {len(setup)} characters, 100 are the most of a tag"
+        )
     if not match or int(match[1]) < 1 or int(match[2]) < 1:
         raise UserError(
             f"--setup {setup}: expected N_M or N_M_tag (N nodes of M processes), for example 1_4"

@@ -29,6 +29,7 @@ KEEP_ALIVE = {
     "keep_alive_max_attempt": 5,
     "read_timeout": 20,
 }
+MOST_RUNS = 100_000  # of a file, before exclude
 PORT = 29500  # of the first node, where nothing better is known
 
 
@@ -134,6 +135,9 @@ def _points(sweep: Sweep, repeat: int) -> Iterator[Point]:
     named = [inside.get(name, name) for name in sweep.order]
     outermost = [name for name in REPLICATES[::-1] if name not in named]
     order = [name for name in dict.fromkeys([*outermost, *named, *axes]) if name in axes]
+    count = math.prod(map(len, axes.values()))
+    if count > MOST_RUNS:
+        raise UserError(f"{sweep.file}: {count:,} runs, of which {MOST_RUNS:,} is the most")
     for values in itertools.product(*(axes[name] for name in order)):
         by_axis = dict(zip(order, values, strict=True))
         point: Point = {}

@@ -7,6 +7,7 @@ import difflib
 import fnmatch
 import re
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -41,11 +42,11 @@ from harness.core.settings import UserError
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, State
+from harness.launch.outcome import ELSEWHERE, State, settled
 from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
-from harness.launch.screen import Screen
+from harness.launch.screen import Screen, short
 from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
@@ -203,8 +204,12 @@ def run(flags: argparse.Namespace) -> int:
     states = [State(job) for job in plan(sweep, options.output_dir, flags.repeat)]
     chosen = choose(states, flags.select, flags.exclude, flags.limit)
     place = PLACES[options.launcher](options)
+    folder = Path(options.output_dir) / "sweeps" / sweep.name
     try:
         if not flags.dry_run:
+            _check_owner(folder, sweep.file)
+            # At once: what follows may take its time.
+            print(f"{sweep.name}: {len(chosen)} runs, --launcher {options.launcher}", flush=True)
             if options.rerun != "all":
                 _refuse_changed_inputs([state.job for state in chosen])
             place.open([state.job for state in chosen])
@@ -214,7 +219,6 @@ def run(flags: argparse.Namespace) -> int:
                 reason = why_not_elastic(state.job.settings)
             if reason is not None:
                 state.state, state.reason = SKIPPED, reason
-        folder = Path(options.output_dir) / "sweeps" / sweep.name
         if flags.dry_run:
             print("\n".join(place.dry_run(chosen, folder)))
             return 0
@@ -322,6 +326,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
     with screen:
         for line in skipped(chosen):
             screen.print(line)
+        screen.print(ahead(chosen, place.options.rerun))
         worker: Worker
         if isinstance(place, Machines):
             worker = Runner(chosen, place.options, folder, screen, place, this_machine())
@@ -341,6 +346,33 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
         print(f"stopped, {left} runs to go: the same command continues", file=sys.stderr)
         return 128 + signals[0]
     return 1 if any(state.failed for state in chosen) else 0
+
+
+def _check_owner(folder: Path, file: str) -> None:
+    """Two files of one name would take turns in one folder, and the first one's table be lost."""
+    owner = Path(str((read_json(folder / SWEEP) or {}).get("file", file))).expanduser()
+    if owner.exists() and not owner.samefile(file):
+        raise UserError(
+            f"{file}: {folder} belongs to {without_home(str(owner))}: rename one of the files, or "
+            "use another --output_dir"
+        )
+
+
+def ahead(states: list[State], rerun: str | None) -> str:
+    """How many runs there are, and how long those that are left take if earlier ones tell."""
+    to_go, took_s = [], []
+    for state in (s for s in states if s.state != SKIPPED):
+        summary: dict[str, Any] = read_json(state.job.folder.summary) or {}
+        outcome, wall_s = summary.get("outcome"), summary.get("wall_s")
+        if outcome == FINISHED and isinstance(wall_s, (int, float)):
+            took_s.append(float(wall_s))
+        if settled(outcome, rerun) is None:
+            to_go.append(state)
+    known = len(states) - len(to_go) - sum(state.state == SKIPPED for state in states)
+    line = f"{len(states)} runs: {known} done before, {len(to_go)} to go"
+    if took_s and to_go:
+        line += f", about {short(statistics.median(took_s) * len(to_go))}"
+    return line
 
 
 def skipped(states: list[State]) -> list[str]:

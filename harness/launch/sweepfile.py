@@ -53,6 +53,8 @@ KEYS = (
 # Settings that belong on the command line of the sweep.
 NOT_IN_A_FILE = {"output_dir": "--output_dir", "tiny": "--tiny", "rerun": "--rerun all"}
 
+MOST_PARTS = 100_000  # of a file, with each alias in full
+
 Point = dict[str, Any]  # settings by name, typed; link as a Link or Network
 Where = tuple[Any, ...]  # keys and indices that lead to a part of the file
 
@@ -66,6 +68,8 @@ class YamlSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: dict[Where, int] = {}
+        self.parts = 0
+        self.around: list[Any] = []  # the nodes that hold the one which is read
         root = _yaml(path)
         content = self._plain(root, ()) if root is not None else None
         if not isinstance(content, dict):
@@ -89,6 +93,19 @@ class YamlSource:
     def _plain(self, node: Any, path: Where) -> Any:
         """Dicts, lists and texts of a YAML node; their lines are noted."""
         self.lines.setdefault(path, node.start_mark.line + 1)
+        self.parts += 1
+        # An alias may hold itself, or aliases of aliases that double at each level.
+        if node in self.around:
+            raise self.wrong(path, "an alias (*) stands inside what it stands for")
+        if self.parts > MOST_PARTS:
+            raise self.wrong(path, f"more than {MOST_PARTS:,} values: are aliases (*) nested?")
+        self.around.append(node)
+        try:
+            return self._content(node, path)
+        finally:
+            self.around.pop()
+
+    def _content(self, node: Any, path: Where) -> Any:
         if isinstance(node, yaml.MappingNode):
             content: dict[str, Any] = {}
             for key, value in node.value:
@@ -111,6 +128,8 @@ def _yaml(path: Path) -> Any:
         raise UserError(f"{path}: {error.strerror}{_nearest_file(path)}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not readable as YAML: it is not UTF-8") from None
+    except RecursionError:
+        raise UserError(f"{path}: not readable as YAML: nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""

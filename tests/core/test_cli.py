@@ -90,6 +90,7 @@ REFUSED = {
     "predict a --setup 1_1 --plot a.txt": "--plot a.txt: expected a file that ends in png",
     "predict a --setup 1_1 --sync_scope nodes": "expected one of node, rank; did you mean node?",
     "predict a --setup 1_1 --backend mpi": "--backend mpi: expected one of gloo, nccl",
+    "sweep": "missing FILE; usage: python -m harness sweep FILE [...], or --help",
     "store 65536": "PORT 65536: must be at most 65535",
     "nodes 0": "N 0: must be at least 1",
     "link --mb 5000": "--mb 5000: expected MB, 4000 at most",

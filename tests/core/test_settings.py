@@ -341,3 +341,5 @@ def test_a_setup_that_is_none(setup: str) -> None:
 
 def test_a_setup_in_parts() -> None:
     assert parse_setup("2_1_P100far") == (2, 1, "P100far") and parse_setup("1_4") == (1, 4, "")
+    with pytest.raises(UserError, match=r"--setup 1_1_a+\.\.\.: 254 characters, 100 are the most"):
+        parse_setup(f"1_1_{'a' * 250}")

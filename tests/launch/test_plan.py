@@ -270,3 +270,11 @@ def test_the_three_experiments_have_the_published_values() -> None:
     }
     propagation = values("propagation", "script", "setup", "per_gpu_batch")
     assert {("bert", "2_1", 16), ("vit", "2_1", 16)} <= propagation
+
+
+def test_more_runs_than_anybody_measures_are_counted_and_refused(tmp_path: Path) -> None:
+    axes = "".join(
+        f"  {name}: {list(range(1, 201))}\n" for name in ("b", "epochs", "grad_acc", "seed")
+    )
+    with pytest.raises(UserError, match=r"1,600,000,000 runs, of which 100,000 is the most"):
+        jobs_of(tmp_path, f"script: vit\ngrid:\n{axes}")

@@ -13,11 +13,12 @@ from rich.console import Console
 from harness.core.records import RUNNING, SCHEMA, SKIPPED, append_row, write_json
 from harness.core.settings import UserError, as_mapping
 from harness.launch import places
+from harness.launch import sweep as sweep_module
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machine
 from harness.launch.plan import plan
 from harness.launch.screen import Screen, short, time_left_s, window
-from harness.launch.sweep import choose, overridden, skipped
+from harness.launch.sweep import ahead, choose, overridden, skipped
 from harness.launch.sweepfile import load
 from tests.support.sweeps import ROOT, jobs_of, sweep_file
 from tests.support.sweeps import harness_sweep as main
@@ -358,3 +359,40 @@ def test_runs_that_cannot_lose_nodes_are_skipped(
         "# skipped: --strategy hivemind does not need --max_restarts: its peers come and go by "
         "themselves",
     ]
+
+
+def test_two_files_of_one_name_do_not_share_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+    text, out = "script: vit\ngrid: {setup: [9_9]}", tmp_path / "out"  # no run that fits here
+    first, second = (tmp_path / name / "same.yaml" for name in ("one", "two"))
+    for file in (first, second):
+        file.parent.mkdir()
+        file.write_text(text)
+    flags = ["--output_dir", str(out), "--isolation", "off", "--tiny"]
+    assert main([str(first), *flags]) == 0
+    table = (out / "sweeps" / "same-tiny" / "sweep.json").read_text()
+    printed = capsys.readouterr().out
+    assert printed.startswith("same-tiny: 1 runs, --launcher local\n")
+    assert "1 runs: 0 done before, 0 to go" in printed
+    assert main([str(second), *flags]) == 2
+    refusal = capsys.readouterr().err
+    assert refusal.count("\n") == 1 and f"same-tiny belongs to {first}" in refusal
+    assert (out / "sweeps" / "same-tiny" / "sweep.json").read_text() == table
+    assert main([str(first), *flags]) == 0
+
+
+FOUR = "script: vit\nseeds: [1, 2, 3, 4]"
+
+
+def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
+    states = [State(job) for job in jobs_of(tmp_path, FOUR, tmp_path / "out")]
+    assert ahead(states, None) == "4 runs: 0 done before, 4 to go"
+    for state, outcome in zip(states, ("finished", "failed", "interrupted"), strict=False):
+        state.job.folder.path.mkdir(parents=True)
+        write_json(state.job.folder.summary, {"outcome": outcome, "wall_s": 100.0})
+    assert ahead(states, None) == "4 runs: 2 done before, 2 to go, about 3:20"
+    assert ahead(states, "all") == "4 runs: 0 done before, 4 to go, about 6:40"
+    states[3].state = "skipped"
+    assert ahead(states, None) == "4 runs: 2 done before, 1 to go, about 1:40"

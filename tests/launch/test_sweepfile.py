@@ -194,3 +194,16 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
         load(tmp_path / "latin.yaml")
     with pytest.raises(UserError, match="directory"):
         load(tmp_path)
+
+
+def test_aliases_that_hold_themselves_or_double_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"line 4: an alias \(\*\) stands inside what it stands"):
+        loaded(tmp_path, "script: vit\ngrid: &g\n  seed: [1]\n  link: *g\n")
+    doubling = [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    lines = ["script: vit", "settings:", "  a0: &a0 [1, 1]", *doubling]
+    with pytest.raises(UserError, match="more than 100,000 values: are aliases"):
+        loaded(tmp_path, "\n".join(lines))
+    with pytest.raises(UserError, match="nested too deeply"):
+        loaded(tmp_path, f"script: {'[' * 5000}")
+    again = loaded(tmp_path, "script: vit\nsettings: {seed: &s 3}\ngrid: {repeat: [1, *s]}")
+    assert again.grid == {"repeat": [1, 3]}
