@@ -93,7 +93,7 @@ class EpochRow(TypedDict):
 
     epoch: Annotated[Amount,
         "epochs trained when the row was written; a fraction where `--max_steps` ended the run"]
-    updates: Annotated[Count, "updates since the run began"]
+    updates: Annotated[Count, "updates since the run began, those that fp16 skipped among them"]
     samples: Annotated[Count,
         "distinct training samples of this epoch: those fed twice are counted once"]
     fed_samples: Annotated[Count,
@@ -107,8 +107,9 @@ class EpochRow(TypedDict):
         "changing"]
     grad_norm: Annotated[Ratio | None,
         "mean over the updates of the gradient norm before clipping; with local_sgd and diloco "
-        "each rank has its own and all count; null without clipping"]
-    clipped_share: Annotated[Share | None, "share of the updates whose gradient was clipped"]
+        "each rank has its own and all count; null without clipping, and if all were skipped"]
+    clipped_share: Annotated[Share | None,
+        "share of the updates that were made whose gradient was clipped"]
     skipped_updates: Annotated[Amount | None,
         "updates that fp16 skipped because the gradient overflowed; 0 in other formats; null "
         "without clipping"]

@@ -74,6 +74,7 @@ class EpochEvents(TrainerCallback):
         means = {"train_loss": loss / max(samples, 1), "train_samples": samples}
         if (made := updates - overflowed) > 0:
             means |= {"grad_norm": norm / made, "clipped_share": clipped / made}
+        if updates:
             means["skipped_updates"] = int(overflowed)
         trainer.observations.epoch_means = means
         trainer.log({f"epoch_{name}": value for name, value in means.items()})

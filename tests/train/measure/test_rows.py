@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from harness.core import attempts
 from harness.core.attempts import best_of
 from harness.core.records import RunFolder, append_row, write_json
-from harness.train.loop.epoch import EpochSums
+from harness.train.loop.epoch import EpochEvents, EpochSums
 from harness.train.measure import sampler
 from harness.train.measure.clock import StepClock
 from harness.train.measure.rows import mean_of_log, quantile, rank_row
@@ -70,6 +72,25 @@ def test_sums_of_an_epoch_by_hand() -> None:
     other = EpochSums(torch.device("cpu"))
     other.restore(sums.total(), rank0=False)  # what is added over ranks is counted once
     assert other.total()[:2] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("skipped", "means"), [
+    (1, {"grad_norm": 2.0, "clipped_share": 1.0, "skipped_updates": 1}),
+    (3, {"skipped_updates": 3}),  # nothing was trained, and the record says so
+])  # fmt: skip
+def test_updates_that_fp16_skips_are_counted(skipped: int, means: dict[str, Any]) -> None:
+    trainer: Any = SimpleNamespace(
+        exchange=SimpleNamespace(end_epoch=lambda epoch, totals: totals, caution=""),
+        sums=EpochSums(torch.device("cpu")), empty_sums=lambda: None, log=lambda values: None,
+        observations=SimpleNamespace(),
+    )  # fmt: skip
+    for n in range(3):
+        trainer.sums.add_loss(torch.tensor(0.5), samples=2)
+        trainer.sums.add_norm(torch.tensor(float("inf") if n < skipped else 2.0), bound=1.0)
+    state, control = SimpleNamespace(epoch=1.0), SimpleNamespace(should_save=False)
+    args = SimpleNamespace(fp16=True, save_strategy="epoch")
+    EpochEvents(trainer).on_epoch_end(args, state, control)
+    assert trainer.observations.epoch_means == {"train_loss": 0.5, "train_samples": 6.0, **means}
 
 
 def test_best_epoch_is_the_earlier_of_equals_and_loss_is_better_when_small() -> None:
