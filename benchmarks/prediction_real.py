@@ -36,7 +36,7 @@ def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
         return
     fitted = fit_records(str(out / "fit"), Overrides())
     # The probe that a run makes of its link before its first step; the steps are not looked at.
-    records, _ = read_selected(str(out / "far"), None)
+    records = read_selected(str(out / "far"), None).runs
     table = (*recorded(records), *measured_beside(str(out / "far")))
     for link in links:
         plan = Scenario(Shape(2), BATCH, wire_of(plain_link(link)), emulated=True)

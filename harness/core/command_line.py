@@ -356,11 +356,20 @@ def without_package(error: ModuleNotFoundError) -> UserError:
 def complain(program: str, error: Exception, leader: bool = True) -> int:
     """One line on stderr, from the first rank alone; the exit code of a mistake."""
     if leader:
-        text = " ".join(str(error).splitlines())
+        text = " ".join(printable(str(error)).splitlines())
         print(f"{program}: error: {text}", file=sys.stderr, flush=True)
     else:
         time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
     return 2
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey: a record may hold anything."""
+    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+# Control characters but line ends and tabs, and those that turn the direction of writing.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def is_leader() -> bool:

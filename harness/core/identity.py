@@ -64,10 +64,8 @@ def _how(settings: Settings) -> str:
     return "-".join(parts)
 
 
-def run_id(settings: Settings) -> str:
-    """A stem for people (never parsed) and a hash of the whole identity."""
-    canonical = json.dumps(identity(settings), sort_keys=True, default=str, separators=(",", ":"))
-    digest = hashlib.sha256(canonical.encode()).hexdigest()[:8]
+def stem(settings: Settings) -> str:
+    """The part of a run's name that is for people, who read it; programs compare it as a whole."""
     model = re.sub(r"[^A-Za-z0-9.]+", "-", str(settings.model).rstrip("/").rsplit("/", 1)[-1])
     parts = [model, _how(settings), f"b{settings.per_gpu_batch}"]
     if settings.grad_acc > 1:
@@ -77,7 +75,13 @@ def run_id(settings: Settings) -> str:
         parts.append(settings.precision)
     if settings.repeat > 1:
         parts.append(f"r{settings.repeat}")
-    return "_".join([*parts, digest])
+    return "_".join(parts)
+
+
+def run_id(settings: Settings) -> str:
+    """A stem for people (never parsed) and a hash of the whole identity."""
+    canonical = json.dumps(identity(settings), sort_keys=True, default=str, separators=(",", ":"))
+    return f"{stem(settings)}_{hashlib.sha256(canonical.encode()).hexdigest()[:8]}"
 
 
 def run_path(settings: Settings) -> str:

@@ -277,10 +277,40 @@ def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The content, or None where there is no such file or it is not readable as JSON."""
     try:
-        content = json.loads(path.read_bytes().decode("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = parsed(path.read_bytes().decode("utf-8"))
+    except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+DEEPEST = 20  # levels of objects and lists in one another; records have six
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)  # NaN and Infinity, which Python allows
+
+
+def parsed(text: str) -> Any:
+    """JSON as it can be handled and written again; ValueError for anything else."""
+    try:
+        content = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if text.count("{") + text.count("[") > DEEPEST and _is_deeper(content, DEEPEST):
+        raise ValueError("nested too deeply")
+    if "\\ud" in text or "\\uD" in text:
+        json.dumps(content, ensure_ascii=False).encode()  # half a character: UnicodeEncodeError
+    return content
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -321,8 +351,8 @@ def rows_in(content: bytes) -> tuple[list[dict[str, Any]], int]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parsed(line)
+        except ValueError:
             row = None
         if isinstance(row, dict):
             rows.append(row)
@@ -340,12 +370,44 @@ def find_runs(root: Path) -> list[RunFolder]:
     """Every run at or below a folder, in a stable order, without those set aside, and without the
     published ones unless the folder is theirs.
     """
-    runs = []
-    for folder, inner, files in os.walk(root):
-        inner[:] = sorted(
-            d for d in inner if ASIDE not in d and d != PUBLISHED and not d.startswith(".")
-        )
-        if "settings.json" in files:
-            runs.append(RunFolder(Path(folder)))
-            inner.clear()
-    return runs
+    return [RunFolder(folder) for folder in folders_with("settings.json", root)]
+
+
+def folders_with(name: str, root: Path) -> list[Path]:
+    """The folders at or below a root that have a file of this name, nothing below them.
+
+    Links to folders are followed once all others have been seen, unless they lead back to where
+    they lie: each folder is met once.
+    """
+    found, met, links = list[Path](), {_NOWHERE}, [root]
+    while links:
+        for folder, inner, files in os.walk(links.pop(0)):
+            if (place := _place(folder)) in met:
+                inner.clear()
+                continue
+            met.add(place)
+            inner[:] = sorted(
+                d for d in inner if ASIDE not in d and d != PUBLISHED and not d.startswith(".")
+            )
+            if name in files:
+                found.append(Path(folder))
+                inner.clear()
+            links += [path for d in inner if _leads_away(path := Path(folder, d))]
+    return sorted(found)
+
+
+_NOWHERE = (0, 0)
+
+
+def _place(folder: str) -> tuple[int, int]:
+    """What distinguishes it from all other folders; nowhere where it has just been removed."""
+    try:
+        known = os.stat(folder)
+    except OSError:
+        return _NOWHERE
+    return known.st_dev, known.st_ino
+
+
+def _leads_away(path: Path) -> bool:
+    """Whether this is a link to a folder that does not contain it."""
+    return path.is_symlink() and not path.parent.resolve().is_relative_to(path.resolve())

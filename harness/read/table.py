@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from harness.core.command_line import printable
 from harness.read.labels import UNKNOWN
 
 GAP = 2  # spaces between columns on a terminal
@@ -58,9 +60,19 @@ def _is_numeric(cells: Sequence[str]) -> bool:
     return all(NUMBER.match(cell) or cell in NO_NUMBER for cell in cells)
 
 
+class PlainConsole(Console):
+    """Without markup, since reasons and names hold brackets, and without control characters."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        texts = (printable(each) if isinstance(each, str) else each for each in objects)
+        super().print(*texts, **how)
+
+
 def screen() -> Console:
-    """Without markup: reasons and names hold brackets."""
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    return PlainConsole()
 
 
 def show(table: Table) -> None:
@@ -74,7 +86,7 @@ def show(table: Table) -> None:
                 no_wrap=True, vertical="bottom", header_style="bold",
             )  # fmt: skip
         for row in part.rows:
-            drawn.add_row(*map(Text, row))
+            drawn.add_row(*(Text(printable(cell)) for cell in row))
         Console(highlight=False, width=_width(part, range(len(part.headings)))).print(drawn)
 
 
@@ -132,7 +144,8 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 def escaped(text: str) -> str:
     """What Markdown would take for its own; an underscore inside a word is none of it."""
-    return re.sub(r"([|*<>`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
+    text = " ".join(printable(text).split())
+    return re.sub(r"([\\|*<>&`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", text)
 
 
 def html_lines(table: Table) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.schema.dictionary import RECORDS, check_types, fields, flat, validate
+from harness.core.schema.dictionary import RECORDS, check_fields, fields, flat, validate
 from harness.core.schema.fields import Field
 from harness.core.settings import UserError
 
@@ -35,9 +35,12 @@ def test_what_is_as_declared_is_valid() -> None:
     validate("failure", FAILURE, "here")
     validate("ranks", RANK, "here")
     validate("ranks", {**RANK, "telemetry": {"gpus": [], "node": NODE, "energy_j": None}}, "here")
-    # Where types alone are checked, a record may know less, and metrics may be in per cent.
-    check_types("epochs", {"epoch": 1.0, "perplexity": 3.5, "wall_s": None}, "here")
-    check_types("epochs", {"accuracy": 87.5, "gpu": {"power_w": None}, "eval_samples": 8.0}, "here")
+    # A record may know less; metrics of a script of one's own may be in per cent.
+    check_fields("epochs", {"epoch": 1.0, "perplexity": 3.5, "wall_s": None}, "here")
+    row = {"accuracy": 87.5, "gpu": {"power_w": None}, "eval_samples": 8.0}
+    check_fields("epochs", row, "here", own_metrics=True)
+    with pytest.raises(UserError, match=r"accuracy is '87\.5': expected number from 0 to 1"):
+        check_fields("epochs", row, "here")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_other_kinds_of_values() -> None:
 )
 def test_another_type_is_refused_everywhere(kind: str, value: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^x: {message}"):
-        check_types(kind, value, "x")
+        check_fields(kind, value, "x")
 
 
 def all_fields() -> Iterator[tuple[str, Field]]:

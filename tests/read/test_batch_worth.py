@@ -13,14 +13,17 @@ from harness.cli import main
 from harness.read.compare.critical_batch import fit, interpolated
 from harness.read.records.runs import Target, time_to_target
 from tests.support.paired import Verb, pair
-from tests.support.records import lines
+from tests.support.records import with_epochs
 
 TARGET = Target("accuracy", 0.8)
 BATCHES = (8, 16, 32, 64, 128)
 
 
 def rows(*quality: float, samples: float = 100.0, metric: str = "accuracy") -> list[dict[str, Any]]:
-    return [{metric: value, "samples": samples, "epoch_time_s": 2.0} for value in quality]
+    return [
+        {"epoch": n, metric: value, "samples": samples, "epoch_time_s": 2.0}
+        for n, value in enumerate(quality, 1)
+    ]
 
 
 def planted(least: float, critical: float, batch: float) -> float:
@@ -127,7 +130,7 @@ def sweep_of(
                 }
                 for n in range(1, 13)
             ]  # fmt: skip
-            lines(path / "epochs.jsonl", epochs)
+            with_epochs(path, epochs)
     return folder
 
 
@@ -156,7 +159,7 @@ def test_beyond_what_was_measured(tmp_path: Path, batches: Verb) -> None:
     assert "extrapolated: batches of 8 to 32 were measured" in text
     assert "at batch 32, the largest of those compared: larger ones may be faster" in text
     gone = pair(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
-    lines(gone / "epochs.jsonl", rows(0.1, 0.2))
+    with_epochs(gone, rows(0.1, 0.2))
     assert "the largest of those compared: larger ones are left out" in batches.in_one_line(
         tmp_path, *AT
     )
@@ -165,12 +168,11 @@ def test_beyond_what_was_measured(tmp_path: Path, batches: Verb) -> None:
 def test_misses_and_failures_are_left_out_and_named(tmp_path: Path, batches: Verb) -> None:
     sweep_of(tmp_path, batches=(8, 16, 32, 64))
     gone = pair(tmp_path, 9, "--b", "128", environment={"effective_batch": 256})
-    lines(gone / "epochs.jsonl", rows(0.1, 0.2))
+    with_epochs(gone, rows(0.1, 0.2))
     pair(tmp_path, 9, "--b", "256", outcome="diverged", environment={"effective_batch": 512})
     soon = pair(tmp_path, 9, "--b", "2", environment={"effective_batch": 4})
-    lines(soon / "epochs.jsonl", rows(0.9, 0.95))
-    bare = pair(tmp_path, 9, "--b", "1", environment={"effective_batch": 2})
-    assert not (bare / "epochs.jsonl").exists()
+    with_epochs(soon, rows(0.9, 0.95))
+    pair(tmp_path, 9, "--b", "1", environment={"effective_batch": 2})  # nothing of its epochs
     text = batches.in_one_line(tmp_path, *AT)
     assert "batch 256 is left out: 1 of 1 runs miss the target" in text
     assert "batch 512 is left out: 1 not finished" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,6 +34,7 @@ from harness.read.records.runs import Run
 from harness.read.records.selection import read_group
 from harness.read.statistics import spread
 from tests.support.paired import Verb, imported, pair, text_file
+from tests.support.records import with_epochs
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
 CONTEXT = RunContext(
@@ -229,7 +229,7 @@ def test_sentences_are_shorter_than_25_words(
 
 
 ROW = {
-    "timed_steps": 4, "timed_s": 8.0, "timed_samples": 64, "epoch_time_s": 12.0,
+    "epoch": 1.0, "timed_steps": 4, "timed_s": 8.0, "timed_samples": 64, "epoch_time_s": 12.0,
     "data_wait_share": 0.25, "eval_samples": 16, "eval_time_s": 2.0,
 }  # fmt: skip
 TIMES = {"updates": 5, "wall_s": 20.0, "eval_time_s": 2.0, "save_time_s": 1.0}
@@ -238,8 +238,7 @@ TIMES = {"updates": 5, "wall_s": 20.0, "eval_time_s": 2.0, "save_time_s": 1.0}
 def written(folder: Path, *flags: str, row: dict[str, Any] | None = None, **more: Any) -> Path:
     """A record of two processes without rows of their ranks, with one epoch."""
     path = pair(folder, 1, *flags, **{**TIMES, **more})
-    (path / "epochs.jsonl").write_text(json.dumps({**ROW, **(row or {})}) + "\n")
-    return path
+    return with_epochs(path, [{**ROW, **(row or {})}])
 
 
 def test_without_records_of_ranks_the_probe_and_the_data_separate_a_step(tmp_path: Path) -> None:

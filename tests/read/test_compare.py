@@ -14,7 +14,7 @@ from harness.core.settings import UserError
 from harness.read.compare.compare import compare
 from harness.read.records.selection import command_for_seeds, read_group
 from tests.support.paired import TEXT, Verb, imported, pair, pairs, text_file
-from tests.support.records import lines
+from tests.support.records import with_epochs
 
 
 @pytest.fixture
@@ -90,12 +90,13 @@ def test_repeats_of_one_seed_tell_of_time_but_not_of_quality(
 
 def test_time_to_a_target_and_misses(tmp_path: Path, compared: Verb) -> None:
     def epochs(*quality: float) -> list[dict[str, Any]]:
-        return [{"epoch": n, "accuracy": q, "epoch_time_s": 10.0} for n, q in enumerate(quality)]
+        rows = enumerate(quality, 1)
+        return [{"epoch": n, "accuracy": q, "epoch_time_s": 10.0} for n, q in rows]
 
     for seed in (1, 2):
-        lines(pair(tmp_path / "a", seed) / "epochs.jsonl", epochs(0.5, 0.6, 0.9))
+        with_epochs(pair(tmp_path / "a", seed), epochs(0.5, 0.6, 0.9))
         more = {"updates": 30, "environment": {"effective_batch": 128}}
-        lines(pair(tmp_path / "b", seed, **more) / "epochs.jsonl", epochs(0.5, 0.6 + seed / 10))
+        with_epochs(pair(tmp_path / "b", seed, **more), epochs(0.5, 0.6 + seed / 10))
     text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target", "accuracy=0.7")
     # Another training, and yet both go to the same place.
     assert "quality: not comparable" in text and "time to target: comparable" in text

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
-from harness.core.schema.dictionary import check_types, fields
+from harness.core.schema.dictionary import check_fields, fields
 from harness.core.schema.environment import DataRecord, ImportedRecord
 from harness.core.schema.fields import fields_of
 from harness.read import load, load_runs
@@ -329,7 +329,7 @@ def test_every_field_is_declared(tmp_path: Path) -> None:
         }
         for kind, content in contents.items():
             # What the source does not say is null; nothing is there that is not declared.
-            check_types(kind, content, folder.path)
+            check_fields(kind, content, folder.path)
             assert set(content) <= set(fields(kind)), kind
         assert set(contents["environment"]["data"]) <= set(fields_of(DataRecord))
         assert set(contents["settings"]["imported"]) == set(fields_of(ImportedRecord))

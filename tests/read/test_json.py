@@ -52,9 +52,9 @@ def test_integers_stay_integers_where_a_run_does_not_have_them(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = find_runs(root / "outputs" / "published" / "vit" / "1_1")[:2]
-    for run in (one, other):
-        shutil.copytree(run.path, tmp_path / run.path.name)
-    settings = tmp_path / one.path.name / "settings.json"
+    for name, run in (("one", one), ("other", other)):
+        shutil.copytree(run.path, tmp_path / name)
+    settings = tmp_path / "one" / "settings.json"
     known = json.loads(settings.read_text())
     settings.write_text(json.dumps({k: v for k, v in known.items() if k != "seed"}))
     assert main(["table", str(tmp_path), "--json"]) == 0

@@ -292,7 +292,8 @@ def test_published_steps_over_links(root: Path) -> None:
     """DDP on two nodes over twenty links, from what it takes without one: nothing is fitted on
     what is predicted, and the textbook's ring is far off.
     """
-    records, _ = read_selected(str(root / "outputs/published/sweeps/propagation-tiny"), None)
+    folder = root / "outputs/published/sweeps/propagation-tiny"
+    records = read_selected(str(folder), None).runs
     steps: dict[tuple[str, str | None], list[float]] = {}
     sizes = {}
     for record in records:

@@ -108,10 +108,10 @@ def test_broken_lines_are_counted(records: Path) -> None:
 
 
 def test_another_schema_is_refused(records: Path) -> None:
-    record(records / "bert" / "new", schema=SCHEMA + 1)
+    new = record(records / "bert" / "new", schema=SCHEMA + 1)
     for read in (load, load_runs):
         with pytest.raises(UserError, match=rf"schema {SCHEMA + 1}, this reads {SCHEMA}"):
-            read(records)
+            read(new.path)
     record(records / "other" / "none", schema=None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="schema None"):
         load(records / "other")
@@ -120,8 +120,8 @@ def test_another_schema_is_refused(records: Path) -> None:
 def test_settings_that_cannot_be_read_are_named(records: Path) -> None:
     file = RunFolder(records / "bert" / "1_2" / "good").settings
     file.write_text('{"schema": 1, "lr')
-    with pytest.raises(UserError, match=r"good/settings\.json is not readable"):
-        load(records)
+    with pytest.raises(UserError, match=r"good: settings\.json is not readable"):
+        load(file.parent)
 
 
 def test_no_records_and_no_folder(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def make_sweep(plan: Plan) -> Plan:
         for seed, accuracy in ((1, 0.8), (2, 0.9)):
             folder = plan.run(
                 setup, 4, seed, devices, accuracy=accuracy, train_time_s=4920.0,
-                top5_accuracy=top5, epochs=epochs(0.5, accuracy),
+                top5_accuracy=top5, epochs=epochs(0.5, accuracy, seconds=2460.0),
                 environment={"nodes": devices, "processes_per_node": 1, "dirty": seed == 2},
             )  # fmt: skip
             if devices == 2:
@@ -142,8 +142,8 @@ def report(capsys: pytest.CaptureFixture[str]) -> Verb:
     return Verb("report", capsys)
 
 
-def text_of(report: Verb, folder: Path, tmp_path: Path) -> str:
-    report(folder, "--out", tmp_path / "report")
+def text_of(report: Verb, folder: Path, tmp_path: Path, warned: str = "") -> str:
+    report(folder, "--out", tmp_path / "report", warned=warned)
     return (tmp_path / "report" / "report.md").read_text()
 
 
@@ -182,7 +182,7 @@ def test_corrupt_lines_are_left_out_counted_and_named(tmp_path: Path, report: Ve
     root = tmp_path / "outputs"
     folder = record(root / "bert" / "torn", "--seed", "1", epochs=3)
     folder.epochs.write_text(folder.epochs.read_text() + 'no json\n{"epoch": 4, "accur')
-    said = text_of(report, root, tmp_path)
+    said = text_of(report, root, tmp_path, warned="bert/torn: 2 lines of epochs.jsonl")
     assert "- bert/torn: 2 lines of epochs.jsonl not readable, left out" in said
     (part,), _ = read_all(root)
     assert [row["epoch"] for row in part.runs[0].epochs] == [1, 2, 3]
@@ -195,8 +195,8 @@ def test_records_of_other_definitions_are_named_not_shown(
     root = tmp_path / "outputs"
     record(root / "bert" / "mine", "--seed", "1")
     record(root / "bert" / "other", "--seed", "2", schema=schema)
-    said = text_of(report, root, tmp_path)
-    assert f"run not shown: {root}/bert/other was written with schema {schema}, this reads" in said
+    said = text_of(report, root, tmp_path, warned=f"schema {schema}")
+    assert f"run not shown: {root}/bert/other: settings.json was written with schema" in said
     assert "| 1/1 |" in said
     assert f"schema {schema}" in report.refused(root / "bert" / "other")
 
@@ -207,14 +207,14 @@ def test_a_sweep_that_cannot_be_read_is_named_its_runs_are_shown(
 ) -> None:
     make_sweep(plan)
     (plan.folder / "sweep.json").write_text("{")
-    said = text_of(report, plan.output_dir, tmp_path)
+    said = text_of(report, plan.output_dir, tmp_path, warned="sweep not shown")
     assert "sweep not shown:" in said and "is not readable as JSON" in said
     assert said.count("\n## ") >= 2
     settings = RunFolder(plan.output_dir / "bert" / "1_1_4_1").settings
     plan.write()
     settings.write_text(json.dumps({"schema": SCHEMA + 1}))
-    said = text_of(report, plan.output_dir, tmp_path)
-    assert "sweep not shown:" in said and "was written with schema" in said
+    said = text_of(report, plan.output_dir, tmp_path, warned="1_1_4_1: settings.json was written")
+    assert "sweep not shown:" not in said and "unreadable: settings.json was written with" in said
 
 
 def test_nothing_to_report_is_one_line(

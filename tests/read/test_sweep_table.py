@@ -416,8 +416,8 @@ sweep sizes (--tiny), a-cpux2, all: batch per GPU 4
 
 | setup | n | batch | updates | accuracy | eval loss | samples/s | per GPU | vs base | acc. points | weak eff. | epoch s | train s | wall s | target train s | target wall s | reached |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
-| 1_1 | 2/2 | 4 | 100 | 0.8100 ± 0.0141 | 0.5000 | 1,010 ± 14 | 100 | base | base | 1.00 | 15.0 | 30.0 | 40.0 | not reached | not reached | 1/2 |
-| 1_2 | 1/2 | 8 | 50† | 0.7900 | 0.5000 | 1,515 | 758 | +50.0% | -2.00 | 0.75 | 15.0 | 30.0 | 40.0 | 10.0 | 13.0 | 1/1 |
+| 1_1 | 2/2 | 4 | 100 | 0.8100 ± 0.0141 | 0.5000 | 1,010 ± 14 | 100 | base | base | 1.00 | 10.0 | 20.0 | 40.0 | not reached | not reached | 1/2 |
+| 1_2 | 1/2 | 8 | 50† | 0.7900 | 0.5000 | 1,515 | 758 | +50.0% | -2.00 | 0.75 | 10.0 | 10.0 | 40.0 | 10.0 | 13.0 | 1/1 |
 | 2_1 | 0/1 | - | - | skipped | - | - | - | - | - | - | - | - | - | - | - | - |
 
 - setup 1_2, seed 2 (`bert/1_2_4_2`): `oom: no room | for 'x'`

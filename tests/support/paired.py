@@ -15,6 +15,7 @@ from harness.core.links import Link
 from harness.core.records import SCHEMA
 from harness.core.settings import as_mapping
 from harness.read.predict.exchange import GLOO, Shape, allreduce, wire_of
+from tests.support.records import bare_epochs, lines
 
 DATA = {
     "dataset": "embedded:english", "data_checksum": "aaaa", "test_samples": 500,
@@ -37,6 +38,7 @@ def written(
     (path / "environment.json").write_text(json.dumps(facts))
     content = {"schema": SCHEMA, "outcome": "finished", "reason": None, "epochs_done": 2, **summary}
     (path / "summary.json").write_text(json.dumps(content))
+    lines(path / "epochs.jsonl", bare_epochs(content["epochs_done"]))
     return path
 
 
@@ -133,12 +135,12 @@ class Verb:
     def __init__(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.name, self.capsys = name, capsys
 
-    def __call__(self, *words: Any, code: int = 0) -> str:
-        """What it prints."""
+    def __call__(self, *words: Any, code: int = 0, warned: str = "") -> str:
+        """What it prints; warned: what it says on stderr, where it leaves a record out."""
         self.capsys.readouterr()
         assert main([self.name, *map(str, words)]) == code
         out = self.capsys.readouterr()
-        assert out.err == ""
+        assert warned in out.err if warned else out.err == ""
         return out.out
 
     def refused(self, *words: Any) -> str:

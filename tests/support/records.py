@@ -83,6 +83,26 @@ def epochs(*accuracies: float, seconds: float = 2.0) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def bare_epochs(count: int) -> list[dict[str, Any]]:
+    """Rows that say nothing but their epoch."""
+    return [{"epoch": n + 1.0} for n in range(count)]
+
+
+def with_epochs(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """The folder of a record, which has these epochs from now on."""
+    lines(folder / "epochs.jsonl", rows)
+    file = folder / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | totals(rows)))
+    return folder
+
+
+def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a summary says of these rows."""
+    times = [row["epoch_time_s"] for row in rows if row.get("epoch_time_s") is not None]
+    known = {"train_time_s": math.fsum(times)} if len(times) == len(rows) else {}
+    return {"epochs_done": len(rows), **known}
+
+
 def with_ranks(folder: Path, *rows: dict[str, Any]) -> None:
     for rank, row in enumerate(rows):
         lines(folder / "ranks" / f"rank_{rank}.jsonl", [{"epoch": 1.0, "rank": rank, **row}])
@@ -128,9 +148,13 @@ class Plan:
         folder.mkdir(parents=True)
         (folder / "settings.json").write_text(json.dumps({"schema": 1}))
         (folder / "environment.json").write_text(json.dumps(facts))
-        (folder / "summary.json").write_text(json.dumps({**SUMMARY, **summary}))
-        if epochs is not None:
-            lines(folder / "epochs.jsonl", epochs)
+        if epochs is None:
+            epochs = bare_epochs(summary.get("epochs_done", SUMMARY["epochs_done"]))
+            summary = {**SUMMARY, **summary}
+        else:
+            summary = {**SUMMARY, **summary, **totals(epochs)}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        lines(folder / "epochs.jsonl", epochs)
         return folder
 
     def write(self, **changes: Any) -> Path:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,31 @@ def validate(kind: str, value: Mapping[str, Any], where: object) -> None:
     _refuse(fields(kind), value, where, strict=True)
 
 
-def check_types(kind: str, value: Mapping[str, Any], where: object) -> None:
-    """Raise a UserError if a field that is there has another type than the declared one.
+def check_fields(
+    kind: str, value: Mapping[str, Any], where: object, own_metrics: bool = False
+) -> None:
+    """Raise a UserError if a field that is there is not what its declaration allows.
 
-    Records that were imported, cut off or written by LogCallback with metrics of its user know
-    less, and a metric may have another range.
+    Records that were imported or cut off know less. own_metrics: written by LogCallback in a
+    script of its user, whose accuracy may be in per cent.
     """
-    _refuse(fields(kind), value, where, strict=False)
+    _refuse(_with_own_metrics(kind) if own_metrics else fields(kind), value, where, strict=False)
+    if RECORDS[kind].numbers_of_others:
+        for name in value.keys() - fields(kind).keys():
+            if type(number := value[name]) in (int, float) and not -LARGEST <= number <= LARGEST:
+                raise UserError(f"{where}: {name} is {_shown(number)}: expected a number")
+
+
+@cache
+def _with_own_metrics(kind: str) -> dict[str, Field]:
+    return {
+        name: replace(field, kind=Kind(float, nullable=True)) if _is_quality(field) else field
+        for name, field in fields(kind).items()
+    }
+
+
+def _is_quality(field: Field) -> bool:
+    return field.kind.value.unit == "share" and not field.name.endswith("_share")
 
 
 def believable(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,38 +138,90 @@ def believable(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(known: dict[str, Field], value: Mapping[str, Any], where: object, strict: bool) -> None:
-    for name in value if strict else _doubtful(known, value):
-        if name in known and (wrong := _wrong(name, known[name].kind, value[name], strict)):
+    if not strict and _is_sound(known, value):
+        return
+    for name, content in value.items():
+        if name in known and (wrong := _wrong(name, known[name].kind, content, strict)):
             raise UserError(f"{where}: {wrong}")
 
 
-_DOUBTS: dict[tuple[Any, ...], tuple[str, ...]] = {}
+Numbers = Callable[[Mapping[str, Any]], tuple[float, ...]]
 
 
-def _doubtful(known: dict[str, Field], value: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields whose value has to be looked at, since its type alone does not show that it fits.
+@dataclass(frozen=True)
+class RecordShape:
+    """What to look at in records that have these names, with values of these types."""
 
-    Rows of one kind have few combinations of names and types, so that nearly all rows of a
-    thousand runs cost one look-up here.
+    ranges: tuple[tuple[float, float, Numbers], ...]  # smallest, largest, of these fields
+    records: tuple[tuple[str, dict[str, Field]], ...]  # inside this one
+    others: tuple[tuple[str, Callable[[Any], bool]], ...]  # and whether their value fits
+
+
+_SHAPES: dict[tuple[Any, ...], RecordShape] = {}
+
+
+def _is_sound(known: dict[str, Field], value: Mapping[str, Any]) -> bool:
+    """Whether everything fits that is declared; if not, _wrong() says what.
+
+    Rows of one kind have few combinations of names and types, so that a row costs one look-up
+    here, and one comparison for all numbers of a range.
     """
-    shape = (id(known), *value, *map(type, value.values()))
-    doubts = _DOUBTS.get(shape)
-    if doubts is None:
-        doubts = _DOUBTS[shape] = tuple(
-            name
-            for name, content in value.items()
-            if name in known
-            and content is not None
-            and known[name].kind.base is not object
-            and type(content) not in CERTAIN.get(known[name].kind.base, ())
-        )
-    return doubts
+    names = (id(known), *value, *map(type, value.values()))
+    shape = _SHAPES.get(names)
+    if shape is None:
+        shape = _SHAPES[names] = _shape(known, value)
+    for low, high, numbers_of in shape.ranges:
+        numbers = numbers_of(value)
+        if not (low <= min(numbers) and max(numbers) <= high):
+            return False
+    for name, inner in shape.records:
+        if not _is_sound(inner, value[name]):
+            return False
+    return not shape.others or all(fits(value[name]) for name, fits in shape.others)
+
+
+def _shape(known: dict[str, Field], value: Mapping[str, Any]) -> RecordShape:
+    ranges: dict[tuple[float, float], list[str]] = {}
+    records, others = list[tuple[str, dict[str, Field]]](), []
+    for name, content in value.items():
+        kind = known[name].kind if name in known else Kind(object)
+        if content is None or _holds_anything(kind, content):
+            continue
+        if kind.record is not None and type(content) is dict:
+            records.append((name, fields_of(kind.record)))
+        elif kind.base in (int, float) and type(content) in CERTAIN[kind.base]:
+            ranges.setdefault((kind.value.minimum, kind.value.maximum), []).append(name)
+        elif kind.item is not None and kind.item.base is float and type(content) is list:
+            others.append((name, partial(_all_fit, kind.item)))
+        elif type(content) not in CERTAIN.get(kind.base, ()) or kind.value.choices:
+            others.append((name, partial(_all_right, kind)))
+    # A name twice: of one name alone itemgetter would give no tuple.
+    getters = ((*ends, itemgetter(names[0], *names)) for ends, names in ranges.items())
+    return RecordShape(tuple(getters), tuple(records), tuple(others))
+
+
+def _holds_anything(kind: Kind, content: Any) -> bool:
+    """Whether this may hold what it likes, or holds what is not declared more closely."""
+    anything = kind.item is not None and kind.item.base is object
+    return kind.base is object or (anything and type(content) is kind.base)
+
+
+def _all_right(kind: Kind, value: Any) -> bool:
+    return _wrong("", kind, value, strict=False) is None
+
+
+def _all_fit(kind: Kind, values: list[Any]) -> bool:
+    """Whether a list of numbers is seen to fit without a look at each of them."""
+    if not NUMBERS.issuperset(map(type, values)):
+        return False
+    known = [number for number in values if number is not None]
+    return not known or (kind.value.minimum <= min(known) and max(known) <= kind.value.maximum)
 
 
 def _wrong(name: str, kind: Kind, value: Any, strict: bool) -> str | None:
     """The innermost value that does not fit, in a line; None if all fit."""
     if not _fits(kind, value, strict):
-        return f"{name} is {str(value)[:60]!r}: expected {kind}"
+        return f"{name} is {_shown(value)}: expected {kind}"
     inner: Iterable[tuple[str, Kind, Any]] = ()
     if kind.record is not None and type(value) is dict:
         known = fields_of(kind.record)
@@ -159,26 +230,23 @@ def _wrong(name: str, kind: Kind, value: Any, strict: bool) -> str | None:
                 return f"{name}.{missing} is missing: expected {known[missing].kind}"
             for unknown in (n for n in value if n not in known):
                 return f"{name}.{unknown} is no field of {name}"
-        names = value if strict else _doubtful(known, value)
-        inner = [(f"{name}.{n}", known[n].kind, value[n]) for n in names]
-    elif kind.item is not None and type(value) in (list, dict):
-        inner = _items(name, kind.item, value, strict)
+        inner = ((f"{name}.{n}", known[n].kind, of) for n, of in value.items() if n in known)
+    elif kind.item is not None and type(value) is dict:
+        inner = ((f"{name}.{n}", kind.item, item) for n, item in value.items())
+    elif kind.item is not None and type(value) is list:
+        inner = ((f"{name}[{n}]", kind.item, item) for n, item in enumerate(value))
     for entry in inner:
         if wrong := _wrong(*entry, strict):
             return wrong
     return None
 
 
-def _items(
-    name: str, kind: Kind, value: list[Any] | dict[str, Any], strict: bool
-) -> Iterator[tuple[str, Kind, Any]]:
-    """The values of a list or of a dict with names of its own, unless none can be wrong."""
-    if kind.base is object:
-        return
-    if isinstance(value, dict):
-        yield from ((f"{name}.{n}", kind, item) for n, item in value.items())
-    elif strict or kind.base is not float or not NUMBERS.issuperset(map(type, value)):
-        yield from ((f"{name}[{n}]", kind, item) for n, item in enumerate(value))
+def _shown(value: Any) -> str:
+    """As much of it as a line takes; Python does not write integers of thousands of digits."""
+    try:
+        return repr(str(value)[:60])
+    except ValueError:
+        return "an integer of thousands of digits"
 
 
 def _fits(kind: Kind, value: Any, strict: bool) -> bool:
@@ -189,10 +257,10 @@ def _fits(kind: Kind, value: Any, strict: bool) -> bool:
     if value is None:
         return kind.nullable or not strict
     if base not in (int, float):
-        return type(value) is base and not (strict and about.choices and value not in about.choices)
-    whole = type(value) is int or (type(value) is float and value.is_integer())  # 8.0 as in JSON
-    low, high = (about.minimum, about.maximum) if strict else (-LARGEST, LARGEST)
-    return (whole or (base is float and type(value) is float)) and bool(low <= value <= high)
+        return type(value) is base and not (about.choices and value not in about.choices)
+    if type(value) not in (int, float) or not about.minimum <= value <= about.maximum:
+        return False
+    return base is float or float(value).is_integer()  # 8.0 as in JSON
 
 
 def readme() -> str:

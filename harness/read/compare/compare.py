@@ -339,6 +339,7 @@ def as_fields(comparison: Comparison) -> dict[str, Any]:
             for row in comparison.rows
         ],
         "notes": [*comparison.notes, *more_seeds(comparison)],
+        "not_read": [line for group in comparison.groups for line in group.not_read],
     }
 
 

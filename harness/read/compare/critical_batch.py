@@ -24,7 +24,8 @@ from harness.core.identity import number
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN
-from harness.read.records.runs import Run, Target, is_number, parse_target
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import Run, Target, parse_target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import ratio, spread, student_t
 from harness.read.table import screen, show, table_of
@@ -189,7 +190,7 @@ class Family:
 def run(options: argparse.Namespace) -> int:
     selector = options.folder
     requested = None if options.target is None else parse_target(options.target)
-    records, target = read_selected(selector, requested)
+    records, target, not_read = read_selected(selector, requested)
     if target is None:
         raise UserError(
             f"{selector}: give --target METRIC=VALUE: the batch that is worth it depends on what "
@@ -199,7 +200,8 @@ def run(options: argparse.Namespace) -> int:
     if not families:
         raise UserError(f"{selector}: the batch does not vary between its finished runs")
     if options.json:
-        print_json({"target": str(target), "families": [as_fields(each) for each in families]})
+        fields = [as_fields(each) for each in families]
+        print_json({"target": str(target), "families": fields, "not_read": not_read})
         return 0
     console = screen()
     for family in families:

@@ -27,7 +27,8 @@ from harness.read.explain.time_breakdown import (
     TimeBreakdown,
 )
 from harness.read.records.groups import Group
-from harness.read.records.runs import BANDWIDTH, RTT, Run, is_number, link_numbers
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import BANDWIDTH, RTT, Run, link_numbers
 
 SLOW_RANK, BATCH, CORES, PADDING = "slow rank", "batch", "cores", "padding"
 OUTSIDE = "evaluation and saving"

@@ -30,6 +30,7 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import UNKNOWN, strategy_text
 from harness.read.records.groups import Group
+from harness.read.records.recorded import UNREADABLE
 from harness.read.records.runs import Run, read_run
 from harness.read.records.selection import differing, read_group
 from harness.read.records.sweeps import SweepResults
@@ -67,10 +68,12 @@ class Explanation:
 
 def run(options: argparse.Namespace) -> int:
     baseline = options.baseline and read_group("BASELINE", options.baseline, None)
-    explanation = explain(read_group("RUN", options.run, None), baseline)
+    group = read_group("RUN", options.run, None)
+    explanation = explain(group, baseline)
     if options.json:
         parts = [part._asdict() for part in explanation.parts]
-        print_json({**vars(explanation), "parts": parts})
+        not_read = [*group.not_read, *(baseline.not_read if baseline else ())]
+        print_json({**vars(explanation), "parts": parts, "not_read": not_read})
     else:
         show(explanation)
     return 0
@@ -149,11 +152,8 @@ def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
     for folder in folders:
         if not folder.path.parent.name.startswith("1_"):
             continue
-        try:
-            run = read_run(folder, {}, str(folder.path), None)
-        except UserError:
-            continue  # of other definitions: nothing can be compared with it
-        if run.nodes == 1 and not run.imported:
+        run = read_run(folder, {}, str(folder.path), None)
+        if run.nodes == 1 and not run.imported and run.state != UNREADABLE:
             runs.append(run)
     return runs
 

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records import RunFolder, sum_known
+from harness.core.records import sum_known
 from harness.core.settings import UserError
-from harness.read.records.runs import Run, is_number
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import Run
 from harness.read.statistics import SampleStatistics, spread
 
 COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED = (
@@ -97,9 +98,10 @@ def time_breakdown(run: Run) -> TimeBreakdown:
 
 def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank | None]:
     """From what the ranks recorded; without it, waiting for data and the communication probe."""
-    ranks = _recorded_by_ranks(run.recorded_folder, len(run.epochs))
-    alone = len(ranks) == 1 and "compute_s" in ranks[0]
-    if alone or (ranks and all("comm_wait_s" in rank for rank in ranks)):
+    ranks = _recorded_by_ranks(run)
+    known = bool(ranks) and all("compute_s" in rank for rank in ranks)
+    alone = known and len(ranks) == 1
+    if alone or (known and all("comm_wait_s" in rank for rank in ranks)):
         parts, slowest = _from_ranks(ranks, step_s, steps)
         return dict.fromkeys(IN_STEP, 0.0) | parts, None if alone else slowest
     data_s, share = _data_wait(run.epochs, step_s), run.measures.get("comm_share")
@@ -133,12 +135,12 @@ def _from_ranks(
     return parts, SlowestRank(last, own[last] - own[median], data[last] - data[median])
 
 
-def _recorded_by_ranks(folder: RunFolder, epochs: int) -> list[dict[str, float]]:
+def _recorded_by_ranks(run: Run) -> list[dict[str, float]]:
     """Per rank the sums over all epochs; a value that is missing in one epoch is left out."""
     ranks = []
-    for rows in folder.read_ranks().values():
+    for rows in run.ranks.values():
         names = ("compute_s", "comm_exposed_s", "comm_wait_s")
-        sums = {name: total(rows, name) for name in names if len(rows) == epochs}
+        sums = {name: total(rows, name) for name in names if len(rows) == len(run.epochs)}
         ranks.append({name: value for name, value in sums.items() if value is not None})
     return ranks
 

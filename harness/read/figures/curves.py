@@ -23,7 +23,8 @@ from harness.read.figures.panels import (
 from harness.read.labels import heading_of
 from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency
 from harness.read.records.groups import Group
-from harness.read.records.runs import Run, is_number
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 

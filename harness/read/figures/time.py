@@ -32,7 +32,8 @@ from harness.read.explain.time_breakdown import (
 from harness.read.figures.panels import Styles, failed_groups, failures, left_out, run_name
 from harness.read.labels import duration
 from harness.read.records.groups import Group
-from harness.read.records.runs import Run, Target, is_number, time_to_target
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import Run, Target, time_to_target
 from harness.read.records.sweeps import SweepResults
 
 TARGET_TIME, QUALITY = "tta_train_s", "accuracy"

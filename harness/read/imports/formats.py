@@ -31,9 +31,10 @@ from typing import Any
 
 from harness.core.attempts import QUALITY
 from harness.core.records import FINISHED
+from harness.core.schema.fields import LARGEST
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
-from harness.read.records.runs import is_number
+from harness.read.records.recorded import is_number
 
 TEXT, STATE = "callback-text", "trainer-state"
 
@@ -243,6 +244,8 @@ def _read_state(file: Path, text: str, sha256: str) -> Foreign:
 def _state(file: Path, text: str) -> dict[str, Any]:
     try:
         state = json.loads(text)
+    except RecursionError:
+        raise UserError(f"{file}: not readable as JSON: nested too deeply") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{file} line {error.lineno}: not readable as JSON: {error.msg}") from None
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
@@ -254,9 +257,9 @@ def _state(file: Path, text: str) -> dict[str, Any]:
 
 def _count(file: Path, state: dict[str, Any], name: str) -> int | None:
     value = state.get(name)
-    if value is None or (isinstance(value, int) and value >= 0):
+    if value is None or (type(value) is int and 0 <= value <= LARGEST):
         return value
-    raise UserError(f"{file}: {name} is {value!r}: a whole number is expected")
+    raise UserError(f"{file}: {name} is {str(value)[:40]}: a whole number is expected")
 
 
 def _rows(file: Path, history: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

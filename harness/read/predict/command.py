@@ -335,7 +335,7 @@ def run(options: argparse.Namespace) -> int:
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
     curve = over_nodes(fitted.model, plan, plan.shape.nodes) if plan.shape.nodes > 1 else []
     if options.json:
-        print_json({**as_fields(result), "assumed": fitted.assumed})
+        print_json({**as_fields(result), "assumed": fitted.assumed, "not_read": fitted.not_read})
     else:
         console = screen()
         lines = prediction_lines(fitted, result, link, options.epochs)
@@ -385,10 +385,15 @@ def _link(text: str | None) -> Link:
     return link
 
 
-def _totals(choice: Choice) -> dict[str, Any]:
-    """For programs: hours and cost are of all epochs, the other amounts as without --advise."""
-    hours = {"hours": choice.hours, "device_hours": choice.device_hours}
-    return hours | as_fields(choice.outcome) | {"cost": choice.cost}
+def _totals(choice: Choice, epochs: int) -> dict[str, Any]:
+    """For programs: what a run of all epochs takes is named so; what ends in _s is of one epoch."""
+    energy_j = choice.outcome.energy_j
+    of_run = {
+        "hours": choice.hours, "device_hours": choice.device_hours, "cost": choice.cost,
+        "energy_kwh": None if energy_j is None else epochs * energy_j / 3.6e6,
+    }  # fmt: skip
+    of_epoch = as_fields(choice.outcome)
+    return of_run | {name: of_epoch[name] for name in of_epoch if name not in ("cost", "energy_j")}
 
 
 def _advise(options: argparse.Namespace, fitted: Fitted, plan: Scenario) -> int:
@@ -398,7 +403,10 @@ def _advise(options: argparse.Namespace, fitted: Fitted, plan: Scenario) -> int:
         fitted, plan, options.epochs, options.deadline, options.budget, options.cost_per_gpu_hour
     )
     if options.json:
-        print_json({"choices": [_totals(choice) for choice in choices]})
+        print_json({
+            "choices": [_totals(choice, options.epochs) for choice in choices],
+            "not_read": fitted.not_read,
+        })  # fmt: skip
         return 0 if choices else 1
     console = screen()
     limit = f"{options.deadline:g} h" if options.deadline else f"a budget of {options.budget:g}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,14 @@ from harness.read.predict.model import (
     predict,
 )
 from harness.read.records.groups import Group
-from harness.read.records.runs import Run, is_number
-from harness.read.records.selection import read_selected, several_kinds, without_flags
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import Run
+from harness.read.records.selection import (
+    read_selected,
+    settings_that_differ,
+    several_kinds,
+    without_flags,
+)
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 
@@ -71,6 +77,7 @@ class Fitted:
     eval_s: float | None  # an epoch's evaluation on one process
     power_w: float | None  # of one device, while it trains
     idle_w: float | None
+    not_read: tuple[str, ...] = ()  # a line for each selected run that is not believed
 
 
 def shape_of(run: Run) -> Shape:
@@ -141,8 +148,9 @@ def wire_between(link: Mapping[str, Any]) -> Wire | None:
 
 def fit_records(selector: str, overrides: Overrides) -> Fitted:
     """On the runs that an argument selects, and the links measured beside them."""
-    runs, _ = read_selected(selector, None)
-    return fit_on(selector, runs, overrides, [*recorded(runs), *measured_beside(selector)])
+    runs, _, not_read = read_selected(selector, None)
+    table = [*recorded(runs), *measured_beside(selector)]
+    return replace(fit_on(selector, runs, overrides, table), not_read=not_read)
 
 
 def fit_on(
@@ -216,10 +224,9 @@ def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
             f"{selector}: runs of {len(machines)} kinds of machine ({', '.join(machines)}): a "
             "figure over them would be one of none; name a folder with the runs of one"
         )
-    for name in dict.fromkeys(name for run in runs for name in run.characteristics):
-        values = sorted({str(run.characteristics.get(name)) for run in runs})
-        if name not in FREE and len(values) > 1:
-            raise UserError(several_kinds(selector, name, values, example=values[0]))
+    if unlike := settings_that_differ(runs, but=FREE):
+        example = next(iter(unlike.values()))[0]
+        raise UserError(several_kinds(selector, unlike, example))
 
 
 def _sharing(
@@ -290,11 +297,11 @@ def _mean_ratio(runs: Iterable[Run], amount: str, by: str) -> float | None:
 def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
     """What measures what is missing, made of the command of a run that is there."""
     flags = ["--setup", setup, *(["--per_gpu_batch", str(batch)] if batch else [])]
-    run = next((run for run in runs if run.environment.get("command")), None)
+    run = next((run for run in runs if run.command), None)
     if run is None:
         return f"python {runs[0].identity.get('script') or 'bert'}.py {shlex.join(flags)}"
     drop = ["--setup", "--strategy", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
-    kept = without_flags(shlex.split(str(run.environment["command"])), drop)
+    kept = without_flags(run.command, drop)
     return f"python {shlex.join([*kept, *flags])}"
 
 

@@ -11,7 +11,8 @@ import pandas as pd
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.read.labels import STRATEGY, column_of
 from harness.read.records.groups import Group
-from harness.read.records.runs import PER_NODE, TO_TARGET, Run, is_number
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import PER_NODE, TO_TARGET, Run
 from harness.read.records.sweeps import SweepResults, read_sweep
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 

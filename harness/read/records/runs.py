@@ -1,22 +1,16 @@
-"""One run as its folder holds it, or as a sweep has planned it where there is no record yet.
-
-load() and load_runs() give the records below a folder as data frames: a row per epoch, a row per
-run. Values whose type is not the declared one are refused here, so that readers need not expect
-them.
-"""
+"""One run as its folder holds it, or as a sweep has planned it where there is no record yet."""
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, TypeGuard
-
-import pandas as pd
+from typing import Any
 
 from harness.core.attempts import larger_is_better
 from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
@@ -27,24 +21,19 @@ from harness.core.records import (
     FAILURES,
     FINISHED,
     RUNNING,
-    SCHEMA,
     SKIPPED,
     WAITING,
     RunFolder,
-    find_runs,
-    read_json,
     sum_known,
 )
-from harness.core.schema.dictionary import check_types
-from harness.core.schema.rows import EpochRow
+from harness.core.schema.dictionary import check_fields
+from harness.core.schema.rows import EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import machine_kind
+from harness.read.records.recorded import UNREADABLE, is_number, recorded
 
 # What a run without summary.json is: it may still be going on, or have been killed.
 UNFINISHED = "unfinished"
-
-# Fields of a row that hold further fields, or are null.
-DEVICES = ("gpu", "node")
 
 # Column -> field of environment.json's link.
 RTT, BANDWIDTH = "link_rtt_median_ms", "link_bandwidth_mbit"
@@ -63,7 +52,7 @@ INTERRUPTED = "interrupted"
 QUIET_S = 120.0
 
 # In this order where the runs of a group ended in several ways.
-STATES = (FINISHED, *FAILURES, UNFINISHED, WAITING, SKIPPED)
+STATES = (FINISHED, *FAILURES, UNREADABLE, UNFINISHED, WAITING, SKIPPED)
 
 # Runs that differ in nothing else repeat one measurement: they form a group.
 REPETITIONS = ("seed", "repeat")
@@ -130,6 +119,7 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     epochs: tuple[EpochRow, ...] = ()
+    ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
 
     @property
@@ -214,9 +204,8 @@ class Run:
         size = self.environment.get("processes_per_node")
         if self.state != FINISHED or self.folder is None or not self.nodes or not size:
             return ()
-        rows_of = self.folder.read_ranks()
         last: dict[int, Mapping[str, Any]] = defaultdict(dict)
-        last |= {rank: rows[-1] for rank, rows in rows_of.items() if rows}
+        last |= {rank: rows[-1] for rank, rows in self.ranks.items() if rows}
         nodes = []
         for node in range(self.nodes):
             ranks = [last[rank] for rank in range(node * size, (node + 1) * size)]
@@ -229,19 +218,36 @@ class Run:
         """The state at this moment: a run without outcome is running, or was interrupted."""
         if self.state != UNFINISHED:
             return self.state
-        last = self.recorded_folder.read_progress()
-        recent = last is not None and time.time() - last.get("unix", 0.0) < QUIET_S
+        last = self._last_progress()
+        recent = time.time() - (last.get("unix") or 0.0) < QUIET_S
         return RUNNING if recent or is_held(self.recorded_folder.lock("run")) else INTERRUPTED
 
     @property
     def progress(self) -> str:
         """How far a run without outcome has come."""
-        last = self.recorded_folder.read_progress()
+        last = self._last_progress()
         done = len(self.epochs)
         text = f"{done} epoch{'' if done == 1 else 's'} recorded"
-        if last is not None and last.get("update") is not None:
+        if last.get("update") is not None:
             text += f", update {last['update']} of {last.get('updates')}"
         return text
+
+    def _last_progress(self) -> Mapping[str, Any]:
+        """What the attempt in progress last reported; empty where that is not known."""
+        last: Mapping[str, Any] = self.recorded_folder.read_progress() or {}
+        try:
+            check_fields("progress", last, self.recorded_folder.progress)
+        except UserError:
+            return {}
+        return last
+
+    @property
+    def command(self) -> list[str]:
+        """The words of the command that made it; empty where it is not known."""
+        try:
+            return shlex.split(self.environment.get("command") or "")
+        except ValueError:  # an open quote
+            return []
 
 
 def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,20 +266,24 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if ours:  # as in the run id: a record that names the default is not another run
         named["eval_batch"] = named["eval_batch"] or EVAL_BATCH
         named["augment"] = named["augment"] or "none"
-    return {
-        "script": settings.get("script"),
-        **named,
-        **{name: value for name, value in passed.items() if name not in SHOWN_ONLY},
-    }
+    passed = {name: value for name, value in passed.items() if name not in SHOWN_ONLY}
+    values = {"script": settings.get("script"), **named, **passed}
+    return {name: _comparable(value) for name, value in values.items()}
+
+
+def _comparable(value: Any) -> Any:
+    """A flag may have several values, which are compared as their text."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, (list, dict)) else value
 
 
 def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
-    """What one folder holds; records of other definitions are refused."""
-    settings = recorded_settings(folder) if folder.settings.exists() else {}
-    summary, environment = summary_of(folder), environment_of(folder)
-    epochs, broken = epochs_of(folder)
+    """What one folder holds; of a record that is not believed, why."""
+    record = recorded(folder, with_ranks=True)
+    summary, environment = record.summary, record.environment
     state, reason, measures = UNFINISHED, None, {}
-    if summary is not None:
+    if record.problem is not None:
+        state, reason = UNREADABLE, record.problem
+    elif summary is not None:
         state, reason = str(summary.get("outcome")), summary.get("reason")
         measures = {
             name: float(value)
@@ -282,15 +292,16 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
         }
         measures |= link_numbers(environment)
         if state == FINISHED:
-            measures |= _derived(epochs, summary, target)
+            measures |= _derived(record.epochs, summary, target)
     return Run(
-        label=dict(label), path=path, state=state, reason=reason, folder=folder, settings=settings,
-        environment=environment, measures=measures, epochs=tuple(epochs), broken_lines=broken,
+        label=dict(label), path=path, state=state, reason=reason, folder=folder,
+        settings=record.settings, environment=environment, measures=measures,
+        epochs=record.epochs, ranks=record.ranks, broken_lines=record.broken_lines,
     )  # fmt: skip
 
 
 def _derived(
-    rows: Sequence[EpochRow], summary: dict[str, Any], target: Target | None
+    rows: Sequence[EpochRow], summary: Mapping[str, Any], target: Target | None
 ) -> dict[str, float]:
     derived = {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
@@ -348,128 +359,7 @@ def _mean(ranks: list[Mapping[str, Any]], name: str) -> float | None:
     return math.fsum(row["eval_samples"] * row[name] for row in rows) / total
 
 
-def recorded_settings(folder: RunFolder) -> dict[str, Any]:
-    """The settings as they were written, if this version of the definitions wrote them."""
-    settings = read_json(folder.settings)
-    if settings is None:
-        raise UserError(f"{folder.settings} is not readable as JSON: move the folder away")
-    check_schema(settings.pop("schema", None), folder.path)
-    check_types("settings", settings, folder.settings)
-    return settings
-
-
-def check_schema(schema: object, path: Path) -> None:
-    if schema != SCHEMA:
-        raise UserError(
-            f"{path} was written with schema {schema}, this reads {SCHEMA}: "
-            "read it with the version of this project that wrote it"
-        )
-
-
-def environment_of(folder: RunFolder) -> dict[str, Any]:
-    environment = read_json(folder.environment) or {}
-    check_types("environment", environment, folder.environment)
-    return environment
-
-
-def summary_of(folder: RunFolder) -> dict[str, Any] | None:
-    summary = read_json(folder.summary)
-    check_types("summary", summary or {}, folder.summary)
-    return summary
-
-
-def epochs_of(folder: RunFolder) -> tuple[list[EpochRow], int]:
-    """The rows, and the number of lines that are not readable."""
-    rows, broken = folder.read_epochs()
-    for row in rows:
-        check_types("epochs", row, folder.epochs)
-    return rows, broken
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Unknown is null; what is neither a number nor finite is unknown."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def link_numbers(environment: Mapping[str, Any]) -> dict[str, float]:
     """The measured figures of the link that are known; none for a run on one node."""
     link = environment.get("link") or {}
     return {name: link[at] for name, at in FIELDS.items() if is_number(link.get(at))}
-
-
-def load(root: str | Path) -> pd.DataFrame:
-    """One row per epoch over all runs at or below a folder; settings and machine as columns.
-
-    Lines that are not readable are left out and counted in the column broken_lines.
-    """
-    rows: list[dict[str, Any]] = []
-    for folder in find_runs(existing(root)):
-        epochs, broken = epochs_of(folder)
-        outcome = (summary_of(folder) or {}).get("outcome", UNFINISHED)
-        shared = {**_shared(folder), "outcome": outcome, "broken_lines": broken}
-        rows += [{**shared, **_flat(row)} for row in epochs]
-    return pd.DataFrame(rows)
-
-
-def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
-    """One row per run: its settings, its machine and the fields of summary.json.
-
-    With dtype=object integers stay integers where some runs do not have them.
-    """
-    rows = []
-    for folder in find_runs(existing(root)):
-        summary = summary_of(folder) or {"outcome": UNFINISHED, "reason": None}
-        rows.append({**_shared(folder), **summary})
-    return pd.DataFrame(rows, dtype=dtype)
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a field as columns of their own: gpu_power_w_mean."""
-    columns: dict[str, Any] = {}
-    for name, value in row.items():
-        if type(value) is dict:
-            for inner, of in _flat(value).items() if name not in DEVICES else _spread(value):
-                columns[f"{name}_{inner}"] = of
-        elif value is not None or name not in DEVICES:
-            columns[name] = value
-    return columns
-
-
-def _spread(device: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Mean, p95 and max of each reading: nearly all columns of a row come from here."""
-    for name, value in device.items():
-        if type(value) is dict:
-            for which, number in value.items():
-                yield f"{name}_{which}", number
-        else:
-            yield name, value
-
-
-def existing(root: str | Path) -> Path:
-    if not Path(root).exists():
-        raise UserError(f"{root}: there is no such folder")
-    return Path(root)
-
-
-def _shared(folder: RunFolder) -> dict[str, Any]:
-    settings, environment = recorded_settings(folder), environment_of(folder)
-    settings.pop("training_arguments", None)
-    if "precision" in settings:
-        # The setting and the metric have one name; the metric keeps it.
-        settings["number_format"] = settings.pop("precision")
-    passed = settings.pop("trainer", None) or {}
-    imported = settings.pop("imported", None) or {}
-    nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
-    return {
-        "path": str(folder.path),
-        **settings,
-        **{f"trainer_{name}": value for name, value in passed.items()},
-        "imported": imported.get("source"),  # None: measured by this project
-        "machine": environment.get("machine"),
-        "nodes": nodes,
-        "processes_per_node": per_node,
-        "processes": nodes * per_node if nodes and per_node else None,
-        "effective_batch": environment.get("effective_batch"),
-        **link_numbers(environment),
-        "link_warning": (environment.get("link") or {}).get("warning"),
-    }

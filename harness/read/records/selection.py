@@ -9,42 +9,61 @@ outputs/sweeps/NAME:setup=1_1           those of a sweep with these values in th
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.core.identity import number
-from harness.core.records import RunFolder, find_runs
+from harness.core.records import find_runs
 from harness.core.settings import UserError
+from harness.read.labels import listed
 from harness.read.records.groups import Group
-from harness.read.records.runs import Run, Target, existing, read_run
+from harness.read.records.recorded import UNREADABLE, existing, none_readable, warn
+from harness.read.records.runs import Run, Target, read_run
 from harness.read.records.sweeps import read_sweep, sweep_file
 
 # A seed that nobody has used yet is asked for by its number.
 SEEDS = range(1, 100)
+# As many settings in which runs differ, and values of each, as an error names.
+MOST_SETTINGS, MOST_VALUES = 8, 6
+
+
+class Selected(NamedTuple):
+    """The runs of an argument, and the target of their sweep where there is one and none given."""
+
+    runs: list[Run]
+    target: Target | None
+    not_read: tuple[str, ...]  # a line for each run that is not believed, and thus left out
 
 
 def read_group(name: str, selector: str, target: Target | None) -> Group:
     """The runs that an argument selects; they may differ in nothing but seed and repeat."""
-    runs, target = read_selected(selector, target)
-    group = Group(tuple(runs), name=name, selector=selector, target=target)
+    runs, target, not_read = read_selected(selector, target)
+    group = Group(tuple(runs), name=name, selector=selector, target=target, not_read=not_read)
     _check_one_kind(group)
     return group
 
 
-def read_selected(selector: str, target: Target | None) -> tuple[list[Run], Target | None]:
-    """All runs of an argument, and the target of their sweep where there is one and none given."""
+def read_selected(selector: str, target: Target | None) -> Selected:
+    """All runs of an argument; those that are not believed are named on stderr."""
     path, conditions = _parsed(selector)
-    places: list[tuple[RunFolder, dict[str, Any]]] = [(f, {}) for f in find_runs(existing(path))]
-    if sweep_file(path) is not None:
+    if sweep_file(existing(path)) is not None:
         sweep = read_sweep(path)
         target = target or sweep.target
-        planned = [run for run in sweep.planned if run.path is not None]
-        places = [(RunFolder(sweep.output_dir / str(run.path)), run.label) for run in planned]
-    runs = [read_run(f, label, str(f.path), target) for f, label in places if f.settings.exists()]
+        planned = [run for run in replace(sweep, target=target).runs if run.folder is not None]
+        read = [replace(run, path=str(run.recorded_folder.path)) for run in planned]
+    else:
+        read = [read_run(folder, {}, str(folder.path), target) for folder in find_runs(path)]
+    runs = [run for run in read if run.recorded_folder.settings.exists()]
     if not runs:
         raise UserError(f"{path}: there is no record of a run below it")
-    return _selected(path, runs, conditions), target
+    not_read = tuple(f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE)
+    if len(not_read) == len(runs):
+        raise none_readable(not_read)
+    warn(not_read)
+    runs = [run for run in runs if run.state != UNREADABLE]
+    return Selected(_selected(path, runs, conditions), target, not_read)
 
 
 def describe(group: Group) -> str:
@@ -106,19 +125,29 @@ def _is(value: Any, text: str) -> bool:
 
 def _check_one_kind(group: Group) -> None:
     """A mean over runs of unlike settings would be a figure of nothing."""
-    for name in dict.fromkeys(name for run in group.runs for name in run.characteristics):
-        values = list(dict.fromkeys(_text(run.characteristics.get(name)) for run in group.runs))
-        if len(values) > 1:
-            example = _text(_values(group.runs[0]).get(name))
-            raise UserError(f"{group.name}, {several_kinds(group.selector, name, values, example)}")
+    if unlike := settings_that_differ(group.runs):
+        example = _text(_values(group.runs[0]).get(next(iter(unlike))))
+        raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, example)}")
 
 
-def several_kinds(selector: str, name: str, values: Iterable[str], example: str) -> str:
+def settings_that_differ(runs: Iterable[Run], but: Collection[str] = ()) -> dict[str, list[str]]:
+    """Setting -> its values, of those that these runs do not have in common."""
+    known = [run.characteristics for run in runs]
+    values = {
+        name: sorted({_text(each.get(name)) for each in known})
+        for name in dict.fromkeys(name for each in known for name in each)
+        if name not in but
+    }
+    return {name: texts for name, texts in values.items() if len(texts) > 1}
+
+
+def several_kinds(selector: str, unlike: Mapping[str, list[str]], example: str) -> str:
     """Why these runs have no mean, and an argument that selects one kind of them."""
     separator = "," if "=" in selector else ":"
+    texts = [f"{name} ({listed(values, ', ', MOST_VALUES)})" for name, values in unlike.items()]
     return (
-        f"{selector}: its runs differ in {name} ({', '.join(values)}): name one kind, for example "
-        f"{selector}{separator}{name}={example}"
+        f"{selector}: its runs differ in {listed(texts, ', ', MOST_SETTINGS)}: name one kind, for "
+        f"example {selector}{separator}{next(iter(unlike))}={example}"
     )
 
 
@@ -135,10 +164,9 @@ def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
 def command_for_seeds(group: Group, how_many: int) -> str | None:
     """What measures more seeds; None where only others can, as of imported runs."""
     run = group.runs[0]
-    command = run.environment.get("command")
-    if not command or run.imported:
+    if not run.command or run.imported:
         return None
-    script, *flags = without_flags(shlex.split(command), ["--seed"])
+    script, *flags = without_flags(run.command, ["--seed"])
     path = run.recorded_folder.path
     if not any(flag.startswith("--o") for flag in flags) and len(path.parents) > 2:
         flags += ["--output_dir", str(path.parents[2])]

@@ -14,29 +14,33 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from harness.core.records import (
-    PUBLISHED,
     SKIPPED,
     SWEEP,
     WAITING,
     RunFolder,
     find_runs,
+    folders_with,
     read_json,
 )
-from harness.core.schema.dictionary import check_types
+from harness.core.schema.dictionary import check_fields
 from harness.core.settings import UserError
 from harness.read.labels import group_text, short_text
 from harness.read.records.groups import Group, group_key, make_groups
+from harness.read.records.recorded import (
+    UNREADABLE,
+    check_schema,
+    existing,
+    is_number,
+    none_readable,
+    settings_of,
+)
 from harness.read.records.runs import (
     REPETITIONS,
     UNFINISHED,
     Run,
     Target,
-    check_schema,
-    existing,
     identity_settings,
-    is_number,
     read_run,
-    recorded_settings,
 )
 
 # Runs that differ in these are of different tasks and share no figure and no table.
@@ -108,13 +112,20 @@ class SweepResults:
     @property
     def problems(self) -> list[str]:
         """What could not be read."""
-        return [*self.unreadable, *_broken_lines(self.runs)]
+        return [*self.unreadable, *self.not_read, *_broken_lines(self.runs)]
+
+    @property
+    def not_read(self) -> list[str]:
+        """A line for each run that is not believed."""
+        return [f"{run.path}: {run.reason}" for run in self.runs if run.state == UNREADABLE]
 
     def _read(self, planned: PlannedRun) -> Run:
         if planned.path is None:
             return Run(planned.label, None, SKIPPED, planned.skipped)
         folder = RunFolder(self.output_dir / planned.path)
         run = read_run(folder, planned.label, planned.path, self.target)
+        if (other := _other_settings(run)) is not None:
+            return Run(run.label, run.path, UNREADABLE, other, folder)
         if run.state != UNFINISHED:
             return run
         # A record counts more than the plan: what was skipped here may have run elsewhere.
@@ -122,6 +133,20 @@ class SweepResults:
             return run
         state = WAITING if planned.skipped is None else SKIPPED
         return replace(run, state=state, reason=planned.skipped)
+
+
+def _other_settings(run: Run) -> str | None:
+    """Why the record is not that of the run that was planned here."""
+    for name, planned in run.label.items():
+        value = run.settings.get(name)
+        if name == "setup" and value is not None:  # with a tag that names the link
+            same = f"{value}_".startswith(f"{planned}_")
+        else:
+            same = name == "script" or (is_number(value) and is_number(planned))
+            same = not same or value in (None, planned)
+        if not same:
+            return f"settings.json is that of another run: {name} {value}, planned was {planned}"
+    return None
 
 
 def _broken_lines(runs: Iterable[Run]) -> Iterator[str]:
@@ -137,7 +162,7 @@ def read_results(path: str | Path) -> SweepResults:
         return read_sweep(path)
     folders, problems = _readable(existing(path))
     if not folders:
-        raise UserError("; ".join(problems) or NO_RECORDS.format(path))
+        raise none_readable(problems) if problems else UserError(NO_RECORDS.format(path))
     return _without_plan(Path(path), "runs", folders, problems)
 
 
@@ -147,11 +172,9 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     if sweep_file(root) is not None:
         return [read_sweep(root)], []
     sweeps, problems, taken = [], [], set()
-    for file in sorted(root.rglob(SWEEP)):
-        if PUBLISHED in file.relative_to(root).parts:
-            continue
+    for folder_of_sweep in folders_with(SWEEP, root):
         try:
-            part = read_sweep(file)
+            part = read_sweep(folder_of_sweep)
             taken |= {run.folder.path.resolve() for run in part.runs if run.folder}
         except UserError as error:
             problems.append(f"sweep not shown: {error}")
@@ -165,19 +188,20 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
             others.setdefault(task, {})[folder] = settings
     for task, theirs in others.items():
         sweeps.append(_without_plan(root, "runs of " + ", ".join(task), theirs))
+    problems += unreadable
     if not sweeps:
-        raise UserError("; ".join([*problems, *unreadable]) or NO_RECORDS.format(root))
-    return sweeps, [*problems, *unreadable]
+        raise none_readable(problems) if problems else UserError(NO_RECORDS.format(root))
+    return sweeps, problems
 
 
 def _readable(root: Path) -> tuple[dict[RunFolder, dict[str, Any]], list[str]]:
-    """Folder -> settings of the runs below, and a line for each of other definitions."""
+    """Folder -> settings of the runs below, and a line for each run that has none to believe."""
     folders, problems = {}, []
     for folder in find_runs(root):
         try:
-            folders[folder] = recorded_settings(folder)
+            folders[folder] = settings_of(folder)
         except UserError as error:
-            problems.append(f"run not shown: {error}")
+            problems.append(f"run not shown: {folder.path}: {error}")
     return folders, problems
 
 
@@ -228,9 +252,9 @@ def read_sweep(path: str | Path) -> SweepResults:
     content = read_json(file)
     if content is None:
         raise UserError(f"{file} is not readable as JSON: move the folder away")
-    check_schema(content.get("schema"), file)
-    check_types("sweep", content, file)
     try:
+        check_schema(content.get("schema"), "it")
+        check_fields("sweep", content, "its plan")
         return _checked(file, content)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None

@@ -19,6 +19,7 @@ from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all
 from harness.read.figures.panels import Styles
 from harness.read.records.baseline import group_rows, run_row
+from harness.read.records.recorded import warn
 from harness.read.records.sweeps import SweepResults, read_all
 from harness.read.table import Table, escaped, html_lines, markdown_lines, table_of
 from harness.read.tables.command import csv_text, markdown
@@ -80,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
 def make_report(folder: Path, out: Path) -> list[Path]:
     """Write everything below out; the page and the text are named last, when all is there."""
     sweeps, problems = read_all(folder)
+    warn([*problems, *(line for sweep in sweeps for line in sweep.problems)])
     styles, sections = Styles(sweeps), list[Section]()
     for sweep in sweeps:
         sections.append(_section_of(sweep, styles, {s.name for s in sections}))

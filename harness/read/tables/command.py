@@ -24,7 +24,8 @@ from harness.core.records import SWEEP
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, heading_of, strategy_text
 from harness.read.records.baseline import run_row
-from harness.read.records.runs import load_runs
+from harness.read.records.frames import load_runs
+from harness.read.records.recorded import none_readable, warn
 from harness.read.records.sweeps import NO_RECORDS, SweepResults, read_sweep, sweep_file
 from harness.read.table import escaped, markdown_lines, screen, show, table_of
 from harness.read.tables import columns
@@ -93,7 +94,7 @@ def _show_runs(root: Path, as_json: bool) -> None:
         runs["strategy"] = _strategies(runs)
     console = screen()
     for machine, group in runs.groupby("machine", dropna=False):
-        _show_machine(console, group, str(machine))
+        _show_machine(console, group, "machine unknown" if pd.isna(machine) else str(machine))
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
     for _, run in failed.iterrows():
         console.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
@@ -136,12 +137,16 @@ def _shown(value: Any, form: str) -> str:
 
 def _show_sweep(path: Path, write: bool, as_json: bool) -> None:
     sweep = read_sweep(path)
+    if (bad := [*sweep.not_read]) and len(bad) == sum(run.folder is not None for run in sweep.runs):
+        raise none_readable(bad)
     shown, rows = sweep_table(sweep)
+    warn(sweep.problems)
     files = write_files(sweep, shown, rows) if write else []
     if as_json:
         print_json({
             "sweep": sweep.name, "question": sweep.question, "rows": rows,
             "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
+            "not_read": sweep.problems,
         })  # fmt: skip
         return
     console = screen()

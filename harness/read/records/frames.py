@@ -1,0 +1,91 @@
+"""load() and load_runs(): the records below a folder as data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.read.records.recorded import UNREADABLE, Recorded, recorded_below
+from harness.read.records.runs import UNFINISHED, link_numbers
+
+# Fields of a row that hold further fields, or are null.
+DEVICES = ("gpu", "node")
+
+
+def load(root: str | Path) -> pd.DataFrame:
+    """One row per epoch over all runs at or below a folder; settings and machine as columns.
+
+    Lines that are not readable are left out and counted in the column broken_lines. Runs that are
+    not believed have no epochs; they are named on stderr.
+    """
+    rows: list[dict[str, Any]] = []
+    for record in recorded_below(root):
+        outcome = _outcome(record).get("outcome")
+        shared = {**_shared(record), "outcome": outcome, "broken_lines": record.broken_lines}
+        rows += [{**shared, **_flat(row)} for row in record.epochs]
+    return pd.DataFrame(rows)
+
+
+def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
+    """One row per run: its settings, its machine and the fields of summary.json.
+
+    A run that is not believed has the outcome "unreadable" and no numbers. With dtype=object
+    integers stay integers where some runs do not have them.
+    """
+    rows = [{**_shared(record), **_outcome(record)} for record in recorded_below(root)]
+    return pd.DataFrame(rows, dtype=dtype)
+
+
+def _outcome(record: Recorded) -> Mapping[str, Any]:
+    if record.problem is not None:
+        return {"outcome": UNREADABLE, "reason": record.problem}
+    return record.summary or {"outcome": UNFINISHED, "reason": None}
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a field as columns of their own: gpu_power_w_mean."""
+    columns: dict[str, Any] = {}
+    for name, value in row.items():
+        if type(value) is dict:
+            for inner, of in _flat(value).items() if name not in DEVICES else _spread(value):
+                columns[f"{name}_{inner}"] = of
+        elif value is not None or name not in DEVICES:
+            columns[name] = value
+    return columns
+
+
+def _spread(device: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Mean, p95 and max of each reading: nearly all columns of a row come from here."""
+    for name, value in device.items():
+        if type(value) is dict:
+            for which, number in value.items():
+                yield f"{name}_{which}", number
+        else:
+            yield name, value
+
+
+def _shared(record: Recorded) -> dict[str, Any]:
+    settings, environment = dict(record.settings), record.environment
+    settings.pop("training_arguments", None)
+    if "precision" in settings:
+        # The setting and the metric have one name; the metric keeps it.
+        settings["number_format"] = settings.pop("precision")
+    passed = settings.pop("trainer", None) or {}
+    imported = settings.pop("imported", None) or {}
+    nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
+    return {
+        "path": str(record.folder.path),
+        **settings,
+        **{f"trainer_{name}": value for name, value in passed.items()},
+        "imported": imported.get("source"),  # None: measured by this project
+        "machine": environment.get("machine"),
+        "nodes": nodes,
+        "processes_per_node": per_node,
+        "processes": nodes * per_node if nodes and per_node else None,
+        "effective_batch": environment.get("effective_batch"),
+        **link_numbers(environment),
+        "link_warning": (environment.get("link") or {}).get("warning"),
+    }

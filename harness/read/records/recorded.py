@@ -1,0 +1,275 @@
+"""What the folder of a run holds, believed once it has been checked.
+
+Readers take records from here alone. A record that cannot be believed ends nothing: it is a run
+whose `problem` says in a line what is wrong, and of which no number is shown.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeGuard
+
+from harness.core.command_line import printable
+from harness.core.identity import stem
+from harness.core.records import (
+    FINISHED,
+    SCHEMA,
+    RunFolder,
+    find_runs,
+    read_json,
+    read_rows,
+    sum_known,
+)
+from harness.core.schema.dictionary import check_fields
+from harness.core.schema.fields import LARGEST
+from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
+from harness.core.settings import UserError, flag_fields
+
+# The outcome of a record that is not believed; it never stands in a file.
+UNREADABLE = "unreadable"
+MOST_NAMED = 10  # of them, on the screen
+
+# A folder that a run of this project has made: its set-up, and below it the name of the run.
+SETUP_FOLDER = re.compile(r"\d+_\d+(_[A-Za-z0-9.-]+)?")
+RUN_FOLDER = re.compile(r".*_s\d+(_[a-z0-9]+)*_[0-9a-f]{8}")
+
+
+@dataclass
+class Recorded:
+    """One run as its folder holds it; what could not be checked is empty."""
+
+    folder: RunFolder
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    summary: SummaryRecord | None = None
+    epochs: tuple[EpochRow, ...] = ()
+    ranks: dict[int, list[RankRow]] = field(default_factory=dict)
+    broken_lines: int = 0  # of epochs.jsonl, torn when a process was killed
+    problem: str | None = None  # why nothing that it measured is believed
+
+    @property
+    def is_ours(self) -> bool:
+        """Written by this project's training: neither imported nor by LogCallback alone."""
+        return "script" in self.settings and not self.settings.get("imported")
+
+    @property
+    def line(self) -> str:
+        return f"{self.folder.path}: {self.problem}"
+
+
+def recorded(folder: RunFolder, with_ranks: bool = False) -> Recorded:
+    """A folder with settings.json, or one that a launcher has only written an outcome to."""
+    record = Recorded(folder)
+    try:
+        _read(record, with_ranks)
+    except UserError as error:
+        record.problem = " ".join(str(error).split())
+        record.summary, record.epochs, record.ranks = None, (), {}
+    return record
+
+
+def recorded_below(root: str | Path) -> Iterator[Recorded]:
+    """Every run below a folder, those that are not believed included, and then named on stderr.
+
+    UserError where there are runs and none is believed.
+    """
+    bad, folders = [], find_runs(existing(root))
+    for folder in folders:
+        record = recorded(folder)
+        if record.problem:
+            bad.append(record.line)
+        yield record
+    if bad and len(bad) == len(folders):
+        raise none_readable(bad)
+    warn(bad)
+
+
+def none_readable(lines: Sequence[str]) -> UserError:
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return UserError(f"no run can be read: {lines[0]}{more}")
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Records that are left out, a line each: whatever is printed beside them lacks them."""
+    for line in (*lines,)[:MOST_NAMED]:
+        print(f"warning: not read: {printable(line)}", file=sys.stderr)
+    if (more := len((*lines,)) - MOST_NAMED) > 0:
+        print(f"warning: not read: {more} more", file=sys.stderr)
+
+
+def _read(record: Recorded, with_ranks: bool) -> None:
+    folder, settings = record.folder, settings_of(record.folder)
+    record.settings = settings
+    record.environment = _object("environment", folder.environment, settings) or {}
+    _check_links(record.environment)
+    rows, broken = _rows("epochs", folder.epochs, settings)
+    record.epochs, record.broken_lines = tuple(rows), broken
+    if with_ranks:
+        record.ranks = {n: _rows("ranks", folder.rank(n), settings)[0] for n in folder.read_ranks()}
+    summary = _object("summary", folder.summary, settings)
+    _check_epochs(record)
+    if summary is not None:
+        _check_whole(record, summary)
+        record.summary = summary  # type: ignore[assignment]
+
+
+def settings_of(folder: RunFolder) -> dict[str, Any]:
+    """UserError where they are not believed; empty where there are none."""
+    settings = _object("settings", folder.settings, {})
+    if settings is None:
+        return {}
+    del settings["schema"]
+    _check_place(folder.path, settings)
+    return settings
+
+
+def _object(kind: str, file: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """None where there is no such file."""
+    content = read_json(file)
+    if content is None:
+        if file.exists():
+            raise UserError(f"{file.name} is not readable as JSON: restore it, or delete the run")
+        return None
+    if kind != "environment":
+        check_schema(content.get("schema"), file.name)
+    check_fields(kind, content, file.name, _has_own_metrics(settings))
+    return content
+
+
+def _rows(kind: str, file: Path, settings: Mapping[str, Any]) -> tuple[list[Any], int]:
+    rows, broken = read_rows(file)
+    own_metrics = _has_own_metrics(settings)
+    for row in rows:
+        check_fields(kind, row, file.name, own_metrics)
+    return rows, broken
+
+
+def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
+    """LogCallback in a script of its user: accuracy may be in per cent there."""
+    return "script" not in settings
+
+
+def check_schema(schema: object, name: str) -> None:
+    if type(schema) is not int or schema != SCHEMA:
+        raise UserError(
+            f"{name} was written with schema {schema!s:.20}, this reads {SCHEMA}: "
+            "read it with the version of this project that wrote it"
+        )
+
+
+def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
+    """A folder that has the name of a run holds the settings of that run."""
+    if "script" not in settings or settings.get("imported") or not RUN_FOLDER.fullmatch(path.name):
+        return
+    # A record that lacks a flag is older than it, and was made with its default.
+    known = {name: value for name, value in settings.items() if value is not None}
+    try:
+        expected = stem(SimpleNamespace(**_defaults() | known))  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError("settings.json lacks settings that the name of the folder has") from None
+    setup = path.absolute().parent.name
+    elsewhere = SETUP_FOLDER.fullmatch(setup) and setup != settings.get("setup")
+    if elsewhere or not path.name.startswith(f"{expected}_"):
+        raise UserError(
+            f"settings.json is that of another run: {settings.get('setup')}/{expected}_..."
+        )
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return {name: flag.default for name, flag in flag_fields().items()}
+
+
+def _check_links(environment: Mapping[str, Any]) -> None:
+    """What was asked of a link is free in its form; as an object it holds numbers."""
+    for record, name in (("link", "asked"), ("launch", "link")):
+        asked = (environment.get(record) or {}).get(name)
+        for key, value in asked.items() if isinstance(asked, dict) else ():
+            if value is not None and not (is_number(value) and value >= 0):
+                raise UserError(f"environment.json: {record}.{name}.{key} is {value!s:.20}: "
+                                "expected a number")  # fmt: skip
+
+
+def _check_epochs(record: Recorded) -> None:
+    """One row for each epoch, in order. The last may end inside an epoch (--max_steps)."""
+    before = 0.0
+    # Peers of hivemind skip epochs that they were not there for; others evaluate when they want.
+    in_steps = record.is_ours and record.settings.get("strategy") != "hivemind"
+    for n, row in enumerate(record.epochs):
+        epoch = row.get("epoch")
+        if epoch is None:
+            raise UserError(f"epochs.jsonl: row {n + 1} does not say its epoch")
+        last = n + 1 == len(record.epochs)
+        if epoch <= before or (in_steps and not _is_next(epoch, n + 1, last)):
+            raise UserError(
+                f"epochs.jsonl: row {n + 1} is of epoch {epoch:g} after {before:g}: rows are "
+                "missing, doubled or in disorder"
+            )
+        before = epoch
+
+
+def _is_next(epoch: float, number: int, last: bool) -> bool:
+    return math.isclose(epoch, number, abs_tol=1e-6) or (last and number - 1 < epoch < number)
+
+
+def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
+    """Whether summary, rows and environment are of one run, as far as they say."""
+    if summary.get("outcome") == FINISHED:
+        _check_finished(record, summary)
+    if record.settings.get("imported"):
+        return  # one row an evaluation
+    done, rows = summary.get("epochs_done"), record.epochs
+    if done is not None and done != len(rows):
+        torn = f" and {record.broken_lines} torn lines" if record.broken_lines else ""
+        raise UserError(f"epochs.jsonl has {len(rows)} rows{torn}, summary.json counts {done:g}")
+    own_s = sum_known(row.get("epoch_time_s") for row in rows)
+    total_s = summary.get("train_time_s")
+    if own_s is None or total_s is None:
+        return
+    if not math.isclose(own_s, total_s, rel_tol=1e-6, abs_tol=1e-6):
+        raise UserError(
+            f"epochs.jsonl is that of another run: its epochs took {own_s:g} s, those of "
+            f"summary.json {total_s:g} s"
+        )
+
+
+def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
+    if not record.folder.settings.exists():
+        raise UserError("settings.json is missing beside the summary of a finished run")
+    if not record.environment:
+        raise UserError("environment.json is missing beside the summary of a finished run")
+    for name in ("nodes", "processes_per_node"):
+        if record.environment.get(name) is None:
+            raise UserError(f"environment.json: {name} is missing")
+    if summary.get("train_samples_per_s") == 0:
+        raise UserError("summary.json: train_samples_per_s is 0 in a finished run")
+
+
+def attempts_of(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
+    """The rows that are as declared; none where one is not."""
+    rows = folder.read_attempts()
+    try:
+        for row in rows:
+            check_fields("start" if row.get("event") == "start" else "end", row, folder.attempts)
+    except UserError:
+        return []
+    return rows
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Unknown is null; what is neither a number nor finite is unknown."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and -LARGEST <= value <= LARGEST
+
+
+def existing(root: str | Path) -> Path:
+    if not Path(root).exists():
+        raise UserError(f"{root}: there is no such folder")
+    return Path(root)

@@ -1,0 +1,323 @@
+"""A record is believed once it is checked; one that is not is named and hides no other."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import main
+from harness.core.records import RunFolder, find_runs
+from harness.core.settings import UserError
+from harness.read import load, load_runs
+from harness.read.records.recorded import recorded
+from harness.read.records.sweeps import read_sweep
+from tests.support.records import Plan, epochs, record, with_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "outputs" / "published"
+# Real ones: a process and two, one epoch and several.
+DEMO = PUBLISHED / "sweeps" / "demo-tiny"
+
+Change = Callable[[Path], None]
+
+
+def edit(file: str, **changes: Any) -> Change:
+    def change(path: Path) -> None:
+        content = json.loads((path / file).read_text())
+        (path / file).write_text(json.dumps({**content, **changes}))
+
+    return change
+
+
+def edit_rows(of: Callable[[list[str]], list[str]], file: str = "epochs.jsonl") -> Change:
+    def change(path: Path) -> None:
+        lines = (path / file).read_text().splitlines()
+        (path / file).write_text("".join(f"{line}\n" for line in of(lines)))
+
+    return change
+
+
+def in_row(**changes: Any) -> Change:
+    return edit_rows(lambda lines: [json.dumps(json.loads(lines[0]) | changes), *lines[1:]])
+
+
+def cut(file: str) -> Change:
+    return lambda path: (path / file).write_text((path / file).read_text()[:40]) and None
+
+
+def removed(file: str) -> Change:
+    return lambda path: (path / file).unlink()
+
+
+def nested(path: Path) -> None:
+    (path / "environment.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+# What is done to a record of four epochs -> a part of the reason why it is not believed.
+DAMAGED: dict[str, tuple[Change, str]] = {
+    "doubled rows": (edit_rows(lambda r: [x for x in r for _ in "ab"]), "doubled"),
+    "first row dropped": (edit_rows(lambda r: r[1:]), "row 1 is of epoch 2 after 0"),
+    "last row dropped": (edit_rows(lambda r: r[:-1]), "has 3 rows, summary.json counts 4"),
+    "a row in between dropped": (edit_rows(lambda r: [r[0], *r[2:]]), "of epoch 3 after 1"),
+    "a torn row in between": (edit_rows(lambda r: [r[0], r[1][:9], *r[2:]]), "epoch 3 after 1"),
+    "rows in disorder": (edit_rows(lambda r: r[::-1]), "row 1 is of epoch 4 after 0"),
+    "no rows": (removed("epochs.jsonl"), "has 0 rows, summary.json counts 4"),
+    "another run's rows": (in_row(epoch_time_s=99.0), "that of another run: its epochs took"),
+    "another run's settings": (edit("settings.json", lr=0.25), "settings.json is that of another"),
+    "negative rate": (edit("summary.json", train_samples_per_s=-100.0), "expected number >= 0"),
+    "no rate": (edit("summary.json", train_samples_per_s=0), "is 0 in a finished run"),
+    "accuracy of 7": (edit("summary.json", accuracy=7), "accuracy is '7': expected number from 0"),
+    "accuracy of 7 in a row": (in_row(accuracy=7), "epochs.jsonl: accuracy is '7'"),
+    "negative time": (in_row(epoch_time_s=-1.0), "expected number >= 0, s"),
+    "a newer summary": (edit("summary.json", schema=99), "summary.json was written with schema 99"),
+    "newer settings": (edit("settings.json", schema=99), "settings.json was written with schema"),
+    "true as schema": (edit("summary.json", schema=True), "with schema True"),
+    "an outcome of no kind": (edit("summary.json", outcome="done"), "outcome is 'done'"),
+    "true as a number": (edit("summary.json", updates=True), "updates is 'True': expected integer"),
+    "an endless integer": (edit("summary.json", samples=10**400), "samples is '1000"),
+    "an endless metric": (in_row(my_metric=10**400), "my_metric is '1000"),
+    "infinity": (edit("summary.json", wall_s=float("inf")), "summary.json is not readable"),
+    "not a number": (edit("summary.json", wall_s=float("nan")), "summary.json is not readable"),
+    "half of the environment": (cut("environment.json"), "environment.json is not readable"),
+    "no environment": (removed("environment.json"), "environment.json is missing"),
+    "half of the settings": (cut("settings.json"), "settings.json is not readable as JSON"),
+    "a list as the settings": (lambda p: (p / "settings.json").write_text("[]") and None, "not re"),
+    "deep nesting": (nested, "environment.json is not readable as JSON"),
+    "no nodes": (edit("environment.json", nodes=None), "environment.json: nodes is missing"),
+    "a link of words": (edit("environment.json", link={"asked": {"delay_ms": "x"}}), "asked.delay"),
+    "half a character": (edit("summary.json", reason="\ud800"), "summary.json is not readable"),
+}  # fmt: skip
+
+
+def whole(tmp_path: Path, name: str) -> Path:
+    """A real run, whose folder has the name that training gave it."""
+    folder = min(PUBLISHED.glob("vit/1_1/*_e4_*"))
+    target = tmp_path / name / folder.relative_to(PUBLISHED)
+    shutil.copytree(folder, target)
+    return target
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_record_is_not_believed(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, reason = DAMAGED[damage]
+    bad = whole(tmp_path, "bad")
+    assert recorded(RunFolder(bad), with_ranks=True).problem is None
+    change(bad)
+    problem = recorded(RunFolder(bad)).problem
+    assert problem is not None and reason in problem and len(problem) < 200, problem
+    # Alone it is refused in a line.
+    assert main(["table", str(bad)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("harness table: error: no run can be read: ") and err.count("\n") == 1
+
+
+def test_a_bad_record_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "outputs"
+    good, bad = (record(root / "bert" / "1_2" / name, "--seed", name) for name in ("1", "2"))
+    edit("summary.json", accuracy=7)(bad.path)
+    frame = load_runs(root).set_index("seed")
+    assert dict(frame["outcome"]) == {1: "finished", 2: "unreadable"}
+    assert frame.loc[1, "accuracy"] == 0.6 and frame["accuracy"].isna()[2]
+    assert set(load(root)["seed"]) == {1}
+    named = f"warning: not read: {bad.path}: summary.json: accuracy is '7': expected number from 0"
+    assert capsys.readouterr().err.count(named) == 2
+    for json_or_not in ([], ["--json"]):
+        assert main(["table", str(root), *json_or_not]) == 0
+        told = capsys.readouterr()
+        assert "0.6" in told.out and "unreadable" in told.out and named in told.err
+    for verb in (["compare", f"{root}:seed=1", f"{root}:seed=1"], ["report", str(root)]):
+        assert main(verb) == 0, verb
+        assert named.split("not read: ")[1][-40:] in capsys.readouterr().err
+    bad.settings.write_text("{")
+    assert main(["table", str(root), "--json"]) == 0
+    told = capsys.readouterr()
+    assert [run["outcome"] for run in json.loads(told.out)["runs"]] == ["finished", "unreadable"]
+    good.settings.write_text("{")
+    assert main(["table", str(root)]) == 2
+    assert "no run can be read: " in (err := capsys.readouterr().err) and "(and 1 more)" in err
+
+
+def test_the_mark_of_another_training_goes_with_its_row(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half an environment.json took the mark and the comparison away, and nothing was said."""
+    plan.run("1_1", 4, 1)
+    other = plan.run("1_2", 4, 1, 2, updates=50)
+    assert main(["table", str(plan.write())]) == 0
+    assert "†" in capsys.readouterr().out
+    cut("environment.json")(other)
+    assert main(["table", str(plan.folder), "--json"]) == 0
+    told = capsys.readouterr()
+    (line,) = json.loads(told.out)["not_read"]
+    assert line == f"bert/1_2_4_1: {recorded(RunFolder(other)).problem}" and line in told.err
+    assert main(["table", str(plan.folder)]) == 0
+    assert "unreadable: environment.json is not readable as JSON" in capsys.readouterr().out
+
+
+def test_a_record_of_another_run_is_not_that_of_the_plan(plan: Plan) -> None:
+    edit("settings.json", per_gpu_batch=8, setup="1_1_tag")(plan.run("1_1", 4, 1))
+    edit("settings.json", per_gpu_batch=4, setup="1_1_tag")(plan.run("1_1", 4, 2))
+    (line,) = read_sweep(plan.write()).not_read
+    assert "settings.json is that of another run: per_gpu_batch 8, planned was 4" in line
+
+
+def test_published_records_are_believed() -> None:
+    records = [recorded(folder, with_ranks=True) for folder in find_runs(PUBLISHED)]
+    assert [r.line for r in records if r.problem] == [] and len(records) > 400
+
+
+def test_what_interruptions_leave_is_believed(tmp_path: Path) -> None:
+    """A run that is killed, goes on, loses a node, ends inside an epoch, or has just begun."""
+    for n, of in enumerate((lambda r: [*r, '{"epoch": 5, "accur'], lambda r: [r[0], "{", *r[1:]])):
+        path = whole(tmp_path, f"torn{n}")
+        edit_rows(of)(path)
+        found = recorded(RunFolder(path))
+        assert found.problem is None and found.broken_lines == 1 and len(found.epochs) == 4
+    path = whole(tmp_path, "going")
+    removed("summary.json")(path)
+    edit_rows(lambda r: r[:1])(path)
+    assert recorded(RunFolder(path)).problem is None
+    with_ranks(path, {"compute_s": 1.0}, {"compute_s": None}, {"compute_s": 1.0})
+    assert recorded(RunFolder(path), with_ranks=True).problem is None
+    for file in ("epochs.jsonl", "environment.json"):
+        removed(file)(path)
+    assert recorded(RunFolder(path)).problem is None
+    path = whole(tmp_path, "inside")
+    edit_rows(lambda r: [*r[:3], json.dumps(json.loads(r[3]) | {"epoch": 3.4})])(path)
+    assert recorded(RunFolder(path)).problem is None
+
+
+def test_a_script_of_one_s_own_may_count_in_per_cent(tmp_path: Path) -> None:
+    run = record(tmp_path / "own")
+    settings = json.loads(run.settings.read_text())
+    edit("summary.json", accuracy=87.5)(run.path)
+    assert recorded(run).problem is not None
+    run.settings.write_text(json.dumps({k: v for k, v in settings.items() if k != "script"}))
+    assert recorded(run).problem is None
+
+
+def test_runs_below_links_are_found_once(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "outputs", tmp_path / "elsewhere"
+    own, far = record(root / "bert" / "1_2" / "own"), record(elsewhere / "bert" / "far")
+    (root / "a").symlink_to(elsewhere)  # before all others in the order of names
+    (root / "again").symlink_to(root / "bert")
+    (elsewhere / "back").symlink_to(root)
+    (root / "bert" / "up").symlink_to(tmp_path)
+    assert [run.path for run in find_runs(root)] == [root / "a" / "bert" / "far", own.path]
+    assert len(load(root)) == 4 and len(load(far.path)) == 2
+
+
+def test_no_control_character_reaches_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b]0;title\x07\x1b[2J\x9b\u202e<b>"
+    record(tmp_path / "a", "--model", f"m{evil}", "--seed", "1")
+    record(tmp_path / "b", outcome="failed", reason=f"reason {evil}")
+    assert main(["table", str(tmp_path)]) == 0
+    assert main(["table", str(tmp_path / f"none{evil}")]) == 2
+    told = "".join(capsys.readouterr())
+    assert r"\x1b[2J" in told and not {*"\x1b\x07\x9b\u202e"} & {*told}
+
+
+VALUES: list[Any] = [
+    None, True, False, -1, 0, 0.5, 7, 10**30, 10**400, -1e308, 5e-324, "", "x", "NaN", "'",
+    "\x1b[2J", "<img src=x>", [], [[]], [None], ["x"], {}, {"a": {"b": 1}}, {"mean": "x"},
+    float("nan"),
+]  # fmt: skip
+FILES = ("settings.json", "environment.json", "summary.json", "epochs.jsonl", "attempts.jsonl",
+         "ranks/rank_0.jsonl")  # fmt: skip
+
+
+def mutated(value: Any, chance: random.Random) -> Any:
+    """With one thing changed, at any depth."""
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        name = chance.choice([*value])
+        if chance.random() < 0.1:
+            return {n: of for n, of in value.items() if n != name}
+        return {**value, name: mutated(value[name], chance)}
+    if isinstance(value, list) and value and chance.random() < 0.9:
+        at = chance.randrange(len(value))
+        return [*value[:at], mutated(value[at], chance), *value[at + 1 :]]
+    if type(value) in (int, float) and chance.random() < 0.3:
+        return value * chance.choice([-1, 1e-9, 1e9, 1e60, 2])
+    return chance.choice(VALUES)
+
+
+def damage(path: Path, chance: random.Random) -> str:
+    """A file of a record, as it was before."""
+    name = chance.choice([name for name in FILES if (path / name).exists()])
+    before = (path / name).read_text()
+    lines = before.splitlines() if name.endswith("l") else [before]
+    at, kind = chance.randrange(len(lines)), chance.random()
+    if kind < 0.8:
+        lines[at] = json.dumps(mutated(json.loads(lines[at]), chance))
+    elif kind < 0.9:
+        lines[at] = lines[at][: chance.randrange(len(lines[at]))]
+    else:
+        lines.insert(at, chance.choice([lines[at], "[" * 5000, "null"]))
+    (path / name).write_text("\n".join(lines) + "\n")
+    return f"{name}|{before}"
+
+
+def verbs(root: Path) -> Iterator[list[str]]:
+    sweep = f"{root}/sweeps/{DEMO.name}"
+    yield ["table", sweep]
+    yield ["table", str(root)]
+    yield ["explain", f"{sweep}:script=vit,setup=1_2"]
+    yield ["compare", f"{sweep}:script=vit,setup=1_1", f"{sweep}:script=vit,setup=1_2"]
+    yield ["batches", str(root), "--target", "accuracy=0.5"]
+    yield ["predict", f"{root}:script=vit", "--setup", "2_1", "--link", "20ms"]
+
+
+def copied(tmp_path: Path) -> tuple[Path, list[Path]]:
+    """The records of the demonstration, and its sweep."""
+    root = tmp_path / "outputs"
+    for run in read_sweep(DEMO).runs:
+        shutil.copytree(PUBLISHED / str(run.path), root / str(run.path))
+    (root / "sweeps" / DEMO.name).mkdir(parents=True)
+    shutil.copy(DEMO / "sweep.json", root / "sweeps" / DEMO.name)
+    return root, [run.path for run in find_runs(root)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_a_record_holds_no_verb_ends_in_a_traceback(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    root, runs = copied(tmp_path)
+    chance = random.Random(seed)
+    every = [*verbs(root)]
+    for n in range(60):
+        path = chance.choice(runs)
+        name, _, before = damage(path, chance).partition("|")
+        words = every[n % len(every)]
+        try:
+            assert main(words) in (0, 1, 2)
+            load(root)
+        except UserError:
+            pass
+        except Exception as error:
+            damaged = (path / name).read_text()
+            raise AssertionError(f"{words} with {name}: {damaged[:2000]}") from error
+        finally:
+            (path / name).write_text(before)
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+
+
+def test_a_target_is_not_reached_by_rows_of_another(plan: Plan) -> None:
+    """The sums over epochs that a table shows are those of rows that belong together."""
+    path = plan.run("1_1", 4, 1, epochs=epochs(0.5, 0.95))
+    folder = plan.write(target={"metric": "accuracy", "value": 0.9})
+    (run,) = read_sweep(folder).runs
+    assert run.measures["tta_train_s"] == 4.0
+    edit_rows(lambda rows: rows[1:])(path)
+    (run,) = read_sweep(folder).runs
+    assert run.state == "unreadable" and run.measures == {}
