@@ -257,6 +257,14 @@ class WarmAgent(Agent):
     def stop(self) -> None:
         self._send({"do": "stop"})
 
+    def close(self) -> None:
+        assert self.process is not None and self.process.stdin is not None
+        # At the end of its input it removes its files, and exits.
+        with suppress(OSError, subprocess.TimeoutExpired):
+            self.process.stdin.close()
+            self.process.wait(timeout=2)
+        super().close()
+
     def last_line(self) -> str:
         """Why it ended, as far as it printed anything."""
         self._join_printer()

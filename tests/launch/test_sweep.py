@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import random
@@ -50,9 +51,11 @@ def run(out: Path, folder: RunFolder) -> str:
 def test_a_sweep_from_start_to_table_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = sweep_file(tmp_path, TWO), tmp_path / "out"
-    done = sweep(file, out, "--tiny")
+    file, out, scratch = sweep_file(tmp_path, TWO), tmp_path / "out", tmp_path / "t"
+    scratch.mkdir()
+    done = sweep(file, out, "--tiny", env={"TMPDIR": str(scratch)})
     assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert {p.name for p in scratch.iterdir()} <= {"torchinductor_" + getpass.getuser()}
     assert list(outcomes(out).values()) == ["finished", "finished"]
     # Plain lines where there is no terminal, then the table.
     assert "[1/2] setup=1_1: started" in done.stdout and "\x1b" not in done.stdout
@@ -76,8 +79,10 @@ def test_a_sweep_from_start_to_table_and_again(
     assert {run(out, f): f.epochs.read_bytes() for f in find_runs(out)} == before
 
     # Measured again on demand, one of them; its old record is kept, and torchrun says the same.
-    cold = sweep(file, out, "--tiny", "--rerun", "all", "--select", "setup=1_2", "--cold")
+    flags = ("--tiny", "--rerun", "all", "--select", "setup=1_2", "--cold")
+    cold = sweep(file, out, *flags, env={"TMPDIR": str(scratch)})
     assert cold.returncode == 0, cold.stderr
+    assert {p.name for p in scratch.iterdir()} <= {"torchinductor_" + getpass.getuser()}
     (aside,) = (out / "vit/1_2").glob("*.earlier-1")
     (fresh,) = [f for f in find_runs(out) if "1_2" in str(f.path)]
     assert untimed_rows(RunFolder(aside)) == untimed_rows(fresh)

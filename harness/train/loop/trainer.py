@@ -409,8 +409,7 @@ class ExactTrainer(Trainer):
     def best_weights(self) -> Path:
         """Those of the best epoch, as they were written."""
         file = self.weights_file(self.state.best_global_step)
-        if self.context.is_rank0:
-            require_sound(file.parent)
+        require_sound(file.parent, self.context.world)
         return file
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

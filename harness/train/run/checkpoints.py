@@ -60,9 +60,9 @@ def sound_checkpoints(folder: Path) -> list[Path]:
     return sound
 
 
-def require_sound(checkpoint: Path) -> None:
-    """Raise if its weights, which are about to be loaded, are not those that were written."""
-    if problem := damage(checkpoint / COMPLETE):
+def require_sound(checkpoint: Path, world: World) -> None:
+    """Raise if what is about to be loaded is not what rank 0 has written (a collective)."""
+    if problem := broadcast(damage(checkpoint / COMPLETE) if world.rank == 0 else None):
         raise RuntimeError(f"{checkpoint.name} is damaged ({problem}): start the run again")
 
 

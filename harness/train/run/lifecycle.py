@@ -31,7 +31,7 @@ class Lifecycle:
     context: Context
     lock: Lock | None = None  # of the run's folder, held by rank 0
     recorder: Recorder = field(default_factory=Recorder)  # of the training, once there is one
-    watchdog: Watchdog = field(init=False)  # from __enter__() on
+    watchdog: Watchdog | None = None  # from __enter__() on
     previous_handlers: dict[int, Any] = field(default_factory=dict)
 
     def resume(self, data_facts: dict[str, Any]) -> Context:
@@ -69,7 +69,8 @@ class Lifecycle:
         if dist.is_initialized():
             limit_collectives(context.settings, elastic=context.launch is not None)
         self.recorder = trainer.recorder
-        trainer.add_callback(self.watchdog)
+        if self.watchdog is not None:
+            trainer.add_callback(self.watchdog)
         checkpoint = context.checkpoint
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -115,6 +116,7 @@ class Lifecycle:
         trace: TracebackType | None,
     ) -> None:
         context = self.context
+        assert self.watchdog is not None
         self.watchdog.close()
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.

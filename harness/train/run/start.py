@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,6 +75,21 @@ def arguments_of(settings: Settings, folder: Path, session: Session) -> Training
     args = training_arguments(session.own_settings(settings), folder, session.world.size)
     session.restrict(args)
     return args
+
+
+def remove_log_folder() -> None:
+    """torchrun makes a folder for what each rank prints, and leaves it: empty if that is not kept.
+
+    At the start, so that nothing is left of a rank that is killed, either; a rank that is forked
+    tells its errors there.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
+    own = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
+    folders = [own, *own.parents][:4]  # of the rank, the attempt, the run, and torchrun
+    with suppress(OSError):  # until one that has something in it
+        for folder in folders if folders[-1].name.startswith("torchelastic_") else []:
+            folder.rmdir()
 
 
 class _Parser(HfArgumentParser):
@@ -225,6 +242,7 @@ def _refuse_changed_inputs(context: Context) -> None:
 
 def start(settings: Settings) -> Lifecycle | None:
     """Open a run; None if it has been finished before."""
+    remove_log_folder()
     context, lock = _open(settings)
     settings, world, args = context.settings, context.world, context.args
     if _is_finished(context):

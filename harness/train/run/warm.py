@@ -12,11 +12,14 @@ import importlib
 import json
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -59,6 +62,7 @@ def receive(requests: queue.Queue[dict[str, Any]]) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
         else:
             requests.put(message)
+    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)  # of the fork server
     os._exit(0)  # the sender is gone; the ranks end with this process
 
 
@@ -82,8 +86,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         host, _, port = request["rendezvous"].rpartition(":")
         if request["node"] and (reason := unreachable(host, int(port))):
             return {"code": 1, "failures": [], "error": reason}
-        with _exit_barrier(request["exit_barrier_s"]):
-            elastic_launch(_launch_config(request), rank_main)(request)
+        own = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # torch would leave one
+        with _exit_barrier(request["exit_barrier_s"]), own as logs:
+            elastic_launch(_launch_config(request, logs), rank_main)(request)
     except ChildFailedError as error:
         failures = [
             {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
@@ -110,7 +115,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     return {"code": 0, "failures": []}
 
 
-def _launch_config(request: dict[str, Any]) -> Any:
+def _launch_config(request: dict[str, Any], logs: str) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
     return LaunchConfig(
@@ -126,6 +132,7 @@ def _launch_config(request: dict[str, Any]) -> Any:
         max_restarts=request["max_restarts"],
         monitor_interval=0.03,
         start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=logs),
     )
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import TrainerCallback
 
+from harness.core.topology import World
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import require_sound, sound_checkpoints
 from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
 from tests.support.damage import KINDS, plant
-from tests.support.ranks import script
+from tests.support.ranks import ranks, script
+from tests.support.toys import CPU, Net, Points, ours
 
 ARGV = [*SHORT, "--save_steps", "3"]
 
@@ -36,11 +40,11 @@ def test_damage_of_any_file_is_found(
 ) -> None:
     before, last = checkpoints(tmp_path, {10: None, 20: None})
     assert sound_checkpoints(tmp_path) == [before, last]
-    require_sound(last)
+    require_sound(last, World())
     assert capsys.readouterr().err == ""
     plant(kind, last / name)
     with pytest.raises(RuntimeError, match=f"checkpoint-20 is damaged .{name}.*start the run"):
-        require_sound(last)
+        require_sound(last, World())
     assert sound_checkpoints(tmp_path) == [before]
     if (kind, name) != ("missing", "complete.json"):  # which looks as if it was never written
         told = capsys.readouterr().err
@@ -66,7 +70,7 @@ def test_a_checkpoint_without_checksums_is_not_believed(tmp_path: Path) -> None:
     (checkpoint,) = checkpoints(tmp_path, {10: None})
     (checkpoint / "complete.json").write_text('{"position": {"update": 10}}')
     with pytest.raises(RuntimeError, match=r"complete\.json has no checksum"):
-        require_sound(checkpoint)
+        require_sound(checkpoint, World())
 
 
 @pytest.mark.process
@@ -83,3 +87,29 @@ def test_a_run_continues_from_the_one_before(count: int, tmp_path: Path) -> None
     assert "goes on from update 8" in done.out
     assert script("vit", *ARGV, "--o", str(tmp_path / "whole"), count=count).code == 0
     assert_same_training(folder, only_run(tmp_path / "whole"))
+
+
+class DamageBest(TrainerCallback):
+    """While the last epoch is trained, a bit of the best checkpoint changes."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and state.epoch > 1.5:
+            best = Path(state.best_model_checkpoint)
+            plant("one bit", best / "model.safetensors")
+
+
+def ends_with_the_best(folder: str) -> str:
+    flags = ("--save=best", "--epochs=3", "--lr=1e-12")  # no epoch is better than the first
+    trainer, run = ours(folder, Net(), Points(64), Points(8), *flags, callbacks=[DamageBest()])
+    with pytest.raises(RuntimeError) as raised, run:
+        run.train(trainer)
+    return str(raised.value)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_best_weights_are_not_believed_either(count: int, tmp_path: Path) -> None:
+    reasons = ranks(count, ends_with_the_best, str(tmp_path), env=CPU)
+    for reason in reasons:
+        assert "is damaged (model.safetensors has changed since it was written)" in reason
+    assert (only_run(tmp_path).read_summary() or {})["outcome"] == "failed"

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from harness.core.records import DiskError, RunFolder
 from harness.train.run.failures import outcome_of
+from harness.train.run.start import remove_log_folder
 from tests.support.broken_runs import SHORT, only_run
 from tests.support.ranks import ran, script
 from tests.support.toys import CPU, Net, Points, ours
@@ -103,3 +104,30 @@ def test_a_full_disk_is_the_recorded_reason(count: int, tmp_path: Path) -> None:
         assert summary["reason"].startswith(f"no space on {folder.path}")
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_the_folders_of_torchrun_are_removed_while_they_are_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(name: str) -> Path:
+        own = tmp_path / name / "run_1" / "attempt_0" / "0"
+        own.mkdir(parents=True)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(own / "error.json"))
+        return own
+
+    own = started("torchelastic_a")
+    (own.parent / "1").mkdir()
+    remove_log_folder()
+    assert not own.exists() and (own.parent / "1").is_dir()  # which the other rank removes
+    (own.parent / "1").rmdir()
+    started("torchelastic_a")
+    remove_log_folder()
+    assert not (tmp_path / "torchelastic_a").exists() and tmp_path.is_dir()
+    own = started("torchelastic_b")
+    (own / "stdout.log").touch()  # torchrun --redirects 3
+    remove_log_folder()
+    kept = started("logs of the user")
+    remove_log_folder()
+    assert own.is_dir() and kept.is_dir()
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    remove_log_folder()

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.settings import UserError
+from harness.train.manifest import write_manifest
 from tests.support import toys
 from tests.support.broken_runs import (
     assert_same_training,
@@ -113,6 +114,10 @@ def spoil_and_go_on(folder: str) -> list[str]:
                 saved = torch.load(file, weights_only=True)
                 saved["marks"]["shared"] += 1
                 torch.save(saved, file)
+            # As where it lies on the disk of another node, of which the manifest knows nothing.
+            mark = file.with_name("complete.json")
+            facts = read_json(mark) or {}
+            write_manifest(mark, {name: facts[name] for name in facts if name != "checksum"})
         dist.barrier()
         try:
             train_once(folder, argv, None)
