@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
-from huggingface_hub import errors
+from huggingface_hub import constants, errors
 from torch import nn
 from transformers import AutoConfig
 
@@ -23,6 +23,10 @@ GATED = "--{kind} {name} is gated: ask for access on its page and set HF_TOKEN"
 NO_NETWORK = (
     "--{kind} {name}: no network, and not in the cache: use --tiny, a local folder, or, with a "
     "filled cache, HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
+)
+OFFLINE = (
+    "--{kind} {name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub: load it once "
+    "without, or use --tiny or a local folder"
 )
 MISSING = (
     "--{kind} {name} is neither a local folder nor on the Hub (if it is private, set HF_TOKEN): "
@@ -220,6 +224,8 @@ def explain(kind: str, name: str) -> Iterator[None]:
         causes = _causes(e)
         text = " ".join(str(causes[-1] if isinstance(e, DatasetGenerationError) else e).split())
         template = _template(name, causes, text.lower())
+        if template == NO_NETWORK and constants.HF_HUB_OFFLINE:
+            template = OFFLINE
         raise UserError(template.format(kind=kind, name=name, text=text[:300])) from e
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import pytest
 from datasets.exceptions import DatasetNotFoundError
-from huggingface_hub import errors
+from huggingface_hub import constants, errors
 
 from harness.core.settings import Settings, UserError
 from harness.train.data import models
@@ -20,6 +20,12 @@ from tests.support.hub import Hub, tiny_bert, tiny_vit
 OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]
 MISSING = ["neither a local folder nor on the Hub", "check the name", "HF_TOKEN"]
 BUILDER = "Config name is missing. Please pick one among the available configs: ['a', 'b']"
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user who has not chosen to work offline."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 def answered(kind: type[Exception], text: str) -> Exception:
@@ -62,6 +68,14 @@ def test_an_error_is_known_by_what_caused_it() -> None:
         with pytest.raises(UserError) as raised, explain("model", "a/b"):
             raise OSError("cannot load it") from cause
         assert all(word in str(raised.value) for word in words)
+
+
+def test_who_works_offline_is_not_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as raised, explain("model", "a/b"):
+        raise errors.OfflineModeIsEnabled("offline")
+    assert "--model a/b is not in the cache" in str(raised.value)
+    assert "HF_HUB_OFFLINE=1" not in str(raised.value) and "--tiny" in str(raised.value)
 
 
 def test_what_exists_cannot_be_read(tmp_path: Path) -> None:
