@@ -11,6 +11,7 @@ import argparse
 import difflib
 import importlib
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from harness.core.command_line import (
     whole,
     without_package,
 )
+from harness.core.process import end_quietly, interrupt_again
 from harness.core.records import DiskError
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
@@ -393,6 +395,8 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if argv is None:
+        end_quietly()  # a verb may load torch or pandas
     with quiet_when_closed():
         return _main(sys.argv[1:] if argv is None else argv)
     return 0
@@ -414,7 +418,12 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     try:
         options = parser.read(arguments)
-        return int(importlib.import_module(f"harness.{VERBS[verb].module}").run(options))
+        module = importlib.import_module(f"harness.{VERBS[verb].module}")
+        interrupt_again()
+        return int(module.run(options))
+    except KeyboardInterrupt:
+        print(f"harness {verb}: stopped by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
     except ModuleNotFoundError as error:
         return complain(f"harness {verb}", without_package(error), is_leader())
     except (UserError, DiskError) as error:

@@ -16,10 +16,47 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 GRACE_S = 20.0  # for a process to record and exit, before it is killed
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
+
+
+def end_quietly() -> None:
+    """Until somebody takes over: Ctrl-C and a lost terminal end this process with one line.
+
+    Imports take seconds, and a KeyboardInterrupt inside them is pages of traceback.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays what it is
+            signal.signal(number, _end)
+
+
+def interrupt_again() -> None:
+    """What a signal did before end_quietly()."""
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) is _end:
+            signal.signal(number, usual)
+
+
+def _end(signum: int, frame: Any) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, f"stopped by {signal.Signals(signum).name}\n".encode())
+    os._exit(128 + signum)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by SIGSTOP; False where the kernel does not tell."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in "Tt"
 
 
 def end_with_parent(parent: int | None = None) -> None:

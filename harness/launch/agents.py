@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from harness.core.process import is_stopped
 from harness.core.provenance import ROOT
 from harness.core.records import rows_in
 from harness.core.tasks import TASKS
@@ -117,6 +119,7 @@ class Agent(ABC):
     """Takes one run at a time on its node."""
 
     ready = True  # nothing has to be loaded before the first run
+    heard_s = math.inf  # when it last gave a sign of life, since it has got a run
     output: IO[bytes] | None = None  # becomes readable when there are events
 
     def __init__(self, node: Node, environment: Mapping[str, str], log: Path) -> None:
@@ -236,6 +239,7 @@ class WarmAgent(Agent):
                 "max_restarts": elastic.max_restarts if elastic else 0,
                 "environment": request.environment_of(number),
                 "cores": request.cores,
+                "hang_after_s": job.settings.hang_after,
                 "log": None if self.node.remote else str(request.log.absolute()),
             }
         )
@@ -249,6 +253,7 @@ class WarmAgent(Agent):
                 read = os.read(self.output.fileno(), 65536)
             except BlockingIOError:
                 return events
+            self.heard_s = time.monotonic()  # it says each second that it is there
             if not read:
                 return [*events, {"event": "died", "code": self.process.wait()}]
             whole, _, self.unread = (self.unread + read).rpartition(b"\n")
@@ -327,6 +332,8 @@ class TorchrunAgent(Agent):
     def receive(self) -> list[Event]:
         code = self.process.poll() if self.process is not None else None
         if code is None:
+            if self.process is not None and not is_stopped(self.process.pid):
+                self.heard_s = time.monotonic()
             return []
         self.close()
         self.process = None

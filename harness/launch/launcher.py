@@ -52,6 +52,7 @@ class Attempt:
     running: set[int] = field(default_factory=set)  # nodes that have the run
     lost: dict[int, float] = field(default_factory=dict)  # nodes it goes on without; since when
     killed: set[int] = field(default_factory=set)  # nodes that did not exit in time
+    silent: set[int] = field(default_factory=set)  # nodes that were killed as they did not answer
     exits: dict[int, Exit] = field(default_factory=dict)  # by node, in the order of their end
     ending_s: float = 0.0
 
@@ -157,6 +158,7 @@ class Launcher:
         attempt = self.attempt
         assert attempt.meeting is not None
         attempt.running.add(number)
+        self.agents[number].heard_s = time.monotonic()
         self.agents[number].begin(attempt.request, number, attempt.meeting)
 
     def _handle(self, number: int, agent: Agent, event: Event) -> None:
@@ -209,6 +211,9 @@ class Launcher:
         # By its number: the record is no place for the name of a host.
         name = f"on node {number} " if len(self.nodes) > 1 else ""
         error = f"the launcher {name}was killed" if code < 0 else f"node {number} is lost"
+        if number in attempt.silent:
+            waited_s = attempt.request.job.settings.hang_after
+            error = f"the launcher {name}has not answered for {waited_s:g} s"
         if attempt.phase in (Phase.LOADING, Phase.MEETING):
             attempt.running.add(number)  # nobody has the run yet, and it does not begin without it
         self._node_ended(number, Exit(code or 1, error=error, launcher_died=True))
@@ -244,6 +249,11 @@ class Launcher:
     def _check_deadlines(self) -> None:
         """Nodes that do not get ready, and those that do not exit when another has failed."""
         attempt, now_s = self.attempt, time.monotonic()
+        hang_after_s = attempt.request.job.settings.hang_after
+        for number in attempt.running if hang_after_s else ():
+            if now_s - self.agents[number].heard_s > hang_after_s:
+                attempt.silent.add(number)
+                self.agents[number].kill()
         if attempt.phase is Phase.LOADING:
             for agent in self.agents.values():
                 if not agent.ready and now_s - agent.opened_s > READY_S:

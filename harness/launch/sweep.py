@@ -391,14 +391,16 @@ def skipped(states: list[State]) -> list[str]:
 
 @contextmanager
 def _signals(worker: Worker) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are counted here and obeyed by the worker's loop."""
+    """Signals that ask for an end are counted here and obeyed by the worker's loop."""
     received: list[int] = []
 
     def count(signum: int, frame: Any) -> None:
         received.append(signum)
         worker.stops += 1
 
-    before = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
+    lost = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # not with nohup
+    asked = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if lost else ()))
+    before = {s: signal.signal(s, count) for s in asked}
     try:
         yield received
     finally:

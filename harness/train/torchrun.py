@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 import sys
 
-from torch.distributed import run
-
+from harness.core.process import end_quietly
 from harness.core.settings import UserError
-from harness.train.rendezvous import narrow
 
 
 def main() -> int:
+    end_quietly()
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    from harness.train.rendezvous import narrow
+
     narrow()
     if "--standalone" in sys.argv:
         os.environ.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
@@ -23,6 +27,9 @@ def main() -> int:
     except UserError as error:
         print(f"torchrun: error: {error}", file=sys.stderr)
         return 2
+    except SignalException as stopped:
+        print(f"torchrun: stopped by {stopped.sigval.name}", file=sys.stderr)
+        return 128 + int(stopped.sigval)
     return 0
 
 

@@ -136,3 +136,34 @@ def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
         end_when_orphaned(parent=1 << 22, every_s=0.01)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == -signal.SIGKILL
+
+
+# A command, and how far it is when it is stopped: torch is being loaded.
+LOADING = {
+    "script": ["vit.py", "--tiny"],
+    "verb": ["-m", "harness", "store", "1"],
+    "torchrun": ["-m", "harness.train.torchrun", "--standalone", "vit.py"],
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("what", LOADING)
+def test_a_signal_while_loading_is_one_line(what: str, signum: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, *LOADING[what]], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    assert wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), 60)
+    process.send_signal(signum)
+    _, printed = process.communicate(timeout=20)
+    assert process.returncode == 128 + signum and printed == f"stopped by {signum.name}\n"
+
+
+def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
+    monkeypatch.setattr(signal, "getsignal", lambda n: set_to.get(n, signal.SIG_IGN))
+    monkeypatch.setattr(signal, "signal", set_to.__setitem__)
+    parent.end_quietly()
+    assert set_to == {signal.SIGINT: parent._end}  # with nohup SIGHUP stays ignored
+    parent.interrupt_again()
+    assert set_to == {signal.SIGINT: signal.default_int_handler}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from harness.core.process import is_stopped
 from harness.core.settings import UserError
 from harness.launch import launcher as supervisor
 from harness.launch.agents import LaunchRequest, Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Exit, Launcher
 from harness.launch.plan import Elastic, Job, torchrun
-from tests.support.sweeps import jobs_of
+from tests.support.sweeps import jobs_of, wait_for
 
 NODES = [Node(f"node{n}", f"10.0.0.{n + 1}") for n in range(3)]
 READY = {"event": "ready", "cuda_in_server": False}
@@ -213,6 +215,36 @@ def test_a_node_that_is_lost_is_the_reason(begin: Begin) -> None:
     # The next run gets a new agent there.
     launcher.begin(launcher.attempt.request)
     assert len(Puppet.made) == 4 and Puppet.made[3].node.name == "node2"
+
+
+def test_a_launcher_that_does_not_answer_is_ended_and_named(begin: Begin) -> None:
+    launcher, (first, second, third) = begin()
+    assert launcher.poll() is None and not third.killed
+    third.heard_s -= 121  # --hang_after is 120
+    assert launcher.poll() is None and third.killed and not first.killed
+    third.dies()
+    launcher.poll()
+    first.ends(143)
+    second.ends(143)
+    ending = launcher.poll()
+    assert ending is not None and ending.launcher_died
+    assert ending.error == "the launcher on node 2 has not answered for 120 s"
+
+
+@pytest.mark.process
+def test_a_torchrun_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> None:
+    agent = TorchrunAgent(Node(), {}, tmp_path / "log")
+    agent.process = subprocess.Popen(["sleep", "60"])
+    try:
+        assert agent.receive() == []
+        heard_s = agent.heard_s
+        assert agent.receive() == [] and agent.heard_s > heard_s
+        agent.process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: is_stopped(agent.process.pid))  # type: ignore[union-attr]
+        heard_s = agent.heard_s
+        assert agent.receive() == [] and agent.heard_s == heard_s
+    finally:
+        agent.close()
 
 
 def test_a_node_that_does_not_reach_the_first_is_named(begin: Begin) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import socket
+import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed.launcher.api as launcher
 from torch.distributed import DistNetworkError
 
+from harness.core.process import is_stopped
 from harness.launch import places
 from harness.launch.places import Machine
 from harness.train import rendezvous
@@ -18,7 +23,7 @@ from harness.train.run import warm
 REQUEST = {
     "id": "1", "processes": 1, "nodes": 1, "node": 0, "address": "127.0.0.1",
     "rendezvous": "127.0.0.1:1", "rendezvous_config": {"rank": 0}, "min_nodes": 1,
-    "max_restarts": 0, "exit_barrier_s": None,
+    "max_restarts": 0, "exit_barrier_s": None, "hang_after_s": 0,
 }  # fmt: skip
 
 
@@ -124,3 +129,36 @@ def test_processes_on_the_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch
 
     assert count("0") == 0 and count("1") == 1 and count("0", "1") == 1
     assert count("GPU-5a") == 1 and count() == 0
+
+
+@pytest.mark.process
+def test_a_stopped_fork_server_is_ended_so_that_it_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Closed(Exception):
+        """The end of the test."""
+
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) > 6:
+            raise Closed
+
+    server = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(warm.time, "sleep", sleep)
+    monkeypatch.setattr(warm.multiprocessing.forkserver, "_forkserver", SimpleNamespace(
+        _forkserver_pid=server.pid))  # fmt: skip
+    monkeypatch.setattr(warm, "hang_after_s", 3.0)
+    events = io.StringIO()
+    with pytest.raises(Closed):
+        warm.beat(events)
+    assert events.getvalue() == '{"event": "alive"}\n' * 6 and server.poll() is None
+    slept.clear()
+    server.send_signal(signal.SIGSTOP)
+    while not is_stopped(server.pid):
+        pass
+    with pytest.raises(Closed):
+        warm.beat(events)
+    monkeypatch.undo()
+    assert server.wait(10) == -signal.SIGKILL

@@ -101,7 +101,8 @@ class Lifecycle:
             self._ignore_signals()  # a second one must not cut the record off
             raise Stopped(signum)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        lost = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # not with nohup
+        for number in (signal.SIGTERM, signal.SIGINT, *((signal.SIGHUP,) if lost else ())):
             self.previous_handlers[number] = signal.signal(number, stop)
         return self
 

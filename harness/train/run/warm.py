@@ -31,11 +31,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.command_line import command_line
-from harness.core.process import PARENT, end_with_parent
+from harness.core.process import PARENT, end_with_parent, is_stopped
 from harness.core.records import SERVER_KILLED, log_of
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 TRIES = 5  # to start the fork server
+BEAT_S = 1.0  # between two signs of life
+sending = threading.Lock()
+hang_after_s = 0.0  # of the run in progress; 0: never
 running = threading.Event()  # set while a run is in progress
 
 
@@ -44,6 +47,7 @@ def serve(scripts: list[str], events: Any) -> None:
     facts = _in_fresh_process(inspect, scripts)
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
     threading.Thread(target=receive, args=(requests,), daemon=True).start()
+    threading.Thread(target=beat, args=(events,), daemon=True).start()
     _send(events, {"event": "ready", **facts})
     while True:
         request = requests.get()
@@ -51,6 +55,19 @@ def serve(scripts: list[str], events: Any) -> None:
             _send(events, {"event": "port", "port": free_port()})
         else:
             _send(events, {"event": "ended", "id": request["id"], **run(request)})
+
+
+def beat(events: Any) -> None:
+    """Say that this process is there; end a fork server that is stopped, so that it is replaced."""
+    stopped_s = 0.0
+    while True:
+        time.sleep(BEAT_S)
+        _send(events, {"event": "alive"})
+        server: Any = multiprocessing.forkserver._forkserver
+        pid = server._forkserver_pid
+        stopped_s = stopped_s + BEAT_S if pid and is_stopped(pid) else 0.0
+        if hang_after_s and stopped_s > hang_after_s:
+            os.kill(pid, signal.SIGKILL)
 
 
 def receive(requests: queue.Queue[dict[str, Any]]) -> None:
@@ -81,6 +98,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
     # Elastic sets its own handlers later; these hold before and after.
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    global hang_after_s
+    hang_after_s = request["hang_after_s"]
     running.set()
     try:
         host, _, port = request["rendezvous"].rpartition(":")
@@ -215,7 +234,8 @@ def _print_to(log: Path) -> None:
 
 
 def _send(events: Any, message: dict[str, Any]) -> None:
-    print(json.dumps(message), file=events, flush=True)
+    with sending:
+        print(json.dumps(message), file=events, flush=True)
 
 
 def main(scripts: list[str]) -> None:

@@ -19,11 +19,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 from transformers import TrainerCallback
 
+from harness.core.process import is_stopped
 from harness.core.strategies import STRATEGIES
 from harness.train.context import Context
 
@@ -173,12 +173,8 @@ class Watchdog(TrainerCallback):
         return None
 
     def _why(self, rank: int, published: Mapping[str, Any]) -> str:
-        if rank // self.per_node != self.rank // self.per_node or "pid" not in published:
-            return ""
-        try:
-            stopped = psutil.Process(published["pid"]).status() == psutil.STATUS_STOPPED
-        except psutil.Error:
-            return ": its process is gone"
+        here = rank // self.per_node == self.rank // self.per_node
+        stopped = here and is_stopped(published.get("pid", 0))
         return ": its process is stopped" if stopped else ""
 
     def _standing_still(self) -> dict[str, Any] | None:
