@@ -431,7 +431,10 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) 
     try:
         before = read_json(path)
         planned = [run.get("path") for run in (before or {}).get("runs", [])]
-        if before is not None and planned != [state.job.path for state in states]:
+        if before is not None and planned == [state.job.path for state in states]:
+            # What measured these runs stays: a repetition may run a part, or nothing.
+            content["command"] = before.get("command", content["command"])
+        elif before is not None:
             count = 1
             while (aside := folder / f"sweep.earlier-{count}.json").exists():
                 count += 1

@@ -22,8 +22,11 @@ from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from harness.launch import runner
 from harness.launch import sweep as sweep_module
 from harness.launch.launcher import Launcher
+from harness.launch.outcome import State
 from harness.launch.places import Local
+from harness.launch.plan import plan
 from harness.launch.runner import Runner, Running
+from harness.launch.sweepfile import load
 from harness.read import load_sweep
 from tests.support.sweeps import (
     ROOT,
@@ -94,6 +97,20 @@ def test_a_sweep_from_start_to_table_and_again(
     earlier = json.loads((folder / "sweep.earlier-1.json").read_text())
     assert len(earlier["runs"]) == 2
     assert len(json.loads((folder / "sweep.json").read_text())["runs"]) == 1
+
+
+def test_a_repetition_keeps_the_command_that_measured(tmp_path: Path) -> None:
+    sweep = load(ROOT / "experiments" / "demo.yaml", True)
+    states = [State(job) for job in plan(sweep, tmp_path, 1)]
+    folder = tmp_path / "sweeps" / sweep.name
+    for flags in (["demo.yaml", "--tiny"], ["demo.yaml", "--tiny", "--select", "seed=1"]):
+        sweep_module._describe(sweep, states, folder, flags)
+        command = json.loads((folder / "sweep.json").read_text())["command"]
+        assert command == "python -m harness sweep demo.yaml --tiny"
+    # Another plan is another sweep; the earlier one is kept aside.
+    sweep_module._describe(sweep, states[:1], folder, ["demo.yaml", "--set", "seed=1"])
+    assert json.loads((folder / "sweep.json").read_text())["command"].endswith("--set seed=1")
+    assert (folder / "sweep.earlier-1.json").exists()
 
 
 # A vit.py that fails in as many ways as there are seeds; the real one does the rest.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ from harness.read.records.runs import Run
 from harness.read.records.selection import read_group
 from harness.read.statistics import spread
 from tests.support.paired import Verb, imported, pair, text_file
-from tests.support.records import with_epochs
+from tests.support.records import lines, with_epochs, with_ranks
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
 CONTEXT = RunContext(
@@ -331,3 +332,29 @@ def test_notes(tmp_path: Path) -> None:
     assert "took 45 s of 60 s" in text
     assert "1 run(s) were interrupted and resumed: 3 s lost." in text
     assert "1 run(s) did not finish and are not counted." in text
+    assert "Training reaches 1 times its samples/s." in text and "inside" not in text
+    attempts = [
+        {"event": "start", "attempt": n + 1, "from_update": at} for n, at in ((0, 0), (1, 3))
+    ]
+    lines(path / "attempts.jsonl", attempts)
+    with_epochs(path, [{**ROW, "updates": 5}])
+    (path / "epochs.jsonl").write_text('{"epoch": 1, "upd\n' + (path / "epochs.jsonl").read_text())
+    text = " ".join(explain(read_group("RUN", str(path), None)).sentences)
+    assert f"{path}: epoch 1 interrupted inside and continued: its parts are sums" in text
+    assert "1 torn line(s) of epochs.jsonl are left out; every epoch has a whole one." in text
+
+
+def test_ranks_that_do_not_know_their_computing(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with_ranks(path, {"compute_s": None, "comm_wait_s": 1.0}, {"compute_s": 1.0, "comm_wait_s": 0})
+    assert time_breakdown(read_group("x", str(path), None).runs[0]).parts[UNSEPARATED]
+
+
+def test_a_flag_of_several_values_is_compared(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    settings = json.loads((path / "settings.json").read_text())
+    settings["trainer"] = {"optim_args": ["a", {"b": 1}]}
+    (path / "settings.json").write_text(json.dumps(settings))
+    run = read_group("RUN", str(path), None)
+    assert run.identity["optim_args"] == '["a", {"b": 1}]'
+    assert explain(run).sentences

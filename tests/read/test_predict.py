@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,32 @@ def test_advice_for_programs_is_of_all_epochs(records: Path, predicted: Verb) ->
     assert choices
     for choice in choices:
         assert choice["cost"] == pytest.approx(2 * choice["device_hours"])
+        assert "energy_j" not in choice and choice["energy_kwh"] is None
+    timed(records, 16, seed=7, energy_j=400.0)
+    argv = [*argv[:1], "--setup", "1_1", "--epochs", "1000", "--advise", "--json"]
+    choices = json.loads(predicted(*argv, "--deadline", "9"))["choices"]
+    for choice in choices:  # 400 J in 4 s of training
+        trained_h = 1000 * choice["epoch_s"] / 3600
+        assert choice["energy_kwh"] == pytest.approx(0.1 * trained_h)
+
+
+def test_what_differs_is_named_at_once(tmp_path: Path, predicted: Verb) -> None:
+    root = tmp_path / "records"
+    timed(root, 16)
+    timed(root, 16, 1, 1, "--precision", "bf16", "--optim", "sgd")
+    text = predicted.refused(str(root), "--setup", "1_1")
+    assert "differ in precision (bf16, fp32), optim (none, sgd): name one kind" in text
+    shutil.rmtree(root)
+    for n, torch in enumerate(("2.12.0", "2.13.0")):
+        file = timed(root, 16, seed=n) / "environment.json"
+        facts = {"versions": {"torch": torch}, "launch": {"cpu_busy_share": 0.5 * n}}
+        file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+    assert "differ in torch (2.12.0, 2.13.0), on which a" in predicted.refused(root, "--setup=1_1")
+    file.write_text(file.read_text().replace("2.13.0", "2.12.0"))
+    assert "assumed: 1 of 2 runs took as long as they take alone" in predicted(root, "--setup=1_1")
+    # An open quote in a command is none of the reader's business.
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"command": "vit.py 'x"}))
+    assert "step time" in predicted(root, "--setup=1_1")
 
 
 def test_epochs_of_others(tmp_path: Path, predicted: Verb) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.core.attempts import starts_of
 from harness.core.command_line import print_json
 from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
@@ -30,7 +31,7 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import UNKNOWN, strategy_text
 from harness.read.records.groups import Group
-from harness.read.records.recorded import UNREADABLE
+from harness.read.records.recorded import UNREADABLE, attempts_of
 from harness.read.records.runs import Run, read_run
 from harness.read.records.selection import differing, read_group
 from harness.read.records.sweeps import SweepResults
@@ -265,12 +266,12 @@ def _against(
     if base.devices > 1 and baseline.finished[0].nodes == 1 < (group.finished[0].nodes or 1):
         one += " on one node"
     source = f"{baseline.selector}{', found beside it' if was_searched else ''}"
-    speed = f"{three_digits(times)}x faster" if times >= 1 else f"{three_digits(1 / times)}x slower"
     scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
     sentences = [
         f"The baseline is {one} with batch {baseline.identity['per_gpu_batch']} ({source}). "
         f"It reaches {_rate(base)}.",
-        f"Training is {speed}{scaling if devices != 1 else ''}.",
+        f"Training reaches {three_digits(times)} times its samples/s"
+        f"{scaling if devices != 1 else ''}.",
     ]
     unlike = [name for name, _, _ in differing(group, baseline) if name not in MAY_DIFFER]
     if unlike:
@@ -301,8 +302,25 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
     if resumed:
         lost_s = sum(run.measures.get("lost_s", 0.0) for run in resumed)
         yield f"{len(resumed)} run(s) were interrupted and resumed: {seconds(lost_s)} lost."
+    for run in resumed:
+        if epochs := interrupted_epochs(run):
+            which = f"epoch{'s'[: len(epochs) > 1]} {', '.join(map(str, epochs))}"
+            yield (
+                f"{run.path}: {which} interrupted inside and continued: its parts are sums over "
+                "the attempts, with first steps in each."
+            )
+    if torn := sum(run.broken_lines for run in group.finished):
+        yield f"{torn} torn line(s) of epochs.jsonl are left out; every epoch has a whole one."
     if left_out := len(group.runs) - len(group.finished):
         yield f"{left_out} run(s) did not finish and are not counted."
+
+
+def interrupted_epochs(run: Run) -> list[int]:
+    """The epochs, from 1, inside which an attempt went on from a checkpoint."""
+    edges = [row.get("updates") or 0 for row in run.epochs]
+    begun = [start.get("from_update") or 0 for start in starts_of(attempts_of(run.recorded_folder))]
+    inside = {update for update in begun if update and update not in edges}
+    return sorted({1 + sum(edge < update for edge in edges) for update in inside})
 
 
 def show(explanation: Explanation) -> None:

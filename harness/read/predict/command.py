@@ -107,11 +107,12 @@ def as_fields(result: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate within the limit."""
+    """A candidate within the limit; all amounts are of the whole run, all epochs of it."""
 
     outcome: Outcome
     hours: float
     device_hours: float
+    energy_kwh: float | None
     cost: float | None
 
 
@@ -134,7 +135,8 @@ def advise(
         late = deadline_h is not None and hours > deadline_h
         dear = budget is not None and cost is not None and cost > budget
         if not (late or dear):
-            kept.append(Choice(result, hours, hours * candidate.shape.ranks, cost))
+            kwh = None if result.energy_j is None else epochs * result.energy_j / 3.6e6
+            kept.append(Choice(result, hours, hours * candidate.shape.ranks, kwh, cost))
     if budget is not None:
         return sorted(kept, key=lambda choice: (choice.hours, choice.device_hours))
     return sorted(kept, key=lambda choice: (choice.device_hours, choice.hours))
@@ -300,9 +302,12 @@ def advice_table(choices: list[Choice]) -> Table:
         rows.append((
             str(each.plan.shape), _strategy(each), str(each.plan.batch), f"{choice.hours:,.3g}",
             f"{choice.device_hours:,.3g}",
+            UNKNOWN if choice.energy_kwh is None else f"{choice.energy_kwh:,.3g}",
             UNKNOWN if choice.cost is None else f"{choice.cost:,.2f}", f"{each.efficiency:.2f}",
         ))  # fmt: skip
-    headings = ("setup", "strategy", "batch", "hours", "device hours", "cost", "efficiency")
+    headings = (
+        "setup", "strategy", "batch", "hours", "device hours", "kWh", "cost", "efficiency",
+    )  # fmt: skip
     return table_of(headings, rows, keys=2)
 
 
@@ -385,13 +390,9 @@ def _link(text: str | None) -> Link:
     return link
 
 
-def _totals(choice: Choice, epochs: int) -> dict[str, Any]:
-    """For programs: what a run of all epochs takes is named so; what ends in _s is of one epoch."""
-    energy_j = choice.outcome.energy_j
-    of_run = {
-        "hours": choice.hours, "device_hours": choice.device_hours, "cost": choice.cost,
-        "energy_kwh": None if energy_j is None else epochs * energy_j / 3.6e6,
-    }  # fmt: skip
+def _totals(choice: Choice) -> dict[str, Any]:
+    """For programs: what the whole run takes; of one epoch are epoch_s and eval_s alone."""
+    of_run = {name: value for name, value in vars(choice).items() if name != "outcome"}
     of_epoch = as_fields(choice.outcome)
     return of_run | {name: of_epoch[name] for name in of_epoch if name not in ("cost", "energy_j")}
 
@@ -404,7 +405,7 @@ def _advise(options: argparse.Namespace, fitted: Fitted, plan: Scenario) -> int:
     )
     if options.json:
         print_json({
-            "choices": [_totals(choice, options.epochs) for choice in choices],
+            "choices": [_totals(choice) for choice in choices],
             "not_read": fitted.not_read,
         })  # fmt: skip
         return 0 if choices else 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.core.links import Link
-from harness.core.records import FINISHED, read_json
+from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.topology import effective_batch
@@ -52,6 +52,14 @@ FREE = (
 )  # fmt: skip
 # Beside them, settings in which a run may differ from those that it is predicted from.
 PREDICTED_OVER = (*FREE, *OF_ONE_STRATEGY, "exchange", "fsdp_shard", "fsdp_offload")
+
+
+# What is no setting and yet decides how long a step takes: where environment.json has it.
+ALIKE = {
+    "torch": ("versions", "torch"),
+    "number format of the first layer": ("observed", "dtype"),
+    "layout of the texts": ("observed", "padding"),
+}
 
 
 @dataclass(frozen=True)
@@ -182,6 +190,12 @@ def fit_on(
         assumed.append(f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)")
     if first.identity.get("grad_acc") is None:
         assumed.append("one forward pass an update: the records do not say how many")
+    busy = [(_at(run, ("launch", "cpu_busy_share")) or 0.0) > DISTURBING_SHARE for run in basis]
+    if any(busy):
+        assumed.append(
+            f"{sum(busy)} of {len(basis)} runs took as long as they take alone, though others used "
+            f"more than {DISTURBING_SHARE:.0%} of the cores"
+        )
     arguments = first.settings.get("training_arguments") or {}
     model = Model(
         line, sharing, sharing_spread, inside_s,
@@ -227,6 +241,20 @@ def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
     if unlike := settings_that_differ(runs, but=FREE):
         example = next(iter(unlike.values()))[0]
         raise UserError(several_kinds(selector, unlike, example))
+    facts = {
+        name: sorted({str(value) for run in runs if (value := _at(run, path)) is not None})
+        for name, path in ALIKE.items()
+    }
+    if texts := [f"{name} ({', '.join(of)})" for name, of in facts.items() if len(of) > 1]:
+        raise UserError(
+            f"{selector}: its runs differ in {', '.join(texts)}, on which a step's time depends: "
+            "name a folder with the runs of one kind"
+        )
+
+
+def _at(run: Run, path: tuple[str, str]) -> Any:
+    record, name = path
+    return (run.environment.get(record) or {}).get(name)
 
 
 def _sharing(

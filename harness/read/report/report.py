@@ -165,7 +165,7 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         if section.figures:
             yield "\n### Figures"
         for name, drawn in section.figures.items():
-            alt = " ".join(drawn.alt.replace("]", ")").replace("[", "(").split())
+            alt = escaped(drawn.alt.replace("]", ")").replace("[", "("))
             yield f"\n![{alt}]({section.name}/figures/{name}.png)"
             yield f"\n{FIGURES[name][1]}" + "".join(f"; {escaped(note)}" for note in drawn.notes)
     yield "\n## Definitions\n"
