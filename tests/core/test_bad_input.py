@@ -107,7 +107,7 @@ TEXT = f"bert --model bert-nano {ALL} --dataset {{d}}"
 PICTURES = f"vit --model vit-nano {ALL} --dataset {{d}}"
 GOOD = f"bert {ALL} --dataset {{d}}/good.csv --model"
 TINY = "bert --tiny"
-OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"]
+OFFLINE = ["is not in the cache", "--tiny", "HF_HUB_OFFLINE"]
 
 
 def short(words: str) -> str:
