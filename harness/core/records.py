@@ -301,7 +301,7 @@ def parsed(text: str) -> Any:
         raise ValueError("nested too deeply") from None
     if text.count("{") + text.count("[") > DEEPEST and _is_deeper(content, DEEPEST):
         raise ValueError("nested too deeply")
-    if "\\ud" in text or "\\uD" in text:
+    if "\\u" in text and ("\\ud" in text or "\\uD" in text):
         json.dumps(content, ensure_ascii=False).encode()  # half a character: UnicodeEncodeError
     return content
 

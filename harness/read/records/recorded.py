@@ -174,7 +174,7 @@ def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
         expected = stem(SimpleNamespace(**_defaults() | known))  # type: ignore[arg-type]
     except TypeError:
         raise UserError("settings.json lacks settings that the name of the folder has") from None
-    setup = path.absolute().parent.name
+    setup = (path if len(path.parts) > 1 else path.absolute()).parent.name
     elsewhere = SETUP_FOLDER.fullmatch(setup) and setup != settings.get("setup")
     if elsewhere or not path.name.startswith(f"{expected}_"):
         raise UserError(
