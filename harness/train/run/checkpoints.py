@@ -105,17 +105,22 @@ def complete(
         _keep(folder, 2, _best(state))
 
 
-def finish(folder: RunFolder, context: Context, state: TrainerState) -> None:
-    """Training has ended: keep its last checkpoint and the best one (a collective)."""
+def finish(folder: RunFolder, context: Context, state: TrainerState) -> Path | None:
+    """Training has ended: keep its last checkpoint and the best one (a collective).
+
+    Gives the one to use: the best, if there is one, on a process that keeps it.
+    """
     checkpoints = _by_update(folder.path.glob("checkpoint-*"))
     on_own = on_own_disk(folder.settings, context.world)
     if not checkpoints or not (on_own or context.args.should_save):
-        return
+        return None
     last = checkpoints[-1]
     if not on_own and (problem := damage(last / COMPLETE)):
         print(f"harness: {last.name} is damaged ({problem})", file=sys.stderr)
-        return  # the one before it is not
-    _keep(last, 1, _best(state))
+        return None  # the one before it is not
+    best = _best(state)
+    _keep(last, 1, best)
+    return last.with_name(best) if best else last
 
 
 def _best(state: TrainerState) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from harness.core.locks import Lock
 from harness.core.records import DiskError, read_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
+from harness.train.measure.environment import launch
 from harness.train.run.checkpoints import finish, hand_out, remove_broken, sound_checkpoints
 from harness.train.run.elastic import limit_collectives
 from harness.train.run.failures import Stopped, outcome_of, record_failure
@@ -74,9 +76,14 @@ class Lifecycle:
         checkpoint = context.checkpoint
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            finish(context.folder, context, trainer.state)
+            model = finish(context.folder, context, trainer.state)
         finally:
             trainer.close()
+        if context.is_rank0 and launch() is None:
+            if model is not None:
+                print(f"  the trained model is in {model}")
+            table = shlex.join(["python", "-m", "harness", "table", context.settings.output_dir])
+            print(f"  next: {table}")
 
     def unlock(self) -> None:
         """Release the folder: the record is whole, and other processes may read or continue it."""
