@@ -128,11 +128,14 @@ def _best(state: TrainerState) -> str | None:
 
 
 def _keep(last: Path, count: int, best: str | None) -> None:
-    """Remove all checkpoints but so many up to the last, and the best one."""
+    """Remove all checkpoints but so many up to the last, and the best one that each of them names:
+    without it a checkpoint is not used.
+    """
     others = _by_update(last.parent.glob("checkpoint-*"))
     kept = [path for path in others if _update(path) <= _update(last)][-count:]
+    bests = [best, *((read_json(path / COMPLETE) or {}).get("best") for path in kept)]
     for other in others:
-        if other not in kept and other.name != best:
+        if other not in kept and other.name not in bests:
             shutil.rmtree(other, ignore_errors=True)
 
 

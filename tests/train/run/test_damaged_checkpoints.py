@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from harness.core.topology import World
 from harness.train.manifest import write_manifest
-from harness.train.run.checkpoints import require_sound, sound_checkpoints
+from harness.train.run.checkpoints import (
+    complete,
+    require_sound,
+    sound_checkpoints,
+    whole_checkpoints,
+)
 from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
 from tests.support.damage import KINDS, plant
 from tests.support.ranks import ranks, script
@@ -64,6 +70,23 @@ def test_a_checkpoint_needs_the_best_one(
     checkpoints(tmp_path, {16: "checkpoint-8"})
     assert sound_checkpoints(tmp_path) == []
     assert "no checkpoint is left: training starts from the beginning" in capsys.readouterr().err
+
+
+def test_the_best_one_of_each_kept_checkpoint_is_kept(tmp_path: Path) -> None:
+    context: Any = SimpleNamespace(
+        args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={}
+    )
+    for update, best in ((8, 8), (16, 8), (24, 24)):
+        checkpoint = tmp_path / f"checkpoint-{update}"
+        checkpoint.mkdir()
+        (checkpoint / "model.safetensors").write_bytes(b"weights" * 100)
+        state = TrainerState(
+            global_step=update, best_model_checkpoint=str(tmp_path / f"checkpoint-{best}")
+        )
+        complete(checkpoint, context, state, {})
+    first, second, last = whole_checkpoints(tmp_path)
+    plant("one bit", last / "model.safetensors")
+    assert sound_checkpoints(tmp_path) == [first, second]
 
 
 def test_a_checkpoint_without_checksums_is_not_believed(tmp_path: Path) -> None:
