@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -32,8 +33,11 @@ from harness.train.run.watchdog import Hung
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
 LOOK_EVERY_S = 1.0
-# torch's CPU allocator has no exception of its own, and oneDNN does not say what it lacks.
-NO_MEMORY = ("can't allocate memory", "could not create a primitive", "std::bad_alloc")
+# torch's CPU allocator has no exception of its own, and oneDNN does not say what it lacks; without
+# a primitive descriptor it has no such operation.
+NO_MEMORY = re.compile(
+    r"can't allocate memory|could not create a primitive(?! descriptor)|std::bad_alloc"
+)
 AHEAD = 3  # updates; the ranks of one run are never more than one apart
 READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
 
@@ -57,7 +61,7 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
         return "oom", text
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
-    if isinstance(error, RuntimeError) and any(words in text for words in NO_MEMORY):
+    if isinstance(error, RuntimeError) and NO_MEMORY.search(text):
         return "oom", text
     if isinstance(error, Diverged):
         return "diverged", text
