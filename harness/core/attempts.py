@@ -110,7 +110,8 @@ def lost(
     ended_unix = ends[0].get("unix") or started_unix
     wasted_s = sum(row.get("wall_s") or 0.0 for row in ends[1:])
     gap_s = None
-    # The clock may have been set meanwhile: no longer than the launcher and the attempt took.
+    # The clock may have been set while the attempt ran: no longer than since the launcher began.
+    # Where it was set forward later, that time was set forward, too, and nothing tells.
     if opened.launcher_unix is not None and opened.launcher_unix <= ended_unix:
         gap_s = opened.unix - ended_unix - wasted_s
         gap_s = max(min(gap_s, opened.unix - opened.launcher_unix), 0.0)
