@@ -94,8 +94,9 @@ class ObservedRecord(TypedDict, total=False):
         "`runs` of equal length (CPU), by torch's `kernel` for texts of any length (CUDA in half "
         "precision) or `padded` for itself alone; `parts`, at most four of similar length, fed "
         "one after the other; or `batch`, padded to the longest. Loss and gradient are the same "
-        "up to rounding; dropout draws different masks. A model whose scores depend on padding has "
-        "`batch`, and its metrics depend on `per_gpu_batch` and `eval_batch`"]
+        "up to rounding; dropout draws different masks. A model whose scores depend on padding, "
+        "or that does not compute in float64, where this is tried, has `batch`, and its metrics "
+        "depend on `per_gpu_batch` and `eval_batch`"]
     padding_reason: Annotated[str | None,
         "why it is not the layout before it in this list: what about the model, the device or a "
         "setting rules that out; null for the kernel"]

@@ -37,8 +37,12 @@ def unused_parameters(model: nn.Module, batch: Mapping[str, Any]) -> list[str]:
 
 
 def reads_padding(model: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any]) -> bool:
-    """Whether a text has other scores alone than padded; in float64, to see more than rounding."""
+    """Whether a text has other scores alone than padded; in float64, to see more than rounding.
+
+    Some models compute in float32 all the same: what rounding there makes of a score (3e-7 of it)
+    is not padding, which makes 4e-6 of it or more.
+    """
     exact = twin(model, lambda t: t.double() if t.is_floating_point() else t).eval()
     with torch.no_grad():
         scores, others = (exact(**inputs)["logits"] for inputs in (alone, padded))
-    return not bool((scores - others).abs().max() <= 1e-8 * scores.abs().max())  # NaN is not
+    return not bool((scores - others).abs().max() <= 1e-6 * scores.abs().max())  # NaN is not

@@ -53,8 +53,8 @@ def arrange(
     if not isinstance(batches, TextBatches):
         return {}
     layout, reason = _choose(model, settings, args)
-    if layout.kind == "parts" and _reads_padding(model, batches):
-        layout, reason = Layout(), f"the scores of {model_type(model)} depend on padding"
+    if layout.kind == "parts" and (problem := _reads_padding(model, batches)):
+        layout, reason = Layout(), problem
     batches.layout = layout
     if layout.kind == "packed":
         accept_packed(model)
@@ -88,8 +88,11 @@ def model_type(model: Any) -> str:
     return str(getattr(model.config, "model_type", "this model"))
 
 
-def _reads_padding(model: nn.Module, batches: TextBatches) -> bool:
-    """Whether the shortest text has other scores alone than padded to the longest."""
+def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:
+    """Why the model may not read parts: the shortest text has other scores alone than padded to
+    the longest, or it cannot be found out. None if the scores are the same.
+    """
+    problem = f"the scores of {model_type(model)} depend on padding"
     lengths = np.diff(batches.offsets)
     texts = [int(lengths.argmin()), int(lengths.argmax())]
     device = next(model.parameters()).device
@@ -97,7 +100,11 @@ def _reads_padding(model: nn.Module, batches: TextBatches) -> bool:
         {name: value[:1].to(device) for name, value in for_model(batches(rows)).items()}
         for rows in (texts[:1], texts)
     )
-    return probes.reads_padding(model, alone, padded)
+    try:
+        return problem if probes.reads_padding(model, alone, padded) else None
+    except Exception as error:  # any model of a user may fail in float64, and training goes on
+        line = (str(error).splitlines() or [""])[0]
+        return f"whether {problem} cannot be tried: {type(error).__name__}: {line}"
 
 
 def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -> str | None:

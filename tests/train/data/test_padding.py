@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from harness.core.command_line import parse
 from harness.train.data import models, text_layout
 from harness.train.data.samples import SHAPE
 from harness.train.data.texts import PARTS, Layout, TextBatches, for_model
@@ -246,7 +248,6 @@ def test_a_model_that_reads_one_text_a_row_gets_parts(tmp_path: Path) -> None:
 
 
 def chosen(folder: str, name: str, *argv: str, **more: Any) -> tuple[str, str | None]:
-    from harness.core.command_line import parse
     from harness.train.data.text_layout import arrange
     from harness.train.run.start import start
 
@@ -298,6 +299,17 @@ def test_what_the_layout_depends_on(tmp_path: Path) -> None:
     for (*_, how, word), (layout, reason) in zip(CHOICES, result, strict=True):
         assert layout == how
         assert word in str(reason)
+
+
+def test_a_model_that_does_not_compute_in_float64_is_padded(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("mixtral", **SIZES, num_key_value_heads=2, num_local_experts=2)
+    model = AutoModelForSequenceClassification.from_config(config)
+    args: Any = SimpleNamespace(torch_compile=False, neftune_noise_alpha=None)
+    batches = text_batches(tmp_path, lengths())
+    seen = text_layout.arrange(model, batches, parse("bert", ["--tiny"]), args)
+    assert seen["padding"] == "batch"
+    reason = "whether the scores of mixtral depend on padding cannot be tried: RuntimeError: "
+    assert seen["padding_reason"].startswith(reason) and "\n" not in seen["padding_reason"]
 
 
 def test_the_kernel_is_refused_with_the_reason() -> None:

@@ -36,10 +36,12 @@ READS_PADDING: dict[str, tuple[bool, dict[str, Any]]] = {
     "ConvBert": (True, {"embedding_size": 32}),
     "DebertaV2": (False, {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "FNet": (True, {}),
+    "Gemma2": (False, {"num_key_value_heads": 4, "head_dim": 8}),
     "GPT2": (False, {"eos_token_id": 3, "bos_token_id": 2}),
     "Llama": (False, {"num_key_value_heads": 4}),
     "ModernBert": (False, SPECIAL),
     "MPNet": (False, {}),
+    "Mpt": (False, {"max_seq_len": 64}),
     "Nystromformer": (True, {"segment_means_seq_len": 64}),
 }
 
