@@ -25,7 +25,7 @@ PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that ta
 
 
 def end_quietly() -> None:
-    """Until somebody takes over: Ctrl-C and a lost terminal end this process with one line.
+    """Until somebody takes over: Ctrl-C and a hangup end this process with one line.
 
     Imports take seconds, and a KeyboardInterrupt inside them is pages of traceback.
     """

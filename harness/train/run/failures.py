@@ -99,7 +99,9 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     hung = isinstance(error, Hung)
     if not (error.records if isinstance(error, Hung) else context.is_rank0):
         if not restarts:
-            _let_rank0_record(folder, leave_group=not hung)
+            # After a hang the one that records may have read the verdict later than this one.
+            settle_s = error.settle_s if isinstance(error, Hung) else 0.0
+            _let_rank0_record(folder, leave_group=not hung, within_s=5.0 + settle_s)
         return
     # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
     follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
@@ -136,11 +138,11 @@ def _restarts(launch: Launch | None, error: BaseException) -> bool:
     return launch.restarts_left > 0
 
 
-def _let_rank0_record(folder: RunFolder, leave_group: bool) -> None:
+def _let_rank0_record(folder: RunFolder, leave_group: bool, within_s: float) -> None:
     """Rank 0 may be waiting for this one: let it see that it is gone, and write the record."""
     if leave_group and dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
-    until = time.monotonic() + 5
+    until = time.monotonic() + within_s
     while time.monotonic() < until and not folder.summary.is_file():
         time.sleep(0.05)
 

@@ -6,6 +6,8 @@ import os
 import shlex
 import signal
 import sys
+import threading
+import time
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +37,8 @@ class Lifecycle:
     recorder: Recorder = field(default_factory=Recorder)  # of the training, once there is one
     watchdog: Watchdog | None = None  # from __enter__() on
     previous_handlers: dict[int, Any] = field(default_factory=dict)
+    # Of the thread that ends the run, the main one or the watchdog's: it is never released.
+    ending: threading.Lock = field(default_factory=threading.Lock)
 
     def resume(self, data_facts: dict[str, Any]) -> Context:
         """Add the facts of the data, and the last whole checkpoint of the run if there is one."""
@@ -92,7 +96,9 @@ class Lifecycle:
 
     def _end_hung(self, error: Hung) -> None:
         """From the watchdog's thread: the main one waits for what does not come."""
+        self.ending.acquire()
         try:
+            time.sleep(error.settle_s)  # the other ranks fail as soon as one has left
             record_failure(self.context, self.recorder, error)
             self.unlock()
         finally:
@@ -126,6 +132,7 @@ class Lifecycle:
         context = self.context
         assert self.watchdog is not None
         self.watchdog.close()
+        self.ending.acquire()
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.
             self._ignore_signals()

@@ -1,9 +1,9 @@
-"""Finds a run that stands still: a rank, a launcher or a link that gives no sign of life.
+"""Finds a run that stalls: a rank, a launcher or a link that gives no sign of life.
 
 Two threads of every rank. One tells the others, through the store in which the ranks met, how far
 this rank is, and reads it of some of them. The other judges by a clock that stops when this process
-is stopped. The first verdict counts for all: each rank prints its stacks and ends. A step costs the
-increment of a number.
+is stopped. The first verdict counts for all: each rank prints its stacks and ends. A step costs two
+assignments.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import secrets
 import sys
 import threading
 import time
@@ -26,40 +27,47 @@ from transformers import TrainerCallback
 from harness.core.process import is_stopped
 from harness.core.strategies import STRATEGIES
 from harness.train.context import Context
+from harness.train.session import broadcast
 
 WATCHED = 8  # ranks that one rank looks at; all, where there are fewer
 LONGEST_S = 10.0  # between two messages of a rank
 SLOW_STEPS = 3  # a step may take so many times the longest so far
 # What takes as long as it takes, by the functions and files that the main thread is in.
-LONG = {"evaluate", "test", "_save_checkpoint", "save_model"}
+TRAINER = "/harness/train/loop/trainer.py"
+LONG = {"evaluate", "test", "_save_checkpoint", "save_model"}  # of the trainer
 COMPILING = ("/_dynamo/convert_frame.py", "/_inductor/compile_fx.py")
 VERDICT = "verdict"
 
 
 class Hung(RuntimeError):
-    """The run stands still."""
+    """The run has stalled."""
 
-    def __init__(self, reason: str, records: bool) -> None:
+    def __init__(self, reason: str, records: bool, settle_s: float = 0.0) -> None:
         super().__init__(reason)
-        self.records = (
-            records  # whether this rank records the outcome: rank 0 may be the silent one
-        )
+        # Whether this rank records the outcome: rank 0 may be the silent one.
+        self.records = records
+        self.settle_s = settle_s  # until every rank has read the verdict and printed its stacks
 
 
 class Watchdog(TrainerCallback):
-    """Calls end() from its own thread when the run has stood still for hang_after_s."""
+    """Calls end() from its own thread when the run has stalled for hang_after_s."""
 
     def __init__(
-        self, context: Context, hang_after_s: float, end: Callable[[Hung], None], store: Any = None
+        self,
+        context: Context,
+        hang_after_s: float,
+        end: Callable[[Hung], None],
+        store: Any = None,
+        token: str = "",
     ) -> None:
         world = context.world
         self.rank, self.size, self.per_node = world.rank, world.size, world.per_node
         self.hang_after_s, self.end, self.store = hang_after_s, end, store
+        self.token = token  # of this start of the ranks: one store may serve several
         self.period_s = min(hang_after_s / 8, LONGEST_S)
         self.watched = [(world.rank + i) % world.size for i in range(1, WATCHED + 1)][
             : world.size - 1
         ]
-        self.updates = 0  # and passes of an update: what the training has done
         self.training = False  # before the first update and after the last, ranks may wait long
         self.clock_s = self.moved_s = self.heard_s = self.slowest_s = 0.0
         self.seen: dict[int, tuple[Any, float]] = dict.fromkeys(self.watched, (None, 0.0))
@@ -78,9 +86,13 @@ class Watchdog(TrainerCallback):
         """It sleeps where it is switched off, or where peers may wait for each other."""
         settings = context.settings
         peers = STRATEGIES[str(settings.strategy)].processes == "peers"
+        hang_after_s = 0.0 if peers else settings.hang_after
+        # Not torchrun's count of restarts, which is another one on a node that has come back.
+        token = broadcast(secrets.token_hex(8))
         # A connection of its own: the main thread may wait on the other one.
-        store = _get_default_store().clone() if dist.is_initialized() else None
-        return cls(context, 0.0 if peers else settings.hang_after, end, store)
+        connected = hang_after_s and dist.is_initialized()
+        store = _get_default_store().clone() if connected else None
+        return cls(context, hang_after_s, end, store, token)
 
     def start(self) -> None:
         for thread in self.threads:
@@ -89,11 +101,15 @@ class Watchdog(TrainerCallback):
     def close(self) -> None:
         self.closed.set()
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.moved_s = self.clock_s
+
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.updates += 1
+        self.slowest_s = max(self.slowest_s, self.clock_s - self.moved_s)
+        self.moved_s = self.clock_s
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.updates += 1
+        self.on_substep_end(args, state, control)
         self.training = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -112,7 +128,7 @@ class Watchdog(TrainerCallback):
                 self.store.set(self._key(self.rank), json.dumps(own | {"in": where(main_frame())}))
                 if self.declared is not None:
                     self.store.compare_set(self._key(VERDICT), "", json.dumps(self.declared))
-                suspicious = self._idle_s() > self.hang_after_s / 2
+                suspicious = self.rank == 0 and self._idle_s() > self.hang_after_s / 2
                 for rank in range(self.size) if suspicious else self.watched:
                     if (published := self._read(rank)) is not None:
                         self.known[rank] = published
@@ -122,35 +138,38 @@ class Watchdog(TrainerCallback):
             return
 
     def _key(self, name: int | str) -> str:
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return f"harness/watchdog/{attempt}/{name}"
+        return f"harness/watchdog/{self.token}/{name}"
 
     def _read(self, name: int | str) -> dict[str, Any] | None:
         key = self._key(name)
         return json.loads(self.store.get(key)) if self.store.check([key]) else None
 
     def _judge(self) -> None:
-        last_s, updates = time.monotonic(), 0
+        last_s = time.monotonic()
         while not self.closed.wait(self.period_s / 2):
             now_s = time.monotonic()
-            # A longer pause means that this process itself was stopped: no time of the run.
-            self.clock_s += min(now_s - last_s, self.period_s)
-            last_s = now_s
-            if updates != self.updates and self.training:
-                self.slowest_s = max(self.slowest_s, self._idle_s())
-            if updates != self.updates or not self.training or takes_long(main_frame()):
-                updates, self.moved_s = self.updates, self.clock_s
-            verdict = self.verdict or self._unanswered()
-            if verdict is not None and not self.closed.is_set():
-                self._pronounce(verdict)
+            if self._look(now_s - last_s):
                 return
-            if self.declared is None:
-                self.declared = self._silent() or self._standing_still()
-                if self.store is None:
-                    self.verdict = self.declared
+            last_s = now_s
+
+    def _look(self, passed_s: float) -> bool:
+        """Judge once, so long after the last time; whether the run was ended."""
+        # A longer pause means that this process itself was stopped: no time of the run.
+        self.clock_s += min(passed_s, self.period_s)
+        if takes_long(main_frame()):
+            self.moved_s = self.clock_s
+        verdict = self.verdict or self._unanswered()
+        if verdict is not None and not self.closed.is_set():
+            self._pronounce(verdict)
+            return True
+        if self.declared is None:
+            self.declared = self._silent() or self._stalled()
+            if self.store is None:
+                self.verdict = self.declared
+        return False
 
     def _idle_s(self) -> float:
-        return self.clock_s - self.moved_s
+        return self.clock_s - self.moved_s if self.training else 0.0
 
     def _unanswered(self) -> dict[str, Any] | None:
         if self.store is None or self.answered:
@@ -177,12 +196,12 @@ class Watchdog(TrainerCallback):
         stopped = here and is_stopped(published.get("pid", 0))
         return ": its process is stopped" if stopped else ""
 
-    def _standing_still(self) -> dict[str, Any] | None:
-        """All ranks answer, and none gets on."""
+    def _stalled(self) -> dict[str, Any] | None:
+        """All ranks answer, and none gets on: rank 0 judges it, so that one rank reads of all."""
         limit_s = max(self.hang_after_s, SLOW_STEPS * self.slowest_s)
-        if self._idle_s() <= limit_s:
+        if self.rank != 0 or self._idle_s() <= limit_s:
             return None
-        others = {rank: self.known.get(rank) for rank in range(self.size) if rank != self.rank}
+        others = {rank: self.known.get(rank) for rank in range(1, self.size)}
         if any(other is None or other["idle_s"] < limit_s / 2 for other in others.values()):
             return None  # one evaluates, saves or computes, and the others wait for it
         at = {self.rank: where(main_frame())} | {r: o["in"] for r, o in others.items() if o}
@@ -194,7 +213,9 @@ class Watchdog(TrainerCallback):
         print(f"harness: {reason}; stacks of {self.name(self.rank)}:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=2)
         recorder = min(rank for rank in range(self.size) if rank not in silent)
-        self.end(Hung(reason, records=self.rank == recorder))
+        # One period until the others have read the verdict, and half of one until they judge by it.
+        settle_s = 0.0 if self.store is None else 1.5 * self.period_s
+        self.end(Hung(reason, self.rank == recorder, settle_s))
 
 
 def main_frame() -> FrameType | None:
@@ -206,7 +227,8 @@ def takes_long(frame: FrameType | None) -> bool:
     """Whether it compiles, evaluates or saves."""
     while frame is not None:
         code = frame.f_code
-        if code.co_name in LONG or code.co_filename.endswith(COMPILING):
+        of_trainer = code.co_name in LONG and code.co_filename.endswith(TRAINER)
+        if of_trainer or code.co_filename.endswith(COMPILING):
             return True
         frame = frame.f_back
     return False

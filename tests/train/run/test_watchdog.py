@@ -1,93 +1,128 @@
-"""A run that stands still is found, named and ended."""
+"""A run that stalls is found, named and ended."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import HashStore
 
 import vit
-from harness.train.run import watchdog
+from harness.train.loop.trainer import ExactTrainer
+from harness.train.run import lifecycle, watchdog
+from harness.train.run.lifecycle import Lifecycle
 from harness.train.run.watchdog import Hung, Watchdog, takes_long
 from tests.support.broken_runs import only_run
 from tests.support.ranks import ran, run_script
+from tests.support.sweeps import wait_for
 
 ARGV = ["--tiny", "--train_size", "64", "--test_size", "16", "--epochs", "2", "--b", "8",
         "--setup", "1_2", "--telemetry_hz", "0", "--comm_probe", "off"]  # fmt: skip
 WORLD = SimpleNamespace(rank=0, size=1, per_node=1)
 
 
-@contextmanager
-def alone(hang_after_s: float) -> Iterator[tuple[Watchdog, list[Hung]]]:
-    """The watchdog of a process without others."""
-    found: list[Hung] = []
+class Clock:
+    """The watchdog of a process without others, judging by a clock of the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hang_after_s: float = 4.0) -> None:
+        self.ended: list[Hung] = []
+        context: Any = SimpleNamespace(world=WORLD)
+        self.dog = Watchdog(context, hang_after_s, self.ended.append)
+        self.long = False  # whether the main thread does what takes as long as it takes
+        monkeypatch.setattr(watchdog, "takes_long", lambda frame: self.long)
+
+    def goes_on(self, seconds: float, long: bool = False) -> bool:
+        """Whether nothing was ended within these seconds."""
+        self.long = long
+        for _ in range(round(seconds / 0.25)):
+            if self.dog._look(0.25):
+                return False
+        self.long = False
+        return True
+
+    def step(self) -> None:
+        self.dog.on_step_end(None, None, None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_process_that_stalls_is_found(
+    clock: Clock, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert clock.goes_on(10)  # nothing was trained yet
+    clock = Clock(monkeypatch)
+    clock.step()
+    assert clock.goes_on(4) and not clock.goes_on(1)
+    (error,) = clock.ended
+    assert "no update for 4 s: rank 0 (node 0) in main_frame (watchdog.py:" in str(error)
+    assert error.records and error.settle_s == 0
+    stacks = capfd.readouterr().err
+    assert "stacks of rank 0 (node 0):" in stacks and "in goes_on" in stacks
+
+
+def test_its_thread_judges_by_itself() -> None:
+    ended: list[Hung] = []
     context: Any = SimpleNamespace(world=WORLD)
-    dog = Watchdog(context, hang_after_s, found.append)
+    dog = Watchdog(context, 0.2, ended.append)
     dog.start()
-    yield dog, found
+    dog.on_step_end(None, None, None)
+    assert wait_for(lambda: ended, 20)
     dog.close()
     for thread in dog.threads:
         thread.join()
 
 
-def wait(seconds: float, found: list[Hung]) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not found:
-        time.sleep(0.02)
+def test_what_takes_long_is_no_hang(clock: Clock) -> None:
+    clock.step()
+    assert clock.goes_on(12, long=True)
+    for _ in range(12):
+        clock.dog.on_substep_end(None, None, None)
+        assert clock.goes_on(1)
+    clock.dog.on_train_end(None, None, None)
+    assert clock.goes_on(20)
+    assert clock.dog.slowest_s == 1  # without what took long
 
 
-def evaluate(seconds: float, found: list[Hung]) -> None:
-    """By its name, it may take as long as it takes."""
-    wait(seconds, found)
+def test_a_step_may_take_three_times_the_longest_and_the_first_counts(clock: Clock) -> None:
+    assert clock.goes_on(30)  # models are loaded and wrapped
+    clock.dog.on_epoch_begin(None, None, None)
+    for _ in range(3):
+        assert clock.goes_on(6)
+        clock.step()
+    assert clock.goes_on(18) and not clock.goes_on(1)
+    assert "no update for 18 s" in str(clock.ended[0])
 
 
-def step(dog: Watchdog) -> None:
-    dog.on_step_end(None, None, None)
+def test_a_pause_of_the_process_itself_is_no_time_of_the_run(clock: Clock) -> None:
+    clock.step()
+    assert not clock.dog._look(3600) and clock.goes_on(3)
 
 
-def test_a_process_that_stands_still_is_found(capfd: pytest.CaptureFixture[str]) -> None:
-    with alone(0.4) as (dog, found):
-        wait(1, found)
-        assert not found  # nothing was trained yet
-        step(dog)
-        wait(10, found)
-    assert "no update for 0.4 s: rank 0 (node 0) in wait (test_watchdog.py:" in str(found[0])
-    assert found[0].records
-    stacks = capfd.readouterr().err
-    assert "stacks of rank 0 (node 0):" in stacks and "in wait" in stacks
+def test_only_the_functions_of_the_trainer_take_long() -> None:
+    """A caller's own test() or evaluate() may hang like any other function."""
 
+    def frame(name: str, file: str) -> Any:
+        return SimpleNamespace(f_code=SimpleNamespace(co_name=name, co_filename=file), f_back=None)
 
-def test_what_takes_long_is_no_hang() -> None:
-    with alone(0.4) as (dog, found):
-        step(dog)
-        evaluate(1.2, found)
-        for _ in range(12):
-            dog.on_substep_end(None, None, None)
-            wait(0.1, found)
-        dog.on_train_end(None, None, None)
-        wait(1, found)
-    assert not found
-
-
-def test_a_step_may_take_three_times_the_longest() -> None:
-    with alone(0.4) as (dog, found):
-        step(dog)
-        wait(0.3, found)
-        step(dog)
-        dog.slowest_s = 1.0
-        wait(1.5, found)
-        assert not found
-        wait(5, found)
-        assert found
+    trainer = inspect.getsourcefile(ExactTrainer)
+    assert trainer is not None
+    for name in watchdog.LONG:
+        assert vars(ExactTrainer)[name].__code__.co_filename.endswith(watchdog.TRAINER)
+        assert takes_long(frame(name, trainer))
+        assert not takes_long(frame(name, "/home/me/my_study.py"))
+    assert not takes_long(frame("training_step", trainer))
 
 
 def test_compiling_is_known_by_its_files() -> None:
@@ -107,16 +142,83 @@ def test_it_is_off_at_zero_and_for_peers() -> None:
         assert len(Watchdog.of(context, print).threads) == threads
 
 
-def standing_still(name: str, argv: list[str], cwd: str, number: int, how: str) -> int:
-    """The script, whose rank of this number stands still after its third update."""
+def test_where_it_is_off_it_does_not_connect_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "broadcast", lambda value: value)
+    monkeypatch.setattr(watchdog.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(watchdog, "_get_default_store", lambda: pytest.fail("connected"))
+    settings = SimpleNamespace(hang_after=0.0, strategy="ddp")
+    context: Any = SimpleNamespace(world=WORLD, settings=settings)
+    assert Watchdog.of(context, print).store is None
 
-    class Still(vit.Console):
+
+def test_rank_0_alone_reads_of_all_ranks_and_judges_that_none_gets_on() -> None:
+    """Every rank would otherwise ask the store for every other one."""
+    progress = {"number": 1, "pid": 1, "idle_s": 9.0, "in": "f (x.py:1)"}
+    for rank, reads in ((0, set(range(20))), (5, {(5 + i) % 20 for i in range(1, 9)})):
+        context: Any = SimpleNamespace(world=SimpleNamespace(rank=rank, size=20, per_node=4))
+        store = HashStore()
+        dog = Watchdog(context, 4.0, print, store)
+        for other in range(20):
+            store.set(dog._key(other), json.dumps(progress))
+        dog.training, dog.clock_s, dog.period_s = True, 9.0, 0.01
+        threading.Timer(0.3, dog.close).start()
+        dog._exchange()
+        assert set(dog.known) == reads
+        dog.known = dict.fromkeys(range(20), progress)
+        assert (dog._stalled() is not None) == (rank == 0)
+
+
+@pytest.mark.parametrize("first", ["watchdog", "main"])
+def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """The main thread may fail just when the watchdog ends the run."""
+    records: list[str] = []
+    exits = threading.Event()
+
+    def record(context: Any, recorder: Any, error: BaseException) -> None:
+        records.append(str(error))
+        time.sleep(0.2)
+
+    def leave(code: int) -> None:
+        exits.set()
+        time.sleep(60)  # the process would be gone
+
+    monkeypatch.setattr(lifecycle, "record_failure", record)
+    monkeypatch.setattr(lifecycle.os, "_exit", leave)
+    context: Any = SimpleNamespace(
+        sampler=None,
+        session=SimpleNamespace(fail=lambda *_: None),
+        settings=SimpleNamespace(hang_after=0.0, strategy="ddp"),
+        world=WORLD,
+    )
+    life = Lifecycle(context, watchdog=Watchdog(context, 0.0, print))
+    error = RuntimeError("main")
+    ends = {
+        "watchdog": lambda: life._end_hung(Hung("watchdog", records=True, settle_s=0.2)),
+        "main": lambda: life.__exit__(RuntimeError, error, None),
+    }
+    for name in sorted(ends, key=lambda name: name != first):
+        threading.Thread(target=ends[name], daemon=True).start()
+        time.sleep(0.1)
+    assert wait_for(lambda: records, 10)
+    time.sleep(0.5)
+    assert records == [first] and exits.is_set() == (first == "watchdog")
+
+
+def stalling(name: str, argv: list[str], cwd: str, number: int, how: str) -> int:
+    """The script, whose rank of this number stalls after its third update."""
+    # As after a node has come back: the count is that of its own torchrun.
+    rank = os.environ["RANK"]
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(rank) + 1)
+    stderr = os.open(Path(argv[-1], f"stderr_{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(stderr, 2)
+
+    class Stalling(vit.Console):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             super().on_step_end(args, state, control, **kwargs)
             if state.global_step == 3 and args.process_index == number:
                 os.kill(os.getpid(), signal.SIGSTOP) if how == "stopped" else sleep_for_ever()
 
-    vit.Console = Still  # type: ignore[misc]
+    vit.Console = Stalling  # type: ignore[misc]
     return run_script(name, argv, cwd)
 
 
@@ -126,7 +228,7 @@ def sleep_for_ever() -> None:
 
 
 def reason_of(folder: Path, number: int, how: str, *argv: str) -> tuple[str, str]:
-    """What is recorded of such a run, and what its ranks print."""
+    """What is recorded of such a run, and what all of its ranks print."""
     stopped: list[psutil.Process] = []
 
     def kill_what_is_stopped() -> None:
@@ -143,14 +245,14 @@ def reason_of(folder: Path, number: int, how: str, *argv: str) -> tuple[str, str
     killer = threading.Thread(target=kill_what_is_stopped)
     killer.start()
     try:
-        ended = ran(2, standing_still, "vit", [*ARGV, *argv, "--o", str(folder)], ".", number, how)
+        ended = ran(2, stalling, "vit", [*ARGV, *argv, "--o", str(folder)], ".", number, how)
     finally:
         done.set()
         killer.join()
     assert ended.code != 0 and bool(stopped) == (how == "stopped")
     summary = only_run(folder).read_summary()
     assert summary is not None and summary["outcome"] == "failed"
-    return str(summary["reason"]), ended.err
+    return str(summary["reason"]), "".join(f.read_text() for f in folder.glob("stderr_*"))
 
 
 @pytest.mark.process
@@ -169,7 +271,8 @@ def test_a_rank_that_waits_for_ever_is_found_with_all_stacks(tmp_path: Path) -> 
     reason, printed = reason_of(tmp_path, 1, "waiting", "--hang_after", "3")
     assert "no update for 3 s: rank 0 (node 0) in" in reason
     assert "rank 1 (node 0) in sleep_for_ever (test_watchdog.py:" in reason
-    assert "stacks of rank 0 (node 0):" in printed
+    for rank in (0, 1):
+        assert f"stacks of rank {rank} (node 0):" in printed
 
 
 @pytest.mark.process
