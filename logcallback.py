@@ -20,7 +20,6 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
-from harness.core.provenance import inputs
 from harness.core.records import FINISHED, RunFolder, write_json
 from harness.core.schema.dictionary import believable
 from harness.core.topology import batch_of_trainer, world_of
@@ -100,7 +99,7 @@ class LogCallback(Recorder):
         self.earlier_wall_s = attempts.total_wall_s(self.folder)
         self.machine = environment()
         if self.context is not None:
-            self.machine["inputs"] = inputs(self.context.settings)
+            self.machine["inputs"] = self.context.inputs
         if self.first_update:
             before = believable("environment", self.folder.read_environment() or {})
             self.first_learning_rate = before.get("first_learning_rate")

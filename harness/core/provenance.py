@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.core.records import RunFolder, read_json, write_json
+from harness.core.schema.dictionary import believable
 from harness.core.settings import UNRECORDED, Settings, as_mapping
 from harness.core.tasks import TASKS
 
@@ -69,15 +70,17 @@ def inputs(settings: Settings) -> dict[str, Any]:
 def recorded_inputs(folder: RunFolder) -> dict[str, Any]:
     """Those of an earlier run; empty for records that do not have them."""
     environment = cast(dict[str, Any], folder.read_environment() or {})
-    return environment.get("inputs") or {}
+    return believable("environment", environment).get("inputs") or {}
 
 
 def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Which local files differ from those of an earlier run, in words; empty if none does."""
     changes = []
     for name in ("dataset", "model"):
-        old, new = before.get(name), now.get(name)
-        if old and new and old["checksum"] != new["checksum"]:
+        old, new = before.get(name) or {}, now.get(name) or {}
+        if {"files", "bytes", "checksum"} <= old.keys() & new.keys() and (
+            old["checksum"] != new["checksum"]
+        ):
             sizes = (f"{one['files']} with {one['bytes']:,} bytes" for one in (old, new))
             changes.append(f"the files of --{name} have changed since ({', now '.join(sizes)})")
     return " and ".join(changes)

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from harness.launch.places import disturbance, others, this_machine
 OK, LIMITED, PROBLEM = "ok", "limited", "problem"
 ENOUGH_GIB = 5  # for packages' caches, a model and its checkpoints
 HUB_TIMEOUT_S = 5
+LOAD_S = 120  # for torch and the driver
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def examine() -> list[Check]:
         _packages(facts),
         _devices(facts, _driver()),
         _load(),
-        *(_folder(name, path) for name, path in folders().items()),
+        _folder("cache", cache_root()),
+        _folder("outputs", Path("outputs")),
         _hub(),
         _nodes(),
         _tool("ssh", "sweep --launcher ssh", "install an OpenSSH client"),
@@ -71,7 +72,10 @@ def examine() -> list[Check]:
 def _environment() -> dict[str, Any] | str:
     """The facts of `harness env`, from a process of its own; why there are none."""
     command = [sys.executable, "-m", "harness", "env"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LOAD_S)
+    except subprocess.TimeoutExpired:
+        return f"it does not load within {LOAD_S} s; a driver that hangs does that"
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["no message"])[-1]
     return dict(json.loads(done.stdout))
@@ -131,10 +135,6 @@ def _load() -> Check:
     return Check("load", LIMITED, busy, "times measured now are not of this machine alone")
 
 
-def folders() -> dict[str, Path]:
-    return {"cache": cache_root(), "outputs": Path("outputs")}
-
-
 def _folder(name: str, path: Path) -> Check:
     existing = next(p for p in (path, *path.absolute().parents) if p.exists())
     shown = without_home(str(path))
@@ -187,8 +187,7 @@ def _tool(name: str, needed_for: str, advice: str) -> Check:
 
 
 def _hivemind() -> Check:
-    find: Callable[[str], object] = importlib.util.find_spec
-    if find("hivemind") is not None:
+    if importlib.util.find_spec("hivemind") is not None:
         return Check("hivemind", OK, "installed")
     install = "pip install -r requirements-hivemind.txt"
     return Check("hivemind", LIMITED, "not installed; --strategy hivemind needs it", install)

@@ -58,6 +58,7 @@ class Context:
     sampler: Any = None  # sampler of this node's devices, on the first process of the node
     began_s: float = field(default_factory=time.perf_counter)
     cpu_began: os.times_result = field(default_factory=os.times)
+    inputs: dict[str, Any] = field(default_factory=dict)  # local files and code, on rank 0
     # Known once the data are loaded.
     data_facts: dict[str, Any] = field(default_factory=dict)
     checkpoint: Path | None = None

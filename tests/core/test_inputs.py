@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.core import provenance
-from harness.core.provenance import changed_inputs, inputs
-from harness.core.records import SCHEMA, write_json
+from harness.core.provenance import changed_inputs, inputs, recorded_inputs
+from harness.core.records import SCHEMA, RunFolder, write_json
 from harness.core.rules import resolve
 from harness.core.settings import Settings
 from tests.support.sweeps import harness_sweep, jobs_of
@@ -122,3 +122,12 @@ def test_a_sweep_does_not_mix_the_data_of_two_days(
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "is finished (and 1 more), but the files of --dataset have changed since" in said
     assert "--rerun all" in said
+
+
+@pytest.mark.parametrize(
+    "odd", [[1], {"dataset": "x"}, {"dataset": {"files": 1}}, {"dataset": {"checksum": 1}}, None, 7]
+)
+def test_an_odd_record_is_one_without_inputs(odd: Any, data: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    write_json(folder.environment, {"inputs": odd})
+    assert change_of(recorded_inputs(folder), dataset=str(data)) == ""

@@ -160,3 +160,5 @@ def test_others_nodes_and_tools_that_are_not_there(monkeypatch: pytest.MonkeyPat
 def test_a_torch_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
     assert doctor._environment() == "no message"
+    monkeypatch.setattr(doctor, "LOAD_S", 0.0)
+    assert "does not load within" in str(doctor._environment())

@@ -24,7 +24,6 @@ from harness.core.records import (
     RunFolder,
     find_runs,
     read_json,
-    read_rows,
     sum_known,
 )
 from harness.core.schema.dictionary import check_fields
@@ -96,11 +95,11 @@ def none_readable(lines: Sequence[str]) -> UserError:
     return UserError(f"no run can be read: {lines[0]}{more}")
 
 
-def warn(lines: Iterable[str]) -> None:
+def warn(lines: Sequence[str]) -> None:
     """Records that are left out, a line each: whatever is printed beside them lacks them."""
-    for line in (*lines,)[:MOST_NAMED]:
+    for line in lines[:MOST_NAMED]:
         print(f"warning: not read: {printable(line)}", file=sys.stderr)
-    if (more := len((*lines,)) - MOST_NAMED) > 0:
+    if (more := len(lines) - MOST_NAMED) > 0:
         print(f"warning: not read: {more} more", file=sys.stderr)
 
 
@@ -109,10 +108,13 @@ def _read(record: Recorded, with_ranks: bool) -> None:
     record.settings = settings
     record.environment = _object("environment", folder.environment, settings) or {}
     _check_links(record.environment)
-    rows, broken = _rows("epochs", folder.epochs, settings)
-    record.epochs, record.broken_lines = tuple(rows), broken
+    rows, record.broken_lines = folder.read_epochs()
+    _check_rows("epochs", rows, folder.epochs, settings)
+    record.epochs = tuple(rows)
     if with_ranks:
-        record.ranks = {n: _rows("ranks", folder.rank(n), settings)[0] for n in folder.read_ranks()}
+        record.ranks = folder.read_ranks()
+        for n, of_rank in record.ranks.items():
+            _check_rows("ranks", of_rank, folder.rank(n), settings)
     summary = _object("summary", folder.summary, settings)
     _check_epochs(record)
     if summary is not None:
@@ -143,12 +145,12 @@ def _object(kind: str, file: Path, settings: Mapping[str, Any]) -> dict[str, Any
     return content
 
 
-def _rows(kind: str, file: Path, settings: Mapping[str, Any]) -> tuple[list[Any], int]:
-    rows, broken = read_rows(file)
+def _check_rows(
+    kind: str, rows: Iterable[Mapping[str, Any]], file: Path, settings: Mapping[str, Any]
+) -> None:
     own_metrics = _has_own_metrics(settings)
     for row in rows:
         check_fields(kind, row, file.name, own_metrics)
-    return rows, broken
 
 
 def _has_own_metrics(settings: Mapping[str, Any]) -> bool:

@@ -225,7 +225,7 @@ def _refuse_changed_inputs(context: Context) -> None:
     """A finished run answers only for what it was measured with."""
     folder, change, code = context.folder, "", ""
     if context.is_rank0:
-        earlier, now = recorded_inputs(folder), inputs(context.settings)
+        earlier, now = recorded_inputs(folder), context.inputs
         change = changed_inputs(earlier, now)
         code = (
             "" if earlier.get("code", now["code"]) == now["code"] else "with other code than now, "
@@ -244,6 +244,8 @@ def start(settings: Settings) -> Lifecycle | None:
     """Open a run; None if it has been finished before."""
     remove_log_folder()
     context, lock = _open(settings)
+    if context.is_rank0:  # as they are now, before they are read
+        context = replace(context, inputs=inputs(context.settings))
     settings, world, args = context.settings, context.world, context.args
     if _is_finished(context):
         context.session.already_finished()
