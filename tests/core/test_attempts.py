@@ -52,6 +52,9 @@ def test_odd_rows_never_stand_in_the_way(name: str, tmp_path: Path) -> None:
         attempts.end(folder, "finished", None, 1.0)
         attempts.write_summary(folder, "finished")
         assert folder.outcome() == "finished"
+        for row in attempts.starts_of(folder.read_attempts())[1:]:
+            # Since the launcher began.
+            assert row["lost_s"] is None or 0 <= row["lost_s"] <= time.time() - 90.0
 
 
 def test_records_nested_without_end_are_unreadable(tmp_path: Path) -> None:
