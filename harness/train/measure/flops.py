@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from harness.train.context import Context
 from harness.train.data import probes
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.rows import EpochMeasure, total
+from harness.train.session import broadcast
 
 CLOSED, COUNTED = "closed form", "counted"
 FORWARD_AND_BACKWARD = 3
@@ -225,20 +226,33 @@ def _counted(
     # Layers are neither dropped nor recomputed in evaluation.
     model = probes.twin(model, share).eval()
     if "input_ids" not in batch:
-        return Work(_count(model, batch), how=COUNTED)
-    lengths = (*LENGTHS, check := max(longest, CHECK_LENGTH))
-    counts = {length: _count(model, _of_length(batch, length)) for length in lengths}
-    more = _count(model, _of_length(batch, LENGTHS[0]), 2 * SAMPLES)
-    if abs(more / counts[LENGTHS[0]] - 1) > 0.01:
+        return Work(_count(model, batch).both, how=COUNTED)
+    counts = {length: _count(model, _of_length(batch, length)) for length in LENGTHS}
+    # On content a long text takes time: its forward pass alone is compared, and of one sample.
+    forward = _polynomial({length: count.forward for length, count in counts.items()})
+    more = _count(model, _of_length(batch, LENGTHS[0]), 2 * SAMPLES, backward=False)
+    if abs(more.forward / counts[LENGTHS[0]].forward - 1) > 0.01:
         raise Uncountable("a part of its work is done once for all texts of a batch")
-    work = _polynomial(counts)
-    if abs(work.of(check) / counts[check] - 1) > 0.01:
+    check = max(longest, CHECK_LENGTH)
+    long = _count(model, _of_length(batch, check), 1, backward=False)
+    if abs(forward.of(check) / long.forward - 1) > 0.01:
         raise Uncountable("its FLOPs are no polynomial of the length of a text")
-    return work
+    return _polynomial({length: count.both for length, count in counts.items()})
 
 
-def _count(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int = SAMPLES) -> float:
-    """FLOPs of one sample's forward and backward pass."""
+class _Count(NamedTuple):
+    """FLOPs of one sample's forward pass, and of forward and backward pass together."""
+
+    forward: float
+    both: float
+
+
+def _count(
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    samples: int = SAMPLES,
+    backward: bool = True,
+) -> _Count:
     device = next(model.parameters()).device
     inputs = {
         name: value[:1].to(device).expand(samples, *value.shape[1:])
@@ -247,8 +261,11 @@ def _count(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int = S
     counter = FlopCounterMode(display=False)
     # Fused attention kernels are not counted on every device; plain matrix products are.
     with sdpa_kernel(SDPBackend.MATH), counter:
-        model(**inputs)["loss"].backward()
-    return float(counter.get_total_flops() / samples)
+        loss = model(**inputs)["loss"]
+        forward = counter.get_total_flops()
+        if backward:
+            loss.backward()
+    return _Count(forward / samples, counter.get_total_flops() / samples)
 
 
 def _of_length(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
@@ -314,17 +331,27 @@ class Utilisation(EpochMeasure):
         devices: Callable[[], int],
     ) -> None:
         self.devices = devices  # how many trained in the epoch that has ended
-        self.work: Work | None = None
-        self.missing: str | None = None  # why the work is not known
-        shape = context.data_facts.get("image_shape")
-        try:
-            image = (shape[1], shape[2]) if shape else None
-            longest = context.data_facts.get("max_length") or 0
-            self.work = work_of(model, one_sample, image, longest)
-        except Uncountable as error:
-            self.missing = str(error)
+        self.work: Work | None
+        self.missing: str | None  # why the work is not known
+        # Rank 0 counts for all: on content it takes time, and ranks share their machine.
+        self.work, self.missing = broadcast(
+            self._work(context, model, one_sample) if context.is_rank0 else None
+        )
         self.peak, self.peak_from = peak_of(context.settings)
         self.updates: dict[int, BatchShape] = {}  # of this epoch
+
+    @staticmethod
+    def _work(
+        context: Context, model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]
+    ) -> tuple[Work | None, str | None]:
+        """The work, or why it is not known."""
+        shape = context.data_facts.get("image_shape")
+        image = (shape[1], shape[2]) if shape else None
+        try:
+            longest = context.data_facts.get("max_length") or 0
+            return work_of(model, one_sample, image, longest), None
+        except Uncountable as error:
+            return None, str(error)
 
     def add(self, update: int, shape: BatchShape) -> None:
         """A forward pass of this update, which may have several."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,11 +27,13 @@ from harness.train.measure.flops import (
     COUNTED,
     PEAKS,
     Uncountable,
+    Utilisation,
     Work,
     counted,
     peak_tflops,
     work_of,
 )
+from tests.support.ranks import ranks
 
 
 def built(script: str, *argv: str) -> tuple[Any, Any]:
@@ -178,6 +182,53 @@ def test_models_that_look_at_texts_are_counted_as_they_are_trained(name: str) ->
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**batch).loss.backward()
     assert work.of(40) * 3 == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+class Looking(nn.Module):
+    """Looks at its text, and writes down the samples and tokens of each pass."""
+
+    passes: ClassVar[list[tuple[str, int, int]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 8)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        assert input_ids.sum() > 0
+        samples, tokens = input_ids.shape
+        self.passes.append(("forward", samples, tokens))
+        loss = self.layer(input_ids[..., None].float()).sum()
+        loss.register_hook(lambda _: self.passes.append(("backward", samples, tokens)))
+        return {"loss": loss}
+
+
+def test_a_long_text_with_content_costs_one_forward_pass() -> None:
+    Looking.passes.clear()
+    work = work_of(Looking(), lambda: ends(20), longest=1000)
+    assert work.per_token == pytest.approx(2 * 2 * 8)  # the input needs no gradient
+    assert [p for p in Looking.passes if p[2] > 48] == [("forward", 1, 1000)]
+
+
+def counted_by_rank0() -> tuple[list[int], Any]:
+    dist.init_process_group("gloo")
+    context: Any = SimpleNamespace(
+        is_rank0=dist.get_rank() == 0, data_facts={}, settings=parse("bert", ["--tiny"])
+    )
+    reasons = []
+    Looking.passes.clear()
+    for sample in (lambda: ends(20), never):
+        measure = Utilisation(context, Looking(), sample, lambda: 2)
+        reasons.append((measure.work, measure.missing))
+    dist.destroy_process_group()
+    return [p[2] for p in Looking.passes], reasons
+
+
+@pytest.mark.process
+def test_rank_0_counts_for_all() -> None:
+    (passes, first), (none, second) = ranks(2, counted_by_rank0)
+    assert passes and not none
+    assert first == second and first[0][0].how == COUNTED
+    assert first[1] == (None, "counting failed: AssertionError: there is a closed form")
 
 
 def test_work_that_is_shared_by_a_batch_is_unknown() -> None:
