@@ -242,9 +242,9 @@ def _refusal(error: Exception, folder: Path) -> int | None:
     return errno.ENOSPC if disk.f_bavail * disk.f_frsize < NO_ROOM else None
 
 
-def sync_folder(folder: Path) -> None:
-    """A name that was given or changed in it survives a power cut once this has returned."""
-    file = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """What a file holds, or the names in a folder, survives a power cut once this has returned."""
+    file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     except OSError as error:
@@ -271,7 +271,7 @@ def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> 
             draft.unlink(missing_ok=True)
             raise
         if durable:
-            sync_folder(path.parent)
+            sync(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -332,7 +332,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         if is_new:
-            sync_folder(path.parent)
+            sync(path.parent)
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:

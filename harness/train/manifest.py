@@ -8,14 +8,13 @@ A manifest vouches for itself, too. It is a JSON file that may carry other facts
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from harness.core.records import plain, read_json, sync_folder, write_json
+from harness.core.records import plain, read_json, sync, write_json
 
 FILES, OWN = "files", "checksum"  # of the files by name, and of the manifest itself
 PIECE = 2**20  # bytes that are read at once: as many as stay in the processor's cache
@@ -36,10 +35,10 @@ def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:
     folder = manifest.parent
     files: dict[str, tuple[int, str]] = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_dir():
-            sync_folder(path)
-        elif path != manifest:
-            _sync(path)
+        if path == manifest:
+            continue
+        sync(path)
+        if path.is_file():
             files[str(path.relative_to(folder))] = path.stat().st_size, checksum(path)
     content = plain({**facts, FILES: files})
     write_json(manifest, {**content, OWN: _of_json(content)})
@@ -71,11 +70,3 @@ def damage(manifest: Path, contents: bool = True) -> str | None:
 
 def _of_json(content: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

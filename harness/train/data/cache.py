@@ -7,6 +7,7 @@ that is done to them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -22,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from harness.core.provenance import cache_root
-from harness.core.records import writing_to
+from harness.core.records import sync, writing_to
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
 from harness.train.manifest import damage, write_manifest
@@ -76,18 +77,22 @@ def _put(draft: Path, folder: Path) -> None:
             folder.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)
         draft.rename(folder)
-        os.fsync(root)
+        sync(folder.parent)
     finally:
         os.close(root)
 
 
 def reserve(file: Path) -> None:
     """Have the disk set aside what a file is long: to write to one that is mapped into memory would
-    kill the process where the disk is full.
+    kill the process where the disk is full. Some file systems cannot.
     """
     if hasattr(os, "posix_fallocate"):
         with file.open("r+b") as content:
-            os.posix_fallocate(content.fileno(), 0, file.stat().st_size)
+            try:
+                os.posix_fallocate(content.fileno(), 0, file.stat().st_size)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
 
 
 @contextmanager

@@ -333,9 +333,11 @@ class Utilisation(EpochMeasure):
         self.devices = devices  # how many trained in the epoch that has ended
         self.work: Work | None
         self.missing: str | None  # why the work is not known
-        # Rank 0 counts for all: on content it takes time, and ranks share their machine.
+        # Rank 0 counts for all: on content it takes time, and ranks share their machine. The peers
+        # of hivemind have no process group.
+        counts = context.is_rank0 or context.world.size == 1
         self.work, self.missing = broadcast(
-            self._work(context, model, one_sample) if context.is_rank0 else None
+            self._work(context, model, one_sample) if counts else None
         )
         self.peak, self.peak_from = peak_of(context.settings)
         self.updates: dict[int, BatchShape] = {}  # of this epoch

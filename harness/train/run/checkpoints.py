@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from transformers import TrainerState
 
-from harness.core.records import RunFolder, read_json, sync_folder
+from harness.core.records import RunFolder, read_json, sync
 from harness.core.topology import World
 from harness.train.context import COMPLETE, Context
 from harness.train.manifest import checksum, damage, write_manifest
@@ -100,7 +100,7 @@ def complete(
             "epoch": epoch_so_far,
         }
         write_manifest(folder / COMPLETE, facts)
-        sync_folder(folder.parent)
+        sync(folder.parent)
     if on_own_disk(folder / COMPLETE, world) or args.should_save:
         _keep(folder, 2, _best(state))
 

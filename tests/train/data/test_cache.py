@@ -8,11 +8,12 @@ import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.core.records import DiskError
+from harness.core.records import DiskError, sync
 from harness.train.data.cache import cached, reserve
 from harness.train.manifest import damage
 from tests.support.broken_runs import only_run
@@ -73,12 +74,45 @@ def test_many_processes_meet_a_damaged_entry(root: Path) -> None:
     assert len(list(root.iterdir())) == 1
 
 
-def test_other_ranks_of_a_node_compare_lengths(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_of_a_node_compare_lengths(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = cached({}, build)
     plant("one bit", folder / "pixels.npy")
-    assert damage(folder / "key.json", contents=False) is None
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    assert cached({}, build) == folder and capsys.readouterr().err == ""
     plant("truncated", folder / "pixels.npy")
-    assert "bytes instead of" in str(damage(folder / "key.json", contents=False))
+    assert cached({}, build) == folder and "bytes instead of" in capsys.readouterr().err
+
+
+def refusing(number: int) -> Any:
+    def refuse(*args: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_a_file_system_that_can_neither_sync_folders_nor_reserve_is_used(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, refuse = os.fsync, refusing(errno.EINVAL)
+
+    def of_files(file: int) -> None:
+        (refuse if stat.S_ISDIR(os.fstat(file).st_mode) else fsync)(file)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    folder = cached({}, build)
+    assert damage(folder / "key.json") is None
+    for number in (errno.EOPNOTSUPP, errno.EINVAL):
+        monkeypatch.setattr(os, "posix_fallocate", refusing(number), raising=False)
+        reserve(folder / "pixels.npy")
+    for name, call in (("posix_fallocate", reserve), ("fsync", sync)):
+        monkeypatch.setattr(os, name, refusing(errno.ENOSPC), raising=False)
+        with pytest.raises(OSError, match="No space left"):
+            call(folder / "pixels.npy")
 
 
 def test_folders_have_the_modes_of_the_user(root: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import (
 
 from harness.core.command_line import parse
 from harness.core.tasks import TASKS
+from harness.core.topology import World
 from harness.train.data import models
 from harness.train.measure.flops import (
     CLOSED,
@@ -209,11 +210,15 @@ def test_a_long_text_with_content_costs_one_forward_pass() -> None:
     assert [p for p in Looking.passes if p[2] > 48] == [("forward", 1, 1000)]
 
 
+def context_of(rank: int, size: int) -> Any:
+    world = World(per_node=size, rank=rank)
+    settings = parse("bert", ["--tiny"])
+    return SimpleNamespace(world=world, is_rank0=rank == 0, data_facts={}, settings=settings)
+
+
 def counted_by_rank0() -> tuple[list[int], Any]:
     dist.init_process_group("gloo")
-    context: Any = SimpleNamespace(
-        is_rank0=dist.get_rank() == 0, data_facts={}, settings=parse("bert", ["--tiny"])
-    )
+    context = context_of(dist.get_rank(), 2)
     reasons = []
     Looking.passes.clear()
     for sample in (lambda: ends(20), never):
@@ -221,6 +226,11 @@ def counted_by_rank0() -> tuple[list[int], Any]:
         reasons.append((measure.work, measure.missing))
     dist.destroy_process_group()
     return [p[2] for p in Looking.passes], reasons
+
+
+def test_a_peer_without_process_group_counts_for_itself() -> None:
+    peer = Utilisation(context_of(1, 1), Looking(), lambda: ends(20), lambda: 1)
+    assert peer.work is not None and peer.missing is None
 
 
 @pytest.mark.process
