@@ -31,7 +31,7 @@ from harness.core.command_line import (
     whole,
     without_package,
 )
-from harness.core.process import end_quietly, interrupt_again
+from harness.core.process import install_quit_handlers, restore_quit_handlers
 from harness.core.records import DiskError
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
@@ -396,7 +396,7 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
-        end_quietly()  # a verb may load torch or pandas
+        install_quit_handlers()  # a verb may load torch or pandas
     with quiet_when_closed():
         return _main(sys.argv[1:] if argv is None else argv)
     return 0
@@ -419,7 +419,7 @@ def _main(argv: Sequence[str]) -> int:
     try:
         options = parser.read(arguments)
         module = importlib.import_module(f"harness.{VERBS[verb].module}")
-        interrupt_again()
+        restore_quit_handlers()
         return int(module.run(options))
     except KeyboardInterrupt:
         print(f"harness {verb}: stopped by SIGINT", file=sys.stderr)

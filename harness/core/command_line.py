@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.identity import number
-from harness.core.process import end_quietly, end_with_parent
+from harness.core.process import end_with_parent, install_quit_handlers
 from harness.core.provenance import ROOT
 from harness.core.records import plain
 from harness.core.rules import MEANT, REFUSED, place, resolve
@@ -294,7 +294,7 @@ def bare(script: str, values: Mapping[str, Any]) -> Settings:
 def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     """parse() for a script's first lines: --help and mistakes end the process here."""
     if argv is None:
-        end_quietly()  # a script loads torch next
+        install_quit_handlers()  # a script loads torch next
     argv = list(sys.argv[1:] if argv is None else argv)
     flags = {a.lstrip("-").replace("-", "_") for a in argv if a.startswith("-")}
     leader = is_leader()

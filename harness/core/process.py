@@ -24,7 +24,7 @@ SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
 
 
-def end_quietly() -> None:
+def install_quit_handlers() -> None:
     """Until somebody takes over: Ctrl-C and a hangup end this process with one line.
 
     Imports take seconds, and a KeyboardInterrupt inside them is pages of traceback.
@@ -34,14 +34,20 @@ def end_quietly() -> None:
             signal.signal(number, _end)
 
 
-def interrupt_again() -> None:
-    """What a signal did before end_quietly()."""
+def restore_quit_handlers() -> None:
+    """What a signal did before install_quit_handlers()."""
     for number, usual in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
     ):
         if signal.getsignal(number) is _end:
             signal.signal(number, usual)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """What asks a process to end: a hangup does not where nohup started it."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hangup]
 
 
 def _end(signum: int, frame: Any) -> None:

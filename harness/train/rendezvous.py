@@ -2,7 +2,7 @@
 
 torch's store listens on every address, asks for no password and lists its keys to whoever connects,
 so that a secret run id alone keeps nobody out; and a c10d rendezvous unpickles what it finds there.
-narrow() changes both in torch's modules, as checked with torch 2.13: a store listens on the address
+harden() changes both in torch's modules, as checked with torch 2.13: a store listens on the address
 at which it is reached, and what is read from it cannot run code.
 """
 
@@ -46,7 +46,7 @@ STATE = {
 }
 
 
-def narrow() -> None:
+def harden() -> None:
     """From now on torch's rendezvous in this process makes stores as store() does, and reads the
     state of a rendezvous without running what is in it.
     """
@@ -57,7 +57,7 @@ def narrow() -> None:
         host, port, is_master=True, multi_tenant=True
     )
     reader = SimpleNamespace(
-        dumps=pickle.dumps, loads=state_of, PickleError=pickle.PickleError
+        dumps=pickle.dumps, loads=safe_loads, PickleError=pickle.PickleError
     )  # what the module uses of pickle
     setattr(dynamic_rendezvous, "pickle", reader)  # noqa: B010
 
@@ -69,7 +69,7 @@ class _State(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def state_of(pickled: bytes) -> Any:
+def safe_loads(pickled: bytes) -> Any:
     """The state of a rendezvous as it stands in a store, where anybody may have put it."""
     try:
         return _State(io.BytesIO(pickled)).load()
@@ -161,7 +161,7 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-def stay_here(environment: MutableMapping[str, str]) -> None:
+def bind_to_loopback(environment: MutableMapping[str, str]) -> None:
     """Where all ranks are on one node, their collectives listen on its loopback alone."""
     size = environment.get("WORLD_SIZE")
     if size is None or environment.get("LOCAL_WORLD_SIZE") != size:

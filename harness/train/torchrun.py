@@ -1,4 +1,4 @@
-"""torchrun that lets nobody in: its flags, its ranks, but narrow() first (rendezvous.py).
+"""torchrun that lets nobody in: its flags, its ranks, but harden() first (rendezvous.py).
 
 python -m harness.train.torchrun --standalone --nproc_per_node=2 bert.py --setup 1_2
 """
@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 import sys
 
-from harness.core.process import end_quietly
+from harness.core.process import install_quit_handlers
 from harness.core.settings import UserError
 
 
 def main() -> int:
-    end_quietly()
+    install_quit_handlers()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    from harness.train.rendezvous import narrow
+    from harness.train.rendezvous import harden
 
-    narrow()
+    harden()
     if "--standalone" in sys.argv:
         os.environ.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
     try:

@@ -138,7 +138,7 @@ def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == -signal.SIGKILL
 
 
-# A command, and how far it is when it is stopped: torch is being loaded.
+# Commands that load torch.
 LOADING = {
     "script": ["vit.py", "--tiny"],
     "verb": ["-m", "harness", "store", "1"],
@@ -146,14 +146,21 @@ LOADING = {
 }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("what", LOADING)
-def test_a_signal_while_loading_is_one_line(what: str, signum: signal.Signals) -> None:
-    process = subprocess.Popen(
-        [sys.executable, *LOADING[what]], cwd=ROOT, stderr=subprocess.PIPE, text=True
+def test_a_signal_while_loading_is_one_line(
+    what: str, signum: signal.Signals, tmp_path: Path
+) -> None:
+    torch, loading = tmp_path / "torch", tmp_path / "loading"
+    torch.mkdir()
+    (torch / "__init__.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(loading)!r}).touch()\ntime.sleep(60)\n"
     )
-    assert wait_for(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), 60)
+    process = subprocess.Popen(
+        [sys.executable, *LOADING[what]], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert wait_for(loading.exists, 60)
     process.send_signal(signum)
     _, printed = process.communicate(timeout=20)
     assert process.returncode == 128 + signum and printed == f"stopped by {signum.name}\n"
@@ -163,7 +170,10 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     set_to: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
     monkeypatch.setattr(signal, "getsignal", lambda n: set_to.get(n, signal.SIG_IGN))
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)
-    parent.end_quietly()
+    parent.install_quit_handlers()
     assert set_to == {signal.SIGINT: parent._end}  # with nohup SIGHUP stays ignored
-    parent.interrupt_again()
+    assert parent.ending_signals() == [signal.SIGTERM, signal.SIGINT]
+    parent.restore_quit_handlers()
     assert set_to == {signal.SIGINT: signal.default_int_handler}
+    set_to[signal.SIGHUP] = signal.SIG_DFL
+    assert signal.SIGHUP in parent.ending_signals()

@@ -240,7 +240,7 @@ def test_a_torchrun_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> Non
         heard_s = agent.heard_s
         assert agent.receive() == [] and agent.heard_s > heard_s
         agent.process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: is_stopped(agent.process.pid))  # type: ignore[union-attr]
+        assert wait_for(lambda: is_stopped(agent.process.pid))  # type: ignore[union-attr]
         heard_s = agent.heard_s
         assert agent.receive() == [] and agent.heard_s == heard_s
     finally:

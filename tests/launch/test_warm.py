@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import socket
 import subprocess
@@ -156,8 +157,7 @@ def test_a_stopped_fork_server_is_ended_so_that_it_is_replaced(
     assert events.getvalue() == '{"event": "alive"}\n' * 6 and server.poll() is None
     slept.clear()
     server.send_signal(signal.SIGSTOP)
-    while not is_stopped(server.pid):
-        pass
+    assert os.WIFSTOPPED(os.waitpid(server.pid, os.WUNTRACED)[1]) and is_stopped(server.pid)
     with pytest.raises(Closed):
         warm.beat(events)
     monkeypatch.undo()

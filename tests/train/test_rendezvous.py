@@ -39,14 +39,14 @@ class Planted:
 
 
 @pytest.fixture
-def narrowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """narrow() for one test: what it replaces comes back."""
+def hardened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """harden() for one test: what it replaces comes back."""
     for module in (c10d_rendezvous_backend, static_tcp_rendezvous, rendezvous.of_ranks):
         monkeypatch.setattr(module, "TCPStore", TCPStore)
     monkeypatch.setattr(dynamic_rendezvous, "pickle", pickle)
     handler = dynamic_rendezvous.DynamicRendezvousHandler
     made = handler._create_tcp_store_server
-    rendezvous.narrow()
+    rendezvous.harden()
     yield
     handler._create_tcp_store_server = made  # type: ignore[method-assign]
 
@@ -78,7 +78,7 @@ def test_a_store_listens_where_it_is_reached() -> None:
         assert not answers(ELSEWHERE, store.port)
 
 
-def test_all_stores_of_torch_listen_there(narrowed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_stores_of_torch_listen_there(hardened: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     static = static_tcp_rendezvous.StaticTCPRendezvous(HERE, 0, 0, 1, "id", 5)
     static.next_rendezvous()
@@ -94,7 +94,7 @@ def test_all_stores_of_torch_listen_there(narrowed: None, monkeypatch: pytest.Mo
         assert not answers(ELSEWHERE, store.port)
 
 
-def test_a_run_meets_and_a_planted_state_does_not_run(narrowed: None, tmp_path: Path) -> None:
+def test_a_run_meets_and_a_planted_state_does_not_run(hardened: None, tmp_path: Path) -> None:
     handler: Any = meeting(0)
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (0, 1)
@@ -117,7 +117,7 @@ def test_only_the_state_of_a_rendezvous_is_read(tmp_path: Path) -> None:
     state.participants[node] = 0
     state.wait_list.add(node)
     state.last_heartbeats[node] = state.deadline = datetime.now(UTC)
-    assert vars(rendezvous.state_of(pickle.dumps(state))) == vars(state)
+    assert vars(rendezvous.safe_loads(pickle.dumps(state))) == vars(state)
     for planted in (
         pickle.dumps(Planted(tmp_path / "ran")),
         b"",
@@ -125,7 +125,7 @@ def test_only_the_state_of_a_rendezvous_is_read(tmp_path: Path) -> None:
         b"cos\nsystem\n",
     ):
         with pytest.raises(pickle.UnpicklingError):
-            rendezvous.state_of(planted)
+            rendezvous.safe_loads(planted)
     assert not (tmp_path / "ran").exists()
 
 
@@ -160,10 +160,10 @@ def test_a_name_that_is_loopback_only_here_is_not_bound(monkeypatch: pytest.Monk
 
 def test_ranks_of_one_node_talk_over_loopback() -> None:
     one = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    rendezvous.stay_here(one)
+    rendezvous.bind_to_loopback(one)
     assert one["GLOO_SOCKET_IFNAME"] == one["NCCL_SOCKET_IFNAME"] == "lo"
     chosen = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth1"}
-    rendezvous.stay_here(chosen)
+    rendezvous.bind_to_loopback(chosen)
     assert chosen["GLOO_SOCKET_IFNAME"] == "eth1"
     for open_ in (
         {},
@@ -172,7 +172,7 @@ def test_ranks_of_one_node_talk_over_loopback() -> None:
         {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"},
     ):
         before = dict(open_)
-        rendezvous.stay_here(open_)
+        rendezvous.bind_to_loopback(open_)
         assert open_ == before
 
 

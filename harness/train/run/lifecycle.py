@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from harness.core.command_line import refuse
 from harness.core.locks import Lock
+from harness.core.process import ending_signals
 from harness.core.records import DiskError, read_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
@@ -114,8 +115,7 @@ class Lifecycle:
             self._ignore_signals()  # a second one must not cut the record off
             raise Stopped(signum)
 
-        lost = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # not with nohup
-        for number in (signal.SIGTERM, signal.SIGINT, *((signal.SIGHUP,) if lost else ())):
+        for number in ending_signals():
             self.previous_handlers[number] = signal.signal(number, stop)
         return self
 

@@ -36,7 +36,7 @@ from harness.core.strategies import STRATEGIES
 from harness.core.topology import world_of
 from harness.train.context import Context
 from harness.train.measure.telemetry import start_sampler
-from harness.train.rendezvous import narrow, stay_here
+from harness.train.rendezvous import bind_to_loopback, harden
 from harness.train.run.checkpoints import follow_rank0
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle
@@ -194,8 +194,8 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
         folder = RunFolder(Path(settings.output_dir) / run_path(settings))
         if world.rank == 0:
             _check_writable(Path(settings.output_dir))
-        narrow()
-        stay_here(os.environ)
+        harden()
+        bind_to_loopback(os.environ)
         session = session_of(settings, world, folder)
         world = session.world
         args = arguments_of(settings, folder.path, session)

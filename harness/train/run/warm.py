@@ -246,5 +246,5 @@ def main(scripts: list[str]) -> None:
     # It loads what the ranks need, while this process loads what starts them.
     multiprocessing.forkserver.ensure_running()
     importlib.import_module("torch.distributed.launcher.api")
-    importlib.import_module("harness.train.rendezvous").narrow()
+    importlib.import_module("harness.train.rendezvous").harden()
     serve(scripts, events)
