@@ -20,6 +20,7 @@ from typing import Any
 from harness.core.command_line import BadValue, field_of, natural, one_of, typed, whole
 from harness.core.identity import number
 from harness.core.links import link_of
+from harness.core.process import ending_signals
 from harness.core.provenance import (
     changed_inputs,
     inputs,
@@ -209,7 +210,7 @@ def run(flags: argparse.Namespace) -> int:
         if not flags.dry_run:
             _check_owner(folder, sweep.file)
             # At once: what follows may take its time.
-            print(f"{sweep.name}: {len(chosen)} runs, --launcher {options.launcher}", flush=True)
+            print(f"{sweep.name}: {runs(len(chosen))}, --launcher {options.launcher}", flush=True)
             if options.rerun != "all":
                 _refuse_changed_inputs([state.job for state in chosen])
             place.open([state.job for state in chosen])
@@ -222,7 +223,8 @@ def run(flags: argparse.Namespace) -> int:
         if flags.dry_run:
             print("\n".join(place.dry_run(chosen, folder)))
             return 0
-        _describe(sweep, states, folder, flags.words)
+        again = options.rerun == "all" and len(chosen) == len(states)
+        _describe(sweep, states, folder, flags.words, measured_again=again)
         return _work(sweep, chosen, place, folder)
     finally:
         place.close()
@@ -240,7 +242,8 @@ def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
                 now[source] = inputs(job.settings)
             if change := changed_inputs(earlier, now[source]):
                 changed[job.path] = change
-    for path, change in changed.items():
+    if changed:
+        path, change = next(iter(changed.items()))
         others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise UserError(
             f"{path} is finished{others}, but {change}: --rerun all measures again and keeps the "
@@ -343,7 +346,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
     if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
         left = sum(state.state in to_go for state in chosen)
-        print(f"stopped, {left} runs to go: the same command continues", file=sys.stderr)
+        print(f"stopped, {runs(left)} to go: the same command continues", file=sys.stderr)
         return 128 + signals[0]
     return 1 if any(state.failed for state in chosen) else 0
 
@@ -359,7 +362,7 @@ def _check_owner(folder: Path, file: str) -> None:
 
 
 def ahead(states: list[State], rerun: str | None) -> str:
-    """How many runs there are, and how long those that are left take if earlier ones tell."""
+    """How many runs are done and left, and how long these take if earlier ones tell."""
     to_go, took_s = [], []
     for state in (s for s in states if s.state != SKIPPED):
         summary: dict[str, Any] = read_json(state.job.folder.summary) or {}
@@ -369,10 +372,14 @@ def ahead(states: list[State], rerun: str | None) -> str:
         if settled(outcome, rerun) is None:
             to_go.append(state)
     known = len(states) - len(to_go) - sum(state.state == SKIPPED for state in states)
-    line = f"{len(states)} runs: {known} done before, {len(to_go)} to go"
+    line = f"{known} done before, {len(to_go)} to go"
     if took_s and to_go:
         line += f", about {short(statistics.median(took_s) * len(to_go))}"
     return line
+
+
+def runs(number: int) -> str:
+    return f"{number} run" if number == 1 else f"{number} runs"
 
 
 def skipped(states: list[State]) -> list[str]:
@@ -398,9 +405,7 @@ def _signals(worker: Worker) -> Iterator[list[int]]:
         received.append(signum)
         worker.stops += 1
 
-    lost = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # not with nohup
-    asked = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if lost else ()))
-    before = {s: signal.signal(s, count) for s in asked}
+    before = {s: signal.signal(s, count) for s in ending_signals()}
     try:
         yield received
     finally:
@@ -408,7 +413,9 @@ def _signals(worker: Worker) -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def _describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) -> None:
+def _describe(
+    sweep: Sweep, states: list[State], folder: Path, argv: list[str], measured_again: bool = False
+) -> None:
     """sweep.json: what readers need to know of the plan; a different earlier one is kept aside."""
     path = folder / SWEEP
     content = {
@@ -433,7 +440,8 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, argv: list[str]) 
         planned = [run.get("path") for run in (before or {}).get("runs", [])]
         if before is not None and planned == [state.job.path for state in states]:
             # What measured these runs stays: a repetition may run a part, or nothing.
-            content["command"] = before.get("command", content["command"])
+            if not measured_again:
+                content["command"] = before.get("command", content["command"])
         elif before is not None:
             count = 1
             while (aside := folder / f"sweep.earlier-{count}.json").exists():

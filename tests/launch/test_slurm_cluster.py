@@ -127,7 +127,7 @@ def test_whoever_watches_may_come_and_go(cluster: dict[str, str], tmp_path: Path
         time.sleep(0.3)
     printed, error = runner.communicate(timeout=60)
     assert runner.returncode == 143 and "interrupted after" in printed
-    assert "the job was cancelled" in printed and "stopped, 1 runs to go" in error
+    assert "the job was cancelled" in printed and "stopped, 1 run to go" in error
     assert summary(out, "_s1_")["outcome"] == "interrupted" and not jobs_of(cluster)
 
 

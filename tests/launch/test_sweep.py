@@ -107,6 +107,10 @@ def test_a_repetition_keeps_the_command_that_measured(tmp_path: Path) -> None:
         sweep_module._describe(sweep, states, folder, flags)
         command = json.loads((folder / "sweep.json").read_text())["command"]
         assert command == "python -m harness sweep demo.yaml --tiny"
+    again = ["demo.yaml", "--tiny", "--rerun", "all"]
+    sweep_module._describe(sweep, states, folder, again, measured_again=True)
+    command = json.loads((folder / "sweep.json").read_text())["command"]
+    assert command == "python -m harness sweep demo.yaml --tiny --rerun all"
     # Another plan is another sweep; the earlier one is kept aside.
     sweep_module._describe(sweep, states[:1], folder, ["demo.yaml", "--set", "seed=1"])
     assert json.loads((folder / "sweep.json").read_text())["command"].endswith("--set seed=1")

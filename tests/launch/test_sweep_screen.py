@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.core.records import RUNNING, SCHEMA, SKIPPED, append_row, write_json
+from harness.core.records import RUNNING, SCHEMA, SKIPPED, append_row, read_json, write_json
 from harness.core.settings import UserError, as_mapping
 from harness.launch import places
 from harness.launch import sweep as sweep_module
@@ -374,13 +374,17 @@ def test_two_files_of_one_name_do_not_share_a_folder(
     assert main([str(first), *flags]) == 0
     table = (out / "sweeps" / "same-tiny" / "sweep.json").read_text()
     printed = capsys.readouterr().out
-    assert printed.startswith("same-tiny: 1 runs, --launcher local\n")
-    assert "1 runs: 0 done before, 0 to go" in printed
+    assert printed.startswith("same-tiny: 1 run, --launcher local\n")
+    assert " 0 done before, 0 to go\n" in printed
     assert main([str(second), *flags]) == 2
     refusal = capsys.readouterr().err
     assert refusal.count("\n") == 1 and f"same-tiny belongs to {first}" in refusal
     assert (out / "sweeps" / "same-tiny" / "sweep.json").read_text() == table
     assert main([str(first), *flags]) == 0
+    assert (out / "sweeps" / "same-tiny" / "sweep.json").read_text() == table
+    assert main([str(first), *flags, "--rerun", "all"]) == 0
+    command = (read_json(out / "sweeps" / "same-tiny" / "sweep.json") or {})["command"]
+    assert command.endswith("--rerun all")  # which measured all of them
 
 
 FOUR = "script: vit\nseeds: [1, 2, 3, 4]"
@@ -388,11 +392,11 @@ FOUR = "script: vit\nseeds: [1, 2, 3, 4]"
 
 def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
     states = [State(job) for job in jobs_of(tmp_path, FOUR, tmp_path / "out")]
-    assert ahead(states, None) == "4 runs: 0 done before, 4 to go"
+    assert ahead(states, None) == "0 done before, 4 to go"
     for state, outcome in zip(states, ("finished", "failed", "interrupted"), strict=False):
         state.job.folder.path.mkdir(parents=True)
         write_json(state.job.folder.summary, {"outcome": outcome, "wall_s": 100.0})
-    assert ahead(states, None) == "4 runs: 2 done before, 2 to go, about 3:20"
-    assert ahead(states, "all") == "4 runs: 0 done before, 4 to go, about 6:40"
+    assert ahead(states, None) == "2 done before, 2 to go, about 3:20"
+    assert ahead(states, "all") == "0 done before, 4 to go, about 6:40"
     states[3].state = "skipped"
-    assert ahead(states, None) == "4 runs: 2 done before, 1 to go, about 1:40"
+    assert ahead(states, None) == "2 done before, 1 to go, about 1:40"
