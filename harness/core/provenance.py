@@ -50,6 +50,10 @@ def source_checksum(folders: Sequence[str] = ("harness",)) -> str:
     return whole.hexdigest()[:12]
 
 
+# Of `harness nodes`, in the environment of the command that it runs.
+NODES_LINK = "HARNESS_NODES_LINK"
+
+
 def cache_root() -> Path:
     """Beside the Hub's cache; it may be deleted at any time."""
     default = Path.home() / ".cache" / "huggingface"
@@ -64,6 +68,7 @@ def inputs(settings: Settings) -> dict[str, Any]:
         "dataset": _content(dataset, _data_files(dataset)) if local else None,
         "model": _content(model, _model_files(model)) if model.is_dir() else None,
         "code": source_checksum(("harness/core", "harness/train")),
+        "link": os.environ.get(NODES_LINK),
     }
 
 
@@ -83,6 +88,9 @@ def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         ):
             sizes = (f"{one['files']} with {one['bytes']:,} bytes" for one in (old, new))
             changes.append(f"the files of --{name} have changed since ({', now '.join(sizes)})")
+    if "link" in before and before["link"] != now["link"]:
+        links = (f"over {one['link']}" if one["link"] else "without one" for one in (before, now))
+        changes.append(f"the link of `harness nodes` is another ({', now '.join(links)})")
     return " and ".join(changes)
 
 
@@ -90,7 +98,7 @@ def _data_files(path: Path) -> Iterator[Path]:
     """Without what libraries keep beside the data."""
     if path.is_file():
         return iter([path])
-    inside = (p for p in path.rglob("*") if not p.name.startswith((".", "cache-")) and p.is_file())
+    inside = (p for p in path.rglob("*") if p.is_file() and not p.match("cache-*.arrow"))
     return (p for p in inside if not any(part[0] == "." for part in p.relative_to(path).parts))
 
 

@@ -167,6 +167,7 @@ MISTAKES: dict[str, list[str]] = {
     ],
     # data
     f"{TEXT}/none": ["/none", "no such folder or file"],
+    "bert --tiny --dataset missing.csv": ["missing.csv", "no such folder or file"],
     f"{TEXT}/notes.txt": ["notes.txt", ".csv", ".parquet"],
     f"{TEXT}/emptyfolder": ["emptyfolder", "data files"],
     f"bert --model bert-nano {ALL} --dataset me/none": ["--dataset me/none", *OFFLINE],

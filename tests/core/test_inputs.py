@@ -53,6 +53,10 @@ def test_what_libraries_keep_beside_the_data_is_no_change(data: Path, tmp_path: 
     chosen = {"dataset": str(data)}
     before = inputs(settings(**chosen))
     (data / "train" / "cache-12.arrow").write_text("indices")
+    (data / "train" / "cache-1.png").write_text("a picture of the user")
+    with_picture = inputs(settings(**chosen))
+    assert with_picture["dataset"]["files"] == 3
+    (data / "train" / "cache-1.png").unlink()
     (data / ".git").mkdir()
     (data / ".git" / "head").write_text("x")
     assert change_of(before, **chosen) == ""
@@ -102,6 +106,20 @@ def test_the_content_is_read_again_only_after_a_change(
     assert inputs(settings(dataset=str(data))) == first and len(read) == 2
     monkeypatch.setenv("HF_HOME", "/proc/nowhere")  # not writable: only slower
     assert inputs(settings(dataset=str(data))) == first and len(read) == 3
+
+
+def test_a_run_over_one_emulated_link_does_not_answer_for_another(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"dataset": "embedded:english"}
+    alone = inputs(settings(**chosen))
+    monkeypatch.setenv(provenance.NODES_LINK, "20ms/200mbit")
+    slow = inputs(settings(**chosen))
+    assert changed_inputs(slow, slow) == ""
+    assert "(over 20ms/200mbit, now without one)" in changed_inputs(slow, alone)
+    assert "(without one, now over 20ms/200mbit)" in changed_inputs(alone, slow)
+    del alone["link"]  # of a record from before
+    assert changed_inputs(alone, slow) == ""
 
 
 def test_a_sweep_does_not_mix_the_data_of_two_days(

@@ -211,6 +211,8 @@ class InputsRecord(TypedDict):
     dataset: Annotated[InputRecord | None, "local files of the data set; null for one of the Hub"]
     model: Annotated[InputRecord | None, "local files of the model; null for one of the Hub"]
     code: Annotated[str, "checksum of the scripts and of harness/core and harness/train"]
+    link: NotRequired[Annotated[str | None,
+        "between the nodes of `python -m harness nodes`; null for a run outside them"]]
 
 
 class EnvironmentRecord(TypedDict):

@@ -18,6 +18,7 @@ from typing import Any
 
 from harness.core.links import Link, link_of
 from harness.core.process import GRACE_S
+from harness.core.provenance import NODES_LINK
 from harness.core.settings import UserError
 from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
@@ -77,8 +78,10 @@ class Netns(Local):
 
 def run(options: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    link = link_of(options.link)
     try:
-        with EmulatedNodes.open(options.nodes, link_of(options.link)) as emulated:
+        os.environ[NODES_LINK] = str(link)
+        with EmulatedNodes.open(options.nodes, link) as emulated:
             nodes = emulated.nodes
             return run_on(nodes, options.command) if options.command else show(nodes)
     except KeyboardInterrupt:

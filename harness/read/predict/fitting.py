@@ -196,6 +196,12 @@ def fit_on(
             f"{sum(busy)} of {len(basis)} runs took as long as they take alone, though others used "
             f"more than {DISTURBING_SHARE:.0%} of the cores"
         )
+    sizes = {size for run in basis if (size := _train_samples(run)) is not None}
+    if len(sizes) > 1 and overrides.train_size is None:
+        assumed.append(
+            f"an epoch of {_train_samples(first)} samples: those of the runs have "
+            f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
+        )
     arguments = first.settings.get("training_arguments") or {}
     model = Model(
         line, sharing, sharing_spread, inside_s,

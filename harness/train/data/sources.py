@@ -123,7 +123,7 @@ def _read(settings: Settings) -> datasets.DatasetDict:
         return datasets.DatasetDict.load_from_disk(str(path))
     if (path / "dataset_info.json").is_file() and (path / "state.json").is_file():
         return datasets.DatasetDict({"train": datasets.load_from_disk(str(path))})
-    if name.startswith((".", "/", "~")) and not path.exists():
+    if (name.startswith((".", "/", "~")) or path.suffix in FILES) and not path.exists():
         raise UserError(f"--dataset {name}: there is no such folder or file")
     return datasets.load_dataset(str(path) if path.is_dir() else name, settings.dataset_config)
 

@@ -25,6 +25,7 @@ from harness.core.process import end_with_parent
 from harness.train.measure.rows import GIB, quantile
 
 MIG = "MIG-"
+LEAST_CPU_S = 0.03  # the kernel counts in hundredths of a second
 # What slows a device down -> the bit of NVML's throttle reasons.
 THROTTLES = {
     "power_cap": "nvmlClocksThrottleReasonSwPowerCap",
@@ -127,12 +128,13 @@ class NodeSensors:
         if not self.packages:
             self.missing["cpu_energy_j"] = f"no RAPL counters below {rapl}"
         psutil.cpu_percent(None)  # the first call only sets the beginning
+        self.cpu_read_s = time.monotonic()
 
     def read(self) -> Reading:
         disk = self._disk()
         sent, received = self._network()
         return {
-            "cpu_percent": psutil.cpu_percent(None),  # of all cores, since the last call
+            "cpu_percent": self._cpu_percent(),
             "memory_gib": (psutil.virtual_memory().total - psutil.virtual_memory().available) / GIB,
             "disk_read_bytes": disk and disk.read_bytes,
             "disk_written_bytes": disk and disk.write_bytes,
@@ -140,6 +142,14 @@ class NodeSensors:
             "network_received_bytes": received,
             "cpu_energy_j": self._energy_j(),
         }
+
+    def _cpu_percent(self) -> float | None:
+        """Of all cores since the last reading; unknown over less time than the kernel counts in."""
+        now_s = time.monotonic()
+        if now_s - self.cpu_read_s < LEAST_CPU_S:
+            return None
+        self.cpu_read_s = now_s
+        return float(psutil.cpu_percent(None))
 
     def _disk(self) -> Any:
         try:

@@ -211,6 +211,15 @@ def burn(seconds: float) -> None:
         pass
 
 
+def test_cores_are_read_over_a_time_that_the_kernel_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a millisecond psutil gives 0, which would be recorded as idle cores."""
+    clock = iter([10.0, 10.001, 10.5, 10.51])
+    monkeypatch.setattr(sensors.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(sensors.psutil, "cpu_percent", lambda interval: 80.0)
+    node = NodeSensors()
+    assert [node.read()["cpu_percent"] for _ in range(3)] == [None, 80.0, None]
+
+
 @pytest.mark.process
 def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
     watch = SamplerClient([], 0.05)
