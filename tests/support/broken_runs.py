@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -37,10 +38,19 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
                 if how == "oom":
                     raise MemoryError("planted: cannot allocate")
                 number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+                if "all" in how:  # to its group, as timeout and batch systems send it
+                    at_once = (signal.SIGTERM, signal.SIGCHLD)
+                    signal.pthread_sigmask(signal.SIG_BLOCK, at_once)
+                    children = psutil.Process().children()
+                    for child in children:
+                        child.terminate()
+                    psutil.wait_procs(children, 20)
                 os.kill(os.getpid(), number[how.split()[0]])
+                if "all" in how:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, at_once)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.stop(len(how.split()) == 1 and state.global_step == update)
+            self.stop(how.split()[1:] in ([], ["all"]) and state.global_step == update)
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             super().on_evaluate(args, state, control, **kwargs)

@@ -113,6 +113,8 @@ class Lifecycle:
 
         def stop(signum: int, frame: Any) -> None:
             self._ignore_signals()  # a second one must not cut the record off
+            # Loader workers may get the same signal; torch raises an error where one has ended.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             raise Stopped(signum)
 
         for number in ending_signals():
@@ -136,9 +138,9 @@ class Lifecycle:
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.
             self._ignore_signals()
-        if context.sampler is not None:
-            context.sampler.close()  # which takes its time
         try:
+            if context.sampler is not None:
+                context.sampler.close()  # which takes its time
             if error is not None and not isinstance(error, (UserError, SystemExit)):
                 record_failure(context, self.recorder, error)
             if error is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 from transformers import TrainerCallback
@@ -37,6 +38,10 @@ TRAINER = "/harness/train/loop/trainer.py"
 LONG = {"evaluate", "test", "_save_checkpoint", "save_model"}  # of the trainer
 COMPILING = ("/_dynamo/convert_frame.py", "/_inductor/compile_fx.py")
 VERDICT = "verdict"
+# Bytes on the links of a node that are more than the watchdogs' own messages, which take some
+# hundred bytes a rank and period: an exchange over a slow link gets on, however long it takes.
+MOVED_BYTES = 2**18  # and as much for each process of the node
+MOVED_BYTES_PER_RANK = 2**16
 
 
 class Hung(RuntimeError):
@@ -75,6 +80,7 @@ class Watchdog(TrainerCallback):
         self.answered = False  # the store, since it was last looked at
         self.declared: dict[str, Any] | None = None  # by this rank
         self.verdict: dict[str, Any] | None = None
+        self.traffic = traffic() if world.nodes > 1 else None  # when it was last seen to move
         self.closed = threading.Event()
         tasks = [self._judge] if store is None else [self._judge, self._exchange]
         self.threads = [
@@ -158,6 +164,9 @@ class Watchdog(TrainerCallback):
         self.clock_s += min(passed_s, self.period_s)
         if takes_long(main_frame()):
             self.moved_s = self.clock_s
+        if self._link_moves():
+            self.moved_s = self.heard_s = self.clock_s
+            self.seen = {rank: (number, self.clock_s) for rank, (number, _) in self.seen.items()}
         verdict = self.verdict or self._unanswered()
         if verdict is not None and not self.closed.is_set():
             self._pronounce(verdict)
@@ -167,6 +176,17 @@ class Watchdog(TrainerCallback):
             if self.store is None:
                 self.verdict = self.declared
         return False
+
+    def _link_moves(self) -> bool:
+        """Whether the nodes have exchanged more than signs of life since the last time."""
+        if self.traffic is None:
+            return False
+        now = traffic()
+        least = MOVED_BYTES * (1 + self.per_node) + MOVED_BYTES_PER_RANK * self.size
+        if now - self.traffic < least:
+            return False
+        self.traffic = now
+        return True
 
     def _idle_s(self) -> float:
         return self.clock_s - self.moved_s if self.training else 0.0
@@ -216,6 +236,12 @@ class Watchdog(TrainerCallback):
         # One period until the others have read the verdict, and half of one until they judge by it.
         settle_s = 0.0 if self.store is None else 1.5 * self.period_s
         self.end(Hung(reason, self.rank == recorder, settle_s))
+
+
+def traffic() -> int:
+    """Bytes that this node has sent to others and received from them."""
+    counters = psutil.net_io_counters(pernic=True).items()
+    return sum(c.bytes_sent + c.bytes_recv for name, c in counters if not name.startswith("lo"))
 
 
 def main_frame() -> FrameType | None:

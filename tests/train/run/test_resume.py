@@ -39,15 +39,16 @@ CASES = [
     ("bert", 1, "crash", 10, []),
     ("bert", 1, "kill", 11, ["--save_steps", "5"]),
     ("bert", 2, "kill", 6, []),
-    ("bert", 1, "kill", 10, ["--num_workers", "2"]),
+    ("bert", 1, "term all", 10, ["--num_workers", "2"]),
 ]
-SIGNALS = {"term": 143, "int": 130}  # and the exit codes that they lead to
+SIGNALS = {"term": 143, "term all": 143, "int": 130}  # and the exit codes that they lead to
 SLOW_CASES = [
     ("bert", 2, "kill evaluating", 8, []),
     ("bert", 2, "crash", 6, []),
     ("bert", 2, "kill", 6, ["--strategy", "fsdp"]),
     ("bert", 2, "kill", 7, ["--save_steps", "3"]),
     ("bert", 1, "kill", 11, ["--save_steps", "5", "--num_workers", "2"]),
+    ("bert", 1, "kill", 10, ["--num_workers", "2"]),
 ]
 
 
@@ -106,7 +107,8 @@ def test_a_broken_run_goes_on(
     assert summary["wall_s"] == pytest.approx(attempts[1]["wall_s"] + attempts[3]["wall_s"])
     known = [row["user_s_per_rank"] for row in attempts if row.get("user_s_per_rank")]
     assert len(known[-1]) == count and summary["user_s"] == pytest.approx(sum(map(sum, known)))
-    outcomes = {"crash": "failed", "term": "interrupted", "int": "interrupted"}
+    outcomes = {"crash": "failed", "int": "interrupted"}
+    outcomes |= {"term": "interrupted", "term all": "interrupted"}
     assert attempts[1]["outcome"] == outcomes.get(how, attempts[1]["outcome"])
     if how == "crash":
         assert "planted" in attempts[1]["reason"]

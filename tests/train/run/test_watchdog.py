@@ -27,15 +27,17 @@ from tests.support.sweeps import wait_for
 
 ARGV = ["--tiny", "--train_size", "64", "--test_size", "16", "--epochs", "2", "--b", "8",
         "--setup", "1_2", "--telemetry_hz", "0", "--comm_probe", "off"]  # fmt: skip
-WORLD = SimpleNamespace(rank=0, size=1, per_node=1)
+WORLD = SimpleNamespace(rank=0, size=1, per_node=1, nodes=1)
 
 
 class Clock:
     """The watchdog of a process without others, judging by a clock of the test's."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, hang_after_s: float = 4.0) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, hang_after_s: float = 4.0, world: Any = WORLD
+    ) -> None:
         self.ended: list[Hung] = []
-        context: Any = SimpleNamespace(world=WORLD)
+        context: Any = SimpleNamespace(world=world)
         self.dog = Watchdog(context, hang_after_s, self.ended.append)
         self.long = False  # whether the main thread does what takes as long as it takes
         monkeypatch.setattr(watchdog, "takes_long", lambda frame: self.long)
@@ -105,6 +107,31 @@ def test_a_step_may_take_three_times_the_longest_and_the_first_counts(clock: Clo
     assert "no update for 18 s" in str(clock.ended[0])
 
 
+def test_an_exchange_over_a_slow_link_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its bytes move, nobody is given up; signs of life alone are no exchange."""
+    sent = [0]
+    monkeypatch.setattr(watchdog, "traffic", lambda: sent[0])
+    two = SimpleNamespace(rank=0, size=2, per_node=1, nodes=2)
+    clock = Clock(monkeypatch, world=two)
+    clock.dog.known = {1: {"number": 1, "pid": 1, "idle_s": 9.0, "in": "f (x.py:1)"}}
+    clock.step()
+    for _ in range(30):
+        sent[0] += 10**6
+        assert clock.goes_on(1) and clock.dog.declared is None
+    for _ in range(3):
+        sent[0] += 10**5
+        assert clock.goes_on(1) and clock.dog.declared is None
+    clock.goes_on(2)
+    assert clock.dog.declared is not None
+
+
+def test_bytes_of_the_loopback_are_no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = SimpleNamespace(bytes_sent=3, bytes_recv=4)
+    cards = {"lo": count, "eth0": count, "eth1": count}
+    monkeypatch.setattr(watchdog.psutil, "net_io_counters", lambda pernic: cards)
+    assert watchdog.traffic() == 14
+
+
 def test_a_pause_of_the_process_itself_is_no_time_of_the_run(clock: Clock) -> None:
     clock.step()
     assert not clock.dog._look(3600) and clock.goes_on(3)
@@ -155,7 +182,8 @@ def test_rank_0_alone_reads_of_all_ranks_and_judges_that_none_gets_on() -> None:
     """Every rank would otherwise ask the store for every other one."""
     progress = {"number": 1, "pid": 1, "idle_s": 9.0, "in": "f (x.py:1)"}
     for rank, reads in ((0, set(range(20))), (5, {(5 + i) % 20 for i in range(1, 9)})):
-        context: Any = SimpleNamespace(world=SimpleNamespace(rank=rank, size=20, per_node=4))
+        world = SimpleNamespace(rank=rank, size=20, per_node=4, nodes=5)
+        context: Any = SimpleNamespace(world=world)
         store = HashStore()
         dog = Watchdog(context, 4.0, print, store)
         for other in range(20):
