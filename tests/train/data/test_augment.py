@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from harness.core.command_line import parse
 from harness.core.identity import run_id
@@ -73,6 +74,14 @@ def test_a_version_follows_from_seed_epoch_and_sample() -> None:
 ARGV = ["--tiny", "--train_size", "64", "--test_size", "20", "--augment", "crop_flip"]
 
 
+class Begun(TrainerCallback):
+    def __init__(self, epochs: list[int]) -> None:
+        self.epochs = epochs
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.epochs.append(state.epoch)
+
+
 def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
     """What the model is given in two epochs: (epoch, sample) -> pixels; and in evaluation."""
     from harness.train.data.cache import in_turn
@@ -88,12 +97,15 @@ def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
         data = load_images(run.context.settings, run.context.data_parallel_size)
     trained: dict[tuple[int, int], bytes] = {}
     tested: list[bytes] = []
+    begun: list[int] = []
 
     def look(inputs: dict[str, Any]) -> dict[str, Any]:
         numbers = inputs.get("samples")
         values = data.to_device(inputs)
         pixels = [one.numpy().tobytes() for one in values["pixel_values"]]
-        if numbers is None:
+        if not begun:
+            pass  # ddp tries one sample on a copy of the model before it wraps it
+        elif numbers is None:
             tested.extend(pixels)
         else:
             assert trainer.model.training
@@ -109,6 +121,7 @@ def fed(folder: str, batch: int, acc: int) -> dict[str, Any]:
         eval_dataset=data.test, data_collator=data.collate, to_device=look,
         compute_metrics=BatchMetrics(10),
     )  # fmt: skip
+    trainer.add_callback(Begun(begun))
     trainer.train()
     return {"trained": trained, "tested": tested}
 
