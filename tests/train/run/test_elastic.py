@@ -25,6 +25,9 @@ SMALL = [
 ]  # fmt: skip
 
 
+TRIED = [0]  # the sample with which ddp tries a copy of the model before it wraps it
+
+
 def writing_down(name: str, argv: list[str], cwd: str, log: str, stop: int | None) -> Any:
     """The script; each rank writes down the sample numbers of each batch that it is fed."""
     module = __import__(name)
@@ -58,7 +61,7 @@ def fed(log: Path, count: int, batches: int, train_samples: int) -> list[list[in
     """For each of the first passes, the samples that all ranks had together."""
     of_ranks = [
         [batch for line in Path(f"{log}_{r}").read_text().splitlines()
-         if max(batch := json.loads(line)) < train_samples][:batches]
+         if max(batch := json.loads(line)) < train_samples and batch != TRIED][:batches]
         for r in range(count)
     ]  # fmt: skip
     return [[n for batch in passes for n in batch] for passes in zip(*of_ranks, strict=True)]
