@@ -158,9 +158,9 @@ def _hub() -> Check:
         return Check("hub", LIMITED, f"HF_HUB_OFFLINE is set: {works}")
     if not endpoint.startswith(("http://", "https://")):
         return Check("hub", PROBLEM, f"HF_ENDPOINT={endpoint} is no address", "unset HF_ENDPOINT")
-    request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 (looked at above)
+    request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - looked at above
     try:
-        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S):  # noqa: S310
+        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S):  # noqa: S310 - likewise
             pass
     except urllib.error.HTTPError:
         pass  # it answers
