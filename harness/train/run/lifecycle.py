@@ -133,7 +133,7 @@ class Lifecycle:
     ) -> None:
         context = self.context
         assert self.watchdog is not None
-        self.watchdog.close()
+        self.watchdog.close(done=error is None)
         self.ending.acquire()
         if error is not None:
             # A launcher stops the other ranks as soon as one fails: not while this one records.

@@ -33,7 +33,7 @@ from harness.train.session import broadcast
 WATCHED = 8  # ranks that one rank looks at; all, where there are fewer
 LONGEST_S = 10.0  # between two messages of a rank
 SLOW_STEPS = 3  # a step may take so many times the longest so far
-# What takes as long as it takes, by the functions and files that the main thread is in.
+# What takes as long as it takes, by the functions and files that a thread is in.
 TRAINER = "/harness/train/loop/trainer.py"
 LONG = {"evaluate", "test", "_save_checkpoint", "save_model"}  # of the trainer
 COMPILING = ("/_dynamo/convert_frame.py", "/_inductor/compile_fx.py")
@@ -82,6 +82,7 @@ class Watchdog(TrainerCallback):
         self.verdict: dict[str, Any] | None = None
         self.traffic = traffic() if world.nodes > 1 else None  # when it was last seen to move
         self.closed = threading.Event()
+        self.done = False  # this rank has nothing left to train, and may end before the others
         tasks = [self._judge] if store is None else [self._judge, self._exchange]
         self.threads = [
             threading.Thread(target=task, daemon=True) for task in tasks if hang_after_s
@@ -104,7 +105,9 @@ class Watchdog(TrainerCallback):
         for thread in self.threads:
             thread.start()
 
-    def close(self) -> None:
+    def close(self, done: bool = False) -> None:
+        """done: the run has ended well here; this rank's silence is none from now on."""
+        self.done = done
         self.closed.set()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -130,18 +133,26 @@ class Watchdog(TrainerCallback):
         try:
             while not self.closed.wait(self.period_s):
                 number += 1
-                own = {"number": number, "pid": os.getpid(), "idle_s": self._idle_s()}
-                self.store.set(self._key(self.rank), json.dumps(own | {"in": where(main_frame())}))
-                if self.declared is not None:
-                    self.store.compare_set(self._key(VERDICT), "", json.dumps(self.declared))
-                suspicious = self.rank == 0 and self._idle_s() > self.hang_after_s / 2
-                for rank in range(self.size) if suspicious else self.watched:
-                    if (published := self._read(rank)) is not None:
-                        self.known[rank] = published
-                self.verdict = self._read(VERDICT)
-                self.answered = True
+                self._talk(number)
+            if self.done:
+                self._publish(number + 1)
         except RuntimeError:  # the connection is gone, or the store with its launcher
             return
+
+    def _talk(self, number: int) -> None:
+        self._publish(number)
+        if self.declared is not None:
+            self.store.compare_set(self._key(VERDICT), "", json.dumps(self.declared))
+        suspicious = self.rank == 0 and self._idle_s() > self.hang_after_s / 2
+        for rank in range(self.size) if suspicious else self.watched:
+            if (published := self._read(rank)) is not None:
+                self.known[rank] = published
+        self.verdict = self._read(VERDICT)
+        self.answered = True
+
+    def _publish(self, number: int) -> None:
+        own = {"number": number, "pid": os.getpid(), "idle_s": self._idle_s(), "done": self.done}
+        self.store.set(self._key(self.rank), json.dumps(own | {"in": where(main_frame())}))
 
     def _key(self, name: int | str) -> str:
         return f"harness/watchdog/{self.token}/{name}"
@@ -162,7 +173,8 @@ class Watchdog(TrainerCallback):
         """Judge once, so long after the last time; whether the run was ended."""
         # A longer pause means that this process itself was stopped: no time of the run.
         self.clock_s += min(passed_s, self.period_s)
-        if takes_long(main_frame()):
+        # Of any thread: on a GPU autograd compiles the backward pass in one of its own.
+        if any(map(takes_long, sys._current_frames().values())):
             self.moved_s = self.clock_s
         if self._link_moves():
             self.moved_s = self.heard_s = self.clock_s
@@ -204,7 +216,7 @@ class Watchdog(TrainerCallback):
         for rank in self.watched:
             published = self.known.get(rank, {})
             before, since_s = self.seen[rank]
-            if published.get("number") != before:
+            if published.get("number") != before or published.get("done"):
                 self.seen[rank] = published.get("number"), self.clock_s
             elif self.clock_s - since_s > self.hang_after_s:
                 what = f"{self.name(rank)} does not answer for {self.hang_after_s:g} s"

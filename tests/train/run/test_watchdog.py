@@ -196,6 +196,79 @@ def test_rank_0_alone_reads_of_all_ranks_and_judges_that_none_gets_on() -> None:
         assert (dog._stalled() is not None) == (rank == 0)
 
 
+class Ranks:
+    """The watchdogs of some ranks at the defaults, with one store and one clock, each in its own
+    rhythm."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, hang_after_s: float) -> None:
+        monkeypatch.setattr(watchdog.faulthandler, "dump_traceback", lambda file: None)
+        self.ends: dict[int, tuple[float, Hung]] = {}
+        self.dogs, self.now_s, store = [], 0.0, HashStore()
+        for rank in range(count):
+            world = SimpleNamespace(rank=rank, size=count, per_node=1, nodes=1)
+            context: Any = SimpleNamespace(world=world)
+
+            def end(error: Hung, rank: int = rank) -> None:
+                self.ends[rank] = self.now_s, error
+
+            self.dogs.append(Watchdog(context, hang_after_s, end, store))
+
+    def go_on(self, seconds: float) -> None:
+        period_s = self.dogs[0].period_s
+        for quarter in range(round(4 * seconds / period_s)):
+            self.now_s += period_s / 4
+            for rank, dog in enumerate(self.dogs):
+                if (quarter + rank) % 4 == 0 and rank not in self.ends and not dog.done:
+                    dog._talk(quarter)
+                if (quarter + rank) % 2 == 0 and rank not in self.ends and not dog.done:
+                    dog._look(period_s / 2)
+
+
+def test_each_rank_prints_its_stacks_before_the_first_one_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(monkeypatch, 3, 120.0)
+    for dog in ranks.dogs:
+        dog.on_step_end(None, None, None)
+    ranks.go_on(180)
+    assert ranks.ends.keys() == {0, 1, 2}
+    leave_s = min(told_s + error.settle_s for told_s, error in ranks.ends.values())
+    assert all(told_s <= leave_s for told_s, _ in ranks.ends.values())
+    assert max(error.settle_s for _, error in ranks.ends.values()) <= 15
+
+
+def test_a_rank_that_has_ended_well_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may still compare a checkpoint with its checksums when the others are done."""
+    for done in (True, False):
+        ranks = Ranks(monkeypatch, 2, 8.0)
+        ranks.go_on(4)
+        other = ranks.dogs[1]
+        other.close(done)
+        other._exchange()  # what its thread does last
+        other.done = True
+        ranks.go_on(30)
+        assert (0 in ranks.ends) == (not done)
+
+
+def test_a_thread_of_autograd_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = compile("def work():\n entered.set()\n leave.wait()\n", "/torch/_inductor/compile_fx.py",
+                   "exec")  # fmt: skip
+    entered, leave = threading.Event(), threading.Event()
+    names: dict[str, Any] = {"entered": entered, "leave": leave}
+    exec(code, names)
+    context: Any = SimpleNamespace(world=WORLD)
+    dog = Watchdog(context, 4.0, print)
+    dog.on_step_end(None, None, None)
+    thread = threading.Thread(target=names["work"])
+    thread.start()
+    entered.wait()
+    for _ in range(40):
+        assert not dog._look(0.25)
+    leave.set()
+    thread.join()
+    assert any([dog._look(0.25) for _ in range(40)])
+
+
 @pytest.mark.parametrize("first", ["watchdog", "main"])
 def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     """The main thread may fail just when the watchdog ends the run."""
