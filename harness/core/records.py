@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, cast
 
 from harness.core.schema.environment import EnvironmentRecord
@@ -208,7 +209,9 @@ REFUSALS = {
     errno.EACCES: "no permission to write to",
     errno.EPERM: "no permission to write to",
     errno.ENOENT: "there is no folder",
+    errno.EIO: "the disk is broken that holds",
 }
+OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # what they may refuse
 NO_ROOM = 2**16  # bytes; a library that has met a full disk leaves less
 
 
@@ -220,26 +223,34 @@ def writing_to(folder: Path) -> Iterator[None]:
     except DiskError:
         raise
     except Exception as error:
-        number = _refusal(error, folder)
-        if number is None:
+        refusal = _refusal(error, folder)
+        if refusal is None:
             raise
-        raise DiskError(number, f"{REFUSALS[number]} {folder}") from error
+        number, refused = refusal
+        raise DiskError(number, f"{REFUSALS[number]} {refused}") from error
 
 
-def _refusal(error: Exception, folder: Path) -> int | None:
-    """The error number, if it was the disk of this folder that refused."""
+def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
+    """The error number and the folder, if a disk refused what was to be written there."""
     if isinstance(error, OSError) and error.errno in REFUSALS:
         if not isinstance(error.filename, (str, os.PathLike)):
-            return error.errno
+            if error.errno not in OF_OPEN_FILES:
+                return None  # not about a file
+            return error.errno, next(filter(_is_full, (folder, Path(gettempdir()))), folder)
         file, folder = Path(error.filename).absolute(), folder.absolute()
         inside = file.is_relative_to(folder) or folder.is_relative_to(file)
-        return error.errno if inside else None  # otherwise something that was to be read
+        return (error.errno, folder) if inside else None  # otherwise it was to be read
+    # Some libraries raise errors of their own.
+    return (errno.ENOSPC, folder) if _is_full(folder) else None
+
+
+def _is_full(folder: Path) -> bool:
     try:
         disk = os.statvfs(folder)
     except OSError:
-        return None
-    # Some libraries raise errors of their own.
-    return errno.ENOSPC if disk.f_bavail * disk.f_frsize < NO_ROOM else None
+        return False
+    no_names = disk.f_files > 0 and disk.f_favail == 0  # some file systems do not count them
+    return disk.f_bavail * disk.f_frsize < NO_ROOM or no_names
 
 
 def sync(path: Path) -> None:

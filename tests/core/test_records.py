@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -9,16 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from harness.core import attempts
+from harness.core import attempts, records
 from harness.core.command_line import parse
 from harness.core.provenance import redacted_command, settings_of
 from harness.core.records import (
     ASIDE,
     FINISHED,
+    DiskError,
     RunFolder,
     append_row,
     find_runs,
@@ -28,6 +31,7 @@ from harness.core.records import (
     rows_in,
     sum_known,
     write_json,
+    writing_to,
 )
 
 # The records need the standard library only, so these processes are there in a moment.
@@ -231,6 +235,49 @@ def test_a_draft_does_not_stay(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"a": object()})
     assert read_json(tmp_path / "a.json") == {"a": 2}
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (OSError(errno.ENOSPC, "full"), "no space on {here}"),
+    (OSError(errno.EIO, "broken"), "the disk is broken that holds {here}"),
+    (OSError(errno.EACCES, "forbidden", "{here}/a"), "no permission to write to {here}"),
+    (OSError(errno.EACCES, "forbidden", "/elsewhere/a"), None),
+    (OSError(errno.EPERM, "a socket that may not be opened"), None),
+    (OSError(errno.ENOENT, "a program that is not there"), None),
+    (OSError(errno.EACCES, "a lock"), None),
+    (RuntimeError("of a library"), None),
+])  # fmt: skip
+def test_only_what_a_disk_refuses_is_said_of_its_folder(
+    error: Exception, words: str | None, tmp_path: Path
+) -> None:
+    if isinstance(error, OSError) and error.filename:
+        error.filename = error.filename.format(here=tmp_path)
+    with pytest.raises(type(error) if words is None else DiskError) as raised, writing_to(tmp_path):
+        raise error
+    if words is None:
+        assert raised.value is error
+    else:
+        assert str(raised.value) == words.format(here=tmp_path)
+
+
+def test_the_disk_that_is_full_is_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no name may have been written to the folder of temporary files."""
+    small = tmp_path / "small"
+    monkeypatch.setattr(records, "gettempdir", lambda: str(small))
+
+    def statvfs(path: Path) -> SimpleNamespace:
+        full = path == small
+        return SimpleNamespace(f_bavail=0 if full else 2**30, f_frsize=1, f_files=9, f_favail=9)
+
+    monkeypatch.setattr(records.os, "statvfs", statvfs)
+    with pytest.raises(DiskError, match=f"no space on {small}"), writing_to(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "full")
+    with pytest.raises(RuntimeError, match="of a library"), writing_to(tmp_path / "out"):
+        raise RuntimeError("of a library")
+    with pytest.raises(DiskError, match=f"no space on {small}"), writing_to(small):
+        raise RuntimeError("of a library, which does not say what it met")
 
 
 def test_a_command_is_recorded_without_secrets_and_home() -> None:

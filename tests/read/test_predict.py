@@ -77,6 +77,28 @@ def test_links_are_read_from_runs_and_from_files(records: Path) -> None:
     assert (table[1].wire.delay_s, table[1].wire.bytes_per_s) == (0.005, 1e7)
 
 
+@pytest.mark.parametrize(("change", "words"), [
+    ({"nodes": "two"}, "nodes is 'two': expected integer"),
+    ({"nodes": -2}, "nodes is '-2'"), ({"processes_per_node": None}, "is not what `harness link"),
+    ({"bandwidth_mbit": -80.0}, "link.bandwidth_mbit is '-80.0'"),
+    ({"rtt_min_ms": [10]}, "link.rtt_min_ms is"), ({"allreduce": 7}, "is not what `harness link"),
+    ({"allreduce": [{"bytes": 10**6, "s": -0.3}]}, "allreduce holds"),
+    ({"allreduce": ["fast"]}, "allreduce holds fast"), ({"asked": {"delay_ms": "1"}}, "delay_ms"),
+])  # fmt: skip
+def test_a_link_is_believed_once_it_is_checked(
+    change: dict[str, object], words: str, records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed(records, 16, 2, 1, link=measured(20, 200, 1.5))
+    result = {
+        "backend": GLOO, "nodes": 2, "processes_per_node": 1, "asked": None, "rtt_min_ms": 10.0,
+        "bandwidth_mbit": 80.0, "allreduce": [{"bytes": 10**6, "s": 0.3}], **change,
+    }  # fmt: skip
+    (records / "link-lab.json").write_text(json.dumps(result))
+    assert len(fit_records(str(records), Overrides()).model.table) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "warning: not read: " in told and words in told, told
+
+
 def test_what_is_not_fitted_on(records: Path) -> None:
     """Slow links, smaller gradients and other strategies say nothing of computing."""
     before = fit_records(str(records), Overrides())

@@ -15,7 +15,7 @@ from harness.cli import main
 from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
 from harness.read import load, load_runs
-from harness.read.records.recorded import recorded
+from harness.read.records.recorded import recorded, telemetry_of
 from harness.read.records.sweeps import read_sweep
 from tests.support.records import Plan, epochs, record, with_ranks
 
@@ -143,6 +143,36 @@ def test_a_bad_record_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixtu
     good.settings.write_text("{")
     assert main(["table", str(root)]) == 2
     assert "no run can be read: " in (err := capsys.readouterr().err) and "(and 1 more)" in err
+
+
+def test_a_baseline_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, runs = copied(tmp_path)
+    (base,) = (path for path in runs if path.parts[-3:-1] == ("vit", "1_1"))
+    (other,) = (path for path in runs if path.parts[-3:-1] == ("vit", "1_2"))
+    assert main(["explain", str(other)]) == 0
+    assert capsys.readouterr().err == ""
+    cut("summary.json")(base)
+    assert main(["explain", str(other)]) == 0
+    told = capsys.readouterr()
+    assert f"warning: not read: {base}: summary.json" in told.err
+    assert "No comparable run" in " ".join(told.out.split())
+
+
+def test_readings_are_believed_once_they_are_checked(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(plan.run("1_1", 4, 1))
+    reading = {"unix": 5.0, "gpus": [{"power_w": 100.0}], "node": {"cpu_percent": 5.0}}
+    folder.telemetry(0).parent.mkdir()
+    folder.telemetry(0).write_text(json.dumps(reading) + "\n" + json.dumps({"gpus": []}))
+    assert telemetry_of(folder) == {0: [reading]}
+    for odd in ({"unix": -1.0}, {"gpus": [{"power_w": -1.0}]}, {"gpus": 3}, {"node": {"cpu": []}}):
+        folder.telemetry(1).write_text(json.dumps(reading | odd) + "\n" + json.dumps(reading))
+        believed = telemetry_of(folder)
+        assert "cpu" in str(odd) or set(believed) == {0}
+    assert "warning: not read: " in capsys.readouterr().err
 
 
 def test_the_mark_of_another_training_goes_with_its_row(

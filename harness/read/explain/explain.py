@@ -31,7 +31,7 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import UNKNOWN, strategy_text
 from harness.read.records.groups import Group
-from harness.read.records.recorded import UNREADABLE, attempts_of
+from harness.read.records.recorded import UNREADABLE, attempts_of, warn
 from harness.read.records.runs import Run, read_run
 from harness.read.records.selection import differing, read_group
 from harness.read.records.sweeps import SweepResults
@@ -154,7 +154,9 @@ def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
         if not folder.path.parent.name.startswith("1_"):
             continue
         run = read_run(folder, {}, str(folder.path), None)
-        if run.nodes == 1 and not run.imported and run.state != UNREADABLE:
+        if run.state == UNREADABLE:
+            warn([f"{run.path}: {run.reason}"])  # it might have been the one to compare with
+        elif run.nodes == 1 and not run.imported:
             runs.append(run)
     return runs
 
@@ -348,7 +350,7 @@ def _ms(value: float | None, sd: float | None) -> str:
 def explain_sweep(sweep: SweepResults) -> list[str]:
     """A text for each chosen group; where it cannot be explained, the reason."""
     chosen = list(_chosen(sweep))
-    folders = (run.folder for run in sweep.runs if run.folder)
+    folders = (run.folder for run in sweep.runs if run.folder and run.state != UNREADABLE)
     near = runs_on_one_node(folders) if chosen else []
     texts = []
     for group in chosen[:MOST_GROUPS]:

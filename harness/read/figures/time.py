@@ -32,7 +32,7 @@ from harness.read.explain.time_breakdown import (
 from harness.read.figures.panels import Styles, failed_groups, failures, left_out, run_name
 from harness.read.labels import duration
 from harness.read.records.groups import Group
-from harness.read.records.recorded import is_number
+from harness.read.records.recorded import is_number, telemetry_of
 from harness.read.records.runs import Run, Target, time_to_target
 from harness.read.records.sweeps import SweepResults
 
@@ -357,9 +357,8 @@ def _of_unlike_kinds(
 
 def _readings(run: Run) -> Readings:
     """The lines of each node that say when they were read."""
-    of_nodes = {} if run.folder is None else run.folder.read_telemetry()
-    timed = {n: [r for r in rows if is_number(r.get("unix"))] for n, rows in of_nodes.items()}
-    return {node: rows for node, rows in timed.items() if rows}
+    of_nodes = {} if run.folder is None else telemetry_of(run.folder)
+    return {node: rows for node, rows in of_nodes.items() if rows}
 
 
 def _series(readings: Readings, quantity: Quantity) -> DeviceReadings:

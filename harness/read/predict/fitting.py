@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from harness.core.links import Link
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
+from harness.core.schema.dictionary import check_fields
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.topology import effective_batch
@@ -31,7 +32,7 @@ from harness.read.predict.model import (
     predict,
 )
 from harness.read.records.groups import Group
-from harness.read.records.recorded import is_number
+from harness.read.records.recorded import check_links, is_number, warn
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
     read_selected,
@@ -124,9 +125,30 @@ def measured_beside(selector: str) -> Iterator[Reduction]:
     folder = Path(selector.rpartition(":")[0] if not Path(selector).exists() else selector)
     for file in sorted(folder.rglob(LINK_FILES)) if folder.is_dir() else ():
         link = read_json(file) or {}
-        if link.get("nodes") and link.get("backend"):
-            shape = Shape(int(link["nodes"]), int(link["processes_per_node"]))
-            yield from _reductions(link, link.get("allreduce") or [], shape, link["backend"])
+        if not (link.get("nodes") and link.get("backend")):
+            continue  # not ours
+        try:
+            rows = _checked_link(link, file)
+        except UserError as error:
+            warn([str(error)])
+            continue
+        shape = Shape(int(link["nodes"]), int(link["processes_per_node"]))
+        yield from _reductions(link, rows, shape, link["backend"])
+
+
+def _checked_link(link: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
+    """Its all-reduces; UserError unless it is what `harness link` prints."""
+    rows = link.get("allreduce") or []
+    as_run = {name: link.get(name) for name in ("nodes", "processes_per_node")}
+    check_fields("environment", {"link": link, **as_run}, file)
+    check_links({"link": link}, file)
+    if None in as_run.values() or not isinstance(rows, list):
+        raise UserError(f"{file} is not what `harness link --json` prints")
+    for row in rows:
+        sizes = [row.get("bytes"), row.get("s")] if isinstance(row, dict) else [0]
+        if not all(value is None or (is_number(value) and value > 0) for value in sizes):
+            raise UserError(f"{file}: allreduce holds {row!s:.60}: expected bytes and s")
+    return rows
 
 
 def _reductions(

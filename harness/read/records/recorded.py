@@ -28,7 +28,14 @@ from harness.core.records import (
 )
 from harness.core.schema.dictionary import check_fields
 from harness.core.schema.fields import LARGEST
-from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
+from harness.core.schema.rows import (
+    AttemptEnd,
+    AttemptStart,
+    EpochRow,
+    RankRow,
+    SummaryRecord,
+    TelemetryRow,
+)
 from harness.core.settings import UserError, flag_fields
 
 # The outcome of a record that is not believed; it never stands in a file.
@@ -107,7 +114,7 @@ def _read(record: Recorded, with_ranks: bool) -> None:
     folder, settings = record.folder, settings_of(record.folder)
     record.settings = settings
     record.environment = _object("environment", folder.environment, settings) or {}
-    _check_links(record.environment)
+    check_links(record.environment, folder.environment.name)
     rows, record.broken_lines = folder.read_epochs()
     _check_rows("epochs", rows, folder.epochs, settings)
     record.epochs = tuple(rows)
@@ -189,14 +196,15 @@ def _defaults() -> dict[str, Any]:
     return {name: flag.default for name, flag in flag_fields().items()}
 
 
-def _check_links(environment: Mapping[str, Any]) -> None:
+def check_links(environment: Mapping[str, Any], where: object) -> None:
     """What was asked of a link is free in its form; as an object it holds numbers."""
     for record, name in (("link", "asked"), ("launch", "link")):
         asked = (environment.get(record) or {}).get(name)
         for key, value in asked.items() if isinstance(asked, dict) else ():
             if value is not None and not (is_number(value) and value >= 0):
-                raise UserError(f"environment.json: {record}.{name}.{key} is {value!s:.20}: "
-                                "expected a number")  # fmt: skip
+                raise UserError(
+                    f"{where}: {record}.{name}.{key} is {value!s:.20}: expected a number"
+                )
 
 
 def _check_epochs(record: Recorded) -> None:
@@ -263,6 +271,21 @@ def attempts_of(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     except UserError:
         return []
     return rows
+
+
+def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
+    """The readings of each node, in the order of time; of a node whose rows are not as declared
+    none.
+    """
+    believed = {}
+    for node, rows in folder.read_telemetry().items():
+        try:
+            _check_rows("telemetry", rows, folder.telemetry(node), {})
+        except UserError as error:
+            warn([f"{folder.path}: {error}"])
+            continue
+        believed[node] = [row for row in rows if row.get("unix") is not None]
+    return believed
 
 
 def is_number(value: Any) -> TypeGuard[float]:

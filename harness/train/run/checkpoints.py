@@ -22,10 +22,11 @@ from transformers import TrainerState
 from harness.core.records import RunFolder, read_json, sync
 from harness.core.topology import World
 from harness.train.context import COMPLETE, Context
-from harness.train.manifest import checksum, damage, write_manifest
+from harness.train.manifest import FILES, checksum, damage, write_manifest
 from harness.train.session import broadcast, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
+ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of other nodes alone
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
@@ -60,6 +61,54 @@ def sound_checkpoints(folder: Path) -> list[Path]:
     return sound
 
 
+def usable_checkpoint(folder: Path, world: World) -> Path | None:
+    """The last one that is as it was written on every node (a collective); all have it then."""
+    sound: list[Path] = broadcast(sound_checkpoints(folder) if world.rank == 0 else [])
+    hand_out(sound, COMPLETE, world)
+    while sound:
+        last = sound.pop()
+        damaged = [name for name in gather(_damaged_here(last, world)) if name]
+        if not damaged:
+            return last
+        if world.local_rank == 0:
+            shutil.rmtree(last, ignore_errors=True)
+        if world.rank == 0:
+            print(
+                f"harness: {last.name} is damaged and not used ({damaged[0]} has changed on the "
+                "disk of another node)",
+                file=sys.stderr,
+            )
+    return None
+
+
+def _only_here(folder: Path, world: World) -> dict[str, tuple[int, str]]:
+    """Length and checksum of what nodes have written that rank 0 does not see (a collective)."""
+    if world.nodes == 1:
+        return {}
+    seen = broadcast([file.name for file in folder.glob("*")])
+    mine = folder.glob("*") if world.local_rank == 0 and world.rank else ()
+    own = {}
+    for file in mine:
+        if file.name not in seen and file.is_file():
+            sync(file)
+            own[file.name] = file.stat().st_size, checksum(file)
+    return {name: of for rank in gather(own) for name, of in rank.items()}
+
+
+def _damaged_here(checkpoint: Path, world: World) -> str | None:
+    """A file of this node alone that is not as it was written; whether one may be missing is for
+    the strategy to say.
+    """
+    if world.nodes == 1 or world.local_rank or not world.rank:
+        return None
+    mark = read_json(checkpoint / COMPLETE) or {}
+    for name, (length, written) in mark.get(ELSEWHERE, {}).items():
+        file = checkpoint / name
+        if file.is_file() and (file.stat().st_size, checksum(file)) != (length, written):
+            return str(name)
+    return None
+
+
 def require_sound(checkpoint: Path, world: World) -> None:
     """Raise if what is about to be loaded is not what rank 0 has written (a collective)."""
     if problem := broadcast(damage(checkpoint / COMPLETE) if world.rank == 0 else None):
@@ -86,6 +135,7 @@ def complete(
     give_to_rank0(folder / f"rng_state_{world.rank}.pth", world)
     if args.world_size > 1:
         dist.barrier()  # every rank has written its part
+    elsewhere = _only_here(folder, world)
     if args.should_save:
         position = {
             "update": state.global_step,
@@ -96,6 +146,7 @@ def complete(
             "fingerprint": context.fingerprint,
             "processes": args.world_size,
             "best": _best(state),
+            ELSEWHERE: elsewhere,
             "position": position,
             "epoch": epoch_so_far,
         }
@@ -171,15 +222,19 @@ def give_to_rank0(file: Path, world: World) -> None:
 
 
 def hand_out(folders: list[Path], last: str, world: World) -> None:
-    """Copy rank 0's folders to every node whose disk does not have them as they are.
+    """Copy rank 0's folders, just compared with their checksums, to every node whose disk does not
+    have them as they are.
 
-    last: the file that says that a folder is whole; it is written after all others.
+    last: their manifest, which says that a folder is whole; it is written after all others.
     """
     if world.nodes == 1:
         return
-    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
-    files.sort(key=lambda file: file.name == last)
-    written = broadcast([(file, file.stat().st_mtime, checksum(file)) for file in files])
+    files: list[tuple[Path, str]] = []
+    for folder in folders if world.rank == 0 else ():
+        of_folder = (read_json(folder / last) or {})[FILES].items()
+        files += [(folder / name, content) for name, (_, content) in of_folder]
+    marks = [(folder / last, checksum(folder / last)) for folder in folders if world.rank == 0]
+    written = broadcast([(file, file.stat().st_mtime, of) for file, of in [*files, *marks]])
     first = world.local_rank == 0
     missing = gather([f for f, _, content in written if first and _content(f) != content])
     for file, time, _ in written:

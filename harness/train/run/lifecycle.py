@@ -21,12 +21,11 @@ from harness.core.records import DiskError, read_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
 from harness.train.measure.environment import launch
-from harness.train.run.checkpoints import finish, hand_out, remove_broken, sound_checkpoints
+from harness.train.run.checkpoints import finish, remove_broken, usable_checkpoint
 from harness.train.run.elastic import limit_collectives
 from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung, Watchdog
-from harness.train.session import broadcast
 
 
 @dataclass
@@ -45,11 +44,9 @@ class Lifecycle:
         """Add the facts of the data, and the last whole checkpoint of the run if there is one."""
         context = self.context = replace(self.context, data_facts=data_facts)
         context.session.check_data(data_facts.get("data_checksum"))
-        checkpoints = sound_checkpoints(context.folder.path) if context.is_rank0 else []
-        checkpoint = broadcast(checkpoints[-1] if checkpoints else None)
+        checkpoint = usable_checkpoint(context.folder.path, context.world)
         if checkpoint is None:
             return context
-        hand_out(checkpoints, COMPLETE, context.world)
         mark = read_json(checkpoint / COMPLETE)
         assert mark is not None
         saved = mark["fingerprint"]

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
+from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_rows
-from harness.train.run.checkpoints import follow_rank0, give_to_rank0, hand_out, on_own_disk
+from harness.train.manifest import write_manifest
+from harness.train.run.checkpoints import (
+    complete,
+    follow_rank0,
+    give_to_rank0,
+    hand_out,
+    on_own_disk,
+    usable_checkpoint,
+)
 from tests.support.broken_runs import own_node, trained_on_own_disk
+from tests.support.damage import plant
 from tests.support.ranks import Done, ran, ranks
 from tests.support.sweeps import untimed_rows
 
@@ -39,7 +51,7 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
     if world.rank == 0:
         (checkpoint / "inner").mkdir()
         (checkpoint / "inner" / "weights").write_text("w" * 100)
-        (checkpoint / "whole").write_text("last")
+        write_manifest(checkpoint / "whole", {})
     own = [on_own_disk(checkpoint / "whole", world)]
     follow_rank0(run, world)  # it is there: nothing is set aside
     for _ in range(2):  # the second time all is there
@@ -58,10 +70,43 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
 def test_what_rank_0_has_the_other_node_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = {"own_0": "of 0", "own_1": "of 1", "inner/weights": "w" * 100, "whole": "last"}
+    whole = {"own_0": "of 0", "own_1": "of 1", "inner/weights": "w" * 100}
     first, second = ranks(2, hand_around, str(tmp_path))
-    assert first == (whole, [False, False], False)
-    assert second == (whole, [True, False], True)
+    assert first[1:] == ([False, False], False)
+    assert second[1:] == ([True, False], True)
+    assert first[0] == second[0] and first[0].items() > whole.items()
+
+
+def go_on(folder: str, kind: str) -> Any:
+    """The checkpoint that a rank goes on from, whose part on its own disk was damaged, and what of
+    the checkpoints is left there.
+    """
+    world = own_node(folder)
+    dist.init_process_group("gloo")
+    run = Path("run")
+    context: Any = SimpleNamespace(
+        args=SimpleNamespace(world_size=2, should_save=world.rank == 0), world=world, fingerprint={}
+    )
+    for update in (3, 6):
+        checkpoint = run / f"checkpoint-{update}"
+        checkpoint.mkdir(parents=True)
+        for name in (f"rng_state_{world.rank}.pth", f"apart_{world.rank}.pt"):
+            (checkpoint / name).write_text(f"of {world.rank}, at {update}")
+        complete(checkpoint, context, TrainerState(global_step=update), {})
+    if world.rank == 1:
+        plant(kind, run / "checkpoint-6" / "apart_1.pt")
+    last = usable_checkpoint(run, world)
+    left = sorted(path.name for path in run.glob("*"))
+    dist.destroy_process_group()
+    return None if last is None else last.name, left
+
+
+@pytest.mark.parametrize("kind", ["one bit", "truncated", "missing"])
+def test_what_lies_on_the_disk_of_another_node_is_checked_too(kind: str, tmp_path: Path) -> None:
+    done = ("checkpoint-3", ["checkpoint-3"])
+    if kind == "missing":  # the strategy says whether it can do without
+        done = ("checkpoint-6", ["checkpoint-3", "checkpoint-6"])
+    assert ranks(2, go_on, str(tmp_path), kind) == [done, done]
 
 
 def train(folder: Path, *more: str, update: int = -1, how: str = "term") -> Done:

@@ -37,7 +37,9 @@ class Plant(TrainerCallback):
         number = getattr(errno, self.how)
 
         def refuse(file: int) -> None:
-            raise OSError(number, os.strerror(number))
+            # What is open already is never forbidden: that comes with the name of a file.
+            name = (os.readlink(f"/proc/self/fd/{file}"),) if self.how == "EACCES" else ()
+            raise OSError(number, os.strerror(number), *name)
 
         os.fsync = refuse
 
@@ -52,6 +54,7 @@ def train(folder: str, how: str, *flags: str) -> None:
 @pytest.mark.parametrize(("how", "words"), [
     ("ENOSPC", "no space on"), ("EROFS", "nothing can be written to the read-only"),
     ("EACCES", "no permission to write to"), ("EDQUOT", "the quota is used up on"),
+    ("EIO", "the disk is broken that holds"),
 ])  # fmt: skip
 @pytest.mark.parametrize("flags", [["--save_steps=5"], []])
 def test_what_a_disk_refuses_is_one_line(
