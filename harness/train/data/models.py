@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import transformers
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import constants, errors
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_with_model
@@ -33,6 +35,9 @@ MISSING = (
     "check the name"
 )
 UNREADABLE = "--{kind} {name} cannot be read: {text}"
+# Parts of the names of dropout rates, and of rates at which layers and paths are skipped.
+DROPPING = ("dropout", "_pdrop", "drop_rate", "drop_mlp_rate", "drop_conv")
+SKIPPING = ("drop_path", "layerdrop", "drop_connect", "jitter_noise")
 # The exceptions of whichever HTTP library the installed Hub client uses.
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 BY_CAUSE: tuple[tuple[Any, str], ...] = (
@@ -90,6 +95,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
                 settings.model, trust_remote_code=settings.trust_remote_code, **classes
             )
     config.dtype = torch.float32  # whatever the weights were saved in
+    config.architectures = config.architectures or []  # transformers walks over them
     if settings.dropout is not None:
         _set_dropout(config, settings.dropout)
     if settings.image_size is not None and hasattr(config, "image_size"):
@@ -154,6 +160,16 @@ def _refuse_missing_weights(
         )
 
 
+def code_of(thing: Any) -> str | None:
+    """A checksum of the code that a model brings for its tokenizer or image processor; None for
+    that of transformers, whose version is recorded.
+    """
+    if not type(thing).__module__.startswith("transformers_modules."):
+        return None
+    files = sorted(Path(inspect.getfile(type(thing))).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def first_position(model: nn.Module) -> int:
     """Where a model begins to count positions: RoBERTa and its kin do so behind the number of the
     padding token, and so can read fewer tokens than they have positions.
@@ -195,10 +211,19 @@ def check_name(settings: Settings) -> None:
 
 
 def _set_dropout(config: Any, rate: float) -> None:
-    """Every dropout rate of a configuration, whatever the model type calls it."""
+    """Every dropout rate of a configuration, whatever the model type calls it; 0 also switches off
+    what skips whole layers or paths at random.
+    """
     for name, value in vars(config).items():
-        is_rate = "dropout" in name or name.endswith("_pdrop")
-        if is_rate and (value is None or isinstance(value, (int, float))):
+        if isinstance(value, PreTrainedConfig):
+            _set_dropout(value, rate)
+        if isinstance(value, bool) or not any(
+            word in name for word in (DROPPING if rate else DROPPING + SKIPPING)
+        ):
+            continue
+        if isinstance(value, (list, tuple)):
+            setattr(config, name, type(value)(rate for _ in value))
+        elif value is None or isinstance(value, (int, float)):
             setattr(config, name, rate)
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 
 def twin(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -20,10 +22,27 @@ def twin(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     return copy.deepcopy(model, tensors)
 
 
-def unused_parameters(model: nn.Module, batch: Mapping[str, Any]) -> list[str]:
-    """The trained parameters on which the loss of a batch does not depend."""
+class _Skipping(TorchFunctionMode):
+    """Every number that is drawn is 0: a layer that may be skipped at random is skipped."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        drawn = torch.zeros if function is torch.rand else function
+        return drawn(*args, **(kwargs or {}))
+
+
+def unused_parameters(
+    model: nn.Module, batch: Mapping[str, Any], skipping: bool = False
+) -> list[str]:
+    """The trained parameters on which the loss of a batch does not depend; with `skipping`, also
+    those of layers that training skips at random.
+    """
     model = twin(model, lambda tensor: tensor).eval()
-    with torch.enable_grad():
+    for module in model.modules() if skipping else ():
+        # On a single sample BatchNorm has no statistics.
+        module.training = not isinstance(module, nn.modules.batchnorm._BatchNorm)
+    with torch.enable_grad(), _Skipping() if skipping else nullcontext():
         nodes = [model(**batch)["loss"].grad_fn]
     seen, used = set(nodes), set()
     while nodes:
@@ -34,6 +53,12 @@ def unused_parameters(model: nn.Module, batch: Mapping[str, Any]) -> list[str]:
         seen |= following
         nodes += following
     return [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in used]
+
+
+def skips_layers(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether training skips layers at random."""
+    every = unused_parameters(model, batch)
+    return len(unused_parameters(model, batch, skipping=True)) > len(every)
 
 
 def reads_padding(model: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any]) -> bool:

@@ -68,9 +68,11 @@ def load_texts(settings: Settings, world: int) -> Data:
         "max_length": length,
     }
     folder = cached(key, tokenise)
-    # A model that has no use for them may take them for something else, as GPT-2 does.
-    pair = len(source.inputs) == 2 and "token_type_ids" in tokenizer.model_input_names
-    collate = TextBatches(folder, source.all_labels, tokenizer, pair)
+    # A model that has no use for them may take them for something else, as GPT-2 does. Of single
+    # texts, XLNet and Funnel mark one token with a type of its own.
+    typed = "token_type_ids" in tokenizer.model_input_names
+    typed = typed and bool(np.load(folder / "types.npy", mmap_mode="r").any())
+    collate = TextBatches(folder, source.all_labels, tokenizer, typed)
     truncated = int(np.load(folder / "truncated.npy"))
     facts = {
         "max_length": length,
@@ -125,7 +127,8 @@ def _fingerprint(tokenizer: Any) -> str:
     else:
         rules = json.loads(backend.to_str())
         del rules["truncation"], rules["padding"]  # what its last call was asked for
-    kind = (type(tokenizer).__name__, tokenizer.truncation_side, tokenizer.model_input_names)
+    kind = [type(tokenizer).__name__, tokenizer.truncation_side, tokenizer.model_input_names]
+    kind.append(models.code_of(tokenizer))
     text = json.dumps([kind, tokenizer.special_tokens_map, rules], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -182,14 +185,15 @@ def size_buckets(lengths: np.ndarray, texts: int, packed: bool) -> list[int]:
 class TextBatches:
     """The collator: sample numbers -> one batch."""
 
-    def __init__(self, folder: Path, labels: np.ndarray, tokenizer: Any, pair: bool) -> None:
+    def __init__(self, folder: Path, labels: np.ndarray, tokenizer: Any, typed: bool) -> None:
         # Plain views, because every access to a np.memmap object is slower.
         self.tokens = np.asarray(np.load(folder / "tokens.npy", mmap_mode="r"))
-        types = np.load(folder / "types.npy", mmap_mode="r") if pair else None
+        types = np.load(folder / "types.npy", mmap_mode="r") if typed else None
         self.types = None if types is None else np.asarray(types)
         self.offsets = np.load(folder / "offsets.npy")
         self.labels = labels
         self.pad = tokenizer.pad_token_id
+        self.pads_left = getattr(tokenizer, "padding_side", "right") == "left"
         self.layout = Layout()
         self.buckets: dict[int, list[int]] = {}  # by the number of texts in a batch
 
@@ -205,7 +209,8 @@ class TextBatches:
     def _padded(self, samples: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
         """One row per text, masked beyond its end."""
         shape = (len(samples), self._rounded_up(int(lengths.max()), len(samples)))
-        inside = np.arange(shape[1]) < lengths[:, None]
+        columns = np.arange(shape[1])
+        inside = (columns[::-1] if self.pads_left else columns) < lengths[:, None]
         parts = split_by_length(lengths) if self.layout.kind == "parts" else ()
         sizes = [(len(rows), columns) for rows, columns in parts] or [shape]
         tokens = sum(rows * columns for rows, columns in sizes)
@@ -310,10 +315,12 @@ def _shape(lengths: np.ndarray, tokens: int, squares: int) -> BatchShape:
 def parts_of(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """The parts of a batch, each without the columns in which it has no tokens; [] if it is one."""
     parts = []
-    for rows, columns in inputs.get(PARTS, ()):
+    for rows, width in inputs.get(PARTS, ()):
         chosen = torch.from_numpy(rows)
+        mask = inputs["attention_mask"][chosen]
+        columns = slice(width) if mask[:, 0].all() else slice(mask.shape[1] - width, None)
         parts.append({
-            name: value[chosen] if name == "labels" else value[chosen, :columns]
+            name: value[chosen] if name == "labels" else value[chosen, columns]
             for name, value in for_model(inputs).items()
         })  # fmt: skip
     return parts

@@ -89,6 +89,8 @@ class ExactTrainer(Trainer):
                 context, self.model, self._one_sample, lambda: self.observations.devices
             )
             self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
+            if settings.strategy == "fsdp":
+                sharding.refuse_skipped_layers(self.model, self._one_sample())
         if settings.strategy == "fsdp":
             sharding.shard(self.model, settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
@@ -243,7 +245,9 @@ class ExactTrainer(Trainer):
         # looking costs time in each update.
         if self.settings.strategy == "ddp":
             with untouched_random_state():
-                unused = probes.unused_parameters(self.model, self._one_sample())
+                unused = probes.unused_parameters(self.model, sample := self._one_sample(), True)
+                if unused and probes.skips_layers(self.model, sample):
+                    self.comm_probe.missing = "layers are skipped at random: passes differ"
             self.accelerator.ddp_handler.find_unused_parameters = bool(unused)
         # The model is as it will be trained: the strategy attaches, and what runs is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)

@@ -6,6 +6,7 @@ fully_shard, on CPU and GPU alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
 from harness.train.context import HALF_PRECISION
+from harness.train.data.probes import skips_layers
 from harness.train.session import gather
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
@@ -40,6 +42,15 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     for child in model.children():
         blocks += child if isinstance(child, nn.ModuleList) else blocks_of(child)
     return blocks
+
+
+def refuse_skipped_layers(model: nn.Module, batch: Mapping[str, Any]) -> None:
+    """Ranks that skip different layers would wait for each other: all gather a layer's weights."""
+    if skips_layers(model, batch):
+        raise UserError(
+            f"--strategy fsdp: {type(model).__name__} skips layers at random, each rank other "
+            "ones, and all ranks are needed for each layer: add --dropout 0, or use --strategy ddp"
+        )
 
 
 def shard(model: nn.Module, settings: Settings, device: torch.device) -> None:

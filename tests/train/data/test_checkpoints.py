@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +100,29 @@ def test_a_tokenizer_is_more_than_its_vocabulary() -> None:
     before = _fingerprint(lower)
     lower(["a b", "b"], truncation=True, max_length=3, padding=True)
     assert _fingerprint(lower) == before == _fingerprint(of(do_lower_case=True))
+
+
+def test_the_code_that_a_tokenizer_brings_is_part_of_it(tmp_path: Path) -> None:
+    """With --trust_remote_code the rules may stand there and nowhere else."""
+    file = tmp_path / "own.py"
+    found = []
+    for rule in ("lower", "upper"):
+        file.write_text(f"class Own:\n    rule = '{rule}'\n")
+        spec = importlib.util.spec_from_file_location("transformers_modules.here.own", file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        found.append(models.code_of(module.Own()))
+        del sys.modules[spec.name]
+    assert None not in found and found[0] != found[1]
+    assert models.code_of(transformers.BertTokenizer({"[UNK]": 0})) is None
+
+
+def test_a_configuration_that_names_no_class_of_a_model_is_built(tmp_path: Path) -> None:
+    """transformers walks over the names where a kind of model has several classifiers."""
+    transformers.DeiTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    ).save_pretrained(tmp_path)
+    settings = Settings(script="vit", model=str(tmp_path), from_scratch=True)
+    assert models.build(settings, LABELS).num_labels == 3

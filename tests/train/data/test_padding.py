@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from harness.core.command_line import parse
 from harness.train.data import models, text_layout
 from harness.train.data.samples import SHAPE
-from harness.train.data.texts import PARTS, Layout, TextBatches, for_model
+from harness.train.data.texts import PARTS, Layout, TextBatches, for_model, parts_of
 from tests.support.ranks import ranks, script
 from tests.support.samples import PAD, text_batches
 
@@ -373,3 +373,22 @@ def test_the_record_says_how_texts_were_laid_out(tmp_path: Path) -> None:
     (row,) = (folder / "epochs.jsonl").read_text().splitlines()
     assert observed["padding"] == "packed, runs" and json.loads(row)["padding_share"] == 0
     assert json.loads((folder / "settings.json").read_text())["padding"] == "auto"
+
+
+def test_texts_are_padded_on_the_side_of_their_tokenizer(tmp_path: Path) -> None:
+    """XLNet reads the last token, which on the other side is padding."""
+    right = text_batches(tmp_path, lengths(), pair=False)
+    left = text_batches(tmp_path, lengths(), pair=False, side="left")
+    rows = np.arange(24)
+    for kind in ("batch", "parts"):
+        right.layout = left.layout = Layout(kind)
+        here, there = right(rows), left(rows)
+        width = here["input_ids"].shape[1]
+        for row, length in enumerate(lengths()[rows]):
+            own = here["input_ids"][row, :length]
+            assert torch.equal(there["input_ids"][row, width - length :], own)
+            assert there["attention_mask"][row].tolist() == [0] * (width - length) + [1] * length
+        assert bool(parts_of(there)) == (kind == "parts")
+        for one, other in zip(parts_of(here), parts_of(there), strict=True):
+            assert one["input_ids"].shape == other["input_ids"].shape
+            assert torch.equal(one["attention_mask"].flip(1), other["attention_mask"])

@@ -15,7 +15,10 @@ from transformers import (
     Dinov2Config,
 )
 
-from harness.train.data import probes
+from harness.core.settings import UserError
+from harness.train.data import embedded, models, probes
+from harness.train.strategy import sharding
+from tests.support import architectures
 from tests.support.broken_runs import only_run
 from tests.support.ranks import script
 
@@ -121,3 +124,59 @@ def test_ddp_trains_a_model_that_leaves_parameters_unused(tmp_path: Path) -> Non
         assert observed.get("find_unused_parameters") == (None if count == 1 else True)
     for field in ("train_loss", "eval_loss", "grad_norm"):
         assert rows[0][field] == pytest.approx(rows[1][field], rel=1e-5)
+
+
+OPT = {
+    "hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "word_embed_proj_dim": 16, "vocab_size": 100, "max_position_embeddings": 64, "pad_token_id": 0,
+    "layerdrop": 0.5,
+}  # fmt: skip
+
+
+def test_layers_that_training_skips_may_be_unused() -> None:
+    model = AutoModelForSequenceClassification.from_config(transformers.OPTConfig(**OPT))
+    inputs = {**batch(6), "labels": torch.zeros(1, dtype=torch.long)}
+    assert probes.unused_parameters(model, inputs) == []
+    names = probes.unused_parameters(model, inputs, skipping=True)
+    layers = [n for n, _ in model.named_parameters() if ".layers." in n]
+    assert layers and names == layers and model.training
+    with pytest.raises(UserError, match=r"OPTFor.* skips layers at random.* add --dropout 0"):
+        sharding.refuse_skipped_layers(model, inputs)
+    model.config.layerdrop = model.model.decoder.layerdrop = 0.0
+    sharding.refuse_skipped_layers(model, inputs)
+
+
+@pytest.mark.process
+def test_ddp_trains_a_model_that_skips_layers(tmp_path: Path) -> None:
+    transformers.OPTConfig(**{**OPT, "vocab_size": 4000}).save_pretrained(tmp_path / "model")
+    tokenizer = embedded.train_tokenizer(["a text of words"] * 9, tmp_path / "model", 60)
+    assert len(tokenizer) <= 4000
+    argv = ["--model", str(tmp_path / "model"), "--from_scratch", "--dataset", "embedded:english"]
+    argv += ["--train_size", "64", "--test_size", "16", "--b", "4", "--epochs", "1"]
+    argv += ["--save", "none", "--telemetry_hz", "0", "--max_length", "16"]
+    done = script("bert", *argv, "--o", str(tmp_path / "runs"), count=2)
+    assert done.code == 0, done.err
+    observed = (only_run(tmp_path / "runs").read_environment() or {})["observed"]
+    assert observed["find_unused_parameters"] is True
+
+
+def test_dropout_0_leaves_nothing_to_chance() -> None:
+    for name in ("flaubert", "swin", "cvt", "gpt2", "clip", "esm"):
+        config = architectures.small(name)
+        models._set_dropout(config, 0.0)
+        torch.manual_seed(0)
+        auto = AutoModelForImageClassification
+        if name in architectures.TASK_OF["bert"]:
+            auto, inputs = AutoModelForSequenceClassification, batch(6)
+        else:
+            inputs = {"pixel_values": torch.randn(1, 3, 32, 32)}
+        config.architectures = []
+        model = auto.from_config(config).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        first, second = (model(**inputs).logits for _ in range(2))
+        assert torch.equal(first, second), name
+    before = architectures.small("swin")
+    models._set_dropout(before, 0.3)
+    assert (before.drop_path_rate, before.hidden_dropout_prob) == (0.1, 0.3)

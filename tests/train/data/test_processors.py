@@ -149,3 +149,31 @@ def test_what_is_no_resizing_and_normalisation_is_refused(
     monkeypatch.setattr(kind, "rescale", lambda self, image, scale: plain(self, image, scale) ** 2)
     with pytest.raises(UserError, match="does more to an image than resizing and one normal"):
         _resizer(settings)
+
+
+def test_a_picture_that_a_processor_cannot_prepare_is_named(tmp_path: Path) -> None:
+    resizer = _resizer(saved(tmp_path, "ViT", SQUARE))
+
+    def fails(image: Any) -> Any:
+        raise ZeroDivisionError("no height\nmore")
+
+    resizer.resize = fails
+    line = "image ramp.png: ViTImageProcessorPil cannot prepare it: ZeroDivisionError: no height$"
+    with pytest.raises(UserError, match=line):
+        resizer(stored(picture(4, 4), "PNG"))
+
+
+def test_one_mean_for_all_channels_is_measured(tmp_path: Path) -> None:
+    settings = saved(tmp_path, "ViT", {**SQUARE, "image_mean": 0.5, "image_std": 0.25})
+    resizer = _resizer(settings)
+    normalise = Normalise(resizer.mean, resizer.deviation)
+    pixels = torch.from_numpy(resizer(stored(picture(16, 16), "PNG")))[None]
+    expected = resizer.processor(picture(16, 16), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(normalise({"pixel_values": pixels})["pixel_values"], expected)
+
+
+def test_a_processor_that_keeps_parts_of_a_level_is_refused(tmp_path: Path) -> None:
+    """Owlv2 resizes floats; images are kept in bytes here."""
+    settings = saved(tmp_path, "Owlv2", SQUARE)
+    with pytest.raises(UserError, match="does more to an image than resizing and one normal"):
+        _resizer(settings)
