@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from harness.read.labels import UNKNOWN
 
+TIMED = re.compile(r"(_s|_ms|_j|_w|_share|_skew|utilisation_percent)$|joules_per")
+
 Repeats = Mapping[Hashable, float]  # the values of a group by what repeats them, such as the seed
 
 # Differences between logarithms below this are rounding errors.
@@ -85,6 +87,11 @@ def is_rate(measure: str) -> bool:
     """Amounts per second: their mean is the total amount by the total time."""
     per_second = re.search(r"_per_s(econd)?(_|$)", measure)  # and not joules_per_sample
     return per_second is not None or measure.endswith("_mbit") or measure == "mfu"
+
+
+def is_timed(measure: str) -> bool:
+    """Whether it depends on how busy the machine is: times, rates, shares of them, energy."""
+    return is_rate(measure) or TIMED.search(measure) is not None
 
 
 def spread(values: Sequence[float], rate: bool = False) -> SampleStatistics:

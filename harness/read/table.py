@@ -75,6 +75,14 @@ def screen() -> Console:
     return PlainConsole()
 
 
+def show_list(texts: Iterable[str]) -> None:
+    """Sentences, each a paragraph of its own; on a terminal they are broken between words."""
+    console = screen()
+    for text in texts:
+        width = console.width if console.is_terminal else len(text) + 2
+        console.print(textwrap.fill(text, width, initial_indent="- ", subsequent_indent="  "))
+
+
 def show(table: Table) -> None:
     """In parts where the terminal is too narrow: nothing is cropped. A file has no width."""
     console = screen()

@@ -47,8 +47,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "launch.slurm": ("launch",),
     "read": ("read.records",),  # load() and its like
     "read.records": ("read",),
-    "read.tables": ("read", "read.records"),
     "read.compare": ("read", "read.records"),
+    "read.tables": ("read", "read.records", "read.compare"),
     "read.explain": ("read", "read.records", "read.compare"),
     "read.predict": ("read", "read.records"),
     "read.imports": ("read", "read.records"),

@@ -173,11 +173,11 @@ def test_points_and_ratios_have_intervals_where_they_are_asked_for(
     for seed, points in ((1, 1), (2, 3)):
         plan.measured(DDP, 100, seed, accuracy=0.9)
         plan.measured(FAR, 2 + seed, seed, accuracy=0.9 - points / 100)
-    asked = ["accuracy_gain_points", "tta_train_s_ratio"]
+    asked = ["accuracy_gain_points", "tta_train_s_ratio"]  # the wall time stands beside it
     said = table(plan.write(columns=asked))
     # -1 and -3 points: sd 1.414, 12.706 * 1.414 / sqrt(2). Ratios 0.03 and 0.04: logarithms -3.507
     # and -3.219, sd 0.203, -3.363 -+ 1.828.
-    expected = "-2.00 (-14.71 to +10.71) 0.035 (0.006 to 0.215)"
+    expected = "-2.00 (-14.71 to +10.71) 0.035 (0.006 to 0.215) 1.00 (1.00 to 1.00)"
     assert " ".join(row_of(said, "diloco")[3:]) == expected
     assert (
         "in brackets: 95 % interval over the seeds, Student's t" in said
@@ -188,7 +188,7 @@ def test_points_and_ratios_have_intervals_where_they_are_asked_for(
     assert "in brackets" not in said
     plan.content["runs"] = [run for run in plan.content["runs"] if run["label"]["seed"] == 1]
     said = table(plan.write(columns=asked))  # one seed has none
-    assert row_of(said, "diloco")[3:] == ["-1.00", "0.030"] and "in brackets" not in said
+    assert row_of(said, "diloco")[3:] == ["-1.00", "0.030", "1.00"] and "in brackets" not in said
 
 
 def test_bytes_are_told_an_update_and_unknown_is_empty(plan: Links, table: Verb) -> None:
@@ -233,25 +233,26 @@ def full(plan: Links) -> Figure:
 def test_panels_by_setup_and_rate_lines_by_strategy(plan: Links) -> None:
     panels = drawn(full(plan))
     assert [*panels] == [
-        *("2_1, 1000 Mbit/s", "4_1, 1000 Mbit/s"),
-        *("2_1, 50 Mbit/s", "4_1, 50 Mbit/s"),
-        *("quality 4", "quality 5"),
-    ]
-    axes = panels["2_1, 50 Mbit/s"]
+        *(f"{setup}, {rate} Mbit/s, {time} time"
+          for rate in (1000, 50) for time in ("wall", "training") for setup in ("2_1", "4_1")),
+        *("quality 8", "quality 9"),
+    ]  # fmt: skip
+    assert line(panels["2_1, 50 Mbit/s, wall time"], "ddp")[1] == [3, 3]
+    axes = panels["2_1, 50 Mbit/s, training time"]
     x, y = line(axes, "ddp")
     assert x == pytest.approx([20, 80], rel=0.05) and y == [160, 160]  # medians of 40, 160, 360
-    assert line(panels["4_1, 1000 Mbit/s"], "diloco h50")[1] == [10]
+    assert line(panels["4_1, 1000 Mbit/s, training time"], "diloco h50")[1] == [10]
     assert axes.get_yscale() == "log" and "accuracy 0.9 (s)" in axes.get_ylabel()
     times = [y for points in axes.collections for _, y in np.asarray(points.get_offsets()).tolist()]
     # Every run that reached it is a point: at 80 ms two of diloco did not.
     assert sorted(times) == sorted([40, 160, 360] * 2 + [9, 10, 11] + [11])
-    scales = {panels[name].get_ylim() for name in panels if name.endswith("Mbit/s")}
+    scales = {panels[name].get_ylim() for name in panels if name.endswith(" time")}
     assert len(scales) == 1  # to be compared by eye
 
 
 def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> None:
     panels = drawn(full(plan))
-    axes = panels["2_1, 50 Mbit/s"]
+    axes = panels["2_1, 50 Mbit/s, training time"]
     texts = {text.get_text(): text for text in axes.texts}
     assert set(texts) == {"↑ 2 of 3", "missed"}
     assert texts["↑ 2 of 3"].xy[0] == 80 and 0.9 < texts["↑ 2 of 3"].xy[1] < 1
@@ -262,12 +263,12 @@ def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> Non
     assert strip.get_y() > 360 and axes.get_ylim()[1] == pytest.approx(
         strip.get_y() + strip.get_height()
     )
-    assert "↑ 2 of 3" not in {t.get_text() for t in panels["2_1, 1000 Mbit/s"].texts}
+    assert "↑ 2 of 3" not in {t.get_text() for t in panels["2_1, 1000 Mbit/s, wall time"].texts}
 
 
 def test_the_loss_of_quality_is_stated(plan: Links) -> None:
     panels = drawn(full(plan))
-    axes = panels["quality 4"]
+    axes = panels["quality 8"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["diloco h50"]
     (text,) = (text.get_text() for text in axes.texts)
     # -1, -2 and -3 points of three seeds, on each of three links: three values, not nine.
@@ -284,7 +285,7 @@ def test_strategies_keep_their_colours_and_the_baseline_is_black(plan: Links) ->
     marks = colours(figure)
     assert [*marks] == ["ddp", "diloco h50"] and marks["ddp"] == "#000000"
     for title, axes in drawn(figure).items():
-        if title.endswith("Mbit/s"):
+        if title.endswith(" time"):
             shown = {str(found.get_label()): to_hex(found.get_color()) for found in axes.lines}
             assert {name: shown[name].upper() for name in marks} == marks
 
@@ -370,7 +371,9 @@ def test_one_strategy_alone_is_compared_with_nothing(
 ) -> None:
     plan.measured(FAR, 8)
     figure = draw("strategies", read_sweep(plan.write(baseline=baseline))).figure
-    assert [axes.get_title() for axes in figure.axes] == ["2_1, 50 Mbit/s"]
+    assert [axes.get_title() for axes in figure.axes] == [
+        "2_1, 50 Mbit/s, wall time", "2_1, 50 Mbit/s, training time"
+    ]  # fmt: skip
 
 
 def test_the_file_is_called_after_the_figure_and_says_what_is_missing(

@@ -349,7 +349,7 @@ def test_columns_that_were_asked_for(plan: Plan, table: Verb) -> None:
     # sd of 40 and 44 is 2.83
     assert row_of(said, "1_1") == ["1_1", "2/2", "0.7000±0.0000", "100±0", "42.0±2.8", "1.50±0.00",
                                    "-"]  # fmt: skip
-    assert "accuracy" not in said
+    assert "accuracy" not in said[: said.index("- setup 1_2 against")]
 
 
 def test_what_exchanging_costs_is_a_column_where_it_is_known(plan: Plan, table: Verb) -> None:
@@ -419,6 +419,12 @@ sweep sizes (--tiny), a-cpux2, all: batch per GPU 4
 | 1_1 | 2/2 | 4 | 100 | 0.8100 ± 0.0141 | 0.5000 | 1,010 ± 14 | 100 | base | base | 1.00 | 10.0 | 20.0 | 40.0 | not reached | not reached | 1/2 |
 | 1_2 | 1/2 | 8 | 50† | 0.7900 | 0.5000 | 1,515 | 758 | +50.0% | -2.00 | 0.75 | 10.0 | 10.0 | 40.0 | 10.0 | 13.0 | 1/1 |
 | 2_1 | 0/1 | - | - | skipped | - | - | - | - | - | - | - | - | - | - | - | - |
+
+Against the baseline:
+
+- setup 1_2 against setup 1_1: wall time to accuracy 0.9: missed by some run; training time to accuracy 0.9: missed by some run; accuracy: not compared (effective batch, updates); 1 to 2 runs each.
+
+Not finished:
 
 - setup 1_2, seed 2 (`bert/1_2_4_2`): `oom: no room | for 'x'`
 - 1 run: `skipped: needs 2 nodes`

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.records import FINISHED
+from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.core.settings import UserError
 from harness.read import table
 from harness.read.records.groups import Group, enumerate_equal
@@ -97,7 +97,24 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
     if one.finished and other.finished:
         for condition in CONDITIONS:
             _apply(condition, (one, other), verdicts)
+        _apply_load((one, other), verdicts)
     return verdicts
+
+
+def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
+    """Times beside other programs are not those of a quiet machine."""
+    busy = [group for group in groups if group.disturbed == len(group.finished)]
+    for group in groups:
+        if not group.disturbed:
+            continue
+        text = f"other programs: {group.disturbed} of {len(group.finished)} runs of {group.name} "
+        text += f"began beside them (--pack, or more than {DISTURBING_SHARE:.0%} of the cores)"
+        for question in (SPEED, TARGET):
+            if len(busy) == 1 and group in busy:
+                verdicts[question].reasons.append(text)
+            else:
+                left_out = "" if group in busy else ", which are left out of its times"
+                verdicts[question].notes.append(text + left_out)
 
 
 def _apply(condition: Condition, groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
@@ -165,6 +182,7 @@ MEASURES = (
     ComparedMeasure("energy_j", "energy", SPEED, "{:,.0f}", "J", 1.0, "{:+,.1f}", whole_work=True),
     ComparedMeasure("joules_per_sample", "energy per sample", SPEED, "{:,.3f}", "J"),
     ComparedMeasure("tta_train_s", "training time to target", TARGET, "{:,.2f}", "s"),
+    ComparedMeasure("tta_wall_s", "wall time to target", TARGET, "{:,.2f}", "s"),
 )  # fmt: skip
 
 
@@ -229,7 +247,7 @@ def values_of(group: Group, measure: ComparedMeasure) -> dict[Hashable, float]:
     where each seed has one value, the mean of its repeats.
     """
     values: dict[Hashable, list[float]] = {}
-    for n, run in enumerate_equal(group.finished):
+    for n, run in enumerate_equal(group.measured(measure.name)):
         if measure.name in run.measures:
             key: Hashable = (run.repetition, n) if measure.question == SPEED else run.seed
             if run.seed is None:

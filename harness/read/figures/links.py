@@ -15,7 +15,7 @@ from harness.core.links import Link, plain_link
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
-from harness.read.figures.time import QUALITY, TARGET_TIME
+from harness.read.figures.time import QUALITY
 from harness.read.labels import STRATEGY, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
 from harness.read.records.groups import Group
@@ -26,6 +26,9 @@ NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
 DELAY = "delay between the nodes, one way (ms)"
 COLUMN_WIDTH = 4.6  # inches
 MISS_ROW = 0.085  # of a panel's height: a line of small text
+PANEL_HEIGHT = 2.1  # inches
+# Measure -> its name, as the panels of strategies show it: what one waits for comes first.
+TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}
 APART = 1.06  # strategies at the same delay stand side by side, this factor from one to the next
 
 
@@ -106,9 +109,8 @@ class Cell:
     def strategy(self) -> str:
         return axis_text(self.group, STRATEGY)
 
-    @property
-    def times(self) -> list[float]:
-        return self.group.values(TARGET_TIME)
+    def times(self, measure: str) -> list[float]:
+        return self.group.values(measure)
 
     @property
     def differences(self) -> dict[Hashable, float]:
@@ -121,12 +123,13 @@ class Cell:
 
 
 def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Columns of panels by set-up, rows by rate; below, what the strategies cost in quality."""
+    """Columns of panels by set-up, rows by rate and kind of time; below, the cost in quality."""
     cells = _cells(sweep)
     columns = [*dict.fromkeys(cell.column for cell in cells)]
-    rows = sorted({cell.row for cell in cells}, key=_slowest_last)
+    rates = sorted({cell.row for cell in cells}, key=_slowest_last)
+    rows = [(rate, measure) for rate in rates for measure in TIMES]
     of_strategies = styles.of_axis(STRATEGY, [cell.strategy for cell in cells])
-    heights = [2.5] * len(rows)
+    heights = [PANEL_HEIGHT] * len(rows)
     if any(cell.differences for cell in cells):
         heights.append(0.65 + 0.24 * len(of_strategies))
     figure, axes = kit.grid(heights, len(columns), COLUMN_WIDTH * len(columns))
@@ -139,20 +142,24 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         if y == len(rows):
             _quality(drawn, place, mine, of_strategies, names=x == 0)
             continue
-        _times(drawn, place, [c for c in mine if c.row == rows[y]], of_strategies)
+        rate, measure = rows[y]
+        _times(drawn, place, [c for c in mine if c.row == rate], measure, of_strategies)
         kit.delay_axis(place, delays)
         _time_axis(place, span, labels=x == 0)
-        others = str(replace(rows[y], rate_mbit=None)).replace("none", "")
-        title = [*columns[x], _rate_text(rows[y]), others]
+        others = str(replace(rate, rate_mbit=None)).replace("none", "")
+        title = [*columns[x], _rate_text(rate), others, TIMES[measure]]
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
-                 f"training time to {sweep.target.short} (s)" if x == 0 else "")  # fmt: skip
+                 f"time to {sweep.target.short} (s)" if x == 0 else "")  # fmt: skip
     kit.legend(figure, of_strategies)
-    reached = [(c, [t for t in c.times if math.isfinite(t)]) for c in cells]
-    texts = [f"{sweep.name_of(c.group)} {kit.numbers_of(times)} s" for c, times in reached if times]
-    drawn.alt = (
-        f"Training time to {sweep.target} over the delay between nodes: {kit.listed(texts)}."
-    )
+    drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES)
     return drawn
+
+
+def _in_words(sweep: SweepResults, cells: list[Cell], measure: str) -> str:
+    reached = [(c, [t for t in c.times(measure) if math.isfinite(t)]) for c in cells]
+    texts = [f"{sweep.name_of(c.group)} {kit.numbers_of(times)} s" for c, times in reached if times]
+    title = TIMES[measure].capitalize()
+    return f"{title} to {sweep.target} over the delay between nodes: {kit.listed(texts)}."
 
 
 def _cells(sweep: SweepResults) -> list[Cell]:
@@ -167,7 +174,7 @@ def _cells(sweep: SweepResults) -> list[Cell]:
         raise NothingToDraw(
             f"{sweep.file}: {', '.join(others)} varies too: there is no figure for it"
         )
-    if not any(group.values(TARGET_TIME) for group in linked):
+    if not any(group.values(measure) for group in linked for measure in TIMES):
         raise NothingToDraw(f"no epoch of any run has a number named {sweep.target.metric}")
     return [
         Cell(
@@ -181,27 +188,31 @@ def _cells(sweep: SweepResults) -> list[Cell]:
     ]
 
 
-def _times(drawn: Drawn, axes: Axes, cells: Sequence[Cell], styles: dict[str, Style]) -> None:
+def _times(
+    drawn: Drawn, axes: Axes, cells: Sequence[Cell], measure: str, styles: dict[str, Style]
+) -> None:
     misses: Counter[float] = Counter()
     nearest = min((cell.delay for cell in cells), default=0.0)
     for number, (name, style) in enumerate(styles.items()):
-        mine = sorted((c for c in cells if c.strategy == name and c.times), key=lambda c: c.delay)
+        mine = sorted((c for c in cells if c.strategy == name), key=lambda c: c.delay)
+        mine = [cell for cell in mine if cell.times(measure)]
         aside = APART ** (number - (len(styles) - 1) / 2)
-        points = [(c.delay, run, t) for c in mine for run in c.group.finished
-                  if math.isfinite(t := run.measures.get(TARGET_TIME, math.inf))]  # fmt: skip
+        points = [(c.delay, run, t) for c in mine for run in c.group.measured(measure)
+                  if math.isfinite(t := run.measures.get(measure, math.inf))]  # fmt: skip
         tips = [f"{name}, {delay:g} ms, {run_name(run)}: {t:,.4g} s" for delay, run, t in points]
         x, y = [delay * aside for delay, _, _ in points], [t for *_, t in points]
         kit.run_points(drawn, axes, x, y, style, tips)
         # The median: a miss is infinite, and so would be the mean.
-        medians = [statistics.median(c.times) for c in mine]
+        medians = [statistics.median(c.times(measure)) for c in mine]
         finite = [m if math.isfinite(m) else math.nan for m in medians]
         kit.line(axes, [c.delay * aside for c in mine], finite, style, marker=style.marker,
              markersize=5, label=name)  # fmt: skip
         for cell in mine:
-            if missed := sum(map(math.isinf, cell.times)):
+            times = cell.times(measure)
+            if missed := sum(map(math.isinf, times)):
                 # On the left edge there is no room on the left.
                 side = 1 if cell.delay == nearest else -1
-                text = f"\u2191 {missed} of {len(cell.times)}"
+                text = f"\u2191 {missed} of {len(times)}"
                 _miss(axes, cell.delay, misses[cell.delay], text, style, side)
                 misses[cell.delay] += 1
 
@@ -224,8 +235,10 @@ class Span(NamedTuple):
 
 
 def _span(cells: Sequence[Cell]) -> Span:
-    times = [t for cell in cells for t in cell.times if math.isfinite(t)] or [1.0]
-    missed = Counter((c.column, c.row, c.delay) for c in cells if any(map(math.isinf, c.times)))
+    times = [t for cell in cells for name in TIMES for t in cell.times(name) if math.isfinite(t)]
+    times = times or [1.0]
+    missing = (cell for cell in cells if any(map(math.isinf, cell.times("tta_train_s"))))
+    missed = Counter((cell.column, cell.row, cell.delay) for cell in missing)
     share = min(MISS_ROW * max(missed.values(), default=0), 0.7)
     return Span(min(times) / 1.3, max(times) * 1.3, share)
 

@@ -47,6 +47,7 @@ def run_row(sweep: SweepResults, run: Run) -> dict[str, Any]:
         **{name: getattr(run, name) for name in FACTS},
         **run.measures,
         "link_warning": run.link_warning,
+        "disturbed": run.is_disturbed,
         **{f"{name}_version": versions.get(name) for name in ("torch", "transformers")},
         "commit": run.environment.get("commit"),
         "dirty": run.environment.get("dirty"),
@@ -189,13 +190,17 @@ def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]
         "repeats": [run.label.get("repeat") for run in group.finished],
         **{name: group.fact(name) for name in FACTS},
         **compare(group, base),
+        "disturbed": group.disturbed,
         "link_warnings": sum(run.link_warning is not None for run in group.finished),
     }
     if sweep.target:
         row["reached"] = sum(map(math.isfinite, group.values("tta_epochs")))
         row |= against_target(group, base)
     for name in names:
-        row |= _statistics(name, [run.measures.get(name) for run in group.finished])
+        counted = group.measured(name)
+        row |= _statistics(
+            name, [run.measures.get(name) if run in counted else None for run in group.finished]
+        )
     if sweep.per_node:
         row |= per_node(group)
     return row

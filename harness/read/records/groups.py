@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from harness.core.records import FINISHED
 from harness.read.labels import machine_kind
 from harness.read.records.runs import STATES, Run, Target
-from harness.read.statistics import is_rate, spread
+from harness.read.statistics import is_rate, is_timed, spread
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,20 @@ class Group:
     @property
     def finished(self) -> list[Run]:
         return [run for run in self.runs if run.state == FINISHED]
+
+    def measured(self, measure: str) -> list[Run]:
+        """The finished runs whose number counts: of a time, those of a quiet machine if any is.
+
+        A run that misses its target does so on any machine.
+        """
+        quiet = [run for run in self.finished if not run.is_disturbed]
+        missed = any(math.isinf(run.measures.get(measure, 0.0)) for run in self.finished)
+        return quiet if quiet and is_timed(measure) and not missed else self.finished
+
+    @property
+    def disturbed(self) -> int:
+        """Finished runs beside which others used the machine."""
+        return sum(run.is_disturbed for run in self.finished)
 
     @property
     def outcome(self) -> str:
@@ -64,10 +79,10 @@ class Group:
         return known[0] if known and all(value == known[0] for value in known) else None
 
     def by_repetition(self, measure: str) -> dict[Any, float]:
-        """The values of the finished runs by seed and repeat."""
+        """The values of the finished runs that count, by seed and repeat."""
         return {
             (run.repetition, n): run.measures[measure]
-            for n, run in enumerate_equal(self.finished)
+            for n, run in enumerate_equal(self.measured(measure))
             if measure in run.measures
         }
 

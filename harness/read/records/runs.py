@@ -18,6 +18,7 @@ from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
 from harness.core.locks import is_held
 from harness.core.records import (
+    DISTURBING_SHARE,
     FAILURES,
     FINISHED,
     RUNNING,
@@ -179,6 +180,12 @@ class Run:
     def link_warning(self) -> str | None:
         """Set where the measured link was far from the requested one."""
         return (self.environment.get("link") or {}).get("warning")
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Others used the machine when it began: its times are not those of a quiet machine."""
+        launch = self.environment.get("launch") or {}
+        return bool(launch.get("packed")) or (launch.get("cpu_busy_share") or 0) > DISTURBING_SHARE
 
     @cached_property
     def identity(self) -> dict[str, Any]:

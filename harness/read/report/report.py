@@ -43,6 +43,10 @@ class Section:
     drawings: dict[str, str] = field(default_factory=dict)  # SVG inside the page
 
     @property
+    def answers(self) -> list[str]:
+        return self.table.answers or ["No baseline with finished runs: nothing is compared."]
+
+    @property
     def lists(self) -> list[tuple[str, Sequence[str]]]:
         """Lists of sentences that are not empty, with their titles."""
         lists = (("Explanation", self.explained), ("Fairness", self.fairness),
@@ -147,6 +151,10 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
     yield f"# What was measured: {escaped(folder)}"
     for problem in problems:
         yield f"\n- {escaped(problem)}"
+    yield "\n## Answers"
+    for section in sections:
+        yield f"\n**{escaped(section.table.title)}**\n"
+        yield from (f"- {escaped(text)}" for text in section.answers)
     for section in sections:
         yield ""
         yield markdown(section.table).rstrip().replace("### ", "## ", 1)
@@ -189,7 +197,9 @@ def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> 
     yield f"</style>\n</head>\n<body>\n<h1>What was measured</h1>\n<p>{_text(folder)}</p>"
     yield "<nav><ul>"
     for section in sections:
-        yield f'<li><a href="#{section.name}">{_text(section.table.title)}</a></li>'
+        yield f'<li><a href="#{section.name}">{_text(section.table.title)}</a>'
+        yield from _list(section.answers)
+        yield "</li>"
     yield '<li><a href="#definitions">Definitions</a></li></ul></nav>'
     if problems:
         yield '<section class="problems"><h2>Not read</h2>'
@@ -207,6 +217,7 @@ def _section(section: Section) -> Iterator[str]:
     shown = section.table
     yield f'<section id="{section.name}">\n<h2>{_text(section.table.title)}</h2>'
     yield f"<p>{_text(section.table.about)}</p>"
+    yield from _list(section.answers)
     yield "<h3>Results</h3>"
     yield from html_lines(section.results)
     for title, texts in section.lists:

@@ -39,13 +39,17 @@ DEVICE_FIELDS = (TFLOPS, MFU, BUSY, ENERGY, JOULES)
 
 Row = Mapping[str, Any]
 
-# Marks: more or fewer updates than the baseline, a link far from the requested one.
-OTHER_TRAINING, OTHER_LINK = "†", "‡"
+# Marks: more or fewer updates than the baseline, a link far from the requested one, other programs.
+OTHER_TRAINING, OTHER_LINK, DISTURBED = "†", "‡", "§"
 
 GAIN, POINTS, EFFICIENCY = (
     "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
 )  # fmt: skip
-RATIOS = ("tta_train_s_ratio", "tta_wall_s_ratio")
+TIMES, RATIOS = ("tta_train_s", "tta_wall_s"), ("tta_train_s_ratio", "tta_wall_s_ratio")
+
+# Of these two, neither says enough without the other: a device can be busy without computing much,
+# and a strategy that trains fast can lose the time when it evaluates and saves.
+SIDE_BY_SIDE = ((MFU, BUSY), TIMES, RATIOS)
 
 # What a list of columns may name besides the numbers that the records hold.
 OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
@@ -65,18 +69,14 @@ OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_
 
 
 def usual(known: Collection[str]) -> list[str]:
-    """The columns where these are known. MFU and GPU utilisation are shown together or not at all:
-    neither says anything without the other.
-    """
-    pair = [MFU, BUSY] if MFU in known or BUSY in known else []
-    return [*pair, *([JOULES] if JOULES in known else [])]
+    """The columns of devices where these are known."""
+    return paired([name for name in (MFU, BUSY, JOULES) if name in known])
 
 
 def paired(names: list[str]) -> list[str]:
-    """The names, with MFU and GPU utilisation always side by side."""
-    pair = (MFU, BUSY)
-    both = (n for name in names for n in (pair if name in pair else (name,)))
-    return [*dict.fromkeys(both)]
+    """The names, each with the one that belongs beside it."""
+    pair_of = {name: pair for pair in SIDE_BY_SIDE for name in pair}
+    return [*dict.fromkeys(n for name in names for n in pair_of.get(name, (name,)))]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,10 @@ class Column:
     marks: str = ""  # that may stand here
 
     def text(self, row: Row) -> str:
-        marks = {OTHER_TRAINING: row["other_updates"], OTHER_LINK: row["link_warnings"]}
+        marks = {
+            OTHER_TRAINING: row["other_updates"], OTHER_LINK: row["link_warnings"],
+            DISTURBED: row["disturbed"],
+        }  # fmt: skip
         return self.cell(row) + "".join(mark for mark in self.marks if marks[mark])
 
 
@@ -109,6 +112,7 @@ def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> lis
     # Another training and another link are marked where they are seen, else at the number of runs.
     marked = {
         OTHER_TRAINING: "updates" if "updates" in shown else "planned",
+        DISTURBED: "planned",
         OTHER_LINK: next((name for name in (RTT, BANDWIDTH) if name in shown), "planned"),
     }
     return [
@@ -135,7 +139,7 @@ def _usual(sweep: SweepResults, rows: list[Row]) -> list[str]:
     shown += [*usual(known), *(name for name in (RTT, BANDWIDTH) if name in known)]
     shown += ["epoch_time_s", "train_time_s", "wall_s"]
     if sweep.target is not None:
-        shown += ["tta_train_s", "tta_wall_s", "reached"]
+        shown += [*TIMES, "reached"]
     if sweep.per_node:
         shown += ["top5_accuracy", *SUMMED]
     return shown

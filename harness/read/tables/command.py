@@ -22,12 +22,13 @@ from rich.console import Console
 from harness.core.command_line import print_json
 from harness.core.records import SWEEP
 from harness.core.settings import UserError
+from harness.read.compare.answers import answers
 from harness.read.labels import UNKNOWN, heading_of, strategy_text
 from harness.read.records.baseline import run_row
 from harness.read.records.frames import load_runs
 from harness.read.records.recorded import none_readable, warn
 from harness.read.records.sweeps import NO_RECORDS, SweepResults, read_sweep, sweep_file
-from harness.read.table import escaped, markdown_lines, screen, show, table_of
+from harness.read.table import escaped, markdown_lines, screen, show, show_list, table_of
 from harness.read.tables import columns
 from harness.read.tables.sweep_table import SweepTable, sweep_table
 
@@ -144,7 +145,7 @@ def _show_sweep(path: Path, write: bool, as_json: bool) -> None:
     files = write_files(sweep, shown, rows) if write else []
     if as_json:
         print_json({
-            "sweep": sweep.name, "question": sweep.question, "rows": rows,
+            "sweep": sweep.name, "question": sweep.question, "answers": shown.answers, "rows": rows,
             "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
             "not_read": sweep.problems,
         })  # fmt: skip
@@ -153,6 +154,7 @@ def _show_sweep(path: Path, write: bool, as_json: bool) -> None:
     console.print(shown.title, style="bold")
     console.print(shown.about)
     show(shown.table)
+    show_list(shown.answers)
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
     for note in shown.notes:
@@ -209,8 +211,11 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
     yield escaped(shown.about)
     yield ""
     yield from markdown_lines(shown.table)
+    if shown.answers:
+        yield "\nAgainst the baseline:\n"
+        yield from (f"- {escaped(answer)}" for answer in shown.answers)
     if shown.not_finished:
-        yield ""
+        yield "\nNot finished:\n"
         for which, what, path in shown.not_finished:
             where = f" ({_code(path)})" if path else ""
             yield f"- {escaped(which)}{where}: {_code(what)}"
@@ -233,13 +238,19 @@ def _code(text: str) -> str:
 #
 # <!-- table outputs/published/sweeps/demo-tiny: script, setup, accuracy -->
 # <!-- end of table -->
+# <!-- answers outputs/published/sweeps/slow_links-tiny: setup=2_1, link=80ms/50mbit -->
+# <!-- end of answers -->
 #
 # What stands between such lines is replaced by these columns of the sweep's table, with the sample
-# standard deviations over the seeds. Nothing else of the file is touched.
+# standard deviations over the seeds, or by what the sweep answers in these cases. Nothing else of
+# the file is touched.
 
+PLACE = re.compile(
+    r"(?P<start><!-- (?P<kind>table|answers) (?P<folder>[^:\n]+)(: (?P<what>[^\n]+))? -->\n)"
+    r"(?P<old>.*?)(?=<!-- end of (?P=kind) -->)", re.DOTALL,
+)  # fmt: skip
+STARTS = re.compile(r"<!-- (table|answers) ")
 END = "<!-- end of table -->"
-PLACE = re.compile(r"(<!-- table (?P<folder>[^:\n]+): (?P<columns>[^\n]+) -->\n)(?P<old>.*?)"
-                   rf"(?={END})", re.DOTALL)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -259,23 +270,36 @@ def main(argv: list[str]) -> int:
 
 
 def with_tables(text: str, root: Path) -> str:
-    """The text with its tables as the records below root have them."""
-    places = text.count("<!-- table ")
-    if len(PLACE.findall(text)) != places:
-        raise UserError(f"a place of a table is not closed by {END}, or names no columns")
-    return PLACE.sub(
-        lambda place: place[1] + _table(root / place["folder"], place["columns"]), text
-    )
+    """The text with its tables and answers as the records below root have them."""
+    places = PLACE.findall(text)
+    if len(places) != len(STARTS.findall(text)):
+        raise UserError("a table or a list of answers is not closed by <!-- end of table -->")
+    return PLACE.sub(lambda place: place["start"] + _filled(place, root), text)
 
 
-def _table(folder: Path, columns: str) -> str:
-    table = sweep_table(read_sweep(folder))[0].table
+def _filled(place: re.Match[str], root: Path) -> str:
+    sweep = read_sweep(root / place["folder"])
+    lines = _answers if place["kind"] == "answers" else _table
+    return "\n".join(lines(sweep, place["what"] or "")) + "\n"
+
+
+def _table(sweep: SweepResults, columns: str) -> Iterator[str]:
+    table = sweep_table(sweep)[0].table
     names = [name.strip() for name in columns.split(",")]
     for name in names:
         if name not in table.headings:
-            raise UserError(f"{folder} has no column {name}; it has {', '.join(table.headings)}")
-    chosen = table.select([table.headings.index(name) for name in names])
-    return "\n".join(markdown_lines(chosen)) + "\n"
+            raise UserError(
+                f"{sweep.folder} has no column {name}; it has {', '.join(table.headings)}"
+            )
+    return markdown_lines(table.select([table.headings.index(name) for name in names]))
+
+
+def _answers(sweep: SweepResults, cases: str) -> Iterator[str]:
+    pairs = [case.strip().partition("=") for case in cases.split(",") if case.strip()]
+    found = answers(sweep, {axis: value for axis, _, value in pairs})
+    if not found:
+        raise UserError(f"{sweep.folder}: no answer for {cases or 'any case'}")
+    return (f"- {escaped(answer)}" for answer in found)
 
 
 if __name__ == "__main__":

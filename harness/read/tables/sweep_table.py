@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records import FINISHED, SKIPPED, WAITING
+from harness.core.records import DISTURBING_SHARE, FINISHED, SKIPPED, WAITING
+from harness.read.compare.answers import answers
 from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
 from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows, measures_of
+from harness.read.records.groups import Group
 from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.table import Table
 from harness.read.tables.columns import (
     BUSY,
+    DISTURBED,
     EFFICIENCY,
     ENERGY,
     GAIN,
@@ -41,6 +44,7 @@ class SweepTable:
     title: str
     about: str  # what is the same for all rows
     table: Table
+    answers: list[str]
     legend: list[str]
     notes: list[str]
     not_finished: list[tuple[str, str, str | None]]  # which, what became of it, where
@@ -67,7 +71,8 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         title=sweep.question,
         about=_about(sweep, rows, same),
         table=Table(tuple(headings), tuple(lines), keys + sweep.per_node, tuple(right)),
-        legend=[*legend(sweep, rows, columns), *_links(runs)],
+        answers=answers(sweep),
+        legend=[*legend(sweep, rows, columns), *_disturbed(sweep.groups), *_links(runs)],
         notes=_notes(sweep, rows, any(missing)),
         not_finished=_not_finished(sweep, runs, {column.name for column in left}),
         environment=environment_lines(runs),
@@ -198,6 +203,17 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
     if sweep.hold:
         texts.append(f"held fixed: {held.get(sweep.hold, sweep.hold)}")
     return [*texts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else texts
+
+
+def _disturbed(groups: Sequence[Group]) -> list[str]:
+    """How many runs were disturbed, and what that does to the numbers."""
+    if not (count := sum(group.disturbed for group in groups)):
+        return []
+    return [
+        f"{DISTURBED} {_runs(count)} with others on the machine (--pack, or more than "
+        f"{DISTURBING_SHARE:.0%} of the cores in use at the start): where a group has quiet runs, "
+        "times are theirs alone"
+    ]
 
 
 def _links(runs: Sequence[Run]) -> list[str]:

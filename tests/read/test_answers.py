@@ -1,0 +1,152 @@
+"""What a sweep answers against its baseline, and what it must not say. Every number is by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.read.compare.answers import answers
+from harness.read.compare.compare import compare
+from harness.read.records.groups import Group
+from harness.read.records.sweeps import read_sweep
+from tests.support.paired import Verb
+from tests.support.records import TARGET, Plan, epochs, row_of
+
+BUSY = {"launch": {"cpu_busy_share": 0.6}}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(tmp_path / "outputs")
+
+
+def with_rates(plan: Plan, setup: str, *rates: float, **more: Any) -> None:
+    for seed, rate in enumerate(rates):
+        plan.run(setup, seed=seed, train_samples_per_s=rate, **more)
+
+
+def test_a_factor_with_its_interval(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, 100.0)
+    with_rates(plan, "1_2", 200.0, 220.0)
+    (answer,) = answers(read_sweep(plan.write()))
+    # Ratios 2 and 2.2: half of the interval of the logarithms is 12.706 * sd / sqrt(2).
+    low, high = (math.sqrt(4.4) * math.exp(s * 12.7062 * math.log(1.1) / 2) for s in (-1, 1))
+    assert f"samples/s: 2.10 times ({low:.2f} to {high:.2f})" in answer
+    assert answer.startswith("setup 1_2 against setup 1_1: ") and answer.endswith("; 2 runs each.")
+    assert "accuracy: +0.0 points, within the noise" in answer.replace(" (+0.0 to +0.0)", "")
+
+
+def test_what_is_noise_is_called_noise(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, 110.0, 90.0)
+    with_rates(plan, "1_2", 90.0, 112.0, 103.0)
+    (answer,) = answers(read_sweep(plan.write()))
+    assert "), within the noise;" in answer
+
+
+def test_one_run_shows_nothing(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0)
+    with_rates(plan, "1_2", 200.0)
+    (answer,) = answers(read_sweep(plan.write()))
+    assert (
+        "2.00 times, of unknown noise" in answer and "one run each, so nothing is shown" in answer
+    )
+
+
+def test_several_cases_are_counted(plan: Plan) -> None:
+    for batch, rates in ((4, (200.0, 201.0)), (8, (50.0, 50.1)), (16, (100.0, 101.0))):
+        with_rates(plan, "1_1", 100.0, 100.5, batch=batch)
+        with_rates(plan, "1_2", *rates, batch=batch)
+    sweep = read_sweep(plan.write())
+    (answer,) = answers(sweep)
+    assert "in 3 cases of batch per GPU: samples/s: 0.50 to 2.00 times, " in answer
+    assert "faster in 1, slower in 1, within the noise in 1" in answer
+    (one,) = answers(sweep, {"per_gpu_batch": "8"})
+    assert "samples/s: 0.50 times (" in one and "cases" not in one
+    assert answers(sweep, {"per_gpu_batch": "32"}) == []
+
+
+def test_time_to_target_is_wall_time_first_and_a_miss_has_no_factor(plan: Plan) -> None:
+    for seed in (0, 1):
+        plan.run("1_1", seed=seed, epochs=epochs(0.5, 0.95))
+        plan.run("1_2", seed=seed, epochs=epochs(0.95, 0.95))
+        plan.run("2_1", seed=seed, epochs=epochs(0.5, 0.95 if seed else 0.6))
+    two, missed = answers(read_sweep(plan.write(target=TARGET)))
+    # To the end of the first epoch: half of the wall time (6 of 12 s) and of the training (2 of 4).
+    wall, training = "wall time to accuracy 0.9: ", "training time to accuracy 0.9: "
+    assert f"{wall}0.50 times (0.50 to 0.50); {training}0.50 times (0.50 to 0.50)" in two
+    assert f"{wall}missed by some run; {training}missed by some run" in missed
+
+
+def test_another_training_has_no_difference_in_quality(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, 101.0)
+    with_rates(plan, "1_2", 200.0, 201.0, devices=2, updates=50)
+    (answer,) = answers(read_sweep(plan.write()))
+    assert "accuracy: not compared (effective batch, updates)" in answer
+
+
+def test_without_a_baseline_or_without_runs_there_is_no_answer(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0)
+    plan.run("1_2", outcome="oom", reason="no room")
+    assert answers(read_sweep(plan.write())) == []
+    assert answers(read_sweep(plan.write(baseline=None))) == []
+
+
+@pytest.fixture
+def disturbed(plan: Plan) -> Plan:
+    """Of three runs on two processes, one began beside another program, and was half as fast."""
+    with_rates(plan, "1_1", 100.0, 100.0, 100.0)
+    with_rates(plan, "1_2", 200.0, 200.0)
+    plan.run("1_2", seed=2, train_samples_per_s=100.0, accuracy=0.3, environment=BUSY)
+    return plan
+
+
+def test_disturbed_runs_are_marked_and_their_times_left_out(disturbed: Plan, table: Verb) -> None:
+    _, group = disturbed.groups()
+    assert group["train_samples_per_s"] == 200 and group["disturbed"] == 1
+    assert group["train_samples_per_s_values"] == [200, 200, None]
+    assert group["accuracy_n"] == 3  # quality does not depend on how busy the machine was
+    said = table(disturbed.write())
+    assert row_of(said, "1_2")[1] == "3/3§" and "§ 1 run with others on the machine" in said
+
+
+def test_a_disturbed_run_that_misses_its_target_counts(plan: Plan) -> None:
+    plan.run("1_1", seed=0, epochs=epochs(0.95))
+    plan.run("1_1", seed=1, epochs=epochs(0.5), environment=BUSY)
+    (group,) = plan.groups(target=TARGET)
+    assert group["tta_train_s"] == math.inf and (group["reached"], group["finished"]) == (1, 2)
+
+
+def groups_of(plan: Plan) -> tuple[Group, Group]:
+    one, two = read_sweep(plan.write()).groups
+    return one, two
+
+
+def test_compare_leaves_disturbed_runs_out_or_refuses(disturbed: Plan) -> None:
+    comparison = compare(*groups_of(disturbed))
+    (rate,) = [row for row in comparison.rows if row.measure.name == "train_samples_per_s"]
+    assert rate.values == ((100, 100, 100), (200, 200))
+    notes = comparison.verdicts["speed"].notes
+    assert any("1 of 3 runs" in note and "left out of its times" in note for note in notes)
+    for run in disturbed.content["runs"]:
+        if run["label"]["setup"] == "1_2":
+            file = disturbed.output_dir / run["path"] / "environment.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | BUSY))
+    verdict = compare(*groups_of(disturbed)).verdicts["speed"]
+    assert any("other programs: 3 of 3 runs" in reason for reason in verdict.reasons)
+
+
+def test_where_all_runs_were_disturbed_they_are_compared_with_a_note(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, environment=BUSY)
+    with_rates(plan, "1_2", 200.0, environment=BUSY)
+    verdict = compare(*groups_of(plan)).verdicts["speed"]
+    assert not verdict.reasons and sum("other programs" in note for note in verdict.notes) == 2
+
+
+def test_runs_side_by_side_disturb_each_other(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, environment={"launch": {"packed": True}})
+    (group,) = plan.groups()
+    assert group["disturbed"] == 1
