@@ -284,7 +284,7 @@ def write_summary(
             "eval_time_s": _total(rows, "eval_time_s"),
             "wall_s": total_wall_s(folder),
             **_interruptions(folder),
-            "goodput_share": train_time_s / elapsed_s if elapsed_s else None,
+            "goodput_share": goodput_share(train_time_s, elapsed_s),
             **total_cpu_time(folder),
             "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
             "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
@@ -296,6 +296,11 @@ def write_summary(
             **(facts or {}),
         },
     )
+
+
+def goodput_share(train_time_s: float, elapsed_s: float | None) -> float | None:
+    """Unknown where an attempt that is not recorded must have trained, too."""
+    return train_time_s / elapsed_s if elapsed_s and elapsed_s >= train_time_s else None
 
 
 def _total(rows: Rows, name: str) -> float:

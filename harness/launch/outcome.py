@@ -14,6 +14,7 @@ from harness.core.attempts import write_summary
 from harness.core.locks import Lock
 from harness.core.provenance import settings_of
 from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
+from harness.core.schema.dictionary import believable
 from harness.core.schema.rows import SummaryRecord
 from harness.launch.launcher import Exit
 from harness.launch.plan import Job
@@ -149,8 +150,8 @@ def _silent(
     """(outcome, reason) where a rank died without recording why; the others only miss it."""
     for failure in sorted(run_exit.failures, key=lambda failure: failure["unix"]):
         rank, code = failure["rank"], failure["exit_code"]
-        recorded = folder.read_failure(rank)
-        if recorded is not None and recorded["unix"] >= began_unix:
+        recorded = believable("failure", folder.read_failure(rank) or {})
+        if (recorded.get("unix") or 0.0) >= began_unix:
             continue
         if code == REFUSED:
             return None
@@ -175,10 +176,11 @@ def _from_inside(folder: RunFolder, run_exit: Exit, began: float, log: Path) -> 
 
 
 def _close_attempt(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
-    begun, last, update = attempts.unended(folder), folder.read_progress(), None
-    if begun is not None and last is not None and last["attempt"] == begun["attempt"]:
+    begun, update = attempts.unended(folder), None
+    last = believable("progress", folder.read_progress() or {})
+    if begun is not None and last.get("attempt") == begun.get("attempt") is not None:
         # Its own clock counts, as far as it was recorded.
-        wall_s, update = last["wall_s"], last["update"]
+        wall_s, update = last.get("wall_s") or wall_s, last.get("update")
     attempts.end(folder, outcome, reason, wall_s, update=update)
     folder.progress.unlink(missing_ok=True)
 

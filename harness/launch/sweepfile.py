@@ -262,7 +262,7 @@ class _Reader:
             raise self._wrong("script", f"script is missing: one or several of {names()}")
         scripts = tuple(named) if isinstance(named, list) else (named,)
         for script in scripts:
-            if script not in TASKS:
+            if not isinstance(script, str) or script not in TASKS:
                 raise self._wrong(
                     "script", _unknown(str(script), tuple(TASKS)).replace("key", "script")
                 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs
-from harness.core.settings import UserError
 from harness.read import load, load_runs
 from harness.read.records.recorded import recorded, telemetry_of
 from harness.read.records.sweeps import read_sweep
@@ -257,56 +255,6 @@ def test_no_control_character_reaches_the_terminal(
     assert r"\x1b[2J" in told and not {*"\x1b\x07\x9b\u202e"} & {*told}
 
 
-VALUES: list[Any] = [
-    None, True, False, -1, 0, 0.5, 7, 10**30, 10**400, -1e308, 5e-324, "", "x", "NaN", "'",
-    "\x1b[2J", "<img src=x>", [], [[]], [None], ["x"], {}, {"a": {"b": 1}}, {"mean": "x"},
-    float("nan"),
-]  # fmt: skip
-FILES = ("settings.json", "environment.json", "summary.json", "epochs.jsonl", "attempts.jsonl",
-         "ranks/rank_0.jsonl")  # fmt: skip
-
-
-def mutated(value: Any, chance: random.Random) -> Any:
-    """With one thing changed, at any depth."""
-    if isinstance(value, dict) and value and chance.random() < 0.9:
-        name = chance.choice([*value])
-        if chance.random() < 0.1:
-            return {n: of for n, of in value.items() if n != name}
-        return {**value, name: mutated(value[name], chance)}
-    if isinstance(value, list) and value and chance.random() < 0.9:
-        at = chance.randrange(len(value))
-        return [*value[:at], mutated(value[at], chance), *value[at + 1 :]]
-    if type(value) in (int, float) and chance.random() < 0.3:
-        return value * chance.choice([-1, 1e-9, 1e9, 1e60, 2])
-    return chance.choice(VALUES)
-
-
-def damage(path: Path, chance: random.Random) -> str:
-    """A file of a record, as it was before."""
-    name = chance.choice([name for name in FILES if (path / name).exists()])
-    before = (path / name).read_text()
-    lines = before.splitlines() if name.endswith("l") else [before]
-    at, kind = chance.randrange(len(lines)), chance.random()
-    if kind < 0.8:
-        lines[at] = json.dumps(mutated(json.loads(lines[at]), chance))
-    elif kind < 0.9:
-        lines[at] = lines[at][: chance.randrange(len(lines[at]))]
-    else:
-        lines.insert(at, chance.choice([lines[at], "[" * 5000, "null"]))
-    (path / name).write_text("\n".join(lines) + "\n")
-    return f"{name}|{before}"
-
-
-def verbs(root: Path) -> Iterator[list[str]]:
-    sweep = f"{root}/sweeps/{DEMO.name}"
-    yield ["table", sweep]
-    yield ["table", str(root)]
-    yield ["explain", f"{sweep}:script=vit,setup=1_2"]
-    yield ["compare", f"{sweep}:script=vit,setup=1_1", f"{sweep}:script=vit,setup=1_2"]
-    yield ["batches", str(root), "--target", "accuracy=0.5"]
-    yield ["predict", f"{root}:script=vit", "--setup", "2_1", "--link", "20ms"]
-
-
 def copied(tmp_path: Path) -> tuple[Path, list[Path]]:
     """The records of the demonstration, and its sweep."""
     root = tmp_path / "outputs"
@@ -315,31 +263,6 @@ def copied(tmp_path: Path) -> tuple[Path, list[Path]]:
     (root / "sweeps" / DEMO.name).mkdir(parents=True)
     shutil.copy(DEMO / "sweep.json", root / "sweeps" / DEMO.name)
     return root, [run.path for run in find_runs(root)]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_whatever_a_record_holds_no_verb_ends_in_a_traceback(
-    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
-    root, runs = copied(tmp_path)
-    chance = random.Random(seed)
-    every = [*verbs(root)]
-    for n in range(60):
-        path = chance.choice(runs)
-        name, _, before = damage(path, chance).partition("|")
-        words = every[n % len(every)]
-        try:
-            assert main(words) in (0, 1, 2)
-            load(root)
-        except UserError:
-            pass
-        except Exception as error:
-            damaged = (path / name).read_text()
-            raise AssertionError(f"{words} with {name}: {damaged[:2000]}") from error
-        finally:
-            (path / name).write_text(before)
-    told = capsys.readouterr()
-    assert "\x1b" not in told.out + told.err
 
 
 def test_a_target_is_not_reached_by_rows_of_another(plan: Plan) -> None:
