@@ -72,7 +72,7 @@ class LogCallback(Recorder):
         if self.clock.marks:  # train() once more
             self.began_s = time.perf_counter()
             self.cpu.restart()
-        cuda, devices = args.device.type == "cuda", max(args.n_gpu, 1)  # of this process
+        cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; none on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
@@ -97,7 +97,7 @@ class LogCallback(Recorder):
         self.row.begin()
         self._begin_attempt(args)
         self.earlier_wall_s = attempts.total_wall_s(self.folder)
-        self.machine = environment()
+        self.machine = environment(args.device.type == "cuda")
         if self.context is not None:
             self.machine["inputs"] = self.context.inputs
         if self.first_update:

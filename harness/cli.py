@@ -126,12 +126,13 @@ def table(parser: Parser) -> None:
 
 
 def nodes(parser: Parser) -> None:
-    parser.usage = "python -m harness nodes N [--link LINK] [-- COMMAND...]"
+    parser.usage = "python -m harness nodes N [--link LINK] [--oversubscribe] [-- COMMAND...]"
     parser.set_defaults(takes_command=True)
     parser.add_argument("nodes", type=whole, metavar="N", help="how many, from 1")
     parser.add_argument(
         "--link", default="none", help="between them: 20ms/200mbit, region, ... (unlimited)"
     )
+    parser.add_argument("--oversubscribe", action="store_true", help="nodes may share a GPU")
 
 
 def link(parser: Parser) -> None:

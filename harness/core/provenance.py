@@ -1,4 +1,4 @@
-"""What a run is made of: this checkout, its packages, and the local files that it reads."""
+"""What a run is made of: this checkout, its packages, the driver, and the local files it reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from harness.core.records import RunFolder, read_json, write_json
 from harness.core.schema.dictionary import believable
@@ -48,6 +48,56 @@ def source_checksum(folders: Sequence[str] = ("harness",)) -> str:
     for file in files:
         whole.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
     return whole.hexdigest()[:12]
+
+
+class Driver(NamedTuple):
+    """What NVIDIA's driver says, whether or not torch can use its GPUs."""
+
+    gpus: int
+    version: str
+    cuda: tuple[int, int]  # the newest that it runs
+    oldest: tuple[int, int]  # compute capability of its GPUs
+
+    @property
+    def advice(self) -> str:
+        """The build of torch for this driver and its GPUs, by the name that torch gives it."""
+        if self.oldest < (7, 5):  # of the generations that builds for CUDA 13 have left behind
+            return "install the cu126 build of torch" + ("" if self.cuda >= (12, 0) else NEWER[1])
+        if self.cuda >= (13, 0):
+            return "install the cu130 build of torch"
+        return (
+            f"install the cu126 build of torch, or {NEWER[0]}"
+            if self.cuda >= (12, 0)
+            else (f"install {NEWER[0]}")
+        )
+
+
+NEWER = ("a driver of version 580 or newer", " and a driver of version 560 or newer")
+
+
+def nvidia_driver() -> Driver | None:
+    """None without one."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        newest = pynvml.nvmlSystemGetCudaDriverVersion()
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        capabilities = [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)) for gpu in gpus]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    name = version if isinstance(version, str) else version.decode()
+    cuda = (newest // 1000, newest % 1000 // 10)
+    return Driver(len(gpus), name, cuda, min(capabilities, default=(0, 0)))
+
+
+def visible_gpus(count: int) -> tuple[str, ...]:
+    """Those of so many that CUDA_VISIBLE_DEVICES leaves visible, by the names that it has."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = range(count) if visible is None else map(str.strip, visible.split(","))
+    return tuple(str(name) for name in names if name not in ("", "-1"))
 
 
 # Of `harness nodes`, in the environment of the command that it runs.

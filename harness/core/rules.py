@@ -217,6 +217,9 @@ CONTRADICTIONS: tuple[Rule, ...] = (
     (lambda s, c: s.strategy == "fsdp" and c.passed.get("optim") == "adafactor",
      "--optim adafactor does not go with --strategy fsdp: it keeps rows and columns of whole "
      "tensors, and here each process has a part of them; use adamw_torch"),
+    (lambda s, c: s.fsdp_offload and s.precision == "fp16",
+     "--fsdp_offload does not go with --precision fp16: the loss scale of all ranks is agreed on "
+     "by NCCL, which does not reach shards in CPU memory; use bf16 or fp32"),
     *_where(_shards_without_fsdp, (
         (lambda s, c: c.strategy.apart or c.strategy.processes == "peers",
          "--{c.fsdp_flag} needs --strategy fsdp, which {s.strategy} cannot be: each process needs "

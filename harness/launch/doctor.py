@@ -16,11 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from harness.core.command_line import print_json
 from harness.core.links import Link
-from harness.core.provenance import PACKAGES, ROOT, cache_root, without_home
+from harness.core.provenance import (
+    PACKAGES,
+    ROOT,
+    Driver,
+    cache_root,
+    nvidia_driver,
+    without_home,
+)
 from harness.core.settings import UserError
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.places import disturbance, others, this_machine
@@ -57,7 +62,7 @@ def examine() -> list[Check]:
     facts = _environment()
     return [
         _packages(facts),
-        _devices(facts, _driver()),
+        _devices(facts, nvidia_driver()),
         _load(),
         _folder("cache", cache_root()),
         _folder("outputs", Path("outputs")),
@@ -91,40 +96,26 @@ def _packages(facts: dict[str, Any] | str) -> Check:
     return Check("packages", OK, f"python {facts['python']}, {shown}")
 
 
-def _driver() -> tuple[int, str, str]:
-    """GPUs that the driver has, its version, and the newest CUDA that it runs."""
-    try:
-        pynvml.nvmlInit()
-        newest = pynvml.nvmlSystemGetCudaDriverVersion()
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        count = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return 0, "", ""
-    name = driver if isinstance(driver, str) else driver.decode()
-    return count, name, f"{newest // 1000}.{newest % 1000 // 10}"
-
-
-def _devices(facts: dict[str, Any] | str, found: tuple[int, str, str]) -> Check:
-    """A GPU that the driver has and torch has not would train on the CPU, unnoticed."""
-    count, driver, newest = found
+def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
+    """A GPU that the driver has and torch cannot use ends every run."""
     machine = this_machine()
     if isinstance(facts, str):
         return Check("devices", PROBLEM, "unknown without torch")
     cpus = f"{len(machine.cores)} cores, {facts['memory_gib']:g} GiB of memory"
-    if not count:
-        return Check("devices", OK, f"no NVIDIA GPU; training uses {cpus}")
     if facts["gpus"]:
-        return Check("devices", OK, f"{', '.join(facts['gpus'])}; driver {driver}; {cpus}")
+        shown = f"driver {driver.version}" if driver else "no NVIDIA driver"
+        return Check("devices", OK, f"{', '.join(facts['gpus'])}; {shown}; {cpus}")
+    if driver is None or not driver.gpus:
+        return Check("devices", OK, f"no NVIDIA GPU; training uses {cpus}")
     if not machine.gpus:
-        return Check("devices", LIMITED, f"CUDA_VISIBLE_DEVICES hides {count} GPU(s); {cpus}")
+        return Check("devices", LIMITED, f"CUDA_VISIBLE_DEVICES hides {driver.gpus} GPU(s); {cpus}")
     build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA"
     return Check(
         "devices",
         PROBLEM,
-        f"{count} GPU(s), but torch cannot use them: it is built {build}, and the driver {driver} "
-        f"runs CUDA up to {newest}",
-        f"install a build of torch for CUDA {newest} or older, or a newer driver",
+        f"{driver.gpus} GPU(s), but torch cannot use them: it is built {build}, and the driver "
+        f"{driver.version} runs CUDA up to {'.'.join(map(str, driver.cuda))}",
+        driver.advice,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import psutil
 import pynvml
 
 from harness.core.links import Link
-from harness.core.provenance import ROOT
+from harness.core.provenance import ROOT, nvidia_driver, visible_gpus
 from harness.core.records import DISTURBING_SHARE, SKIPPED
 from harness.core.rules import why_a_gpu
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
@@ -36,6 +37,10 @@ class Machine:
         """One core stands for one device where there is no GPU."""
         return len(self.gpus) or len(self.cores)
 
+    def of(self, job: Job) -> Machine:
+        """As a run sees it, which may be one for the CPU."""
+        return replace(self, gpus=()) if dict(job.settings.trainer).get("use_cpu") else self
+
     @property
     def threads(self) -> int:
         """Per process; the same for every run of a sweep, so that only set-ups differ."""
@@ -50,6 +55,7 @@ def this_machine() -> Machine:
 
 def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str | None:
     """Why this machine does not have the devices of all nodes of a run; None if it has."""
+    machine = machine.of(job)
     if not machine.gpus and (reason := why_a_gpu(job.settings)):
         return reason.removeprefix("--")
     needed = job.nodes * job.devices
@@ -83,26 +89,25 @@ def disturbance(others: dict[str, Any]) -> str | None:
 
 def _gpus() -> tuple[str, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, all without it; none without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return ()
-    if visible is None:
-        return tuple(str(i) for i in range(count))
-    return tuple(name for name in visible.split(",") if name not in ("", "-1"))
+    driver = nvidia_driver()
+    count = driver.gpus if driver else _amd_gpus()
+    return visible_gpus(count) if count else ()
 
 
-def _gpu_processes(machine: Machine) -> int:
-    """Processes on the visible GPUs that are not ours."""
+def _amd_gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> int:
+    """As the kernel lists them, where a CPU has no SIMD units."""
+    texts = (file.read_text() for file in nodes.glob("*/properties"))
+    return sum(re.search(r"^simd_count [1-9]", text, re.MULTILINE) is not None for text in texts)
+
+
+def _gpu_processes(machine: Machine) -> int | None:
+    """Processes on the visible GPUs that are not ours; None where the driver does not list them."""
     if not machine.gpus:
         return 0
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     pids: set[int] = set()
-    pynvml.nvmlInit()
     try:
+        pynvml.nvmlInit()
         for name in machine.gpus:
             device = (
                 pynvml.nvmlDeviceGetHandleByIndex(int(name))
@@ -110,8 +115,9 @@ def _gpu_processes(machine: Machine) -> int:
                 else pynvml.nvmlDeviceGetHandleByUUID(name)
             )
             pids |= {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
-    finally:
         pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
     return len(pids - family)
 
 
@@ -252,7 +258,7 @@ class Local(Machines):
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
         variables = [f"{k}={v}" for k, v in self.environment.items()]
-        gpus = self.machine.gpus
+        gpus = self.machine.of(job).gpus
         if gpus and job.devices < len(gpus):
             variables.insert(0, f"CUDA_VISIBLE_DEVICES={','.join(gpus[: job.devices])}")
         planned = commands(job, scripts_in, self.options.elastic)
@@ -266,7 +272,8 @@ class Local(Machines):
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
         """With --oversubscribe more processes than there are cores may share them."""
-        every = self.machine.gpus or tuple(str(core) for core in self.machine.cores)
+        machine = self.machine.of(job)
+        every = machine.gpus or tuple(str(core) for core in machine.cores)
         left = [device for device in every if device not in taken]
         if job.nodes * job.devices > len(every):
             return (every,) * job.nodes if not taken else None
@@ -287,4 +294,7 @@ class Local(Machines):
 
     def facts(self, job: Job) -> dict[str, Any]:
         share = round(job.nodes * job.processes / len(self.machine.cores), 3)
-        return {**super().facts(job), "processes_per_core": None if self.machine.gpus else share}
+        return {
+            **super().facts(job),
+            "processes_per_core": None if self.machine.of(job).gpus else share,
+        }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from transformers import TrainingArguments
 
@@ -71,3 +72,10 @@ def broadcast(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def barrier() -> None:
+    """Wait for all ranks; NCCL is told the device, or each rank would print a notice."""
+    if dist.is_initialized():
+        nccl = dist.get_backend() == "nccl"
+        dist.barrier(device_ids=[torch.cuda.current_device()] if nccl else None)

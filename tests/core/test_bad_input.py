@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.core.settings import Settings, UserError
-from harness.train.strategy.verify import refuse_impossible
+from harness.train.devices import refuse_impossible
 from tests.support.ranks import script
 
 

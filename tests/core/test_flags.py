@@ -192,6 +192,7 @@ REFUSALS = {
     "--strategy fsdp": ["--strategy fsdp", "torchrun"],
     "--fsdp_shard grads": ["--fsdp_shard grads", "--strategy fsdp"],
     "--fsdp_offload": ["--fsdp_offload", "--strategy fsdp"],
+    "--fsdp_offload --strategy fsdp --precision fp16": ["--precision fp16", "bf16"],
     "--fsdp_offload --strategy single": ["--strategy fsdp"],
     "--test_split 1.5": ["--test_split 1.5", "between 0 and 1"],
     "--test_split 0": ["--test_split 0", "between 0 and 1"],

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 from harness.cli import main
-from harness.core.provenance import PACKAGES
+from harness.core.provenance import PACKAGES, Driver, nvidia_driver
 from harness.core.settings import UserError
 from harness.launch import doctor
 from harness.launch.doctor import LIMITED, OK, PROBLEM, Check
@@ -77,7 +77,7 @@ def test_a_problem_is_an_exit_code_and_its_advice_a_line(
 def test_torch_and_packages_that_are_missing() -> None:
     assert doctor._packages("ImportError: libcudart").state == PROBLEM
     assert "libcudart" in doctor._packages("ImportError: libcudart").finding
-    assert doctor._devices("ImportError", (0, "", "")).state == PROBLEM
+    assert doctor._devices("ImportError", None).state == PROBLEM
     lacking = {**FACTS, "versions": {**FACTS["versions"], "evaluate": None}}
     assert doctor._packages(lacking) == Check(
         "packages", PROBLEM, "not installed: evaluate", "run make"
@@ -98,9 +98,9 @@ def test_gpus_that_torch_cannot_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(doctor, "this_machine", lambda: Machine(visible, (0, 1)))
-    check = doctor._devices({**FACTS, **facts}, (2, "535", "12.2"))
+    check = doctor._devices({**FACTS, **facts}, Driver(2, "535", (12, 2), (8, 0)))
     assert check.state == state and part in check.finding
-    assert ("a build of torch for CUDA 12.2 or older" in check.advice) == (state == PROBLEM)
+    assert ("install the cu126 build of torch, or a driver" in check.advice) == (state == PROBLEM)
 
 
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +109,33 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 12020)
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: b"535.1")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
-    assert doctor._driver() == (2, "535.1", "12.2")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda number: number)
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetCudaComputeCapability", lambda number: [8 - number, 0]
+    )
+    assert nvidia_driver() == Driver(2, "535.1", (12, 2), (7, 0))
 
     def missing() -> None:
         raise pynvml.NVMLError_LibraryNotFound
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
-    assert doctor._driver() == (0, "", "")
+    assert nvidia_driver() is None
+
+
+@pytest.mark.parametrize(
+    ("cuda", "oldest", "words"),
+    [
+        ((13, 0), (9, 0), "install the cu130 build of torch"),
+        ((12, 2), (9, 0), "install the cu126 build of torch, or a driver of version 580 or newer"),
+        ((13, 0), (7, 0), "install the cu126 build of torch"),
+        ((11, 8), (6, 1), "the cu126 build of torch and a driver of version 560 or newer"),
+        ((11, 8), (8, 0), "install a driver of version 580 or newer"),
+    ],
+)
+def test_which_build_of_torch_is_right(
+    cuda: tuple[int, int], oldest: tuple[int, int], words: str
+) -> None:
+    assert Driver(1, "1", cuda, oldest).advice.endswith(words)
 
 
 def test_the_hub_and_what_stands_in_its_way(

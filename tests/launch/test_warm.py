@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,12 @@ import torch.distributed.launcher.api as launcher
 from torch.distributed import DistNetworkError
 
 from harness.core.process import is_stopped
+from harness.core.provenance import Driver
 from harness.launch import places
-from harness.launch.places import Machine
+from harness.launch.places import Local, Machine, Options
 from harness.train import rendezvous
 from harness.train.run import warm
+from tests.support.sweeps import jobs_of
 
 REQUEST = {
     "id": "1", "processes": 1, "nodes": 1, "node": 0, "address": "127.0.0.1",
@@ -109,17 +112,38 @@ class FakeDriver:
 
 
 @pytest.mark.parametrize(
-    ("visible", "gpus"), [(None, ("0", "1", "2", "3")), ("2,0", ("2", "0")), ("", ()), ("-1", ()),
+    ("visible", "gpus"), [(None, ("0", "1", "2", "3")), ("2, 0", ("2", "0")), ("", ()), ("-1", ()),
                           ("GPU-5a", ("GPU-5a",))]
 )  # fmt: skip
 def test_the_gpus_that_are_visible(
     visible: str | None, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "pynvml", FakeDriver())
+    driver = Driver(4, "580", (13, 0), (9, 0))
+    monkeypatch.setattr(places, "nvidia_driver", lambda: driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert places.this_machine().gpus == gpus
+
+
+def test_gpus_without_a_driver_of_nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node, units in enumerate((0, 304, 304)):  # a CPU and two GPUs of AMD
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "properties").write_text(f"cpu_cores 8\nsimd_count {units}\n")
+    assert places._amd_gpus(tmp_path) == 2 and places._amd_gpus(tmp_path / "none") == 0
+    monkeypatch.setattr(places, "nvidia_driver", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert places.this_machine().gpus == ()
+
+
+def test_a_run_for_the_cpu_needs_no_gpu(tmp_path: Path) -> None:
+    here = Local(Options(), Machine(("0",), (0, 1)))
+    text = "script: vit\ngrid: {setup: [1_2], use_cpu: [false, true]}\nsettings: {model: vit-nano}"
+    on_gpu, on_cpu = jobs_of(tmp_path, text)
+    assert here.why_not(on_gpu) == "needs 2 devices: this machine has 1 GPU(s)"
+    assert here.why_not(on_cpu) is None and here.free(on_cpu, set()) == (("0", "1"),)
+    assert "CUDA" not in here.plan(on_cpu, "")[0]
+    assert here.facts(on_cpu)["processes_per_core"] == 1
 
 
 def test_processes_on_the_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +154,15 @@ def test_processes_on_the_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch
 
     assert count("0") == 0 and count("1") == 1 and count("0", "1") == 1
     assert count("GPU-5a") == 1 and count() == 0
+
+    def unsupported(self: FakeDriver, handle: str) -> list[Any]:
+        raise FakeDriver.NVMLError("Not Supported")
+
+    # As under WSL 2: not known, and no reason to end a sweep.
+    monkeypatch.setattr(FakeDriver, "nvmlDeviceGetComputeRunningProcesses", unsupported)
+    unknown = places.others(Machine(("0",), (0,)), interval_s=0.01)
+    assert unknown["gpu_processes"] is None
+    assert places.disturbance({**unknown, "cpu_busy_share": 0.0}) is None
 
 
 @pytest.mark.process

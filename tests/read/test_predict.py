@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.command_line import parse
-from harness.read.predict.exchange import GLOO
+from harness.read.predict.exchange import GLOO, NCCL
 from harness.read.predict.fitting import Overrides, fit_records
 from tests.support.paired import (
     GRADIENT,
@@ -281,6 +281,16 @@ def test_too_few_runs_say_which(tmp_path: Path, predicted: Verb) -> None:
     assert "(--sharing)" in predicted(str(alone), "--setup", "2_2", *FAR, "--sharing", "0.05")
     text = predicted(str(alone), "--setup", "2_1", *FAR, "--advise", "--deadline", "9")
     assert "2_1" in text
+
+
+def test_records_that_saw_other_numbers_of_gpus_of_one_kind(
+    tmp_path: Path, predicted: Verb
+) -> None:
+    root = tmp_path / "outputs"
+    for batch in (8, 16, 32):
+        timed(root, batch, machine="h200x1", backend=NCCL)
+        timed(root, batch, 1, 2, machine="h200x2", backend=NCCL)
+    assert "2_1" in predicted(str(root), "--setup", "2_1", *FAR)
 
 
 def test_no_records_and_unlike_ones(records: Path, predicted: Verb) -> None:

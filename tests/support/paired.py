@@ -85,6 +85,7 @@ def timed(
     samples = batch * nodes * per_node
     facts = {
         "machine": machine, "effective_batch": samples, "link": link,
+        "gpus": ["NVIDIA H200"] * per_node if machine.startswith("h200") else [],
         "command": f"vit.py --tiny --per_gpu_batch {batch}",
         "observed": {"backend": backend, "device": "cpu" if backend else None,
                      "parameter_bytes": GRADIENT},

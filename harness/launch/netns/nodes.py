@@ -22,7 +22,7 @@ from harness.core.provenance import NODES_LINK
 from harness.core.settings import UserError
 from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.launch.places import Local, Machine, Options, why_not_on
+from harness.launch.places import Local, Machine, Options, this_machine, why_not_on
 from harness.launch.plan import PORT, Job, script_of
 
 
@@ -79,23 +79,40 @@ class Netns(Local):
 def run(options: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     link = link_of(options.link)
+    gpus = gpus_of(options.nodes, this_machine().gpus, options.oversubscribe)
     try:
         os.environ[NODES_LINK] = str(link)
         with EmulatedNodes.open(options.nodes, link) as emulated:
             nodes = emulated.nodes
-            return run_on(nodes, options.command) if options.command else show(nodes)
+            return run_on(nodes, options.command, gpus) if options.command else show(nodes)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_on(nodes: list[Node], command: list[str]) -> int:
+def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequence[str]]:
+    """Those of each node, as many for each; NCCL itself would not notice that two nodes share one.
+
+    Empty where the machine has none.
+    """
+    share = len(gpus) // nodes
+    if gpus and not share and not oversubscribe:
+        raise UserError(
+            f"{nodes} nodes and {len(gpus)} GPU(s): CUDA_VISIBLE_DEVICES= trains on the CPU, and "
+            "--oversubscribe lets nodes share a GPU, and what they measure is of neither"
+        )
+    if not share:
+        return [(gpus[n % len(gpus)],) for n in range(nodes if gpus else 0)]
+    return [gpus[n * share : (n + 1) * share] for n in range(nodes)]
+
+
+def run_on(nodes: list[Node], command: list[str], gpus: list[Sequence[str]]) -> int:
     """The command on every node, each line that it prints marked; the first failure ends all."""
     started = []
     try:
         for number in range(len(nodes)):
-            started.append(_start(nodes, number, command))
+            started.append(_start(nodes, number, command, gpus))
         printers = [
             threading.Thread(target=_print, args=(node.name, process))
             for node, process in zip(nodes, started, strict=True)
@@ -122,7 +139,9 @@ def show(nodes: list[Node]) -> int:
         time.sleep(3600)
 
 
-def _start(nodes: list[Node], number: int, command: list[str]) -> subprocess.Popen[bytes]:
+def _start(
+    nodes: list[Node], number: int, command: list[str], gpus: list[Sequence[str]]
+) -> subprocess.Popen[bytes]:
     node = nodes[number]
     # The environment's own torchrun, activated or not.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -137,6 +156,7 @@ def _start(nodes: list[Node], number: int, command: list[str]) -> subprocess.Pop
             "PET_NODE_RANK": str(number),
             "PET_MASTER_ADDR": nodes[0].address,
             "PET_MASTER_PORT": str(PORT),
+            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus[number])} if gpus else {}),
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

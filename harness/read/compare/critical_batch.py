@@ -285,7 +285,7 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
         passed = (interpolated(run.epochs, target) for run in done)
         known = tuple(at for at in passed if at is not None)
         batches.append(Batch(size, own[0].identity["lr"], tuple(done), known, len(own) - len(done)))
-    machines = {run.machine for run in records if run.state == FINISHED}
+    machines = {run.machine_kind for run in records if run.state == FINISHED}
     return Family(name, tuple(batches), len(machines))
 
 

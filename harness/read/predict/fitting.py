@@ -260,7 +260,7 @@ def _is_basis(run: Run) -> bool:
 
 
 def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
-    machines = sorted({str(run.machine) for run in runs})
+    machines = sorted({str(run.machine_kind) for run in runs})
     if len(machines) > 1:
         raise UserError(
             f"{selector}: runs of {len(machines)} kinds of machine ({', '.join(machines)}): a "

@@ -27,6 +27,7 @@ from harness.core.records import sync, writing_to
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
 from harness.train.manifest import damage, write_manifest
+from harness.train.session import barrier
 
 FORMAT = 4  # raised when the prepared files change
 KEY = "key.json"  # the manifest of an entry: what was prepared, and the checksums of its files
@@ -105,9 +106,9 @@ def in_turn(world: World) -> Iterator[None]:
     turn = 0 if world.rank == 0 else 1 if world.local_rank == 0 else 2
     many = dist.is_initialized() and world.size > 1
     for _ in range(turn if many else 0):
-        dist.barrier()
+        barrier()
     try:
         yield
     finally:
         for _ in range(2 - turn if many else 0):
-            dist.barrier()
+            barrier()

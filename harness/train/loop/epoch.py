@@ -123,7 +123,11 @@ class EpochSums:
     def fold(self) -> None:
         """Add the kept values to the sums."""
         if self.losses:
-            weights = torch.tensor(self.weights, dtype=torch.float64, device=self.loss.device)
+            # Out of a pinned page, so that the host does not wait for the device.
+            device = self.loss.device
+            weights = torch.tensor(
+                self.weights, dtype=torch.float64, pin_memory=device.type == "cuda"
+            ).to(device, non_blocking=True)
             self.loss += torch.stack(self.losses).double() @ weights
         if self.norms:
             norms = torch.stack(self.norms).double()

@@ -22,12 +22,16 @@ from harness.train.run.failures import Diverged
 from harness.train.strategy import sharding
 
 # A GPU that is driven from Python is kept busy by so many; a processor gains nothing from them.
-ON_GPU = 512
+# Of these, a small GPU may not hold as many.
+ON_GPU, PER_GIB = 512, 24
 
 
-def eval_batch(cuda: bool, samples: int, ranks: int) -> int:
-    """The default batch of a rank: never more than its share of the set."""
-    return min(ON_GPU, max(1, -(-samples // ranks))) if cuda else EVAL_BATCH
+def eval_batch(gpu_bytes: int, samples: int, ranks: int) -> int:
+    """The default batch of a rank: never more than its share of the set; 0 bytes: on a CPU."""
+    if not gpu_bytes:
+        return EVAL_BATCH
+    most = min(ON_GPU, max(EVAL_BATCH, PER_GIB * gpu_bytes // 2**30))
+    return min(most, max(1, -(-samples // ranks)))
 
 
 class Evaluation:

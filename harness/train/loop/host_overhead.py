@@ -12,9 +12,12 @@ from typing import Any
 
 import accelerate
 import accelerate.optimizer
+import torch
+import torch.distributed as dist
 import transformers
 from accelerate.utils import is_lomo_available
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from harness.core.settings import UserError
 
@@ -35,6 +38,12 @@ def patch_libraries() -> None:
     accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
 
 
+class Distributed(accelerate.Accelerator):
+    """Wraps a single process in DDP on a GPU, too."""
+
+    multi_device = True
+
+
 def settle(model: nn.Module, inner: nn.Module) -> list[nn.Parameter]:
     """The model is as it will be trained: walks over its modules need not be repeated.
 
@@ -50,7 +59,23 @@ def settle(model: nn.Module, inner: nn.Module) -> list[nn.Parameter]:
 def clip_gradients(trainer: Any) -> Any:
     """What accelerate does, without its walk over the modules for the parameters."""
     trainer.accelerator.unscale_gradients()
+    if trainer.settings.fsdp_offload:
+        return clip_offloaded(trainer.parameters, trainer.args.max_grad_norm, trainer.args.device)
     return nn.utils.clip_grad_norm_(trainer.parameters, trainer.args.max_grad_norm)
+
+
+def clip_offloaded(parameters: list[nn.Parameter], most: float, device: torch.device) -> Any:
+    """Shards in CPU memory, which NCCL does not reach: their norms are added up on the GPU."""
+    gradients: Any = (p.grad for p in parameters if p.grad is not None)
+    shards = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    square = nn.utils.get_total_norm(shards).to(device).square()
+    if dist.is_initialized():
+        dist.all_reduce(square)
+    norm = square.sqrt()
+    factor = torch.clamp(most / (norm + 1e-6), max=1.0).cpu()  # as in torch's own clipping
+    for shard in shards:
+        shard.mul_(factor)
+    return norm
 
 
 def _train_once(model: nn.Module, inner: nn.Module) -> Callable[..., nn.Module]:

@@ -21,7 +21,7 @@ from transformers.trainer_utils import align_special_tokens
 
 from harness.core import attempts
 from harness.core.records import writing_to
-from harness.core.strategies import is_apart
+from harness.core.strategies import STRATEGIES, is_apart
 from harness.train.context import HALF_PRECISION, Context
 from harness.train.data import probes, text_layout
 from harness.train.data.samples import EpochOrder
@@ -74,7 +74,8 @@ class ExactTrainer(Trainer):
         if settings.eval_batch is None and kwargs.get("eval_dataset") is not None:
             samples, ranks = len(kwargs["eval_dataset"]), args.world_size * max(1, args.n_gpu)
             cuda = args.device.type == "cuda"
-            args.per_device_eval_batch_size = eval_batch(cuda, samples, ranks)
+            gpu_bytes = torch.cuda.get_device_properties(0).total_memory if cuda else 0
+            args.per_device_eval_batch_size = eval_batch(gpu_bytes, samples, ranks)
         super().__init__(**kwargs)
         if isinstance(self.processing_class, PreTrainedTokenizerBase):
             # The Trainer does so when training begins, and the model is tried out before.
@@ -105,6 +106,13 @@ class ExactTrainer(Trainer):
             context.recorded_world.size, self.exchange, self.evaluation.rank_metrics, measures
         )
         self._arrange_callbacks()
+
+    def create_accelerator_and_postprocess(self) -> None:
+        # accelerate wraps one process in DDP on a CPU, and not on a GPU.
+        super().create_accelerator_and_postprocess()
+        strategy, device = STRATEGIES[str(self.settings.strategy)], self.args.device
+        if strategy.processes == "many" and strategy.name != "fsdp" and device.type == "cuda":
+            self.accelerator.__class__ = host_overhead.Distributed
 
     def _arrange_callbacks(self) -> None:
         """EpochEvents come first, as the recorder needs an epoch's sums; the probe comes last, as
@@ -234,8 +242,15 @@ class ExactTrainer(Trainer):
         """Count nothing: no collective and no waiting at each log entry."""
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
-        # The Trainer would not wrap for --strategy dp on one GPU.
+        # The Trainer would not wrap for --strategy dp on one GPU. And the threads of several GPUs
+        # enter autocast without its number format.
         wrapped = super()._wrap_model(model, training, dataloader)
+        dtype = HALF_PRECISION.get(self.settings.precision)
+        if self.settings.strategy == "dp" and training and dtype is not None:
+            device = self.args.device.type
+            self.model.register_forward_pre_hook(
+                lambda module, inputs: torch.set_autocast_dtype(device, dtype)
+            )
         if self.settings.strategy == "dp" and training and wrapped is self.model:
             return torch.nn.DataParallel(wrapped)
         return wrapped

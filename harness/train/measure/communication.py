@@ -31,6 +31,7 @@ from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.measure.clock import seconds_between, stamp
 from harness.train.measure.rows import GIB, EpochMeasure
+from harness.train.session import barrier
 
 FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")
 PAIRS, LIMIT_S = 5, 5.0  # no pair is begun after so many seconds
@@ -245,7 +246,7 @@ class CommProbe(EpochMeasure, TrainerCallback):
         """One forward and backward pass, which all ranks begin after a barrier."""
         with nullcontext() if exchange else without_exchange(self.model, self.context.settings):
             self._synchronise()
-            dist.barrier()
+            barrier()
             began_s = time.perf_counter()
             self.trainer.training_step(self.model, self.batch)
             self._synchronise()

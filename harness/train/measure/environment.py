@@ -15,7 +15,14 @@ import psutil
 import torch
 
 from harness.core.command_line import print_json
-from harness.core.provenance import commit, redacted_command, settings_of, versions, without_home
+from harness.core.provenance import (
+    commit,
+    nvidia_driver,
+    redacted_command,
+    settings_of,
+    versions,
+    without_home,
+)
 from harness.core.settings import Settings
 from harness.train.measure.rows import GIB
 
@@ -31,15 +38,20 @@ VARIABLES = (
 HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from")
 
 
-def environment() -> dict[str, Any]:
-    """Everything a reader needs to judge a number, and nothing that names a person or a host."""
+def environment(cuda: bool = True) -> dict[str, Any]:
+    """Everything a reader needs to judge a number, and nothing that names a person or a host.
+
+    cuda: whether the GPUs, where there are any, are what is measured.
+    """
+    driver = nvidia_driver()
+    gpus = torch.cuda.device_count() if cuda and torch.cuda.is_available() else 0
     return {
-        "machine": machine_label(),
+        "machine": machine_label(max(gpus, driver.gpus if driver else 0) if gpus else 0),
         "cpu": _cpu_name(),
         "cpu_cores": psutil.cpu_count(logical=True),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "driver": _driver(),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(gpus)],
+        "driver": driver.version if driver else None,
         "cuda": torch.version.cuda,
         "nccl": _nccl(),
         "threads": torch.get_num_threads(),
@@ -67,9 +79,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def machine_label() -> str:
-    """A short name for this kind of machine: results of different machines are never averaged."""
-    gpus = torch.cuda.device_count()
+def machine_label(gpus: int) -> str:
+    """A short name for this kind of machine: results of different machines are never averaged.
+
+    gpus: all that it has, since the same machine has one name however many of them a run sees.
+    """
     if gpus:
         name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
         return f"{name.removeprefix('nvidia-')}x{gpus}"
@@ -105,16 +119,3 @@ def _nccl() -> str | None:
     if not torch.cuda.is_available():
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())
-
-
-def _driver() -> str | None:
-    """The version of the NVIDIA driver, if there is one."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
-    return version if isinstance(version, str) else version.decode()

@@ -289,8 +289,12 @@ def _polynomial(counts: Mapping[int, float]) -> Work:
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
-    """By the name of a device; None if it is not in the table or has no such format."""
+    """By the name of a device; None if it is not in the table or has no such format, or is a part
+    of a device (MIG).
+    """
     name = f" {re.sub(r'[^a-z0-9]+', ' ', device.lower())} "
+    if " mig " in name:
+        return None
     for part, by_format in PEAKS:
         _, match, after = name.partition(f" {part} ")
         if match and not after.startswith(OTHER_MODELS):

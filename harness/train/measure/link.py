@@ -27,6 +27,7 @@ from harness.core.settings import UserError
 from harness.core.topology import World, world_of
 from harness.train.measure.environment import launch
 from harness.train.measure.link_probe import measure_allreduce, measure_pairs
+from harness.train.session import barrier
 
 BUDGET_S = 10.0  # for everything
 PAIRS_SHARE = 0.75  # of the budget at most; the all-reduces get the rest
@@ -180,13 +181,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure_now(world: World, mb: list[float]) -> dict[str, Any] | None:
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if gpus := torch.cuda.device_count():
+        if world.per_node > gpus:
+            raise UserError(
+                f"{world.per_node} processes on this machine and {gpus} GPU(s), and NCCL wants one "
+                "for each; CUDA_VISIBLE_DEVICES= measures between CPUs"
+            )
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend)
     result = measure(world, device, [max(1, int(size * 1e6)) for size in mb])
-    dist.barrier()  # torchrun stops all ranks as soon as one has left
+    barrier()  # torchrun stops all ranks as soon as one has left
     dist.destroy_process_group()
     if result is None:
         return None

@@ -109,7 +109,7 @@ class SamplerClient:
             self.process.wait()
 
 
-def start_sampler(hz: float, world: World, devices: int = 1) -> SamplerClient | None:
+def start_sampler(hz: float, world: World, devices: int) -> SamplerClient | None:
     """The sampler of this node, on its first process; every process of a group calls this.
 
     It starts before anything is on the devices, so that their idle power is seen.
@@ -130,8 +130,8 @@ def start_sampler(hz: float, world: World, devices: int = 1) -> SamplerClient | 
 
 
 def uuids(devices: int) -> list[str]:
-    """Of the GPUs that this process trains on: its own, or the first `devices` for dp."""
-    if not torch.cuda.is_available():
+    """Of the GPUs that this process trains on: its own, or the first `devices` for dp; 0: none."""
+    if not devices:
         return []
     return [str(torch.cuda.get_device_properties(n).uuid) for n in device_numbers(devices)]
 

@@ -16,14 +16,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_json, sync
 from harness.core.topology import World
 from harness.train.context import COMPLETE, Context
 from harness.train.manifest import FILES, checksum, damage, write_manifest
-from harness.train.session import broadcast, gather
+from harness.train.session import barrier, broadcast, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
 ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of other nodes alone
@@ -134,7 +133,7 @@ def complete(
         epoch_so_far[name] = gather(epoch_so_far.get(name))
     give_to_rank0(folder / f"rng_state_{world.rank}.pth", world)
     if args.world_size > 1:
-        dist.barrier()  # every rank has written its part
+        barrier()  # every rank has written its part
     elsewhere = _only_here(folder, world)
     if args.should_save:
         position = {
@@ -206,7 +205,7 @@ def on_own_disk(written: Path, world: World) -> bool:
     """Whether this rank is the first of a node that does not see what rank 0 has written."""
     if world.nodes == 1:
         return False
-    dist.barrier()
+    barrier()
     return world.local_rank == 0 and not written.is_file()
 
 
@@ -240,7 +239,7 @@ def hand_out(folders: list[Path], last: str, world: World) -> None:
     for file, time, _ in written:
         if any(file in of_rank for of_rank in missing):
             _hand(file, time, takes=file in missing[world.rank], gives=world.rank == 0)
-    dist.barrier()  # the other ranks of a node read what its first has written
+    barrier()  # the other ranks of a node read what its first has written
 
 
 def _content(file: Path) -> str | None:

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ LOOK_EVERY_S = 1.0
 # a primitive descriptor it has no such operation.
 NO_MEMORY = re.compile(
     r"can't allocate memory|could not create a primitive(?! descriptor)|std::bad_alloc"
+    # CUDA's own calls, its libraries and NCCL allocate past torch.
+    r"|CUDA error: out of memory|Cuda failure .{0,5}out of memory|STATUS_ALLOC_FAILED"
 )
 AHEAD = 3  # updates; the ranks of one run are never more than one apart
 READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
@@ -56,12 +59,13 @@ class Stopped(KeyboardInterrupt):
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
     """(outcome, reason) of what ended a run."""
-    text = without_home(" ".join(str(error).split()))[:300] or type(error).__name__
+    whole = without_home(" ".join(str(error).split()))
+    text = whole[:300] or type(error).__name__
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return "oom", text
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
-    if isinstance(error, RuntimeError) and NO_MEMORY.search(text):
+    if isinstance(error, RuntimeError) and NO_MEMORY.search(whole):
         return "oom", text
     if isinstance(error, Diverged):
         return "diverged", text
@@ -101,7 +105,9 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
         if not restarts:
             # After a hang the one that records may have read the verdict later than this one.
             settle_s = error.settle_s if isinstance(error, Hung) else 0.0
-            _let_rank0_record(folder, leave_group=not hung, within_s=5.0 + settle_s)
+            # From another thread the main one still waits in the group.
+            waits = threading.current_thread() is not threading.main_thread()
+            _let_rank0_record(folder, leave_group=not waits, within_s=5.0 + settle_s)
         return
     # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
     follows = isinstance(error, Stopped) or attempts.only_follows(str(error))

@@ -26,6 +26,9 @@ from harness.train.run.elastic import limit_collectives
 from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung, Watchdog
+from harness.train.session import barrier
+
+DEAF_S = 3.0  # within which the main thread handles a signal
 
 
 @dataclass
@@ -39,6 +42,9 @@ class Lifecycle:
     previous_handlers: dict[int, Any] = field(default_factory=dict)
     # Of the thread that ends the run, the main one or the watchdog's: it is never released.
     ending: threading.Lock = field(default_factory=threading.Lock)
+    heard: threading.Event = field(default_factory=threading.Event)  # that a signal has come
+    wakeup: int = -1  # where Python's own handler writes its number at once
+    previous_wakeup: int = -1
 
     def resume(self, data_facts: dict[str, Any]) -> Context:
         """Add the facts of the data, and the last whole checkpoint of the run if there is one."""
@@ -92,23 +98,37 @@ class Lifecycle:
         if self.lock is not None:
             self.lock.release()
 
-    def _end_hung(self, error: Hung) -> None:
-        """From the watchdog's thread: the main one waits for what does not come."""
+    def _end_hung(self, error: Hung | Stopped) -> None:
+        """From a thread of its own: the main one waits for what does not come."""
         self.ending.acquire()
         try:
-            time.sleep(error.settle_s)  # the other ranks fail as soon as one has left
+            if isinstance(error, Hung):
+                time.sleep(error.settle_s)  # the other ranks fail as soon as one has left
             record_failure(self.context, self.recorder, error)
             self.unlock()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(1 if isinstance(error, Hung) else 128 + error.signum)
+
+    def _listen(self, signals: int) -> None:
+        """A main thread that waits in native code, as for NCCL, never comes to handle a signal."""
+        while signum := os.read(signals, 1):
+            if signum[0] in self.previous_handlers and not self.heard.wait(DEAF_S):
+                self._end_hung(Stopped(signum[0]))
+        os.close(signals)
 
     def __enter__(self) -> Self:
         self.watchdog = Watchdog.of(self.context, self._end_hung)
         self.watchdog.start()
 
+        listener, self.wakeup = os.pipe()
+        os.set_blocking(self.wakeup, False)
+        self.previous_wakeup = signal.set_wakeup_fd(self.wakeup, warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
+
         def stop(signum: int, frame: Any) -> None:
+            self.heard.set()
             self._ignore_signals()  # a second one must not cut the record off
             # Loader workers may get the same signal; torch raises an error where one has ended.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -146,6 +166,8 @@ class Lifecycle:
             self.unlock()
             for number, handler in self.previous_handlers.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(self.previous_wakeup)
+            os.close(self.wakeup)
         if isinstance(error, Stopped):
             # Without waiting for other processes that may be gone already.
             sys.stdout.flush()
@@ -163,5 +185,5 @@ class Lifecycle:
         self.context.session.finish()
         if dist.is_initialized():
             # torchrun stops the others as soon as one has left.
-            dist.barrier()
+            barrier()
             dist.destroy_process_group()

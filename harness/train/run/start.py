@@ -35,13 +35,14 @@ from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES
 from harness.core.topology import world_of
 from harness.train.context import Context
+from harness.train.devices import choose_gpus, refuse_impossible, trains_on_one
 from harness.train.measure.telemetry import start_sampler
 from harness.train.rendezvous import bind_to_loopback, harden
 from harness.train.run.checkpoints import follow_rank0
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle
-from harness.train.session import Session, broadcast
-from harness.train.strategy import session_of, verify
+from harness.train.session import Session, barrier, broadcast
+from harness.train.strategy import session_of
 
 
 def quiet(bars: bool) -> None:
@@ -74,6 +75,10 @@ def arguments_of(settings: Settings, folder: Path, session: Session) -> Training
             os.environ.pop(name, None)
     args = training_arguments(session.own_settings(settings), folder, session.world.size)
     session.restrict(args)
+    if args.device.type not in ("cpu", "cuda"):
+        raise UserError(f"a run is on CUDA or the CPU, not on {args.device.type}: use --use_cpu")
+    if trains_on_one(settings) and args.n_gpu > 1:
+        args._n_gpu = 1  # where the driver does not tell which there are, the others are visible
     return args
 
 
@@ -126,9 +131,10 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
         **_saving(settings, passed),
     }
     if not cuda and "use_cpu" not in passed:
-        # Without it, torchrun on a machine without GPU starts as many separate trainings.
-        ours["use_cpu"] = not torch.backends.mps.is_available() or world > 1
-    if settings.precision in ("fp32", "tf32") and cuda:
+        # Without it, torchrun on a machine without GPU starts as many separate trainings, and a
+        # Mac computes on its GPU, which has no float64.
+        ours["use_cpu"] = True
+    if cuda:  # also in half precision, where --torch_compile would set it
         ours["tf32"] = settings.precision == "tf32"
     if settings.num_workers > 0:
         ours["dataloader_persistent_workers"] = True
@@ -187,10 +193,9 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
     world = world_of(os.environ)
     quiet(bars=world.rank == 0 and sys.stderr.isatty())
     try:
-        verify.pin_one_device(settings, world.local_rank)
-        gpus = torch.cuda.device_count()
+        gpus = choose_gpus(settings, world)
         settings = place(settings, world, gpus)
-        verify.refuse_impossible(settings, cuda=gpus > 0)
+        refuse_impossible(settings, cuda=gpus > 0)
         folder = RunFolder(Path(settings.output_dir) / run_path(settings))
         if world.rank == 0:
             _check_writable(Path(settings.output_dir))
@@ -256,10 +261,9 @@ def start(settings: Settings) -> Lifecycle | None:
         return None
     if not context.session.open():
         return None
-    sampler = start_sampler(settings.telemetry_hz, world, max(args.n_gpu, 1))
+    sampler = start_sampler(settings.telemetry_hz, world, args.n_gpu)
     follow_rank0(context.folder, world)
-    if dist.is_initialized():
-        dist.barrier()
+    barrier()
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
     return Lifecycle(replace(context, sampler=sampler), lock)

@@ -1,14 +1,12 @@
 """The proof that what runs is what was asked for.
 
 accelerate silently replaces FSDP by DDP on a CPU, and the Trainer makes a plain run on several GPUs
-a DataParallel one. So what a device cannot do is refused before the start, and the observe
-functions look at the model that training really uses: a record never names a strategy, an exchange
-or a number format that did not run.
+a DataParallel one. So the observe functions look at the model that training really uses: a record
+never names a strategy, an exchange or a number format that did not run.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -17,35 +15,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from harness.core.rules import DEVICE, Combination, refuse
 from harness.core.settings import Settings
-from harness.core.strategies import STRATEGIES, is_apart
+from harness.core.strategies import is_apart
 from harness.core.topology import World
 from harness.train.measure.communication import uncompiled
-
-
-def pin_one_device(settings: Settings, local_rank: int = 0) -> None:
-    """Hide all devices but one where a process trains on one: the Trainer would use DataParallel.
-
-    Call it before CUDA is initialised. Of the visible devices, processes of one machine that share
-    no process group each take their own.
-    """
-    strategy = STRATEGIES.get(settings.strategy or "")
-    if strategy is None or strategy.processes == "many" or strategy.name == "dp":
-        return  # ranks have their device from torchrun; DataParallel is to use them all
-    # Counting asks the driver and leaves CUDA uninitialised.
-    if (count := torch.cuda.device_count()) > 1:
-        all_devices = ",".join(map(str, range(count)))
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_devices).split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
-
-
-def refuse_impossible(settings: Settings, cuda: bool) -> None:
-    """Refuse what this device cannot do, with the reason; nothing is silently replaced."""
-    precision = settings.precision
-    ampere = precision != "tf32" or (cuda and torch.cuda.get_device_capability() >= (8, 0))
-    bf16 = precision != "bf16" or (cuda and torch.cuda.is_bf16_supported())
-    refuse(DEVICE, Combination(settings, cuda=cuda, ampere=ampere, bf16=bf16))
 
 
 def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any]:

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import accelerate
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import Trainer
 
 from harness.core.settings import UserError
@@ -128,3 +132,36 @@ def test_a_version_that_was_not_checked_is_refused(
     monkeypatch.setattr(getattr(host_overhead, library), "__version__", "99.0.1")
     with pytest.raises(UserError, match=f"{library} 99.0.1 .* were checked with"):
         host_overhead.patch_libraries()
+
+
+def clipped(most: float) -> list[tuple[float, list[list[float]]]]:
+    """Norm and gradients of sharded weights: by torch, and as for shards in CPU memory."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    results = []
+    for offloaded in (False, True):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        torch.manual_seed(2 + dist.get_rank())
+        model(torch.randn(4, 5)).square().sum().backward()
+        parameters: Any = list(model.parameters())
+        if offloaded:
+            norm = host_overhead.clip_offloaded(parameters, most, torch.device("cpu"))
+        else:
+            norm = nn.utils.clip_grad_norm_(parameters, most).full_tensor()
+        results.append((float(norm), [p.grad.to_local().tolist() for p in parameters]))
+    return results
+
+
+@pytest.mark.parametrize("most", [0.5, 1e6])
+def test_offloaded_shards_are_clipped_by_the_norm_of_all(most: float) -> None:
+    for by_torch, offloaded in ranks(2, clipped, most, env=CPU):
+        assert offloaded[0] == pytest.approx(by_torch[0], rel=1e-6)
+        for ours_, theirs in zip(offloaded[1], by_torch[1], strict=True):
+            torch.testing.assert_close(torch.tensor(ours_), torch.tensor(theirs))
+
+
+def test_one_process_of_ddp_is_wrapped_on_every_device() -> None:
+    assert host_overhead.Distributed.multi_device is True
+    assert isinstance(vars(accelerate.Accelerator)["multi_device"], property)

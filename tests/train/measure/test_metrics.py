@@ -291,10 +291,12 @@ def test_an_evaluation_that_broke_off_leaves_nothing() -> None:
 
 
 def test_a_gpu_takes_large_batches_but_no_more_than_its_share() -> None:
-    assert eval_batch(cuda=False, samples=2000, ranks=1) == 64
-    assert eval_batch(cuda=True, samples=2000, ranks=1) == 512
-    assert eval_batch(cuda=True, samples=2000, ranks=4) == 500
-    assert eval_batch(cuda=True, samples=3, ranks=4) == 1
+    assert eval_batch(0, samples=2000, ranks=1) == 64
+    assert eval_batch(80 * 2**30, samples=2000, ranks=1) == 512
+    assert eval_batch(80 * 2**30, samples=2000, ranks=4) == 500
+    assert eval_batch(80 * 2**30, samples=3, ranks=4) == 1
+    assert eval_batch(8 * 2**30, samples=2000, ranks=1) == 192  # its activations fit, too
+    assert eval_batch(2**30, samples=2000, ranks=1) == 64
 
 
 def again(root: str, argv: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -79,6 +79,12 @@ def test_a_removed_folder_is_no_finished_run(tmp_path: Path) -> None:
 def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome_of(RuntimeError("could not create a primitive"))[0] == "oom"
     assert outcome_of(RuntimeError("std::bad_alloc"))[0] == "oom"
+    for text in (
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        f"NCCL error in: {'x' * 300} ncclUnhandledCudaError: Cuda failure 2 'out of memory'",
+    ):
+        assert outcome_of(RuntimeError(text))[0] == "oom"
     unsupported = "could not create a primitive descriptor for a matmul primitive"
     assert outcome_of(RuntimeError(unsupported)) == ("failed", f"RuntimeError: {unsupported}")
     monkeypatch.setenv("HOME", "/home/ada")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from torch.distributed import HashStore
+from transformers import TrainerCallback
 
 import vit
 from harness.train.loop.trainer import ExactTrainer
@@ -24,6 +26,7 @@ from harness.train.run.watchdog import Hung, Watchdog, takes_long
 from tests.support.broken_runs import only_run
 from tests.support.ranks import ran, run_script
 from tests.support.sweeps import wait_for
+from tests.support.toys import CPU, Net, Points, ours
 
 ARGV = ["--tiny", "--train_size", "64", "--test_size", "16", "--epochs", "2", "--b", "8",
         "--setup", "1_2", "--telemetry_hz", "0", "--comm_probe", "off"]  # fmt: skip
@@ -380,3 +383,30 @@ def test_a_rank_that_waits_for_ever_is_found_with_all_stacks(tmp_path: Path) -> 
 def test_the_timeout_of_collectives_takes_effect_on_gloo(tmp_path: Path) -> None:
     reason, _ = reason_of(tmp_path, 1, "stopped", "--hang_after", "0", "--ddp_timeout", "3")
     assert "3000ms" in reason
+
+
+class Deaf(TrainerCallback):
+    """In the third update the main thread waits in native code, and a signal comes."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            lifecycle.DEAF_S = 0.2
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):  # the second waits for ever, and no signal wakes it
+                ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+
+def waits_in_native_code(folder: str) -> None:
+    trainer, run = ours(folder, Net(), Points(64), Points(8), callbacks=[Deaf()])
+    with run:
+        run.train(trainer)
+
+
+@pytest.mark.process
+def test_a_signal_is_heard_where_the_main_thread_waits_in_native_code(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    assert ran(1, waits_in_native_code, str(tmp_path), env=CPU).code == 128 + signal.SIGTERM
+    summary = only_run(tmp_path).read_summary()
+    assert summary and (summary["outcome"], summary["reason"]) == ("interrupted", "SIGTERM")
+    assert time.monotonic() - began_s < 60

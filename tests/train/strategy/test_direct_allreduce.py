@@ -18,8 +18,8 @@ from transformers import TrainerCallback
 from harness.core.command_line import parse
 from harness.core.records import read_json
 from harness.core.settings import Settings, UserError
+from harness.train.devices import refuse_impossible
 from harness.train.strategy.direct_allreduce import DirectAllreduce
-from harness.train.strategy.verify import refuse_impossible
 from tests.support import toys
 from tests.support.broken_runs import assert_same_weights, broken_off, only_run
 from tests.support.exchanges import SHAPES, Arm, drawn, flat, group
