@@ -1,13 +1,14 @@
 # make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data
 # make test   set up, then run all tests
 # make faults   all trials with damaged files and planted faults, of which make test runs some
+# make test-gpu   test the code for GPUs on a stand-in whose kernels the CPU computes (5 GB, network)
 # make figures   draw the published tables and figures, the tables in the pages and the notebook
 # make notebook   set up, then open plot_values.ipynb
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := outputs/demo
 
-.PHONY: demo test faults figures notebook lint check-python clean
+.PHONY: demo test faults test-gpu figures notebook lint check-python clean
 
 demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
@@ -17,6 +18,9 @@ test: .venv/ready-dev lint
 
 faults: .venv/ready-dev
 	HARNESS_FAULTS=whole $(BIN)/python -m pytest -n 2 --dist load --timeout 3600 tests/faults
+
+test-gpu: .venv/ready-dev
+	tests/standin_gpu/run.sh
 
 # Without the times of cells, and with the language alone: the same records give the same notebook.
 figures: .venv/ready-notebook

@@ -33,9 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     gpu = pytest.mark.skip(reason="needs an NVIDIA GPU: none is visible")
     root = pytest.mark.skip(reason="needs root")
+    standin = pytest.mark.skip(reason="needs the stand-in for CUDA: make test-gpu")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(gpu)
+        if item.get_closest_marker("standin") and "FAKE_GPU" not in os.environ:
+            item.add_marker(standin)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(root)
 
@@ -73,7 +76,7 @@ WATCH = ProcessWatch()
 def only_marked_tests_start_processes(request: pytest.FixtureRequest) -> Iterator[None]:
     """-m "not process and not slow" is the suite for the time between two edits."""
     yield
-    if not any(map(request.node.get_closest_marker, ("process", "slow", "gpu", "root"))):
+    if not any(map(request.node.get_closest_marker, ("process", "slow", "gpu", "root", "standin"))):
         assert WATCH.started == [], "mark the test with pytest.mark.process"
 
 

@@ -142,6 +142,13 @@ class Lifecycle:
         for number in self.previous_handlers:
             signal.signal(number, signal.SIG_IGN)
 
+    def _restore_signals(self) -> None:
+        for number, handler in self.previous_handlers.items():
+            signal.signal(number, handler)
+        if self.wakeup >= 0:
+            signal.set_wakeup_fd(self.previous_wakeup)
+            os.close(self.wakeup)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -164,10 +171,7 @@ class Lifecycle:
                 context.session.fail(outcome_of(error)[0], isinstance(error, KeyboardInterrupt))
         finally:
             self.unlock()
-            for number, handler in self.previous_handlers.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(self.previous_wakeup)
-            os.close(self.wakeup)
+            self._restore_signals()
         if isinstance(error, Stopped):
             # Without waiting for other processes that may be gone already.
             sys.stdout.flush()

@@ -236,7 +236,8 @@ def test_pad_feeds_all_samples_and_some_twice(tmp_path: Path) -> None:
 def test_dp_on_one_gpu_equals_single(tmp_path: Path) -> None:
     rows = []
     for strategy in ("single", "dp"):
-        done = script("vit", *COMMON, "--strategy", strategy, "--o", str(tmp_path / strategy))
+        argv = [*COMMON, "--strategy", strategy, "--o", str(tmp_path / strategy)]
+        done = script("vit", *argv, env={"CUDA_VISIBLE_DEVICES": "0"})
         assert done.code == 0, done.err
         rows += only_run(tmp_path / strategy).read_epochs()[0]
     assert rows[0]["train_loss"] == pytest.approx(rows[1]["train_loss"], rel=1e-4)

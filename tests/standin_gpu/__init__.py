@@ -1,0 +1,1 @@
+"""A CUDA machine without a GPU, and the tests that run on it (README.md)."""

@@ -1,0 +1,215 @@
+"""The code for GPUs, on GPUs that the CPU computes: every way to train, and every way to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.records import RunFolder
+from harness.core.strategies import STRATEGIES
+from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
+from tests.support.ranks import ROOT, Done, ran, run_script, script
+
+pytestmark = [pytest.mark.standin, pytest.mark.process, pytest.mark.timeout(400)]
+
+ARGV = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "2", "--b", "8",
+        "--full_determinism"]  # fmt: skip
+
+
+def vit(folder: Path, *more: str, gpus: int = 1, ranks: int = 1, **env: str) -> Done:
+    return script("vit", *ARGV, "--o", str(folder), *more, count=ranks,
+                  env={"FAKE_GPUS": str(gpus), **env})  # fmt: skip
+
+
+def trained(folder: Path, *more: str, gpus: int = 1, ranks: int = 1, **env: str) -> RunFolder:
+    done = vit(folder, *more, gpus=gpus, ranks=ranks, **env)
+    assert done.code == 0, done.err
+    return only_run(folder)
+
+
+def environment(run: RunFolder) -> dict[str, Any]:
+    return run.read_environment() or {}
+
+
+def losses(run: RunFolder) -> list[float]:
+    names = ("train_loss", "eval_loss", "grad_norm")
+    return [row[name] for row in run.read_epochs()[0] for name in names]
+
+
+LOCAL = ["--strategy", "local_sgd", "--sync_every", "2", "--sync_scope", "rank"]
+DILOCO = ["--strategy", "diloco", "--sync_every", "4", "--sync_scope", "rank"]
+WAYS: dict[str, tuple[int, list[str]]] = {
+    "single": (1, []),
+    "ddp 1": (1, ["--strategy", "ddp", "--setup", "1_1"]),
+    "ddp 2": (2, []),
+    "ddp 2 accumulation": (2, ["--grad_acc", "2"]),
+    "ddp 4": (4, []),
+    "fsdp 1": (1, ["--strategy", "fsdp"]),
+    "fsdp 2": (2, ["--strategy", "fsdp"]),
+    "fsdp 4 grads": (4, ["--strategy", "fsdp", "--fsdp_shard", "grads"]),
+    "local_sgd 1": (1, LOCAL),
+    "local_sgd 2": (2, LOCAL),
+    "diloco 2": (2, DILOCO),
+    "ddp bf16 hook": (2, ["--compress", "bf16"]),
+    "ddp powersgd": (2, ["--compress", "powersgd:2"]),
+    "diloco int8": (2, [*DILOCO, "--compress", "int8", "--fragments", "2", "--overlap", "1"]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_are_those_of_a_cpu(way: str, tmp_path: Path) -> None:
+    ranks, flags = WAYS[way]
+    gpu = trained(tmp_path / "gpu", *flags, gpus=ranks, ranks=ranks)
+    observed = environment(gpu)["observed"]
+    assert observed["device"] == "cuda:0"
+    assert environment(gpu)["machine"] == f"h200x{ranks}"
+    if ranks > 1:
+        assert observed["backend"] == "nccl"
+    if way == "fsdp 1":
+        return  # a CPU has no fsdp of one process to compare with
+    cpu = trained(tmp_path / "cpu", *flags, "--use_cpu", ranks=ranks)
+    assert environment(cpu)["observed"]["device"] == "cpu" and environment(cpu)["gpus"] == []
+    assert "h200" not in environment(cpu)["machine"]
+    assert "mfu" not in {k for k, v in cpu.read_epochs()[0][-1].items() if v}
+    assert losses(gpu) == pytest.approx(losses(cpu), rel=1e-6 if "hook" not in way else 1e-4)
+
+
+def test_dp_of_two_gpus_is_one_batch_of_both(tmp_path: Path) -> None:
+    dp = trained(tmp_path / "dp", "--strategy", "dp", gpus=2)
+    assert environment(dp)["observed"]["devices"] == 2
+    single = trained(tmp_path / "single", "--b", "16", gpus=2)
+    assert len(environment(single)["gpus"]) == 1 and environment(single)["machine"] == "h200x2"
+    assert losses(dp) == pytest.approx(losses(single), rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp"])
+def test_number_formats(strategy: str, precision: str, tmp_path: Path) -> None:
+    ranks = 2 if STRATEGIES[strategy].processes == "many" else 1
+    flags = ["--strategy", strategy, "--precision", precision]
+    run = trained(tmp_path, *flags, gpus=2, ranks=ranks)
+    expected = {"tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
+    assert environment(run)["observed"]["dtype"] == expected
+
+
+def test_offloaded_shards_train_as_those_on_the_gpu(tmp_path: Path) -> None:
+    flags = ["--strategy", "fsdp", "--max_grad_norm", "0.5"]
+    runs = [
+        trained(tmp_path / str(len(more)), *flags, *more, gpus=2, ranks=2)
+        for more in ([], ["--fsdp_offload"])
+    ]
+    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-6)
+
+
+@pytest.mark.parametrize("more", [[], ["--strategy", "fsdp", "--fsdp_offload"]])
+def test_a_broken_run_goes_on(more: list[str], tmp_path: Path) -> None:
+    os.environ["FAKE_GPUS"] = "2"  # of the processes that break off, too
+    argv = [*SHORT, *more, "--o"]
+    broken_off(2, [*argv, str(tmp_path / "broken")], 6, "kill", "vit")
+    for folder in ("broken", "whole"):
+        done = script("vit", *argv, str(tmp_path / folder), count=2)
+        assert done.code == 0, done.err
+    assert_same_training(only_run(tmp_path / "broken"), only_run(tmp_path / "whole"))
+
+
+def short_of_memory(argv: list[str]) -> int:
+    if os.environ["RANK"] == "1":
+        os.environ["FAKE_GPU_MEM"] = str(3 * 2**20)
+    return run_script("vit", argv, str(ROOT))
+
+
+def test_one_rank_out_of_memory_is_the_reason_of_all(tmp_path: Path) -> None:
+    argv = [*ARGV, "--o", str(tmp_path)]
+    assert ran(2, short_of_memory, argv, env={"FAKE_GPUS": "2"}).code != 0
+    summary = only_run(tmp_path).read_summary()
+    assert summary is not None and summary["outcome"] == "oom"
+    assert "out of memory" in summary["reason"] and "(rank 1)" in summary["reason"]
+
+
+REFUSED: dict[str, tuple[dict[str, str], int, list[str], list[str]]] = {
+    "old driver": ({"FAKE_OLD_DRIVER": "1"}, 1, [], ["535.104.05 runs up to 12.2", "cu126"]),
+    "Volta": ({"FAKE_CC": "7.0"}, 1, [], ["compute capability 7.0", "sm_75", "cu126"]),
+    "bf16 on Turing": ({"FAKE_CC": "7.5"}, 1, ["--precision", "bf16"], ["use fp16 or fp32"]),
+    "tf32 on Turing": ({"FAKE_CC": "7.5"}, 1, ["--precision", "tf32"], ["Ampere"]),
+    "too many": ({"FAKE_GPUS": "1"}, 2, [], ["2 processes", "1 GPU(s)", "--nproc_per_node=1"]),
+    "no such": ({"CUDA_VISIBLE_DEVICES": "7"}, 1, [], ["CUDA_VISIBLE_DEVICES=7", "--use_cpu"]),
+    "MIG": ({"FAKE_GPUS": "2", "FAKE_GPU_NAME": "A100 MIG 1g.5gb"}, 2, [], ["MIG slices"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_machine_cannot_do_is_one_line(case: str, tmp_path: Path) -> None:
+    env, ranks, flags, words = REFUSED[case]
+    done = vit(tmp_path, *flags, ranks=ranks, **{"gpus": 1, **env})  # type: ignore[arg-type]
+    (line,) = done.err.strip().splitlines()
+    assert done.code == 2 and line.startswith("vit.py: error:"), done.err
+    assert all(word in line for word in words), line
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(("capability", "precision"), [("7.5", "fp16"), ("8.0", "bf16")])
+def test_older_gpus_train(capability: str, precision: str, tmp_path: Path) -> None:
+    trained(tmp_path, "--precision", precision, FAKE_CC=capability)
+
+
+@pytest.mark.parametrize(
+    "env", [{"FAKE_NO_NVML": "1"}, {"FAKE_NVML_MISSING": "energy,power,processes,util"}]
+)
+def test_without_nvml_a_process_trains_on_one_gpu(env: dict[str, str], tmp_path: Path) -> None:
+    run = trained(tmp_path, gpus=2, **env)
+    assert environment(run)["observed"]["strategy"] == "single"
+    assert run.read_epochs()[0][-1]["energy_j"] is None
+
+
+def command(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words], cwd=ROOT, env={**os.environ, **env},
+        capture_output=True, text=True, timeout=380,
+    )  # fmt: skip
+
+
+def test_a_packed_sweep_gives_each_run_gpus_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "script: vit\nseeds: [1, 2]\ngrid: {setup: [1_1, 1_2]}\n"
+        "settings: {train_size: 64, test_size: 32, epochs: 1, per_gpu_batch: 8}\n"
+    )
+    out = str(tmp_path / "out")
+    flags = ["--tiny", "--pack", "--isolation", "off", "--output_dir", out]
+    env = {"FAKE_GPUS": "2", "FAKE_NVML_MISSING": "processes"}
+    done = command("sweep", str(file), *flags, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = [RunFolder(path.parent) for path in Path(out).glob("vit/*/*/summary.json")]
+    assert len(runs) == 4
+    seen = {environment(run)["variables"]["CUDA_VISIBLE_DEVICES"] for run in runs}
+    assert {"0", "1", "0,1"} == seen and {environment(r)["machine"] for r in runs} == {"h200x2"}
+    table = command("table", out)
+    assert table.returncode == 0 and table.stdout.count("h200x2") == 1
+
+
+def test_each_emulated_node_has_gpus_of_its_own(tmp_path: Path) -> None:
+    torchrun = ["--", sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1"]
+    run = ["vit.py", *ARGV, "--setup", "2_1", "--o", str(tmp_path)]
+    refused = command("nodes", "2", *torchrun, *run, FAKE_GPUS="1")
+    assert refused.returncode == 2 and "2 nodes and 1 GPU(s)" in refused.stderr
+    for gpus, flags in (("2", []), ("1", ["--oversubscribe"])):
+        folder = str(tmp_path / gpus)
+        done = command("nodes", "2", *flags, *torchrun, *run, "--o", folder, FAKE_GPUS=gpus)
+        if "nodes" in done.stderr and "cannot" in done.stderr:
+            pytest.skip(done.stderr)
+        assert done.returncode == 0, done.stdout + done.stderr
+    facts = environment(only_run(tmp_path / "2"))
+    assert facts["nodes"] == 2 and facts["observed"]["backend"] == "nccl"
+
+
+def test_env_and_doctor_say_what_is_there() -> None:
+    facts = json.loads(command("env", FAKE_GPUS="2").stdout)
+    assert facts["machine"] == "h200x2" and facts["gpus"] == ["NVIDIA H200"] * 2
+    old = command("doctor", FAKE_OLD_DRIVER="1")
+    assert "install the cu126 build of torch" in old.stdout and old.returncode == 1
