@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from harness.core.command_line import print_json
 from harness.core.links import Link
@@ -67,6 +70,7 @@ def examine() -> list[Check]:
         _folder("cache", cache_root()),
         _folder("outputs", Path("outputs")),
         _hub(),
+        _doors(),
         _nodes(),
         _tool("ssh", "sweep --launcher ssh", "install an OpenSSH client"),
         _tool("sbatch", "sweep --launcher slurm", "run it on a login node; --dry_run works here"),
@@ -159,6 +163,25 @@ def _hub() -> Check:
         reason = getattr(error, "reason", error)
         return Check("hub", LIMITED, f"{endpoint} does not answer ({reason})", works)
     return Check("hub", OK, f"{endpoint} answers")
+
+
+def _doors() -> Check:
+    """What torch itself opens to everybody: whoever reaches it can run code."""
+    addresses = [
+        a.address
+        for known in psutil.net_if_addrs().values()
+        for a in known
+        if a.family == socket.AF_INET and not a.address.startswith("127.")
+    ]
+    if not addresses:
+        return Check("doors", OK, "no network: nobody reaches what plain torchrun opens")
+    return Check(
+        "doors",
+        LIMITED,
+        f"plain torchrun lets in whoever reaches {', '.join(addresses)}",
+        "python -m harness.train.torchrun does not, nor do sweeps; or a firewall for ports "
+        "above 1023",
+    )
 
 
 def _nodes() -> Check:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -56,8 +57,8 @@ def test_all_lines_of_this_machine(
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
-    assert list(checks) == ["packages", "devices", "load", "cache", "outputs", "hub", "nodes",
-                            "ssh", "sbatch", "hivemind"]  # fmt: skip
+    assert list(checks) == ["packages", "devices", "load", "cache", "outputs", "hub", "doors",
+                            "nodes", "ssh", "sbatch", "hivemind"]  # fmt: skip
     assert checks["packages"]["state"] == OK and "torch 2" in checks["packages"]["finding"]
     assert checks["hub"]["state"] == OK
     assert "cores" in checks["devices"]["finding"]
@@ -149,6 +150,15 @@ def test_the_hub_and_what_stands_in_its_way(
     assert doctor._hub().state == PROBLEM
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "HF_HUB_OFFLINE is set" in doctor._hub().finding
+
+
+def test_what_torchrun_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    home, outer = (SimpleNamespace(family=2, address=a) for a in ("127.0.0.1", "10.0.0.9"))
+    monkeypatch.setattr(doctor.psutil, "net_if_addrs", lambda: {"lo": [home]})
+    assert doctor._doors().state == OK
+    monkeypatch.setattr(doctor.psutil, "net_if_addrs", lambda: {"lo": [home], "eth0": [outer]})
+    assert doctor._doors().finding == "plain torchrun lets in whoever reaches 10.0.0.9"
+    assert "harness.train.torchrun" in doctor._doors().advice
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

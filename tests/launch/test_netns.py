@@ -21,6 +21,7 @@ from harness.core.settings import UserError
 from harness.launch.netns.nodes import Netns
 from harness.launch.places import Machine, Options
 from harness.launch.plan import Elastic, Job
+from tests.support import sockets
 from tests.support.sweeps import (
     ROOT,
     command,
@@ -171,8 +172,12 @@ def test_the_same_sweep_on_one_node_and_on_two(tmp_path: Path) -> None:
         f"script: vit\nsettings: {SMALL}\n"
         "runs: [{setup: 1_2}, {setup: 2_1, link: none}, {setup: 2_1, link: 10ms/100mbit}]",
     )
-    done = sweep(file, tmp_path / "out", "--tiny", "--launcher", "netns")
+    with sockets.watched() as seen:
+        done = sweep(file, tmp_path / "out", "--tiny", "--launcher", "netns")
     assert done.returncode == 0, done.stdout + done.stderr
+    # The set-up of one node runs on the first emulated one.
+    assert seen.addresses <= {"10.117.0.1", "10.117.0.2", "127.0.0.1"} and not seen.secrets
+    assert "10.117.0.1" in seen.addresses
     runs = {f.path.parent.name: f for f in find_runs(tmp_path / "out")}
     assert sorted(runs) == ["1_2", "2_1", "2_1_10ms-100mbit"]
     one, *others = (untimed_rows(folder) for folder in runs.values())

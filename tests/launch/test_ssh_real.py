@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from tests.support import sockets
 from tests.support.ssh_hosts import SSHD, Host, Machines, hosts
 from tests.support.sweeps import (
     ROOT,
@@ -76,8 +77,11 @@ def test_a_sweep_over_two_hosts_is_that_of_one_machine(
         "--tiny",
     )
     file = sweep_file(tmp_path, f"{SHORT}grid: {{setup: [1_1, 2_1]}}")
-    done = sweep(file, OUT, "--tiny", *two.flags, **here)
+    with sockets.watched(lambda: two.a.called("harness") + two.b.called("harness")) as seen:
+        done = sweep(file, OUT, "--tiny", *two.flags, **here)
     assert done.returncode == 0, done.stderr
+    assert seen.addresses <= {two.a.address, two.b.address, "127.0.0.1"} and not seen.secrets
+    assert two.a.address in seen.addresses
     assert nothing_runs(two)
     local.communicate(timeout=120)
     rows = {r.path.parent.name: untimed_rows(r) for r in find_runs(tmp_path / "out")}

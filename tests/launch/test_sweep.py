@@ -28,6 +28,7 @@ from harness.launch.plan import plan
 from harness.launch.runner import Runner, Running
 from harness.launch.sweepfile import load
 from harness.read import load_sweep
+from tests.support import sockets
 from tests.support.sweeps import (
     ROOT,
     alive,
@@ -56,9 +57,11 @@ def test_a_sweep_from_start_to_table_and_again(
 ) -> None:
     file, out, scratch = sweep_file(tmp_path, TWO), tmp_path / "out", tmp_path / "t"
     scratch.mkdir()
-    done = sweep(file, out, "--tiny", env={"TMPDIR": str(scratch)})
+    with sockets.watched() as seen:
+        done = sweep(file, out, "--tiny", env={"TMPDIR": str(scratch)})
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert {p.name for p in scratch.iterdir()} <= {"torchinductor_" + getpass.getuser()}
+    assert seen.addresses == {"127.0.0.1"} and seen.looks > 5 and not seen.secrets
     assert list(outcomes(out).values()) == ["finished", "finished"]
     # Plain lines where there is no terminal, then the table.
     assert "[1/2] setup=1_1: started" in done.stdout and "\x1b" not in done.stdout
@@ -83,7 +86,9 @@ def test_a_sweep_from_start_to_table_and_again(
 
     # Measured again on demand, one of them; its old record is kept, and torchrun says the same.
     flags = ("--tiny", "--rerun", "all", "--select", "setup=1_2", "--cold")
-    cold = sweep(file, out, *flags, env={"TMPDIR": str(scratch)})
+    with sockets.watched() as seen:
+        cold = sweep(file, out, *flags, env={"TMPDIR": str(scratch)})
+    assert seen.addresses == {"127.0.0.1"} and not seen.secrets
     assert cold.returncode == 0, cold.stderr
     assert {p.name for p in scratch.iterdir()} <= {"torchinductor_" + getpass.getuser()}
     (aside,) = (out / "vit/1_2").glob("*.earlier-1")

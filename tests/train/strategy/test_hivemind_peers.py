@@ -18,7 +18,7 @@ from harness.core.rules import INSTALL, addresses_to_join, place
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.data.samples import cut_tail
-from tests.support import peers
+from tests.support import peers, sockets
 from tests.support.ranks import ran, run_script
 from tests.support.sweeps import command, gone, wait_for
 
@@ -73,6 +73,23 @@ def test_addresses_come_from_the_flag_or_the_variable() -> None:
     assert addresses_to_join(joining, {"INITIAL_PEERS": "/ip4/no"}) == [NOBODY]
     with pytest.raises(UserError, match="not an address"):
         addresses_to_join(settings, {"INITIAL_PEERS": "/ip4/10.0.0.1/tcp/9"})
+
+
+def test_where_a_peer_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.train.strategy.hivemind import network
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    alone, several = (parse("vit", [*TINY, "--setup", s], {}) for s in ("1_1", "3_1"))
+    assert network.listening_address(alone, []) == "127.0.0.1"
+    assert network.listening_address(several, [NOBODY]) == "127.0.0.1"  # as the run it joins
+    assert network.listening_address(several, [NOBODY.replace("ip4/127.0.0.1", "dns/no.invalid")])
+    monkeypatch.setattr(network, "own_address", lambda towards: f"towards {towards}")
+    assert network.listening_address(several, []) == f"towards {network.OUTSIDE}"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert network.listening_address(several, []) == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    with pytest.raises(UserError, match="GLOO_SOCKET_IFNAME=none0: this machine has no such"):
+        network.listening_address(several, [])
 
 
 def test_the_line_to_join_with_gives_back_the_settings() -> None:
@@ -267,6 +284,8 @@ def test_a_peer_takes_all_its_processes_with_it(tmp_path: Path, signum: int) -> 
     wait_for(lambda: updates(tmp_path / "out") > 2)
     family = peer.family()
     names = [command(p) for p in family]
+    # Nobody has named another machine.
+    assert set().union(*(sockets.listening(p.pid) for p in family)) == {"127.0.0.1"}
     assert sum("p2pd" in name for name in names) == 1 and len(family) >= 4
     talks = [c for p in family for c in p.net_connections() if c.status == psutil.CONN_ESTABLISHED]
     assert talks == []  # alone, it has nobody to talk to

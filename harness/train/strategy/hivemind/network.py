@@ -6,6 +6,7 @@ peers that cannot reach one another find no way around it.
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import threading
@@ -19,6 +20,7 @@ from importlib import metadata
 from typing import Any
 
 import hivemind
+import psutil
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils import ValueWithExpiration, get_dht_time
@@ -26,7 +28,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from harness.core.command_line import to_argv
 from harness.core.identity import identity, number
-from harness.core.settings import Settings, UserError
+from harness.core.settings import Settings, UserError, parse_setup
 from harness.train.strategy.hivemind import end_with_peer
 
 # What libp2p would do by itself to be reached from anywhere.
@@ -38,6 +40,7 @@ PRIVATE: dict[str, Any] = {
     "use_ipfs": False,
 }
 LOOPBACK = "/ip4/127."
+OUTSIDE = "192.0.2.1"  # of nobody: it stands for the rest of the world
 
 
 class Dht(hivemind.DHT):
@@ -48,9 +51,9 @@ class Dht(hivemind.DHT):
         super().run()
 
 
-def open_dht(host: str | None, initial_peers: list[str]) -> Dht:
-    """It listens on one address, or on all of this machine if none is given."""
-    listen = f"/ip4/{host or '0.0.0.0'}/tcp/0"  # noqa: S104 - a peer is there to be reached
+def open_dht(host: str, initial_peers: list[str]) -> Dht:
+    """It listens on one address of this machine."""
+    listen = f"/ip4/{host}/tcp/0"
     flag = f"--initial_peers {','.join(initial_peers)}"
     try:
         return Dht(start=True, initial_peers=initial_peers, host_maddrs=[listen], **PRIVATE)
@@ -81,11 +84,30 @@ def join_command(settings: Settings, at: list[str]) -> str:
     return shlex.join(["python", f"{settings.script}.py", *to_argv(joined, short=True)])
 
 
-def own_address(towards: str, port: int) -> str:
+def own_address(towards: str, port: int = 9) -> str:
     """This machine's address on the route to another one; an emulated node has its own."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((towards, port))  # sends nothing
+        try:
+            probe.connect((towards, port))  # sends nothing
+        except OSError:  # no route, or a name that is no IPv4 address
+            return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def listening_address(settings: Settings, join: list[str]) -> str:
+    """Of a peer that no launcher has started: of the interface that is named, or that leads to the
+    run, or, for a set-up of several machines, to the outside; loopback otherwise.
+    """
+    if name := os.environ.get("GLOO_SOCKET_IFNAME"):
+        known = psutil.net_if_addrs().get(name, [])
+        address = next((a.address for a in known if a.family == socket.AF_INET), None)
+        if address is None:
+            raise UserError(f"GLOO_SOCKET_IFNAME={name}: this machine has no such IPv4 interface")
+        return str(address)
+    if join:
+        return own_address(join[0].split("/")[2])
+    several = parse_setup(str(settings.setup))[0] > 1
+    return own_address(OUTSIDE) if several else "127.0.0.1"
 
 
 # Those with which one peer's gradient could mean something else than another's.

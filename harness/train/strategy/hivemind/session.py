@@ -29,6 +29,7 @@ from harness.train.session import Session
 from harness.train.strategy.hivemind import patch_hivemind
 from harness.train.strategy.hivemind.network import (
     DATA,
+    LOOPBACK,
     OUTCOME,
     PEERS,
     RECORDER,
@@ -38,6 +39,7 @@ from harness.train.strategy.hivemind.network import (
     check_checksum,
     check_requirements,
     join_command,
+    listening_address,
     open_dht,
     own_address,
     requirements,
@@ -68,7 +70,7 @@ class Peers(Session):
                     "process is the first peer: start peers that join with python"
                 )
         elif join:
-            self._connect(None, join)
+            self._connect(listening_address(settings, join), join)
             check_requirements(settings, self.state.get(SETTINGS))
             if not self._recorder_is_gone():
                 self.number = self._choose_number()
@@ -108,8 +110,10 @@ class Peers(Session):
         """Become reachable; False for a rank whose rank 0 has found the run finished."""
         launched = self.launched_world.launched
         if self._state is None:
-            host, join = None, []
-            if launched:
+            join: list[str] = []
+            if not launched:
+                host = listening_address(self.settings, join)
+            else:
                 store = self._meet()
                 host = own_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
                 if not self.is_recorder:
@@ -140,7 +144,7 @@ class Peers(Session):
             self.store = next(iter(rendezvous))[0]
         return self.store
 
-    def _connect(self, host: str | None, join: list[str]) -> None:
+    def _connect(self, host: str, join: list[str]) -> None:
         self._state = DhtState(open_dht(host, join))
         if self._state.get(OUTCOME) is not None:
             raise UserError(f"--initial_peers {','.join(join)}: that run is over")
@@ -174,7 +178,10 @@ class Peers(Session):
         if not self.is_recorder:
             print(f"peer {self.number} of the run; it answers at {','.join(at)}", flush=True)
             return
-        print(f"another machine joins with\n  {join_command(self.settings, at)}", flush=True)
+        who = "another machine"
+        if at[0].startswith(LOOPBACK):
+            who = "another process of this machine (--setup 2_1 or more: another machine)"
+        print(f"{who} joins with\n  {join_command(self.settings, at)}", flush=True)
         if asked_processes(self.settings) == 1:
             print(
                 "harness: warning: one peer alone shares nothing: until another joins, this is "
