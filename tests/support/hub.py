@@ -81,8 +81,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.hub.down == "close":
             self.log_request(0)
             self.close_connection = True
-        elif self.hub.down:
-            self.answer(503, {"error": "Service Unavailable"})
+        elif self.hub.down == "silent":
+            self.hub.woken.wait(30)
+            self.close_connection = True
+        elif self.hub.down and not (self.command == "HEAD" and url.path == "/"):
+            status = 503 if self.hub.down is True else int(self.hub.down)
+            self.answer(status, {"error": "as the test wants"})
         elif found := API.match(url.path):
             self.api(found, parse_qs(url.query), body)
         elif found := RESOLVE.match(url.path):
@@ -157,18 +161,31 @@ class Handler(BaseHTTPRequestHandler):
             if start >= end:
                 return self.answer(416, b"", {"Content-Range": f"bytes */{size}"})
             status, headers["Content-Range"] = 206, f"bytes {start}-{end - 1}/{size}"
-        self.answer(status, (repo.folders[sha] / name).read_bytes()[start:end], headers)
+        content = (repo.folders[sha] / name).read_bytes()
+        if self.hub.spoils == "flipped" and lfs:
+            at = len(content) // 2
+            content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        if self.hub.spoils == "half" and lfs:
+            self.answer(status, b"", headers | {"Content-Length": str(end - start)})
+            self.wfile.write(content[start : (start + end) // 2])
+            self.close_connection = True
+            return
+        self.answer(status, content[start:end], headers)
 
 
 class Hub:
     """Serves registered folders as repositories for as long as the context is open.
 
-    `down` can be set at any time: True answers 503 to all, "close" drops every connection.
+    `down` can be set at any time: True answers 503 to all, a number this status to all but the look
+    whether it is there, "close" drops every connection, "silent" never answers. `spoils` is what is
+    wrong with large files: "half" of one comes, or one bit is "flipped".
     """
 
     def __init__(self) -> None:
         self.repos: dict[tuple[str, str], Repo] = {}
-        self.down: bool | str = False
+        self.down: bool | int | str = False
+        self.spoils = ""
+        self.woken = threading.Event()  # of those who wait for an answer
         self.requests: list[Request] = []
         handler = type("Handler", (Handler,), {"hub": self})
         # Two ports make two origins: the endpoint, and the store of large files.
@@ -181,6 +198,7 @@ class Hub:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.woken.set()
         for server in self.servers:
             server.shutdown()
             server.server_close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_with_model
+from harness.core.topology import world_of
+from harness.train.data.downloads import HTTP_ERROR, check_downloads, no_network
 
 # What can go wrong between here and the Hub, each in one line with the fix.
 GATED = "--{kind} {name} is gated: ask for access on its page and set HF_TOKEN"
@@ -34,12 +37,15 @@ MISSING = (
     "--{kind} {name} is neither a local folder nor on the Hub (if it is private, set HF_TOKEN): "
     "check the name"
 )
+REFUSED = "--{kind} {name}: the Hub answers {status}: HF_TOKEN names no account that may read it"
+BUSY = (
+    "--{kind} {name}: the Hub answers {status} after several tries: try again later, or, with a "
+    "filled cache, with HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
+)
 UNREADABLE = "--{kind} {name} cannot be read: {text}"
 # Parts of the names of dropout rates, and of rates at which layers and paths are skipped.
 DROPPING = ("dropout", "_pdrop", "drop_rate", "drop_mlp_rate", "drop_conv")
 SKIPPING = ("drop_path", "layerdrop", "drop_connect", "jitter_noise")
-# The exceptions of whichever HTTP library the installed Hub client uses.
-HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 BY_CAUSE: tuple[tuple[Any, str], ...] = (
     (DatasetNotFoundError, MISSING),
     (DatasetGenerationError, UNREADABLE),
@@ -49,6 +55,11 @@ BY_CAUSE: tuple[tuple[Any, str], ...] = (
 )
 BY_TEXT = (
     (("couldn't connect", "couldn't reach", "offline", "connection"), NO_NETWORK),
+    (
+        ("cannot be loaded with `safetensors`", "no file named model.safetensors"),
+        "--{kind} {name} has no safetensors file: other weights are pickled, and may bring code of "
+        "their own: convert them, or add --trust_remote_code",
+    ),
     (
         ("trust_remote_code", "remote code"),
         "--{kind} {name} brings code of its own: read it, then add --trust_remote_code",
@@ -124,6 +135,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
                     ignore_mismatched_sizes=True,  # the head is made for these classes
                     output_loading_info=True,
                     trust_remote_code=settings.trust_remote_code,
+                    use_safetensors=None if settings.trust_remote_code else True,
                 )
             _refuse_missing_weights(settings, model, loaded)
     except ValueError as error:
@@ -238,20 +250,28 @@ def _cifar_stem(model: Any) -> None:
 @contextmanager
 def explain(kind: str, name: str) -> Iterator[None]:
     """Turn the many exceptions of a load into UserError; what is no mistake of the user passes."""
+    offline = False
     try:
+        if from_hub(name):
+            offline = no_network()
         yield
+        check_hub_files(kind, name)
     except UserError:
         raise
     except ImportError as error:
         missing = getattr(error, "name", None) or " ".join(str(error).split())[:200]
         raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
     except (DatasetGenerationError, OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR) as e:
+        check_hub_files(kind, name)  # a damaged file raises whatever it leads to
         causes = _causes(e)
         text = " ".join(str(causes[-1] if isinstance(e, DatasetGenerationError) else e).split())
         template = _template(name, causes, text.lower())
-        if template == NO_NETWORK and constants.HF_HUB_OFFLINE:
+        if template == NO_NETWORK and constants.HF_HUB_OFFLINE and not offline:
             template = OFFLINE
-        raise UserError(template.format(kind=kind, name=name, text=text[:300])) from e
+        status = _status(causes)
+        raise UserError(
+            template.format(kind=kind, name=name, text=text[:300], status=status)
+        ) from e
 
 
 def _template(name: str, causes: list[BaseException], text: str) -> str:
@@ -259,11 +279,32 @@ def _template(name: str, causes: list[BaseException], text: str) -> str:
     for kinds, template in BY_CAUSE:
         if any(isinstance(cause, kinds) for cause in causes):
             offline = "offline" in text or "couldn't reach" in text
+            if template == NO_NETWORK and (status := _status(causes)):
+                return BUSY if status == 429 or status >= 500 else REFUSED
             return NO_NETWORK if template == MISSING and offline else template
+    if constants.HF_HUB_OFFLINE and from_hub(name) and "can't load" in text:
+        return NO_NETWORK  # some say no more than that
     for phrases, template in BY_TEXT:
         if any(phrase in text for phrase in phrases):
             return template
     return UNREADABLE if Path(name).exists() else "--{kind} {name} cannot be loaded: {text}"
+
+
+def _status(causes: list[BaseException]) -> int:
+    """What the Hub answered, 0 if nothing."""
+    answers = [getattr(cause, "response", None) for cause in causes]
+    return next((getattr(answer, "status_code", 0) for answer in answers if answer is not None), 0)
+
+
+def from_hub(name: str) -> bool:
+    """Whether a name is neither that of a local file or folder nor of embedded data."""
+    return not name.startswith("embedded:") and not Path(name).expanduser().exists()
+
+
+def check_hub_files(kind: str, name: str) -> None:
+    """The first process of a node checks what the others read, too."""
+    if from_hub(name) and world_of(os.environ).local_rank == 0:
+        check_downloads(kind, name)
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import datasets
 import torch
 import torch.distributed as dist
+from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils.tqdm import disable_progress_bars as disable_hub_progress_bars
 from transformers import HfArgumentParser, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
@@ -48,6 +49,9 @@ from harness.train.strategy import session_of
 def quiet(bars: bool) -> None:
     """The libraries' own messages would bury the one line that matters."""
     transformers_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
+    # transformers would have the Hub convert weights that it finds pickled.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     transformers_logging.disable_progress_bar()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not bars:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
+import torch
 from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub import constants, errors
 
@@ -15,7 +17,7 @@ from harness.core.settings import Settings, UserError
 from harness.train.data import models
 from harness.train.data.models import explain
 from tests.support.clients import Client
-from tests.support.hub import Hub, tiny_bert, tiny_vit
+from tests.support.hub import Hub, text_dataset, tiny_bert, tiny_vit
 
 OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]
 MISSING = ["neither a local folder nor on the Hub", "check the name", "HF_TOKEN"]
@@ -26,6 +28,7 @@ BUILDER = "Config name is missing. Please pick one among the available configs: 
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a user who has not chosen to work offline."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(models, "no_network", lambda: False)
 
 
 def answered(kind: type[Exception], text: str) -> Exception:
@@ -132,6 +135,114 @@ def test_a_hub_without_it_and_no_hub(tmp_path: Path) -> None:
             messages = ask()
         for what, message in messages.items():
             assert all(word in message for word in ["UserError", *OFFLINE]), (what, message)
+
+
+# Each load as in a process of its own; the pauses between two tries are left out.
+TROUBLED = """
+import datasets, os, tempfile
+from huggingface_hub import constants
+from huggingface_hub.utils import _http
+
+from harness.core.settings import Settings
+from harness.train.data import downloads, models, sources
+from harness.train.run.start import quiet
+
+quiet(bars=False)
+pauses = []
+
+class Time:
+    sleep = staticmethod(pauses.append)
+
+_http.time = downloads.time = Time
+downloads.ANSWER_S = 0.5
+
+def message(function, **fields):
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
+    downloads.no_network.cache_clear()
+    pauses.clear()
+    try:
+        function(Settings(**{"script": "bert", "train_size": 4, "test_size": 2, **fields}))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", sum(pauses)
+    return "loaded", sum(pauses)
+
+def answer(name, what="model"):
+    if what == "model":
+        return message(lambda s: models.build(s, ["a", "b"]), model=name)
+    return message(sources.load, dataset=name)
+"""
+
+
+def printed(client: Client) -> str:
+    client.errors.seek(0)
+    return str(client.errors.read())
+
+
+@pytest.mark.process
+def test_a_hub_in_trouble_with_and_without_a_cache(tmp_path: Path) -> None:
+    tiny_bert(tmp_path / "bert")
+    text_dataset(tmp_path / "text", 20, 10)
+    with Hub() as hub:
+        for name in ("me/cached", "me/new", "me/half", "me/wrong"):
+            hub.add_model(name, tmp_path / "bert")
+            hub.add_dataset(name, tmp_path / "text")
+        with Client(TROUBLED, hub.env(tmp_path / "cache")) as load:
+            for what in ("model", "dataset"):
+                assert load("me/cached", what) == ["loaded", 0], what
+            for down, words in (
+                ("close", OFFLINE),
+                ("silent", OFFLINE),
+                (429, ["the Hub answers 429", "try again later"]),
+                (500, ["the Hub answers 500", "try again later"]),
+                (403, ["403", "HF_TOKEN"]),
+                (404, ["--{} me/new"]),
+            ):
+                hub.down = down
+                for what in ("model", "dataset"):
+                    text, waited_s = load("me/new", what)
+                    found = [
+                        word.format(what) in text for word in ["UserError: --{} me/new", *words]
+                    ]
+                    assert all(found) and "\n" not in text, (down, what, text)
+                    assert waited_s <= 1 or down in (429, 500), (down, what, waited_s)
+                    # What was downloaded once is there.
+                    if down != 403:
+                        assert load("me/cached", what)[0] == "loaded", (down, what)
+            hub.down = False
+            hub.spoils = "flipped"
+            for what in ("model", "dataset"):
+                text, _ = load("me/wrong", what)
+                assert "not what the Hub has (another checksum)" in text, text
+            hub.spoils = "half"
+            text, _ = load("me/half")
+            assert "UserError: --model me/half" in text and "\n" not in text, text
+            hub.spoils = ""
+            for name in ("me/half", "me/wrong"):
+                for what in ("model", "dataset"):
+                    assert load(name, what)[0] == "loaded", (name, what)
+            assert printed(load) == ""
+
+
+@pytest.mark.process
+def test_a_name_of_no_host_is_one_line_and_quick(tmp_path: Path) -> None:
+    with Hub() as hub:
+        env = hub.env(tmp_path / "cache") | {"HF_ENDPOINT": "http://no-host.invalid"}
+    with Client(TROUBLED, env) as load:
+        for what in ("model", "dataset"):
+            text, waited_s = load("me/new", what)
+            assert all(word in text for word in OFFLINE) and waited_s <= 1, text
+        assert printed(load) == ""
+
+
+def test_pickled_weights_are_loaded_only_on_demand(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    state = models.build(Settings(script="bert", model=str(tmp_path)), ["a", "b"]).state_dict()
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    pickled = Settings(script="bert", model=str(tmp_path))
+    with pytest.raises(UserError, match=r"has no safetensors file: .*add --trust_remote_code"):
+        models.build(pickled, ["a", "b"])
+    models.build(replace(pickled, trust_remote_code=True), ["a", "b"])
 
 
 def vit(**fields: Any) -> Settings:
