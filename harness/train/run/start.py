@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import os
 import sys
@@ -16,7 +17,6 @@ from typing import Any, NoReturn
 import datasets
 import torch
 import torch.distributed as dist
-from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils.tqdm import disable_progress_bars as disable_hub_progress_bars
 from transformers import HfArgumentParser, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
@@ -49,7 +49,7 @@ from harness.train.strategy import session_of
 def quiet(bars: bool) -> None:
     """The libraries' own messages would bury the one line that matters."""
     transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     # transformers would have the Hub convert weights that it finds pickled.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     transformers_logging.disable_progress_bar()
