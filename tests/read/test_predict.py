@@ -166,13 +166,38 @@ def test_advice(records: Path, predicted: Verb) -> None:
     argv = [str(records), "--setup", "4_1", *FAR, "--epochs", "1000", "--advise"]
     # One process needs 1000 x (44 x 42 ms + 0.4 s) = 0.62 h and waits for nobody.
     out = predicted(*argv, "--deadline", "1")
-    assert re.search(r"\n +1_1 +ddp +32 +0\.6", out) and "fewest device hours first" in out
+    assert re.search(r"\n +1_1 +ddp +32 +37 min", out) and "least device time first" in out
     # In half of that only those do that exchange seldom.
     out = predicted(*argv, "--deadline", "0.4", "--strategy", "diloco", "--sync_every", "50")
     assert re.search(r"─ *\n +[24]_1 +diloco every 50 ", out)
     out = predicted(*argv, "--budget", "5", "--cost_per_gpu_hour", "2")
     assert "fastest first" in out and "quality is not predicted" in out
     assert "nothing up to 4_1" in predicted(*argv, "--deadline", "0.0001", code=1)
+
+
+def test_advice_leaves_no_samples_out_and_lets_replicas_exchange(
+    records: Path, predicted: Verb
+) -> None:
+    """32 each on 16 nodes are 512 an update: two updates would leave 413 of 1437 samples out."""
+    argv = [str(records), "--setup", "16_1", *FAR, "--advise", "--deadline", "9", "--json"]
+    choices = json.loads(predicted(*argv, "--epochs", "3"))["choices"]
+    assert choices
+    for choice in choices:
+        updates, samples = 1437 // choice["effective_batch"], choice["effective_batch"]
+        assert 1437 - updates * samples <= 0.05 * 1437
+        assert choice["sync_every"] <= 3 * updates  # 10 for diloco
+    assert {"diloco", "ddp"} == {choice["strategy"] for choice in choices}
+
+
+def test_more_processes_of_a_machine_than_measured_are_an_extrapolation(
+    records: Path, predicted: Verb
+) -> None:
+    text = predicted(str(records), "--setup", "1_8")
+    assert "note: 8 processes of a machine are extrapolated: at most 2 were measured" in text
+    assert "95 % interval unknown: at most 2 processes of a machine were measured" in text
+    assert "extrapolated" not in predicted(str(records), "--setup", "1_2")
+    timed(records, 16, 1, 4)
+    assert "at most 4 were measured" in predicted(str(records), "--setup", "1_8")
 
 
 def test_advice_for_programs_is_of_all_epochs(records: Path, predicted: Verb) -> None:

@@ -25,6 +25,7 @@ from harness.read.predict.model import (
     Prediction,
     Scenario,
     bend,
+    neighbours,
     over_nodes,
     predict,
 )
@@ -32,6 +33,7 @@ from harness.read.table import Table, screen, show, table_of
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
 SHOWN = 5  # choices of --advise
+MOST_LEFT_OUT = 0.05  # of the training set, by an effective batch that does not divide it
 MOST = 100_000  # nodes; what is beyond is a typing error
 # What --advise tries beside the strategy named; fsdp only where it is named.
 ALTERNATIVES = (("ddp", "none"), ("ddp", "bf16"), ("diloco", "none"))
@@ -128,8 +130,8 @@ def advise(
     kept = []
     for candidate in candidates(fitted, plan):
         result = outcome(fitted, predict(fitted.model, candidate), cost_per_gpu_hour)
-        if result.whole_s is None:
-            continue  # the training set fills no effective batch
+        if result.whole_s is None or not _is_sound(fitted, result, epochs):
+            continue
         hours = epochs * result.whole_s / 3600
         cost = None if result.cost is None else epochs * result.cost
         late = deadline_h is not None and hours > deadline_h
@@ -140,6 +142,14 @@ def advise(
     if budget is not None:
         return sorted(kept, key=lambda choice: (choice.hours, choice.device_hours))
     return sorted(kept, key=lambda choice: (choice.device_hours, choice.hours))
+
+
+def _is_sound(fitted: Fitted, result: Outcome, epochs: int) -> bool:
+    """Not cheap because it leaves samples out, or ends before its replicas first exchange."""
+    plan, updates, samples = result.prediction.plan, result.updates or 0, fitted.train_samples or 0
+    left_out = samples - updates * result.prediction.samples
+    exchanges = plan.strategy not in APART or epochs * updates >= plan.sync_every
+    return exchanges and left_out <= MOST_LEFT_OUT * samples
 
 
 def candidates(fitted: Fitted, plan: Scenario) -> Iterator[Scenario]:
@@ -242,6 +252,11 @@ def prediction_lines(fitted: Fitted, result: Outcome, link: Link, epochs: int) -
     if plan.shape.nodes > 1:
         yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
         yield _link_note(each)
+    if fitted.model.extrapolates(plan):
+        yield (
+            f"note: {neighbours(plan)} processes of a machine are extrapolated: at most "
+            f"{fitted.model.shared_by} were measured"
+        )
     batches = fitted.model.line.batches
     if not batches[0] <= plan.batch <= batches[-1]:
         yield f"note: batch {plan.batch} is extrapolated: {_listed(batches)} were measured"
@@ -263,6 +278,8 @@ def _link_note(prediction: Prediction) -> str:
 def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
     if fitted.model.line.spread is None:
         return "too few runs of one process repeat a batch"
+    if fitted.model.extrapolates(prediction.plan):
+        return f"at most {fitted.model.shared_by} processes of a machine were measured"
     if prediction.plan.shape.nodes > 1 and prediction.plan.strategy in APART:
         return (
             "connections that rest between exchanges begin slowly again, which is not modelled: "
@@ -300,13 +317,13 @@ def advice_table(choices: list[Choice]) -> Table:
     for choice in choices:
         each = choice.outcome.prediction
         rows.append((
-            str(each.plan.shape), _strategy(each), str(each.plan.batch), f"{choice.hours:,.3g}",
-            f"{choice.device_hours:,.3g}",
+            str(each.plan.shape), _strategy(each), str(each.plan.batch),
+            duration(3600 * choice.hours), duration(3600 * choice.device_hours),
             UNKNOWN if choice.energy_kwh is None else f"{choice.energy_kwh:,.3g}",
             UNKNOWN if choice.cost is None else f"{choice.cost:,.2f}", f"{each.efficiency:.2f}",
         ))  # fmt: skip
     headings = (
-        "setup", "strategy", "batch", "hours", "device hours", "kWh", "cost", "efficiency",
+        "setup", "strategy", "batch", "time", "device time", "kWh", "cost", "efficiency",
     )  # fmt: skip
     return table_of(headings, rows, keys=2)
 
@@ -416,11 +433,13 @@ def _advise(options: argparse.Namespace, fitted: Fitted, plan: Scenario) -> int:
     if not choices:
         console.print(f"nothing up to {options.setup} keeps {limit} for {options.epochs} epochs")
         return 1
-    how = "fewest device hours" if options.deadline else "fastest"
+    how = "least device time" if options.deadline else "fastest"
     console.print(f"{options.epochs} epochs within {limit}, {how} first:")
     show(advice_table(choices[:SHOWN]))
     console.print(
-        "quality is not predicted: other effective batches and diloco are other trainings "
+        f"what leaves out more than {MOST_LEFT_OUT:.0%} of the training set, or ends before its "
+        "first exchange, is not proposed; quality is not predicted: other effective batches and "
+        "diloco are other trainings "
         "(python -m harness batches says from which batch on larger ones do not pay); "
         "over long delays diloco takes longer than predicted here (its connections rest)"
     )

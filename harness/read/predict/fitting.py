@@ -205,6 +205,7 @@ def fit_on(
             f"{_command(runs, '1_1', 2 * line.batches[0])}"
         )
     sharing, sharing_spread, inside_s = _sharing(basis, line, overrides)
+    shared_by = max(shape_of(run).ranks for run in basis)
     if overrides.sharing is not None:
         sharing, sharing_spread, inside_s = overrides.sharing, None, 0.0
         assumed.append(f"processes of a machine slow each other by {sharing:.0%} each (--sharing)")
@@ -232,6 +233,7 @@ def fit_on(
         grad_acc=first.identity.get("grad_acc") or 1,
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
+        shared_by=shared_by,
     )  # fmt: skip
     return Fitted(
         model,

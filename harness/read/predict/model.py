@@ -127,6 +127,16 @@ class Model:
     grad_acc: int = 1
     cap_mb: float | None = None
     table: tuple[Reduction, ...] = ()
+    shared_by: int = 1  # the most processes of one machine that were measured
+
+    def extrapolates(self, plan: Scenario) -> bool:
+        """Whether more processes share a machine than were ever measured."""
+        return neighbours(plan) > self.shared_by and bool(self.sharing)
+
+
+def neighbours(plan: Scenario) -> int:
+    """Processes that share a machine."""
+    return plan.shape.ranks if plan.emulated else plan.shape.per_node
 
 
 @dataclass(frozen=True)
@@ -161,8 +171,7 @@ def predict(model: Model, plan: Scenario) -> Prediction:
     """UserError where the model does not determine it."""
     check(model, plan)
     alone_s = model.line.step_s(plan.batch)
-    neighbours = plan.shape.ranks if plan.emulated else plan.shape.per_node
-    slower = 1 + (model.sharing or 0.0) * (neighbours - 1)
+    slower = 1 + (model.sharing or 0.0) * (neighbours(plan) - 1)
     factors = UNMEASURED
     if plan.shape.nodes > 1:
         factors = correction(model.table, model.backend, plan.shape, plan.wire)
@@ -200,8 +209,7 @@ def check(model: Model, plan: Scenario) -> None:
             f"--batch {plan.batch}: only batch {only} was measured on one process, which says "
             f"nothing of others; measure one more, with --setup 1_1 --per_gpu_batch {plan.batch}"
         )
-    shares = shape.ranks if plan.emulated else shape.per_node
-    if shares > 1 and model.sharing is None:
+    if neighbours(plan) > 1 and model.sharing is None:
         raise UserError(
             f"{shape}: what several processes of one machine cost each other is not known: "
             "measure --setup 1_2 as well, or say it with --sharing (0 for nothing)"
@@ -294,8 +302,10 @@ def _half(
     Errors of the parts are independent: their squares are added. Student's t is that of the part
     with the fewest degrees of freedom. Connections that rest between the exchanges of local_sgd and
     diloco begin slowly again, noticeably over long delays: that is not modelled, so their spread is
-    not known.
+    not known. Nor is the error of a line through fewer processes of a machine than are predicted.
     """
+    if model.extrapolates(plan):
+        return None
     between = parts[EXCHANGE] > 0 and plan.shape.nodes > 1
     if between and plan.strategy in APART:
         return None
