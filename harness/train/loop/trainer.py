@@ -248,9 +248,7 @@ class ExactTrainer(Trainer):
         dtype = HALF_PRECISION.get(self.settings.precision)
         if self.settings.strategy == "dp" and training and dtype is not None:
             device = self.args.device.type
-            self.model.register_forward_pre_hook(
-                lambda module, inputs: torch.set_autocast_dtype(device, dtype)
-            )
+            self.model.register_forward_pre_hook(lambda *_: torch.set_autocast_dtype(device, dtype))
         if self.settings.strategy == "dp" and training and wrapped is self.model:
             return torch.nn.DataParallel(wrapped)
         return wrapped
