@@ -312,6 +312,16 @@ def report(parser: Parser) -> None:
     out(parser, "folder of the report (FOLDER/report)")
 
 
+def pack(parser: Parser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of any runs")
+    out(parser, "the archive (NAME.jsonl.gz in the folder of the records, where verbs find it)")
+
+
+def unpack(parser: Parser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="an archive of harness pack")
+    out(parser, "folder of the records (that of the archive)")
+
+
 def env(parser: Parser) -> None:
     parser.epilog = "The facts are printed as JSON with and without --json."
 
@@ -369,6 +379,8 @@ VERBS = {
         json=False,
     ),
     "report": Verb("read.report.report", "tables and figures of a folder on one page", report),
+    "pack": Verb("read.records.packing", "the records of a folder as one file", pack),
+    "unpack": Verb("read.records.packing", "an archive as folders again", unpack),
     "doctor": Verb(
         "launch.doctor", "what works on this machine, what does not, and what to do", doctor
     ),

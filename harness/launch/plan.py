@@ -71,7 +71,7 @@ class Job:
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder(Path(self.settings.output_dir) / self.path)
+        return RunFolder.at(Path(self.settings.output_dir) / self.path)
 
     def __str__(self) -> str:
         return " ".join(f"{k}={number(v)}" for k, v in self.label.items())

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.core.locks import Lock
 from harness.core.process import GRACE_S
-from harness.core.records import RUNNING, WAITING, read_json
+from harness.core.records import RUNNING, WAITING
 from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
@@ -59,7 +59,7 @@ class Worker(ABC):
 
     def report(self, state: State, took_s: float, log: Path) -> None:
         """The outcome of a run that has just been settled."""
-        summary: dict[str, Any] = read_json(state.job.folder.summary) or {}
+        summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         state.reason = summary.get("reason")
         line = f"{self.name_of(state)}: {state.state} after {took_s:.1f} s, "
         if not state.failed:

@@ -10,7 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -365,7 +365,7 @@ def ahead(states: list[State], rerun: str | None) -> str:
     """How many runs are done and left, and how long these take if earlier ones tell."""
     to_go, took_s = [], []
     for state in (s for s in states if s.state != SKIPPED):
-        summary: dict[str, Any] = read_json(state.job.folder.summary) or {}
+        summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         outcome, wall_s = summary.get("outcome"), summary.get("wall_s")
         if outcome == FINISHED and isinstance(wall_s, (int, float)):
             took_s.append(float(wall_s))

@@ -30,6 +30,7 @@ from harness.launch.launcher import Exit
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
 from harness.read import load as load_records
+from harness.read.records.packing import texts, write_folder
 from harness.read.records.recorded import Recorded, recorded
 from harness.read.records.sweeps import read_sweep
 from harness.train.context import Position
@@ -100,7 +101,7 @@ def copied(tmp_path: Path) -> tuple[Path, list[Path]]:
     """The records of the demonstration, and its sweep."""
     root = tmp_path / "outputs"
     for run in read_sweep(DEMO).runs:
-        shutil.copytree(PUBLISHED / str(run.path), root / str(run.path))
+        write_folder(root / str(run.path), texts(run.recorded_folder))
     (root / "sweeps" / DEMO.name).mkdir(parents=True)
     shutil.copy(DEMO / "sweep.json", root / "sweeps" / DEMO.name)
     return root, [run.path for run in find_runs(root)]
@@ -183,7 +184,9 @@ def test_what_a_resumed_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (job,) = jobs_of(tmp_path, "script: vit\nsettings: {setup: 1_2}", out=tmp_path / "out")
     before, folder = tmp_path / "before", job.folder
     before.mkdir()
-    killed(before, min(PUBLISHED.glob("vit/1_1/*_e4_*")))
+    run = next(run for run in find_runs(PUBLISHED / "vit" / "1_1") if "_e4_" in run.path.name)
+    write_folder(tmp_path / "original", texts(run))
+    killed(before, tmp_path / "original")
     monkeypatch.setattr(os, "fsync", lambda file: None)  # 10,000 times
     believed = json.loads((before / "checkpoint-8" / "complete.json").read_text())
 

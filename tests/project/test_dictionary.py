@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.cli import main
 from harness.core.identity import run_id
 from harness.core.records import FAILURES, FINISHED, find_runs
 from harness.core.schema.dictionary import (
@@ -52,6 +53,15 @@ KIND_OF_FILE = {
     "sweep.json": "sweep", "rank.jsonl": "ranks", "node.jsonl": "telemetry",
     "failure.json": "failure",
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published records as folders."""
+    folder = tmp_path_factory.mktemp("published")
+    for archive in OUTPUTS.glob("published/*.jsonl.gz"):
+        assert main(["unpack", str(archive), "--out", str(folder)]) == 0
+    return folder
 
 
 def records(root: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:
@@ -117,8 +127,9 @@ def test_every_record_of_new_runs_is_valid(root_of_runs: Path) -> None:
     assert seen >= {"settings", "environment", "epochs", "ranks", "start", "end", "summary"}
 
 
-def test_every_published_record_is_valid_and_has_the_name_of_its_settings(root: Path) -> None:
-    published = root / "outputs" / "published"
+def test_every_published_record_is_valid_and_has_the_name_of_its_settings(
+    published: Path,
+) -> None:
     for kind, record, file in records(published):
         validate(kind, record, str(file))
     runs = find_runs(published)
@@ -131,11 +142,11 @@ def test_every_published_record_is_valid_and_has_the_name_of_its_settings(root: 
     assert len(runs) > 400
 
 
-def test_every_declared_field_is_written_by_something(root: Path, root_of_runs: Path) -> None:
+def test_every_declared_field_is_written_by_something(published: Path, root_of_runs: Path) -> None:
     """By the runs of this test or, for runs of peers and emulated links, by published ones."""
     seen = {
         name
-        for folder in (root_of_runs, root / "outputs" / "published")
+        for folder in (root_of_runs, published)
         for kind, record, _ in records(folder)
         for name in written(kind, record, fields(kind))
     }

@@ -32,7 +32,8 @@ GROUND = [n for n in MODULES if n.startswith("harness.core.")]
 # Each room and the rooms below it that it may import; every room may import the ground floor.
 TRAIN = ("train", "train.data", "train.measure", "train.strategy", "train.strategy.hivemind")
 ROOMS: dict[str, tuple[str, ...]] = {
-    "core": ("core.schema",),
+    "core": ("core.schema", "core.records"),
+    "core.records": ("core.schema", "core"),
     "core.schema": (),
     "train": (),
     "train.data": TRAIN[:1],
@@ -61,6 +62,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("read.compare", "read.explain", "read.predict"),
     ),
 }
+GROUND_ROOMS = ("core", "core.records", "core.schema")
 MOST_FILES = 14  # in a room
 MOST_LINES = 500  # in a file
 # Arrows up that are still there; a change may take them out of this list and adds none.
@@ -221,7 +223,7 @@ def test_arrows_between_rooms_point_down() -> None:
         room = room_of(module)
         for imported in ours(file) & set(MODULES):
             other = room_of(imported)
-            if room and other not in (room, "core", "core.schema", *ROOMS[room]):
+            if room and other not in (room, *GROUND_ROOMS, *ROOMS[room]):
                 upward.add((module.removeprefix("harness."), imported.removeprefix("harness.")))
     assert upward == UPWARD
 

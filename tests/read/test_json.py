@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from harness.cli import main
 from harness.core.command_line import print_json
 from harness.core.records import find_runs
+from harness.read.records.packing import texts, write_folder
 
 SWEEPS = "outputs/published/sweeps"
 VIT = "outputs/published:script=vit,epochs=12,lr=0.0015,per_gpu_batch=32"
@@ -53,7 +53,7 @@ def test_integers_stay_integers_where_a_run_does_not_have_them(
 ) -> None:
     one, other = find_runs(root / "outputs" / "published" / "vit" / "1_1")[:2]
     for name, run in (("one", one), ("other", other)):
-        shutil.copytree(run.path, tmp_path / name)
+        write_folder(tmp_path / name, texts(run))
     settings = tmp_path / "one" / "settings.json"
     known = json.loads(settings.read_text())
     settings.write_text(json.dumps({k: v for k, v in known.items() if k != "seed"}))

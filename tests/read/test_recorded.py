@@ -13,6 +13,7 @@ import pytest
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs
 from harness.read import load, load_runs
+from harness.read.records.packing import texts, write_folder
 from harness.read.records.recorded import recorded, telemetry_of
 from harness.read.records.sweeps import read_sweep
 from tests.support.records import Plan, epochs, record, with_ranks
@@ -95,9 +96,9 @@ DAMAGED: dict[str, tuple[Change, str]] = {
 
 def whole(tmp_path: Path, name: str) -> Path:
     """A real run, whose folder has the name that training gave it."""
-    folder = min(PUBLISHED.glob("vit/1_1/*_e4_*"))
-    target = tmp_path / name / folder.relative_to(PUBLISHED)
-    shutil.copytree(folder, target)
+    run = next(run for run in find_runs(PUBLISHED / "vit" / "1_1") if "_e4_" in run.path.name)
+    target = tmp_path / name / run.path.relative_to(PUBLISHED)
+    write_folder(target, texts(run))
     return target
 
 
@@ -259,7 +260,7 @@ def copied(tmp_path: Path) -> tuple[Path, list[Path]]:
     """The records of the demonstration, and its sweep."""
     root = tmp_path / "outputs"
     for run in read_sweep(DEMO).runs:
-        shutil.copytree(PUBLISHED / str(run.path), root / str(run.path))
+        write_folder(root / str(run.path), texts(run.recorded_folder))
     (root / "sweeps" / DEMO.name).mkdir(parents=True)
     shutil.copy(DEMO / "sweep.json", root / "sweeps" / DEMO.name)
     return root, [run.path for run in find_runs(root)]

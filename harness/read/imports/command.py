@@ -24,7 +24,6 @@ from harness.core.records import (
     RunFolder,
     append_row,
     find_runs,
-    read_json,
     sum_known,
     write_json,
 )
@@ -77,7 +76,7 @@ def import_files(
         raise UserError("nothing was imported")
     # The imported runs of the folder, each with what its settings say of where it comes from.
     known = {
-        run.path: (read_json(run.settings) or {}).get("imported") or {}
+        run.path: (run.read_settings() or {}).get("imported") or {}
         for run in (find_runs(output_dir) if output_dir.exists() else ())
         if run.path.name.startswith(PREFIX)
     }

@@ -23,9 +23,9 @@ from harness.core.records import (
     SCHEMA,
     RunFolder,
     find_runs,
-    read_json,
     sum_known,
 )
+from harness.core.records.archives import is_archived
 from harness.core.schema.dictionary import check_fields
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import (
@@ -113,7 +113,7 @@ def warn(lines: Sequence[str]) -> None:
 def _read(record: Recorded, with_ranks: bool) -> None:
     folder, settings = record.folder, settings_of(record.folder)
     record.settings = settings
-    record.environment = _object("environment", folder.environment, settings) or {}
+    record.environment = _object("environment", folder, folder.environment, settings) or {}
     check_links(record.environment, folder.environment.name)
     rows, record.broken_lines = folder.read_epochs()
     _check_rows("epochs", rows, folder.epochs, settings)
@@ -122,7 +122,7 @@ def _read(record: Recorded, with_ranks: bool) -> None:
         record.ranks = folder.read_ranks()
         for n, of_rank in record.ranks.items():
             _check_rows("ranks", of_rank, folder.rank(n), settings)
-    summary = _object("summary", folder.summary, settings)
+    summary = _object("summary", folder, folder.summary, settings)
     _check_epochs(record)
     if summary is not None:
         _check_whole(record, summary)
@@ -131,7 +131,9 @@ def _read(record: Recorded, with_ranks: bool) -> None:
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
     """UserError where they are not believed; empty where there are none."""
-    settings = _object("settings", folder.settings, {})
+    if folder.problem is not None:
+        raise UserError(folder.problem)
+    settings = _object("settings", folder, folder.settings, {})
     if settings is None:
         return {}
     del settings["schema"]
@@ -139,11 +141,13 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
     return settings
 
 
-def _object(kind: str, file: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _object(
+    kind: str, folder: RunFolder, file: Path, settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """None where there is no such file."""
-    content = read_json(file)
+    content = folder.read_json(file)
     if content is None:
-        if file.exists():
+        if folder.has(file):
             raise UserError(f"{file.name} is not readable as JSON: restore it, or delete the run")
         return None
     if kind != "environment":
@@ -251,7 +255,7 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
 
 
 def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
-    if not record.folder.settings.exists():
+    if not record.folder.has(record.folder.settings):
         raise UserError("settings.json is missing beside the summary of a finished run")
     if not record.environment:
         raise UserError("environment.json is missing beside the summary of a finished run")
@@ -295,6 +299,6 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def existing(root: str | Path) -> Path:
-    if not Path(root).exists():
+    if not Path(root).exists() and not is_archived(Path(root)):
         raise UserError(f"{root}: there is no such folder")
     return Path(root)

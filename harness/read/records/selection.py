@@ -55,7 +55,7 @@ def read_selected(selector: str, target: Target | None) -> Selected:
         read = [replace(run, path=str(run.recorded_folder.path)) for run in planned]
     else:
         read = [read_run(folder, {}, str(folder.path), target) for folder in find_runs(path)]
-    runs = [run for run in read if run.recorded_folder.settings.exists()]
+    runs = [run for run in read if run.recorded_folder.has(run.recorded_folder.settings)]
     if not runs:
         raise UserError(f"{path}: there is no record of a run below it")
     not_read = tuple(f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE)

@@ -18,10 +18,10 @@ from harness.core.records import (
     SWEEP,
     WAITING,
     RunFolder,
+    find_folders,
     find_runs,
-    folders_with,
-    read_json,
 )
+from harness.core.records.archives import is_archive
 from harness.core.schema.dictionary import check_fields
 from harness.core.settings import UserError
 from harness.read.labels import group_text, short_text
@@ -122,14 +122,14 @@ class SweepResults:
     def _read(self, planned: PlannedRun) -> Run:
         if planned.path is None:
             return Run(planned.label, None, SKIPPED, planned.skipped)
-        folder = RunFolder(self.output_dir / planned.path)
+        folder = RunFolder.at(self.output_dir / planned.path)
         run = read_run(folder, planned.label, planned.path, self.target)
         if (other := _other_settings(run)) is not None:
             return Run(run.label, run.path, UNREADABLE, other, folder)
         if run.state != UNFINISHED:
             return run
         # A record counts more than the plan: what was skipped here may have run elsewhere.
-        if folder.settings.exists() or folder.epochs.exists() or folder.attempts.exists():
+        if any(map(folder.has, (folder.settings, folder.epochs, folder.attempts))):
             return run
         state = WAITING if planned.skipped is None else SKIPPED
         return replace(run, state=state, reason=planned.skipped)
@@ -172,9 +172,11 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     if sweep_file(root) is not None:
         return [read_sweep(root)], []
     sweeps, problems, taken = [], [], set()
-    for folder_of_sweep in folders_with(SWEEP, root):
+    for folder_of_sweep in find_folders(SWEEP, root):
+        if folder_of_sweep.problem is not None:
+            continue  # named below, where its runs are looked for
         try:
-            part = read_sweep(folder_of_sweep)
+            part = read_sweep(folder_of_sweep.path)
             taken |= {run.folder.path.resolve() for run in part.runs if run.folder}
         except UserError as error:
             problems.append(f"sweep not shown: {error}")
@@ -238,10 +240,14 @@ def _without_plan(
 
 
 def sweep_file(path: Path) -> Path | None:
-    """The sweep.json that a path names, itself or as the folder it lies in."""
+    """The sweep.json that a path names: itself, its folder or an archive of one sweep."""
+    if is_archive(path):
+        sweeps = find_folders(SWEEP, path)
+        return sweeps[0].path / SWEEP if len(sweeps) == 1 and not sweeps[0].problem else None
     if path.is_file():
         return path
-    return path / SWEEP if (path / SWEEP).is_file() else None
+    folder = RunFolder.at(path)
+    return path / SWEEP if folder.has(path / SWEEP) else None
 
 
 def read_sweep(path: str | Path) -> SweepResults:
@@ -249,7 +255,7 @@ def read_sweep(path: str | Path) -> SweepResults:
     file = sweep_file(Path(path))
     if file is None:
         raise UserError(f"{path}: there is no {SWEEP}; a sweep writes it to <output_dir>/sweeps/")
-    content = read_json(file)
+    content = RunFolder.at(file.parent).read_json(file)
     if content is None:
         raise UserError(f"{file} is not readable as JSON: move the folder away")
     try:

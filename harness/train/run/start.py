@@ -217,7 +217,7 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
 def _is_finished(context: Context) -> bool:
     """Whether there is nothing to do; with --rerun the earlier record is set aside."""
     folder, launch, rank0 = context.folder, context.launch, context.is_rank0
-    before = broadcast(folder.outcome() if rank0 else None)
+    before = broadcast(RunFolder.at(folder.path).outcome() if rank0 else None)
     goes_on = rank0 and attempts.went_on(folder, launch.unix if launch else None)
     if launch is not None and rank0:
         warn(context.settings)
@@ -234,7 +234,7 @@ def _refuse_changed_inputs(context: Context) -> None:
     """A finished run answers only for what it was measured with."""
     folder, change, code = context.folder, "", ""
     if context.is_rank0:
-        earlier, now = recorded_inputs(folder), context.inputs
+        earlier, now = recorded_inputs(RunFolder.at(folder.path)), context.inputs
         change = changed_inputs(earlier, now)
         code = (
             "" if earlier.get("code", now["code"]) == now["code"] else "with other code than now, "

@@ -1,0 +1,478 @@
+"""The records on disk: one folder a run, plain JSON, appended and flushed as the run goes.
+
+    <output_dir>/<bert|vit>/<setup>/<run_id>/
+        settings.json      every setting, defaults included
+        environment.json   machine, versions, commit, command, what was checked at the start
+        attempts.jsonl     one row each time the run was started, one each time it ended
+        epochs.jsonl       one row an epoch
+        ranks/             what differs between ranks: one row an epoch in rank_<r>.jsonl
+        telemetry/         every reading of devices and nodes, in node_<n>.jsonl
+        summary.json       written last, by rename: its presence means that the run has an outcome
+
+What each field means stands in outputs/README.md. Nothing is read back from a log or a file name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, cast
+
+from harness.core.records.archives import (
+    Files,
+    archived,
+    archives_above,
+    is_archive,
+    parsed,
+    read_archive,
+    unpacked,
+)
+from harness.core.schema.environment import EnvironmentRecord
+from harness.core.schema.rows import FINISHED as FINISHED
+from harness.core.schema.rows import (
+    OUTCOMES,
+    AttemptEnd,
+    AttemptStart,
+    EpochRow,
+    FailureRecord,
+    ProgressRecord,
+    RankRow,
+    SummaryRecord,
+    TelemetryRow,
+)
+from harness.core.settings import UserError
+
+# Raised whenever a definition in harness/core/schema changes: unequal versions are not compared.
+SCHEMA = 1
+
+# What else can become of a run. Each is a result and stands in tables as a row.
+FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
+# The state of a run that has no outcome: not begun, in progress, or refused by the plan.
+WAITING, RUNNING, SKIPPED = "waiting", "running", "skipped"
+
+# Share of all cores (cpu_busy_share) above which other users disturb a measurement.
+DISTURBING_SHARE = 0.25
+
+# What multiprocessing says of a process whose fork server is gone: it has ended with it.
+SERVER_KILLED = 255
+
+# Names that are also needed without a folder: below a run's folder, and below a sweep's.
+ATTEMPTS, SUMMARY, FAILURE_OF_RANK = "attempts.jsonl", "summary.json", "ranks/failure_"
+SWEEP = "sweep.json"
+
+# A folder whose name ends so holds an earlier record that --rerun set aside.
+ASIDE = ".earlier-"
+PUBLISHED = "published"  # the folder of records that came with the checkout
+
+
+class File:
+    """The path of a file of a run, as an attribute of its folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type | None = None) -> Path:
+        return folder.path / self.name
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The one place that knows the files of a run: their names, and what reading them gives.
+
+    Reading checks nothing but that a file is JSON (harness/core/schema/dictionary.py checks more):
+    training and launching go on with whatever an interrupted process has left.
+    """
+
+    path: Path
+    # What an archive holds of it, which counts for as long as the folder is not on disk.
+    archived: Files | None = field(default=None, compare=False, repr=False)
+    problem: str | None = field(default=None, compare=False)  # of an archive that is damaged
+
+    settings = File("settings.json")
+    environment = File("environment.json")
+    attempts = File(ATTEMPTS)
+    epochs = File("epochs.jsonl")
+    summary = File(SUMMARY)
+    progress = File("progress.json")
+    peers = File("peers.json")
+
+    @classmethod
+    def at(cls, path: Path) -> RunFolder:
+        """On disk, or else in an archive above it."""
+        return cls(path, archived(path))
+
+    def has(self, file: Path) -> bool:
+        return file.exists() or self._name(file) in (self._files() or ())
+
+    def _files(self) -> Files | None:
+        return None if self.archived is None or self.path.exists() else self.archived
+
+    def _name(self, file: Path) -> str:
+        return str(file)[len(str(self.path)) + 1 :]  # relative_to() would take as long as reading
+
+    def telemetry(self, node: int) -> Path:
+        return self.path / "telemetry" / f"node_{node}.jsonl"
+
+    def rank(self, rank: int) -> Path:
+        return self.path / "ranks" / f"rank_{rank}.jsonl"
+
+    def failure(self, rank: int) -> Path:
+        return self.path / f"{FAILURE_OF_RANK}{rank}.json"
+
+    def lock(self, by: str) -> Path:
+        """Excludes a second process of the same kind (run: training, claim: runners of sweeps).
+
+        Beside the folder, which may be moved aside while the lock is held.
+        """
+        return self.path.parent / ".locks" / f"{self.path.name}.{by}"
+
+    def read_settings(self) -> dict[str, Any] | None:
+        return self.read_json(self.settings)
+
+    def read_environment(self) -> EnvironmentRecord | None:
+        return cast(EnvironmentRecord | None, self.read_json(self.environment))
+
+    def read_summary(self) -> SummaryRecord | None:
+        return cast(SummaryRecord | None, self.read_json(self.summary))
+
+    def read_progress(self) -> ProgressRecord | None:
+        return cast(ProgressRecord | None, self.read_json(self.progress))
+
+    def read_failure(self, rank: int) -> FailureRecord | None:
+        return cast(FailureRecord | None, self.read_json(self.failure(rank)))
+
+    def read_failures(self) -> list[FailureRecord]:
+        """What each rank that failed has left, in the order of the ranks."""
+        files = self._numbered(self.failure(0))
+        return [
+            cast(FailureRecord, row) for file in files if (row := self.read_json(file)) is not None
+        ]
+
+    def read_epochs(self) -> tuple[list[EpochRow], int]:
+        """The rows, and the number of lines that are not readable."""
+        rows, broken = self.read_rows(self.epochs)
+        return cast(list[EpochRow], rows), broken
+
+    def read_attempts(self) -> list[AttemptStart | AttemptEnd]:
+        return cast(list[AttemptStart | AttemptEnd], self.read_rows(self.attempts)[0])
+
+    def read_ranks(self) -> dict[int, list[RankRow]]:
+        """The rows of each rank that has any, in the order of the ranks."""
+        files = self._numbered(self.rank(0))
+        return {_number(file): cast(list[RankRow], self.read_rows(file)[0]) for file in files}
+
+    def read_telemetry(self) -> dict[int, list[TelemetryRow]]:
+        """The readings of each node."""
+        files = self._numbered(self.telemetry(0))
+        return {_number(file): cast(list[TelemetryRow], self.read_rows(file)[0]) for file in files}
+
+    def read_json(self, file: Path) -> dict[str, Any] | None:
+        """As the function of this name, from wherever it lies."""
+        if (files := self._files()) is None:
+            return read_json(file)
+        return _object_in(files.get(self._name(file), ""))
+
+    def read_rows(self, file: Path) -> tuple[list[dict[str, Any]], int]:
+        if (files := self._files()) is None:
+            return read_rows(file)
+        return _rows_of(files.get(self._name(file), "[]"))
+
+    def _numbered(self, first: Path) -> list[Path]:
+        """The files that are named like this one but for their number, by number."""
+        pattern = first.name.replace("0", "*")
+        archived = (self.path / name for name in self._files() or ())
+        files = [*first.parent.glob(pattern), *(f for f in archived if f.match(pattern))]
+        return sorted((f for f in files if f.stem.rsplit("_", 1)[1].isdecimal()), key=_number)
+
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        write_json(self.settings, {"schema": SCHEMA, **settings})
+
+    def outcome(self) -> str | None:
+        """What became of the run; None while it has no outcome."""
+        summary = self.read_summary()
+        return None if summary is None else str(summary.get("outcome"))
+
+    def set_aside(self) -> Path:
+        """Move the whole folder out of the way, so that a new record can stand in its place."""
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}{ASIDE}{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+
+def _number(file: Path) -> int:
+    return int(file.stem.rsplit("_", 1)[1])
+
+
+def plain(value: Any, infinite: Callable[[float], Any] = lambda _: None) -> Any:
+    """JSON has no NaN: what is not a number is unknown, and unknown is null.
+
+    infinite: what is written for infinity.
+    """
+    if isinstance(value, Mapping):
+        return {str(k): plain(v, infinite) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, infinite) for v in value]
+    if hasattr(value, "item"):  # a scalar of numpy
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else infinite(value)
+    return value
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Exact; None, which is unknown, where one value is unknown or not finite, or there is none."""
+    known = [*values]
+    if not known or any(value is None or not math.isfinite(value) for value in known):
+        return None
+    return math.fsum(value for value in known if value is not None)
+
+
+class DiskError(OSError):
+    """A disk that cannot be written to; its text says what, and which folder."""
+
+    def __init__(self, number: int, what: str) -> None:
+        super().__init__(number, what)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+REFUSALS = {
+    errno.ENOSPC: "no space on",
+    errno.EDQUOT: "the quota is used up on",
+    errno.EROFS: "nothing can be written to the read-only",
+    errno.EACCES: "no permission to write to",
+    errno.EPERM: "no permission to write to",
+    errno.ENOENT: "there is no folder",
+    errno.EIO: "the disk is broken that holds",
+}
+OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # what they may refuse
+NO_ROOM = 2**16  # bytes; a library that has met a full disk leaves less
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say in one line what the disk of a folder refuses, whoever of the libraries writes there."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except Exception as error:
+        refusal = _refusal(error, folder)
+        if refusal is None:
+            raise
+        number, refused = refusal
+        raise DiskError(number, f"{REFUSALS[number]} {refused}") from error
+
+
+def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
+    """The error number and the folder, if a disk refused what was to be written there."""
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        if not isinstance(error.filename, (str, os.PathLike)):
+            if error.errno not in OF_OPEN_FILES:
+                return None  # not about a file
+            return error.errno, next(filter(_is_full, (folder, Path(gettempdir()))), folder)
+        file, folder = Path(error.filename).absolute(), folder.absolute()
+        inside = file.is_relative_to(folder) or folder.is_relative_to(file)
+        return (error.errno, folder) if inside else None  # otherwise it was to be read
+    # Some libraries raise errors of their own.
+    return (errno.ENOSPC, folder) if _is_full(folder) else None
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    no_names = disk.f_files > 0 and disk.f_favail == 0  # some file systems do not count them
+    return disk.f_bavail * disk.f_frsize < NO_ROOM or no_names
+
+
+def sync(path: Path) -> None:
+    """What a file holds, or the names in a folder, survives a power cut once this has returned."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing
+            raise
+    finally:
+        os.close(file)
+
+
+def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
+    """Whole or not at all: a reader never sees half a file. Durable: on disk when this returns."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing_to(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                json.dump(plain(content), file, indent=2, allow_nan=False)
+                file.write("\n")
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+        if durable:
+            sync(path.parent)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The content, or None where there is no such file or it is not readable as JSON."""
+    try:
+        return _object_in(path.read_bytes().decode("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _object_in(text: str) -> dict[str, Any] | None:
+    try:
+        content = parsed(json.loads(text) if text.startswith('"') else text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _rows_of(archived: str) -> tuple[list[dict[str, Any]], int]:
+    try:
+        if archived.startswith('"'):  # a text
+            return rows_in(unpacked(archived))
+        content = parsed(archived)
+    except ValueError:
+        return [], 1
+    rows = content if isinstance(content, list) else [content]
+    objects = [row for row in rows if isinstance(row, dict)]
+    return objects, len(rows) - len(objects)
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """One row, on disk when this returns.
+
+    A row that a killed process left half-written has no line end; the new row starts a line of
+    its own after it, so that only the broken one is lost.
+    """
+    line = json.dumps(plain(row), allow_nan=False) + "\n"
+    with writing_to(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            is_new = file.tell() == 0
+            if not is_new:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = "\n" + line
+            file.write(line.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync(path.parent)
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """(rows, number of lines that are not readable); no file is no rows."""
+    try:
+        return rows_in(path.read_bytes())
+    except OSError:
+        return [], 0
+
+
+def rows_in(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The lines that are JSON objects, and the number of other lines that are not empty."""
+    rows: list[dict[str, Any]] = []
+    broken = 0
+    for line in content.decode("utf-8", errors="replace").splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = parsed(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            broken += 1
+    return rows, broken
+
+
+def log_of(log: Path, rank: int) -> Path:
+    """What a rank of a sweep's run prints; rank 0 has the file of the run itself."""
+    return log if rank == 0 else log.with_name(f"{log.stem}_rank{rank}{log.suffix}")
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """Every run at or below a folder or in an archive, in a stable order, without those set aside,
+    and without the published ones unless the folder is theirs.
+    """
+    return find_folders("settings.json", root)
+
+
+def find_folders(name: str, root: Path) -> list[RunFolder]:
+    """The folders at or below a root that have a file of this name, nothing below them.
+
+    A damaged archive is a folder with a problem.
+    """
+    folders, archives = _walk(name, root)
+    found = {folder: RunFolder(folder) for folder in folders}
+    for archive in (root,) if is_archive(root) else (*archives, *archives_above(root)):
+        try:
+            inside = read_archive(archive)
+        except UserError as error:
+            found[archive] = RunFolder(archive, problem=str(error))
+            continue
+        below = archive == root or archive in archives
+        for path, files in inside.items():
+            if name in files and (below or path.is_relative_to(root)):
+                found.setdefault(path, RunFolder(path, files))
+    return [found[path] for path in sorted(found)]
+
+
+def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:
+    """The folders that have a file of this name, and the archives that lie between them.
+
+    Links to folders are followed once all others have been seen, unless they lead back to where
+    they lie: each folder is met once.
+    """
+    found, archives, met, links = list[Path](), list[Path](), {_NOWHERE}, [root]
+    while links:
+        for folder, inner, files in os.walk(links.pop(0)):
+            if (place := _place(folder)) in met:
+                inner.clear()
+                continue
+            met.add(place)
+            inner[:] = sorted(
+                d for d in inner if ASIDE not in d and d != PUBLISHED and not d.startswith(".")
+            )
+            if name in files:
+                found.append(Path(folder))
+                inner.clear()
+            archives += filter(is_archive, (Path(folder, file) for file in files))
+            links += [path for d in inner if _leads_away(path := Path(folder, d))]
+    return found, archives
+
+
+_NOWHERE = (0, 0)
+
+
+def _place(folder: str) -> tuple[int, int]:
+    """What distinguishes it from all other folders; nowhere where it has just been removed."""
+    try:
+        known = os.stat(folder)
+    except OSError:
+        return _NOWHERE
+    return known.st_dev, known.st_ino
+
+
+def _leads_away(path: Path) -> bool:
+    """Whether this is a link to a folder that does not contain it."""
+    return path.is_symlink() and not path.parent.resolve().is_relative_to(path.resolve())

@@ -1,0 +1,185 @@
+"""Archives: the records of many runs in one file, NAME.jsonl.gz, beside where their folders lay.
+
+After a first line that says what this is, each line is a file: its path below the archive's own
+folder, and its content, of .jsonl files as a list. What lies on disk counts more than what is
+archived.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from harness.core.settings import UserError
+
+SUFFIX = ".jsonl.gz"
+HEADER = '{"archive": "harness", "schema": 1}'
+LARGEST = 2**30  # bytes, unpacked: a small file may claim to hold any number
+DEEPEST_RUN = 3  # folders between an archive and a run: script, set-up, run
+# A file from elsewhere must not lead out of the folder, nor hold anything but records.
+RECORD_FILE = re.compile(r"((ranks|telemetry)/)?\w[\w.-]*\.jsonl?")
+LINE = re.compile(
+    rf'\{{"file": "(?P<folder>[^"\\]+?)/(?P<name>{RECORD_FILE.pattern})", '
+    r'"content": (?P<json>.*)\}'
+)
+
+Files = Mapping[str, str]  # name below the folder -> content as JSON, parsed when it is needed
+
+
+DEEPEST = 20  # levels of objects and lists in one another; records have six
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)  # NaN and Infinity, which Python allows
+
+
+def parsed(text: str) -> Any:
+    """JSON as it can be handled and written again; ValueError for anything else."""
+    try:
+        content = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if text.count("{") + text.count("[") > DEEPEST and _is_deeper(content, DEEPEST):
+        raise ValueError("nested too deeply")
+    if "\\u" in text and ("\\ud" in text or "\\uD" in text):
+        json.dumps(content, ensure_ascii=False).encode()  # half a character: UnicodeEncodeError
+    return content
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
+def packed(name: str, content: bytes) -> str:
+    """As JSON where that gives the same bytes again; else as a text, for example of torn rows."""
+    try:
+        value = parsed(content.decode() if name.endswith(".json") else _listed(content.decode()))
+        if unpacked(text := json.dumps(value)) == content:
+            return text
+    except ValueError:
+        pass
+    return json.dumps(content.decode("utf-8", "surrogateescape"))
+
+
+def _listed(rows: str) -> str:
+    return f"[{','.join(rows.splitlines())}]"
+
+
+def unpacked(text: str) -> bytes:
+    """The file as it was."""
+    value = json.loads(text)
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    if isinstance(value, list):
+        return "".join(f"{json.dumps(row)}\n" for row in value).encode()
+    return f"{json.dumps(value, indent=2)}\n".encode()
+
+
+def write_archive(file: Path, folders: Mapping[str, Files]) -> None:
+    """The same bytes for the same records."""
+    lines = [
+        f'{{"file": {json.dumps(f"{folder}/{name}")}, "content": {text}}}'
+        for folder in sorted(folders)
+        for name, text in folders[folder].items()
+    ]
+    draft = file.with_name(f".{file.name}")
+    draft.write_bytes(gzip.compress("\n".join([HEADER, *lines, ""]).encode(), mtime=0))
+    draft.replace(file)
+
+
+def is_archive(file: Path) -> bool:
+    """By its name and first line: other files are left alone."""
+    if not file.name.endswith(SUFFIX):
+        return False
+    try:
+        with gzip.open(file) as content:
+            return content.read(len(HEADER)) == HEADER.encode()
+    except (EOFError, zlib.error):
+        return True  # a damaged one, perhaps: to be named
+    except OSError:
+        return False
+
+
+def read_archive(file: Path) -> Mapping[Path, Files]:
+    """Every folder in it, by where it would lie; UserError if it is damaged."""
+    known = file.stat()
+    return _read(file, known.st_mtime_ns, known.st_size)
+
+
+@lru_cache(maxsize=64)
+def _read(file: Path, _time: int, _size: int) -> Mapping[Path, Files]:
+    try:
+        with gzip.open(file) as content:
+            text = content.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            raise ValueError(f"more than {LARGEST / 2**30:g} GiB")
+        folders: dict[str, dict[str, str]] = {}
+        for line in text.decode("ascii").splitlines()[1:]:
+            if (match := LINE.fullmatch(line)) is None:
+                raise ValueError(f"it has the line {line[:60]}")
+            folders.setdefault(match["folder"], {})[match["name"]] = match["json"]
+        return {_placed(file.parent, folder): files for folder, files in folders.items()}
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file}: damaged archive ({reason}): fetch or pack it again") from None
+
+
+def _placed(root: Path, folder: str) -> Path:
+    pure = PurePosixPath(folder)
+    if ".." in pure.parts or pure.is_absolute() or not folder.isprintable():
+        raise ValueError(f"it has the folder {folder[:60]}")
+    return root / pure
+
+
+def archives_in(folder: Path) -> tuple[Path, ...]:
+    """Looked for once for as long as no name in the folder changes."""
+    try:
+        return _archives_in(folder, folder.stat().st_mtime_ns)
+    except OSError:
+        return ()
+
+
+@lru_cache(maxsize=256)
+def _archives_in(folder: Path, _time: int) -> tuple[Path, ...]:
+    return tuple(sorted(file for file in folder.glob(f"*{SUFFIX}") if is_archive(file)))
+
+
+def archives_above(folder: Path) -> Iterator[Path]:
+    """Those that may hold a folder, or folders below it."""
+    for parent in [*folder.parents][:DEEPEST_RUN]:
+        yield from archives_in(parent)
+
+
+def is_archived(root: Path) -> bool:
+    """Whether an archive holds a folder, or one below it."""
+    return any(
+        folder.is_relative_to(root)
+        for archive in archives_above(root)
+        for folder in readable(archive)
+    )
+
+
+def readable(archive: Path) -> Mapping[Path, Files]:
+    """As read_archive(); a damaged one holds nothing."""
+    try:
+        return read_archive(archive)
+    except (UserError, OSError):
+        return {}
+
+
+def archived(folder: Path) -> Files | None:
+    """The files of a folder that lies in an archive alone."""
+    archives = () if folder.exists() else archives_above(folder)
+    return next((f for a in archives if (f := readable(a).get(folder)) is not None), None)

@@ -1,0 +1,105 @@
+"""python -m harness pack FOLDER, and unpack FILE: records as one file, and as folders again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from harness.core.command_line import print_json
+from harness.core.records import SWEEP, RunFolder, find_folders, find_runs, writing_to
+from harness.core.records.archives import (
+    RECORD_FILE,
+    SUFFIX,
+    Files,
+    is_archive,
+    packed,
+    read_archive,
+    unpacked,
+    write_archive,
+)
+from harness.core.settings import UserError
+from harness.read.records.recorded import existing
+from harness.read.records.sweeps import NO_RECORDS, read_sweep, sweep_file
+
+
+def run(options: argparse.Namespace) -> int:
+    if hasattr(options, "file"):
+        return _unpack(options.file, options.out, options.json)
+    return _pack(options.folder, options.out, options.json)
+
+
+def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
+    """Every run and sweep below a folder; of a sweep its plan and its runs."""
+    if sweep_file(existing(folder)) is not None:
+        sweep = read_sweep(folder)
+        root, name = sweep.output_dir, sweep.folder.name
+        found = [run.folder for run in sweep.runs if run.folder]
+        found.append(RunFolder.at(sweep.folder.absolute()))
+    else:
+        root, name = folder, folder.absolute().name
+        found = [*find_runs(folder), *find_folders(SWEEP, folder)]
+    if problems := [record.problem for record in found if record.problem]:
+        raise UserError(problems[0])
+    folders = {r.path.relative_to(root).as_posix(): files for r in found if (files := texts(r))}
+    runs = sum("settings.json" in files for files in folders.values())
+    if not runs:
+        raise UserError(NO_RECORDS.format(folder))
+    if "." in folders:
+        raise UserError(f"{folder} is a single run: name a folder above it")
+    file = out or root / f"{name}{SUFFIX}"
+    if not file.name.endswith(SUFFIX):
+        raise UserError(f"--out {file}: expected a name that ends in {SUFFIX}")
+    with writing_to(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_archive(file, folders)
+    if as_json:
+        print_json({"written": file, "runs": runs, "bytes": file.stat().st_size})
+    else:
+        print(f"{runs} runs in {file}, {file.stat().st_size / 1e6:.2f} MB; their folders stay")
+    return 0
+
+
+def texts(record: RunFolder) -> Files:
+    """The files of a record, without checkpoints and whatever else lies beside them."""
+    if record.archived is not None and not record.path.exists():
+        return record.archived
+    below = (file for part in ("", "ranks", "telemetry") for file in (record.path / part).glob("*"))
+    named = {file.relative_to(record.path).as_posix(): file for file in sorted(below)}
+    return {
+        name: packed(name, file.read_bytes())
+        for name, file in named.items()
+        if RECORD_FILE.fullmatch(name) and file.is_file()
+    }
+
+
+def write_folder(path: Path, files: Files) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        for name, text in files.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            (draft / name).write_bytes(unpacked(text))
+        draft.rename(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _unpack(file: Path, out: Path | None, as_json: bool) -> int:
+    """Each folder whole or not at all; those that are there already stay as they are."""
+    if not is_archive(file):
+        raise UserError(f"{file} is not an archive of records: harness pack makes one")
+    root, written, left = out or file.parent, 0, 0
+    for folder, files in read_archive(file).items():
+        path = root / folder.relative_to(file.parent)
+        if path.exists():
+            left += 1
+            continue
+        with writing_to(root):
+            write_folder(path, files)
+        written += 1
+    if as_json:
+        print_json({"folders": root, "written": written, "left": left})
+    else:
+        print(f"{written} folders written below {root}, {left} were there already")
+    return 0
