@@ -2,8 +2,7 @@
 
 The loop, the optimizer, the schedule and the distribution are the Trainer's. Every method that is
 overridden stands in ExactTrainer, once, with its reason. What takes more than a few lines is done
-by a collaborator: epoch.py (events and sums of an epoch), evaluation.py,
-elastic_schedule.py, host_overhead.py, progress.py, and the strategy's Exchange.
+by a collaborator: the modules beside this one, and the strategy's Exchange.
 """
 
 from __future__ import annotations
