@@ -89,6 +89,17 @@ def test_links_lead_somewhere(root: Path) -> None:
         assert not part or part in map(anchor, headings(target)), f"{path.name}: {link}"
 
 
+def test_every_test_that_a_page_names_exists(root: Path) -> None:
+    named = [
+        (path.name, file, name)
+        for path in texts(root)
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text())
+    ]
+    assert len(named) >= 12
+    for page, file, name in named:
+        assert f"def {name}(" in (root / file).read_text(), f"{page}: {file}::{name}"
+
+
 def test_the_readme_is_short_and_leads_to_every_page(root: Path) -> None:
     text = (root / "README.md").read_text()
     assert len(text.split()) <= 1500
