@@ -309,11 +309,19 @@ def sync(path: Path) -> None:
         os.close(file)
 
 
+def _make(folder: Path) -> None:
+    """A folder whose name survives a power cut, as what is written into it does."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
     """Whole or not at all: a reader never sees half a file. Durable: on disk when this returns."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing_to(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent)
         try:
             with draft.open("w", encoding="utf-8") as file:
                 json.dump(plain(content), file, indent=2, allow_nan=False)
@@ -365,7 +373,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """
     line = json.dumps(plain(row), allow_nan=False) + "\n"
     with writing_to(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent)
         with path.open("ab+") as file:
             is_new = file.tell() == 0
             if not is_new:
