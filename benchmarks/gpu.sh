@@ -1,33 +1,40 @@
 #!/usr/bin/env bash
 # Every check and measurement of this project that needs a GPU, on one of them, in under 9 minutes.
-# No network: data are embedded, weights are random. Records, logs and tables go to a folder.
+# No network: data are embedded, weights are random. What is most in doubt comes first.
 #
 #   benchmarks/gpu.sh OUT              PYTHON=python3.12 benchmarks/gpu.sh OUT names another Python
 #   benchmarks/gpu.sh --dry_run OUT    print the commands, one a line, and run nothing
+#   benchmarks/gpu.sh --quick OUT      the smallest models: a rehearsal, no measurement
 #   DATA=FOLDER benchmarks/gpu.sh OUT  a folder with ag_news and cifar10, for the comparison of speeds
+#   WHEELS=FOLDER ...                  packages that this Python lacks (benchmarks/gpu_wheels.sh)
 #
-# A failure stops nothing. The same call again trains only the runs that have no finished record.
-# Exit code: 0 all good, 1 something failed, 2 no GPU or wrong arguments.
+# OUT gets a table, the failures with their reasons, and an archive of records and logs. They are
+# written in OUT.work: the same call again trains only the runs that have no finished record.
+# A failure stops nothing. Exit code: 0 all good, 1 something failed, 2 no GPU or wrong arguments.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
-LIMIT_S=500 # what is not begun by then is named as skipped, and counts as failed
-DRY=false
-if [[ ${1:-} == --dry_run ]]; then
-  DRY=true
+END_S=${LIMIT_S:-500} # what is not begun by then is named as skipped, and counts as failed
+MOST_BYTES=16000000   # of a file in OUT
+DRY=false QUICK=false
+while [[ ${1:-} == --dry_run || ${1:-} == --quick ]]; do
+  [[ $1 == --dry_run ]] && DRY=true || QUICK=true
   shift
-fi
+done
 if [[ $# -ne 1 || -z $1 || $1 == -* ]]; then
-  echo "usage: ${0##*/} [--dry_run] OUT" >&2
+  echo "usage: ${0##*/} [--dry_run] [--quick] OUT" >&2
   exit 2
 fi
 OUT=$(realpath -m -- "$1")
+WORK=$OUT.work
 if [[ $PYTHON == */* ]]; then
   PYTHON=$(realpath -ms -- "$PYTHON") # no link is followed: it may be that of a virtual environment
 fi
+[[ -z ${WHEELS:-} ]] || WHEELS=$(realpath -m -- "$WHEELS")
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
-export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# The driver is asked for GPUs, so that nothing initialises CUDA before its time.
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTORCH_NVML_BASED_CUDA_CHECK=1
 
 if ! $DRY; then
   seen=$("$PYTHON" -c 'import torch; print(torch.cuda.is_available())' 2>&1 | tail -n 1) || true
@@ -35,14 +42,27 @@ if ! $DRY; then
     echo "${0##*/}: no GPU to measure on ($PYTHON says: $seen)" >&2
     exit 2
   fi
-  mkdir -p -- "$OUT/logs"
+  mkdir -p -- "$OUT" "$WORK/logs"
   : >"$OUT/failures.txt"
+  if [[ -n ${WHEELS:-} ]]; then
+    "$PYTHON" -m pip install -q --no-index --no-deps --upgrade --target "$WORK/packages" "$WHEELS"/*.whl
+    export PYTHONPATH=$WORK/packages${PYTHONPATH:+:$PYTHONPATH}
+  fi
   # Prepared data are shared by the runs; nothing is left in the user's own cache.
   HF_HOME=$(mktemp -d)
   export HF_HOME
   trap 'rm -rf -- "$HF_HOME"' EXIT
 fi
 FAILED=0 RAN=0
+
+# The lines of a log that say what went wrong: not the footer that torchrun puts under them.
+reasons() {
+  local said='^(\[[^]]*\] *|\[?rank[0-9]+\]?: *)?(oom|failed|diverged|interrupted): |(Error|Exception|error): |^(FAILED|ERROR|E  ) '
+  local lines
+  lines=$(grep -aE "$said" -- "$1" | grep -avE 'ChildFailedError|SignalException|^[EWI][0-9]{4} ' | tail -n 3 | cut -c1-600) || true
+  [[ -n $lines ]] || lines=$(tail -n 3 -- "$1" | cut -c1-600)
+  sed 's/^/    /' <<<"$lines"
+}
 
 # attempt NAME SECONDS COMMAND...: run it, keep its output, note a failure and go on.
 attempt() {
@@ -59,25 +79,33 @@ attempt() {
   else
     # torchrun gives its processes 30 s to end before it kills them; it must not go before.
     timeout --kill-after=35 "$((seconds < left ? seconds : left))" "$@" \
-      >"$OUT/logs/$name.txt" 2>&1 || code=$?
+      >"$WORK/logs/$name.txt" 2>&1 || code=$?
   fi
   echo "$name: $code ($((SECONDS - began)) s)"
   if [[ $code != 0 ]]; then
     FAILED=$((FAILED + 1))
     {
       echo "$name: $code  $*"
-      [[ $code == skipped ]] || tail -n 3 -- "$OUT/logs/$name.txt" | sed 's/^/    /'
+      [[ $code == skipped ]] || reasons "$WORK/logs/$name.txt"
     } >>"$OUT/failures.txt"
   fi
 }
 
 # The sizes of all runs: a few seconds of training each on a large GPU.
-COMMON=(--output_dir "$OUT/records" --max_steps 40 --epochs 1 --save none --log_every 10 --lr 1e-4)
-TEXT=(--dataset embedded:english --train_size all --test_size 256 --max_length 128)
+if $QUICK; then
+  BERT=bert-nano DISTILBERT=bert-nano VIT=vit-nano VIT32=vit-nano
+  SIZES=(--tiny --max_steps 6) LENGTH=48 LARGE=(--per_gpu_batch 16) SMALL=(--image_size 16 --per_gpu_batch 8)
+else
+  BERT=bert-base DISTILBERT=distilbert-base VIT=vit-base-patch16 VIT32=vit-base-patch32
+  SIZES=(--max_steps 40) LENGTH=128
+  LARGE=(--image_size 224 --per_gpu_batch 32) SMALL=(--image_size 32 --per_gpu_batch 32)
+fi
+RESNET=resnet-18-cifar
+COMMON=(--output_dir "$WORK/records" "${SIZES[@]}" --epochs 1 --save none --log_every 10 --lr 1e-4)
+TEXT=(--dataset embedded:english --train_size all --test_size 256 --max_length "$LENGTH")
 IMAGE=(--dataset embedded:digits --train_size 1280 --test_size 256)
-LARGE=(--image_size 224 --per_gpu_batch 32)
-SMALL=(--image_size 32 --per_gpu_batch 32)
 TORCHRUN=("$PYTHON" -m torch.distributed.run --standalone --nproc_per_node=1)
+TWO=("$PYTHON" -m benchmarks.two_ranks)
 
 bert() { attempt "bert_$1" 60 "$PYTHON" bert.py "${TEXT[@]}" --per_gpu_batch 32 "${COMMON[@]}" "${@:2}"; }
 vit() { attempt "vit_$1" 60 "$PYTHON" vit.py "${IMAGE[@]}" "${COMMON[@]}" "${@:2}"; }
@@ -85,59 +113,79 @@ bert_run() {
   attempt "bert_$1" 60 "${TORCHRUN[@]}" bert.py "${TEXT[@]}" --per_gpu_batch 32 "${COMMON[@]}" "${@:2}"
 }
 vit_run() { attempt "vit_$1" 60 "${TORCHRUN[@]}" vit.py "${IMAGE[@]}" "${COMMON[@]}" "${@:2}"; }
+# Two ranks with NCCL on the one GPU, over sockets: what ranks do to each other, not how fast.
+vit_two() {
+  attempt "vit_two_$1" 75 "${TWO[@]}" vit.py "${IMAGE[@]}" "${COMMON[@]}" --model "$VIT32" \
+    "${LARGE[@]}" --setup 2_1 "${@:2}"
+}
 
-# The tests that need a GPU.
-attempt tests 120 "$PYTHON" -m pytest -q -m gpu
+LIMIT_S=$((END_S * 56 / 100)) # of the checks: the measurements need the rest
+attempt environment 60 "$PYTHON" -m harness env
+# Files and not the whole suite, whose other files may need packages that are not here.
+attempt tests 120 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu \
+  tests/train/loop/test_gpu_steps.py tests/train/loop/test_identities.py \
+  tests/train/data/test_padding.py tests/train/measure/test_exposure.py
+attempt roofline 30 "$PYTHON" -m benchmarks.roofline bf16
 
-# Strategies: the ways that nothing but a GPU can prove.
-bert_run ddp_bf16 --model bert-base --strategy ddp --setup 1_1 --precision bf16
-bert_run fsdp_bf16 --model bert-base --strategy fsdp --precision bf16
-bert_run fsdp_offload_bf16 --model bert-base --strategy fsdp --fsdp_offload --precision bf16
-vit_run fsdp_grads_fp32 --model vit-base-patch32 "${LARGE[@]}" --strategy fsdp --fsdp_shard grads
-vit_run resnet_ddp_sync --model resnet-18-cifar "${SMALL[@]}" --strategy ddp --batchnorm sync
-vit_run fsdp_fp16 --model vit-base-patch32 "${LARGE[@]}" --strategy fsdp --precision fp16
-vit_run ddp_fp16 --model vit-base-patch32 "${LARGE[@]}" --strategy ddp --precision fp16
-# Those for slow links, on NCCL: one process, so that their hooks and exchanges run as they are.
-bert_run ddp_hook_bf16 --model distilbert-base --strategy ddp --compress bf16
-bert_run ddp_powersgd --model distilbert-base --strategy ddp --compress powersgd:4
-vit_run local_sgd --model vit-base-patch32 "${LARGE[@]}" --strategy local_sgd --sync_every 10
-vit_run diloco --model vit-base-patch32 "${LARGE[@]}" --strategy diloco --sync_every 10 \
-  --compress int8 --fragments 2 --overlap 2 --precision bf16
-if $DRY || "$PYTHON" -c 'import hivemind' 2>/dev/null; then
-  vit hivemind --model vit-base-patch32 "${LARGE[@]}" --strategy hivemind --target_batch 128
-fi
-bert dp_fp32 --model distilbert-base --strategy dp
-bert dp_bf16 --model distilbert-base --strategy dp --precision bf16
-
-# Number formats, on one device.
-for precision in fp32 tf32 bf16 fp16; do
-  bert "base_$precision" --model bert-base --strategy single --precision "$precision"
-  vit "base16_$precision" --model vit-base-patch16 "${LARGE[@]}" --precision "$precision"
-done
-bert distilbert_bf16 --model distilbert-base --precision bf16
-vit base32_bf16 --model vit-base-patch32 "${LARGE[@]}" --precision bf16
-vit resnet_bf16 --model resnet-18-cifar "${SMALL[@]}" --precision bf16
+# One process: the kernel for packed texts, number formats, a compiled step.
+bert base_bf16 --model "$BERT" --strategy single --precision bf16
+vit base16_bf16 --model "$VIT" "${LARGE[@]}" --precision bf16
+vit_two ddp
+vit_two fsdp --strategy fsdp
+vit_two fsdp_offload --strategy fsdp --fsdp_offload --precision bf16
+vit_two diloco --strategy diloco --sync_every 10 --sync_scope rank --compress int8 --fragments 2 \
+  --overlap 2 --precision bf16
+vit_run resnet_ddp_sync --model "$RESNET" "${SMALL[@]}" --strategy ddp --setup 1_1 --batchnorm sync
 attempt vit_compile_bf16 120 "$PYTHON" vit.py "${IMAGE[@]}" "${COMMON[@]}" \
-  --model vit-base-patch16 "${LARGE[@]}" --precision bf16 --torch_compile
+  --model "$VIT" "${LARGE[@]}" --precision bf16 --torch_compile
+bert dp_bf16 --model "$DISTILBERT" --strategy dp --precision bf16
+bert_run ddp_powersgd --model "$DISTILBERT" --strategy ddp --setup 1_1 --compress powersgd:4
+for precision in fp32 tf32 fp16; do
+  vit "base16_$precision" --model "$VIT" "${LARGE[@]}" --precision "$precision"
+done
+vit_run ddp_fp16 --model "$VIT32" "${LARGE[@]}" --strategy ddp --setup 1_1 --precision fp16
+bert_run fsdp_offload_bf16 --model "$BERT" --strategy fsdp --fsdp_offload --precision bf16
+if $DRY || "$PYTHON" -c 'import hivemind' 2>/dev/null; then
+  vit hivemind --model "$VIT32" "${LARGE[@]}" --strategy hivemind --target_batch 128
+fi
+# A sweep: its warm launcher must leave CUDA alone, or no run of it starts.
+attempt sweep 60 "$PYTHON" -m harness sweep experiments/precision.yaml --tiny --limit 0:4 \
+  --isolation off --output_dir "$WORK/records"
+# Two nodes with a link between them, on one GPU.
+attempt link 60 "$PYTHON" -m harness nodes 2 --link 1ms --oversubscribe -- \
+  "$PYTHON" -m torch.distributed.run --nproc_per_node=1 -m harness link --mb 1
 
-# A sweep: its warm launcher must leave CUDA alone, or no run of it starts. One seed of each format.
-attempt sweep 90 "$PYTHON" -m harness sweep experiments/precision.yaml --tiny --limit 0:8 \
-  --isolation off --output_dir "$OUT/records"
-
-# What the apparatus costs, and the table of all runs.
-attempt overhead 120 "$PYTHON" benchmarks/overhead.py --pairs 3 --no_start_up --out "$OUT/overhead.json"
-attempt telemetry 90 "$PYTHON" benchmarks/overhead.py --telemetry 8 --cases bert-nano \
-  --out "$OUT/telemetry.json"
-# Against what a user would run instead: as many runs as the time allows, each in turn.
+# What the apparatus costs.
+LIMIT_S=$((END_S * 72 / 100))
+SIZE=() SPEED=(--gpu)
+if $QUICK; then SIZE=(--quick) SPEED=(--quick); fi
+attempt overhead 100 "$PYTHON" benchmarks/overhead.py --pairs 3 --no_start_up "${SIZE[@]}" --out "$WORK/overhead.json"
+attempt telemetry 60 "$PYTHON" benchmarks/overhead.py --telemetry 6 --cases bert-nano "${SIZE[@]}" \
+  --out "$WORK/telemetry.json"
+# Against what a user would run instead, whole epochs with their evaluation, each model beside the
+# measured peak of a matrix product: as many runs as the time allows, each in turn.
+LIMIT_S=$END_S
 LEFT_S=$((LIMIT_S - SECONDS - 30)) # the last run that is begun is to end
-attempt speed 180 "$PYTHON" -m benchmarks.speed --gpu --arms seed2,examples,loop,ideal,ours \
-  --rounds 2 --limit_s "$((LEFT_S < 150 ? LEFT_S : 150))" ${DATA:+--data "$DATA"} --out "$OUT/speed"
-LIMIT_S=530 # the table is made in any case
-attempt table 60 "$PYTHON" -m harness table "$OUT/records"
+attempt speed 200 "$PYTHON" -m benchmarks.speed "${SPEED[@]}" --arms examples,loop,ours --rounds 2 \
+  --limit_s "$((LEFT_S < 170 ? LEFT_S : 170))" ${DATA:+--data "$DATA"} --out "$WORK/speed"
+LIMIT_S=$((END_S + 30)) # the table is made in any case
+attempt table 60 "$PYTHON" -m harness table "$WORK/records"
 if $DRY; then
   exit 0
 fi
-mv -- "$OUT/logs/table.txt" "$OUT/table.txt"
-cat -- "$OUT/table.txt" "$OUT/overhead.md" "$OUT/telemetry.md" "$OUT/speed/speed.md" "$OUT/failures.txt" 2>/dev/null || true
+
+cat -- "$WORK/logs/table.txt" "$WORK/overhead.md" "$WORK/telemetry.md" "$WORK/speed/speed.md" \
+  "$WORK/logs/roofline.txt" "$WORK/logs/link.txt" >"$OUT/table.txt" 2>/dev/null || true
+# Three files, or a few more where the archive is too large for one.
+tar -C "$WORK" --exclude='checkpoint-*' --exclude=packages -czf "$WORK/gpu.tar.gz" \
+  -- $(cd "$WORK" && ls | grep -v '^gpu.tar') 2>/dev/null || true
+rm -f -- "$OUT"/gpu.tar.gz*
+if (($(stat -c %s "$WORK/gpu.tar.gz") > MOST_BYTES)); then
+  split -b "$MOST_BYTES" -d -a 1 -- "$WORK/gpu.tar.gz" "$OUT/gpu.tar.gz."
+  rm -f -- "$OUT"/gpu.tar.gz.[5-9]
+else
+  cp -- "$WORK/gpu.tar.gz" "$OUT/"
+fi
+cat -- "$OUT/table.txt" "$OUT/failures.txt"
 echo "$FAILED of $RAN failed, $SECONDS s: $OUT"
 ((FAILED == 0))

@@ -48,6 +48,7 @@ GPU_CASES = {
     "distilbert-base": replace(_BERT, model="distilbert-base"),
     "vit-base-patch16": _VIT,
     "vit-base-patch32": replace(_VIT, model="vit-base-patch32", train=2048),
+    "resnet-50": replace(_VIT, model="resnet-50", train=2048, lr=1e-3),
     "resnet-18-cifar": Case(
         IMAGE, "resnet-18-cifar", 4096, 512, 128, epochs=2, precision="bf16", lr=1e-3, image_size=32
     ),

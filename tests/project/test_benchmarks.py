@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.support.ranks import Done, ran, script
 GPU_SH = ["bash", "benchmarks/gpu.sh"]
 # What torchrun sets for one process on one node.
 LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+TWO_NODES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
 
 
 def run_benchmark(name: str, argv: list[str]) -> int:
@@ -190,22 +192,36 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
             others.append(words[1:3])
             continue
         launched = words[1:3] == ["-m", "torch.distributed.run"]
+        two = words[1:3] == ["-m", "benchmarks.two_ranks"]
         settings = parse(
             words[named[0]].removesuffix(".py"),
             words[named[0] + 1 :],
-            environ=LAUNCHED if launched else {},
+            environ=LAUNCHED if launched else TWO_NODES if two else {},
         )
-        assert settings.output_dir == f"{out}/records"
+        assert settings.output_dir == f"{out}.work/records"
         assert str(settings.dataset).startswith("embedded:")  # no network
         assert dict(settings.trainer)["max_steps"] <= 50
         seen |= {settings.model, settings.precision, settings.strategy, settings.batchnorm}
         seen |= {name for name in ("fsdp_offload",) if getattr(settings, name)}
         seen |= set(dict(settings.trainer))
-    sweep, table = ["-m", "harness"], ["-m", "harness"]
+    harness = ["-m", "harness"]
     overhead, telemetry = (["benchmarks/overhead.py", f"--{w}"] for w in ("pairs", "telemetry"))
-    speed = ["-m", "benchmarks.speed"]
-    assert others == [["-m", "pytest"], sweep, overhead, telemetry, speed, table]
-    assert seen >= {"fp32", "tf32", "bf16", "fp16", "single", "dp", "ddp", "fsdp", "fsdp_offload"}
+    assert others == [
+        harness, ["-m", "pytest"], ["-m", "benchmarks.roofline"], harness, harness,
+        overhead, telemetry, ["-m", "benchmarks.speed"], harness,
+    ]  # fmt: skip
+    assert seen >= {
+        "fp32",
+        "tf32",
+        "bf16",
+        "fp16",
+        "single",
+        "dp",
+        "ddp",
+        "fsdp",
+        "fsdp_offload",
+        "diloco",
+    }
     assert seen >= {"bert-base", "distilbert-base", "vit-base-patch16", "vit-base-patch32"}
     assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}
 
@@ -226,12 +242,15 @@ def test_gpu_sh_refuses_a_wrong_call_and_a_machine_without_gpu(tmp_path: Path) -
 
 @pytest.mark.process
 def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
-    """With a Python that answers, but fails for one model and has no table to print."""
+    """With a Python that answers, but fails for one model as torchrun does, and for one sweep."""
     python, out = tmp_path / "a python", tmp_path / "o u t"
+    torchrun = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: footer"
     python.write_text(
         '#!/bin/sh\ncase "$*" in\n'
         "*is_available*) echo True ;;\n"
-        "*resnet-18-cifar*) echo out of order >&2; exit 3 ;;\n"
+        "*resnet-18-cifar*) echo 'failed: RuntimeError: out of order; the record is in x' >&2\n"
+        f"  echo '{torchrun}' >&2; seq 9 >&2; exit 3 ;;\n"
+        "*'harness sweep'*) echo no reason in it; exit 4 ;;\n"
         "*'harness table'*) echo the table ;;\nesac\n"
     )
     python.chmod(0o755)
@@ -239,9 +258,58 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert (out / "table.txt").read_text() == "the table\n"
     failures = (out / "failures.txt").read_text()
-    assert failures.count(": 3  ") == 2 and failures.count("out of order") == 2
-    assert done.stdout.splitlines()[-1].startswith("2 of 32 failed")
-    assert (out / "logs" / "overhead.txt").exists()
+    assert failures.count(": 3  ") == 1 and failures.count("RuntimeError: out of order") == 1
+    assert "sweep: 4  " in failures and "    no reason in it" in failures
+    assert "footer" not in failures and "    9" not in failures
+    assert done.stdout.splitlines()[-1].startswith("2 of 25 failed")
+    assert sorted(path.name for path in out.iterdir()) == [
+        "failures.txt", "gpu.tar.gz", "table.txt",
+    ]  # fmt: skip
+    with tarfile.open(out / "gpu.tar.gz") as archive:
+        assert "logs/overhead.txt" in archive.getnames()
+
+
+@pytest.mark.process
+def test_gpu_sh_names_what_it_had_no_time_for_and_splits_a_large_archive(tmp_path: Path) -> None:
+    python, out = tmp_path / "python", tmp_path / "out"
+    python.write_text('#!/bin/sh\ncase "$*" in *is_available*) echo True ;; esac\n')
+    python.chmod(0o755)
+    logs = tmp_path / "out.work" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "large.bin").write_bytes(os.urandom(17_000_000))
+    done = gpu_sh("--quick", str(out), PYTHON=str(python), LIMIT_S="0")
+    failures = (out / "failures.txt").read_text()
+    assert done.returncode == 1 and failures.count(": skipped  ") == 24
+    assert {path.name for path in out.iterdir()} == {
+        "failures.txt", "gpu.tar.gz.0", "gpu.tar.gz.1", "table.txt",
+    }  # fmt: skip
+    assert max(path.stat().st_size for path in out.iterdir()) < 2**24
+
+
+@pytest.mark.process
+def test_wheels_for_another_machine_have_the_versions_of_this_one(tmp_path: Path) -> None:
+    python, asked = tmp_path / "python", tmp_path / "asked"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exec {shlex.quote(sys.executable)} "$@"\n'
+        f'echo "$@" >{shlex.quote(str(asked))}; touch {shlex.quote(str(tmp_path))}/w/a.whl\n'
+    )
+    python.chmod(0o755)
+    command = ["bash", "benchmarks/gpu_wheels.sh"]
+    env = os.environ | {"PYTHON": str(python), "PYTHON_VERSION": "3.12"}
+
+    def wheels(*argv: str) -> subprocess.CompletedProcess[str]:
+        root = Path(__file__).parents[2]
+        return subprocess.run([*command, *argv], cwd=root, env=env, capture_output=True, text=True)
+
+    assert wheels().returncode == 2
+    assert wheels(str(tmp_path / "w"), "no-such-package").returncode == 1 and not asked.exists()
+    done = wheels(str(tmp_path / "w"))
+    assert done.returncode == 0, done.stderr
+    words = asked.read_text()
+    assert "--no-deps" in words and "--python-version 3.12" in words and " torch==" not in words
+    for line in (Path(__file__).parents[2] / "requirements.txt").read_text().splitlines():
+        if line.startswith(("transformers", "datasets", "evaluate")):
+            assert line.split()[0] in words
 
 
 @pytest.mark.process

@@ -13,6 +13,7 @@ import pytest
 
 from harness.core.records import RunFolder
 from harness.core.strategies import STRATEGIES
+from harness.train.run.warm import free_port
 from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
 from tests.support.ranks import ROOT, Done, ran, run_script, script
 
@@ -65,7 +66,11 @@ WAYS: dict[str, tuple[int, list[str]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_are_those_of_a_cpu(way: str, tmp_path: Path) -> None:
     ranks, flags = WAYS[way]
-    gpu = trained(tmp_path / "gpu", *flags, gpus=ranks, ranks=ranks)
+    # torchrun with one process is still torchrun.
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # fmt: skip
+    env = alone if way.endswith(" 1") else {}
+    gpu = trained(tmp_path / "gpu", *flags, gpus=ranks, ranks=ranks, **env)
     observed = environment(gpu)["observed"]
     assert observed["device"] == "cuda:0"
     assert environment(gpu)["machine"] == f"h200x{ranks}"
@@ -73,7 +78,7 @@ def test_losses_are_those_of_a_cpu(way: str, tmp_path: Path) -> None:
         assert observed["backend"] == "nccl"
     if way == "fsdp 1":
         return  # a CPU has no fsdp of one process to compare with
-    cpu = trained(tmp_path / "cpu", *flags, "--use_cpu", ranks=ranks)
+    cpu = trained(tmp_path / "cpu", *flags, "--use_cpu", ranks=ranks, **env)
     assert environment(cpu)["observed"]["device"] == "cpu" and environment(cpu)["gpus"] == []
     assert "h200" not in environment(cpu)["machine"]
     assert "mfu" not in {k for k, v in cpu.read_epochs()[0][-1].items() if v}
@@ -206,6 +211,17 @@ def test_each_emulated_node_has_gpus_of_its_own(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     facts = environment(only_run(tmp_path / "2"))
     assert facts["nodes"] == 2 and facts["observed"]["backend"] == "nccl"
+
+
+def test_two_ranks_on_one_gpu_exchange_over_a_socket(tmp_path: Path) -> None:
+    words = ["-m", "benchmarks.two_ranks", "vit.py", *ARGV, "--setup", "2_1", "--o", str(tmp_path)]
+    env = {**os.environ, "FAKE_GPUS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    observed = environment(only_run(tmp_path))["observed"]
+    assert (observed["backend"], observed["world"]) == ("nccl", 2)
 
 
 def test_env_and_doctor_say_what_is_there() -> None:

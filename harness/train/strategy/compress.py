@@ -63,9 +63,6 @@ def _from_int8(coded: torch.Tensor) -> torch.Tensor:
     return (levels * scales).flatten(1)
 
 
-# torch 2.12 and older have it under the older name alone.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
 CODECS = {
     "bf16": Codec(
         16,
@@ -100,7 +97,9 @@ def quantised_mean(row: torch.Tensor, codec: Codec, group: Any = None) -> None:
     received = torch.empty_like(coded)
     dist.all_to_all_single(received, coded, group=group)
     own = codec.encode(codec.decode(received).mean(0, keepdim=True))
-    all_gather_single(coded, own, group=group)
+    # torch 2.12 and older have it under the older name alone.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(coded, own, group=group)
     row.copy_(codec.decode(coded).flatten()[: row.numel()])
 
 

@@ -80,3 +80,16 @@ def test_what_is_not_finite_stays_so_on_all_ranks(code: str, spoilt: float) -> N
     for mean, _, _ in ranks(2, means, 10_000, code, spoilt):
         assert not np.isfinite(mean[5000])
         assert np.isfinite(mean[:4096]).all() and np.isfinite(mean[6144:]).all()
+
+
+def mean_of_an_older_torch(size: int) -> np.ndarray:
+    vars(dist).pop("all_gather_single")  # 2.12 has it under its older name
+    dist.init_process_group("gloo")
+    row = rows_of(dist.get_world_size(), size)[dist.get_rank()].clone()
+    compress.quantised_mean(row, compress.CODECS["int8"])
+    return row.numpy()
+
+
+def test_an_older_torch_gives_the_same_mean() -> None:
+    (mean, _, _), *_ = ranks(2, means, 10_000, "int8", 0.0)
+    assert all((older == mean).all() for older in ranks(2, mean_of_an_older_torch, 10_000))
