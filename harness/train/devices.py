@@ -82,11 +82,13 @@ def why_unusable() -> str | None:
             f"it is built for CUDA {built}, and the driver {driver.version} runs up to {newest}"
         )
         return f"{found}: {reason}; {driver.advice}, {ON_CPU}"
+    reason = "it gives no reason"
     try:
         torch.cuda.init()
-        reason = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        reason += f" (CUDA_VISIBLE_DEVICES={visible})"
     return f"{found}: {reason}; mend that, {ON_CPU}"
 
 

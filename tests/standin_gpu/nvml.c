@@ -6,7 +6,7 @@
 static int n(){const char*v=getenv("FAKE_GPUS");return v?atoi(v):1;}
 static double t0;static double now(){struct timespec t;clock_gettime(CLOCK_MONOTONIC,&t);return t.tv_sec+1e-9*t.tv_nsec;}
 static int no(const char*w){const char*v=getenv("FAKE_NVML_MISSING");return v&&strstr(v,w);}
-X int nvmlInit(){return getenv("FAKE_NO_NVML")?9:0;} X int nvmlInit_v2(){return getenv("FAKE_NO_NVML")?9:0;} X int nvmlInitWithFlags(){return 0;} X int nvmlShutdown(){return 0;}
+X int nvmlInit(){return getenv("FAKE_NO_NVML")?9:0;} X int nvmlInit_v2(){return getenv("FAKE_NO_NVML")?9:0;} X int nvmlInitWithFlags(){return getenv("FAKE_NO_NVML")?9:0;} X int nvmlShutdown(){return 0;}
 X int nvmlDeviceGetCount_v2(unsigned*c){*c=n();return 0;}
 X int nvmlDeviceGetHandleByIndex_v2(unsigned i,void**h){if(i>=n())return 2;*h=(void*)(long)(i+1);return 0;}
 X int nvmlDeviceGetHandleByUUID(const char*u,void**h){if(strncmp(u,"GPU-",4))return 6;unsigned i=strtoul(u+strlen(u)-2,0,16);if(!i||i>n())return 6;*h=(void*)(long)i;return 0;}

@@ -14,17 +14,18 @@ import pytest
 from harness.core.records import RunFolder
 from harness.core.strategies import STRATEGIES
 from harness.train.run.warm import free_port
-from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
+from tests.support.broken_runs import SHORT, assert_same_training, only_run, stop_at
 from tests.support.ranks import ROOT, Done, ran, run_script, script
 
 pytestmark = [pytest.mark.standin, pytest.mark.process, pytest.mark.timeout(400)]
 
-ARGV = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "2", "--b", "8",
+ARGV = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "2",
         "--full_determinism"]  # fmt: skip
 
 
 def vit(folder: Path, *more: str, gpus: int = 1, ranks: int = 1, **env: str) -> Done:
-    return script("vit", *ARGV, "--o", str(folder), *more, count=ranks,
+    sizes = [] if "--b" in more else ["--b", "8"]
+    return script("vit", *ARGV, *sizes, "--o", str(folder), *more, count=ranks,
                   env={"FAKE_GPUS": str(gpus), **env})  # fmt: skip
 
 
@@ -82,7 +83,8 @@ def test_losses_are_those_of_a_cpu(way: str, tmp_path: Path) -> None:
     assert environment(cpu)["observed"]["device"] == "cpu" and environment(cpu)["gpus"] == []
     assert "h200" not in environment(cpu)["machine"]
     assert "mfu" not in {k for k, v in cpu.read_epochs()[0][-1].items() if v}
-    assert losses(gpu) == pytest.approx(losses(cpu), rel=1e-6 if "hook" not in way else 1e-4)
+    rounded = "hook" in way or "int8" in way  # to coarse levels, and a last bit decides to which
+    assert losses(gpu) == pytest.approx(losses(cpu), rel=1e-4 if rounded else 1e-6)
 
 
 def test_dp_of_two_gpus_is_one_batch_of_both(tmp_path: Path) -> None:
@@ -114,11 +116,11 @@ def test_offloaded_shards_train_as_those_on_the_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--strategy", "fsdp", "--fsdp_offload"]])
 def test_a_broken_run_goes_on(more: list[str], tmp_path: Path) -> None:
-    os.environ["FAKE_GPUS"] = "2"  # of the processes that break off, too
-    argv = [*SHORT, *more, "--o"]
-    broken_off(2, [*argv, str(tmp_path / "broken")], 6, "kill", "vit")
+    argv, env = [*SHORT, *more, "--o"], {"FAKE_GPUS": "2"}
+    broken = [*argv, str(tmp_path / "broken")]
+    assert ran(2, stop_at, "vit", broken, ".", 6, "kill", env=env).code != 0
     for folder in ("broken", "whole"):
-        done = script("vit", *argv, str(tmp_path / folder), count=2)
+        done = script("vit", *argv, str(tmp_path / folder), count=2, env=env)
         assert done.code == 0, done.err
     assert_same_training(only_run(tmp_path / "broken"), only_run(tmp_path / "whole"))
 
@@ -200,12 +202,12 @@ def test_a_packed_sweep_gives_each_run_gpus_of_its_own(tmp_path: Path) -> None:
 
 def test_each_emulated_node_has_gpus_of_its_own(tmp_path: Path) -> None:
     torchrun = ["--", sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1"]
-    run = ["vit.py", *ARGV, "--setup", "2_1", "--o", str(tmp_path)]
-    refused = command("nodes", "2", *torchrun, *run, FAKE_GPUS="1")
+    run = ["vit.py", *ARGV, "--b", "8", "--setup", "2_1", "--o"]
+    refused = command("nodes", "2", *torchrun, *run, str(tmp_path), FAKE_GPUS="1")
     assert refused.returncode == 2 and "2 nodes and 1 GPU(s)" in refused.stderr
     for gpus, flags in (("2", []), ("1", ["--oversubscribe"])):
         folder = str(tmp_path / gpus)
-        done = command("nodes", "2", *flags, *torchrun, *run, "--o", folder, FAKE_GPUS=gpus)
+        done = command("nodes", "2", *flags, *torchrun, *run, folder, FAKE_GPUS=gpus)
         if "nodes" in done.stderr and "cannot" in done.stderr:
             pytest.skip(done.stderr)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -214,7 +216,18 @@ def test_each_emulated_node_has_gpus_of_its_own(tmp_path: Path) -> None:
 
 
 def test_two_ranks_on_one_gpu_exchange_over_a_socket(tmp_path: Path) -> None:
-    words = ["-m", "benchmarks.two_ranks", "vit.py", *ARGV, "--setup", "2_1", "--o", str(tmp_path)]
+    words = [
+        "-m",
+        "benchmarks.two_ranks",
+        "vit.py",
+        *ARGV,
+        "--b",
+        "8",
+        "--setup",
+        "2_1",
+        "--o",
+        str(tmp_path),
+    ]
     env = {**os.environ, "FAKE_GPUS": "1"}
     done = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True

@@ -131,7 +131,7 @@ def test_whatever_else_keeps_torch_from_the_gpus(
     assert "No CUDA GPUs are available; mend that" in refused()
     monkeypatch.setattr(FakeCuda, "init", lambda self: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
-    assert "CUDA_VISIBLE_DEVICES=9; mend that" in refused()
+    assert "it gives no reason (CUDA_VISIBLE_DEVICES=9); mend that" in refused()
 
 
 def test_a_card_that_is_not_in_this_build(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,12 @@ def eval_batch(gpu_bytes: int, samples: int, ranks: int) -> int:
     return min(most, max(1, -(-samples // ranks)))
 
 
+def eval_batch_of(args: TrainingArguments, samples: int) -> int:
+    cuda = args.device.type == "cuda"
+    gpu_bytes = torch.cuda.get_device_properties(0).total_memory if cuda else 0
+    return eval_batch(gpu_bytes, samples, args.world_size * max(1, args.n_gpu))
+
+
 class Evaluation:
     """The metrics of the evaluation that goes on, or of the last one."""
 

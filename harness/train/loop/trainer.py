@@ -28,7 +28,7 @@ from harness.train.data.texts import join_predictions, parts_of
 from harness.train.loop import host_overhead
 from harness.train.loop.elastic_schedule import ElasticSchedule, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
-from harness.train.loop.evaluation import Evaluation, eval_batch, test_metrics
+from harness.train.loop.evaluation import Evaluation, eval_batch_of, test_metrics
 from harness.train.loop.host_overhead import Compiled
 from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
@@ -71,10 +71,8 @@ class ExactTrainer(Trainer):
         if settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
         if settings.eval_batch is None and kwargs.get("eval_dataset") is not None:
-            samples, ranks = len(kwargs["eval_dataset"]), args.world_size * max(1, args.n_gpu)
-            cuda = args.device.type == "cuda"
-            gpu_bytes = torch.cuda.get_device_properties(0).total_memory if cuda else 0
-            args.per_device_eval_batch_size = eval_batch(gpu_bytes, samples, ranks)
+            samples = len(kwargs["eval_dataset"])
+            args.per_device_eval_batch_size = eval_batch_of(args, samples)
         super().__init__(**kwargs)
         if isinstance(self.processing_class, PreTrainedTokenizerBase):
             # The Trainer does so when training begins, and the model is tried out before.
