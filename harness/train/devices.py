@@ -26,8 +26,9 @@ def choose_gpus(settings: Settings, world: World) -> int:
     if uses_cpu(settings):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for whatever asks for the devices
         return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     _pin(settings, world.local_rank)
-    if (problem := why_unusable()) is not None:
+    if (problem := why_unusable(visible)) is not None:
         raise UserError(problem)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mig = gpus > 0 and " MIG " in torch.cuda.get_device_name(0)
@@ -64,8 +65,11 @@ def _pin(settings: Settings, local_rank: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[local_rank % len(names)]
 
 
-def why_unusable() -> str | None:
-    """Why torch cannot use the GPUs of this machine; None if it can, or if there is none."""
+def why_unusable(visible: str | None) -> str | None:
+    """Why torch cannot use the GPUs of this machine; None if it can, or if there is none.
+
+    visible: what the user has left visible.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own words for the same
         if torch.cuda.is_available():
@@ -87,7 +91,7 @@ def why_unusable() -> str | None:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+    if visible is not None:
         reason += f" (CUDA_VISIBLE_DEVICES={visible})"
     return f"{found}: {reason}; mend that, {ON_CPU}"
 
