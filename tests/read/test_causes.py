@@ -168,6 +168,21 @@ def test_what_limits_an_exchange() -> None:
     assert "25 MB per update" in text_of(**link) and "requested: 20ms" in text_of(**link)
 
 
+def test_over_a_long_link_evaluating_is_waiting_for_round_trips() -> None:
+    """16 updates in two epochs: 0.125 s and 0.25 s an update are 37.5 round trips of 80 ms each."""
+    run = breakdown(parts={COMPUTE: 0.25, EVALUATION: 0.125, SAVING: 0.25})
+
+    def told(**more: Any) -> tuple[str, str]:
+        found = of_run(run, replace(CONTEXT, epochs=2.0, **more))
+        return next((c.text, c.remedy) for c in found if c.key == causes.OUTSIDE)
+
+    text, remedy = told(nodes=2, rtt_ms=80.0)
+    assert "37.5 round trips of the link" in text and "--save none, or fewer epochs" in remedy
+    for near in ({"nodes": 1, "rtt_ms": None}, {"nodes": 2, "rtt_ms": 0.1}):
+        text, remedy = told(**near)
+        assert "round trips" not in text and "faster disk" in remedy
+
+
 def test_ranks_that_take_turns_have_no_slow_one_among_them() -> None:
     run = breakdown(parts={COMPUTE: 0.5, STRAGGLERS: 0.5}, slowest=SlowestRank(1, 0.125, 0.0))
     assert "take turns" in causes.stragglers(run, CONTEXT)[0]

@@ -33,6 +33,8 @@ from harness.read.records.runs import BANDWIDTH, RTT, Run, link_numbers
 SLOW_RANK, BATCH, CORES, PADDING = "slow rank", "batch", "cores", "padding"
 OUTSIDE = "evaluation and saving"
 
+# Evaluating and saving wait for the other nodes some tens of times an epoch.
+MANY_TRIPS = 100
 LARGE = 0.10  # share of the run from which on a cause stands out
 PASSES = 3  # forward and backward cost three times the forward pass that evaluation makes alone
 # An estimate from evaluation is rough: computing must be this many times as slow, and
@@ -66,6 +68,7 @@ class RunContext:
     requested_link: str | None
     compress: str | None
     padding_setting: str | None
+    epochs: float | None = None
 
 
 def run_context(group: Group, baseline: Group | None) -> RunContext:
@@ -101,6 +104,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         requested_link=settings["link"],
         compress=settings.get("compress"),
         padding_setting=settings.get("padding"),
+        epochs=run.measures.get("epochs_done"),
     )
 
 
@@ -194,7 +198,7 @@ def _of_parts(run: TimeBreakdown, cost: dict[str, float], context: RunContext) -
         (COMMUNICATION, cost.get(COMMUNICATION), communication(run, context)),
         (SLOW_RANK, cost.get(STRAGGLERS), stragglers(run, context)),
         (FIRST, cost.get(FIRST), _first(run)),
-        (OUTSIDE, outside_s, _outside(run)),
+        (OUTSIDE, outside_s, _outside(run, context)),
     ]
 
 
@@ -393,13 +397,21 @@ def _first(run: TimeBreakdown) -> tuple[str, str]:
     )
 
 
-def _outside(run: TimeBreakdown) -> tuple[str, str]:
+def _outside(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     eval_s = (run.parts[EVALUATION] or 0.0) * run.updates
     save_s = (run.parts[SAVING] or 0.0) * run.updates
     train_s = run.running_s * run.updates - eval_s - save_s
-    return (
+    text = (
         f"evaluation takes {seconds(eval_s)} and saving {seconds(save_s)} beside "
-        f"{seconds(train_s)} of training",
+        f"{seconds(train_s)} of training"
+    )
+    if context.nodes > 1 and context.rtt_ms and context.epochs:
+        trips = (eval_s + save_s) / context.epochs / (context.rtt_ms / 1e3)
+        if trips < MANY_TRIPS:  # they may well be what it took
+            text += f". Per epoch that is {three_digits(trips)} round trips of the link"
+            return text, "--save none, or fewer epochs: --test_size does not change round trips"
+    return (
+        text,
         "--save none, or a faster disk for --output_dir"
         if save_s > eval_s
         else "a smaller --test_size, or a larger --eval_batch",
