@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pynvml
 from harness.core.links import Link
 from harness.core.provenance import ROOT, nvidia_driver, visible_gpus
 from harness.core.records import DISTURBING_SHARE, SKIPPED
-from harness.core.rules import why_a_gpu
+from harness.core.rules import INSTALL, why_a_gpu
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Launcher
 from harness.launch.outcome import State
@@ -56,6 +57,8 @@ def this_machine() -> Machine:
 def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str | None:
     """Why this machine does not have the devices of all nodes of a run; None if it has."""
     machine = machine.of(job)
+    if job.settings.strategy == "hivemind" and find_spec("hivemind") is None:
+        return f"hivemind is not installed: {INSTALL}"
     if not machine.gpus and (reason := why_a_gpu(job.settings)):
         return reason.removeprefix("--")
     needed = job.nodes * job.devices

@@ -7,10 +7,9 @@ import difflib
 import fnmatch
 import re
 import signal
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -42,12 +41,13 @@ from harness.core.rules import why_not_elastic
 from harness.core.settings import UserError
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
+from harness.launch.ahead import check_start, runs
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, State, settled
+from harness.launch.outcome import ELSEWHERE, State
 from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
-from harness.launch.screen import Screen, short
+from harness.launch.screen import Screen
 from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     repeated = partial(parser.add_argument, action="append", default=[])
     add("file", metavar="FILE", help="for example experiments/batch_size.yaml")
     switch("--tiny", help="laptop size: embedded data, no network")
+    switch("--yes", help="do not ask before a sweep of more than 30 minutes")
     switch("--dry_run", help="print the commands, one per line, and stop")
     add(
         *("--out", "-o", "--o", "--output_dir"),
@@ -225,6 +226,7 @@ def run(flags: argparse.Namespace) -> int:
             return 0
         again = options.rerun == "all" and len(chosen) == len(states)
         _describe(sweep, states, folder, flags.words, measured_again=again)
+        check_start(sweep, states, chosen, place, flags.yes)
         return _work(sweep, chosen, place, folder)
     finally:
         place.close()
@@ -327,9 +329,6 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
         _check_columns(folder, sweep.file)
     screen = Screen(sweep.header.get("question", sweep.name), chosen, place.in_turn)
     with screen:
-        for line in skipped(chosen):
-            screen.print(line)
-        screen.print(ahead(chosen, place.options.rerun))
         worker: Worker
         if isinstance(place, Machines):
             worker = Runner(chosen, place.options, folder, screen, place, this_machine())
@@ -359,41 +358,6 @@ def _check_owner(folder: Path, file: str) -> None:
             f"{file}: {folder} belongs to {without_home(str(owner))}: rename one of the files, or "
             "use another --output_dir"
         )
-
-
-def ahead(states: list[State], rerun: str | None) -> str:
-    """How many runs are done and left, and how long these take if earlier ones tell."""
-    to_go, took_s = [], []
-    for state in (s for s in states if s.state != SKIPPED):
-        summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
-        outcome, wall_s = summary.get("outcome"), summary.get("wall_s")
-        if outcome == FINISHED and isinstance(wall_s, (int, float)):
-            took_s.append(float(wall_s))
-        if settled(outcome, rerun) is None:
-            to_go.append(state)
-    known = len(states) - len(to_go) - sum(state.state == SKIPPED for state in states)
-    line = f"{known} done before, {len(to_go)} to go"
-    if took_s and to_go:
-        line += f", about {short(statistics.median(took_s) * len(to_go))}"
-    return line
-
-
-def runs(number: int) -> str:
-    return f"{number} run" if number == 1 else f"{number} runs"
-
-
-def skipped(states: list[State]) -> list[str]:
-    """What cannot run here, one line for each reason."""
-    by_reason: dict[str, list[State]] = {}
-    for state in states:
-        if state.state == SKIPPED:
-            by_reason.setdefault(str(state.reason), []).append(state)
-    return [
-        f"skipped: {skipped[0].job}"
-        + (f" and {len(skipped) - 1} more" if skipped[1:] else "")
-        + f": {reason}"
-        for reason, skipped in by_reason.items()
-    ]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from harness.core.records import RUNNING, SCHEMA, SKIPPED, append_row, read_json
 from harness.core.settings import UserError, as_mapping
 from harness.launch import places
 from harness.launch import sweep as sweep_module
+from harness.launch.ahead import ahead, skipped
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machine
 from harness.launch.plan import plan
 from harness.launch.screen import Screen, short, time_left_s, window
-from harness.launch.sweep import ahead, choose, overridden, skipped
+from harness.launch.sweep import choose, overridden
 from harness.launch.sweepfile import load
 from tests.support.sweeps import ROOT, jobs_of, sweep_file
 from tests.support.sweeps import harness_sweep as main
@@ -375,7 +377,7 @@ def test_two_files_of_one_name_do_not_share_a_folder(
     table = (out / "sweeps" / "same-tiny" / "sweep.json").read_text()
     printed = capsys.readouterr().out
     assert printed.startswith("same-tiny: 1 run, --launcher local\n")
-    assert " 0 done before, 0 to go\n" in printed
+    assert "\n0 done before, 0 to go\n" in printed
     assert main([str(second), *flags]) == 2
     refusal = capsys.readouterr().err
     assert refusal.count("\n") == 1 and f"same-tiny belongs to {first}" in refusal
@@ -392,11 +394,46 @@ FOUR = "script: vit\nseeds: [1, 2, 3, 4]"
 
 def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
     states = [State(job) for job in jobs_of(tmp_path, FOUR, tmp_path / "out")]
-    assert ahead(states, None) == "0 done before, 4 to go"
+    assert ahead(states, None)[0] == "0 done before, 4 to go"
     for state, outcome in zip(states, ("finished", "failed", "interrupted"), strict=False):
         state.job.folder.path.mkdir(parents=True)
         write_json(state.job.folder.summary, {"outcome": outcome, "wall_s": 100.0})
-    assert ahead(states, None) == "2 done before, 2 to go, about 3:20"
-    assert ahead(states, "all") == "0 done before, 4 to go, about 6:40"
+    assert ahead(states, None)[0] == "2 done before, 2 to go, about 3:20"
+    assert ahead(states, "all")[0] == "0 done before, 4 to go, about 6:40"
     states[3].state = "skipped"
-    assert ahead(states, None) == "2 done before, 1 to go, about 1:40"
+    assert ahead(states, None)[0] == "2 done before, 1 to go, about 1:40"
+
+
+def test_what_takes_long_is_asked_for_at_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "# Time: 30 s on 8 cores; --tiny 2 h on 2 cores\nscript: vit\nseeds: [1, 2]\n"
+    file = sweep_file(tmp_path, text)
+    flags = [str(file), "--tiny", "-o", str(tmp_path / "out")]
+    asked, started = list[str](), list[str]()
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr("harness.launch.sweep._work", lambda *_: started.append("started") or 0)
+    assert main(flags) == 0 and started == ["started"] and asked == []  # no terminal
+    assert "0 done before, 2 to go, about 2:00:00 by the header" in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main(flags) == 2 and len(started) == 1 and asked == ["Start? [y/N] "]
+    assert "not started" in capsys.readouterr().err
+    assert main([*flags, "--yes"]) == 0 and len(started) == 2
+    monkeypatch.setattr("builtins.input", lambda _: "y")
+    assert main(flags) == 0 and len(started) == 3
+    assert main([a for a in flags if a != "--tiny"]) == 0 and len(started) == 4  # 30 s
+
+
+def test_a_sweep_says_before_it_starts_that_hivemind_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = jobs_of(tmp_path, "script: vit\nsettings: {strategy: hivemind, setup: 2_1}", tiny=True)
+    monkeypatch.setattr("harness.launch.places.find_spec", lambda name: None)
+    reason = places.why_not_on(places.this_machine(), job)
+    assert reason and reason.startswith("hivemind is not installed: pip install -r")

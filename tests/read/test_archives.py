@@ -12,9 +12,9 @@ import pytest
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs
 from harness.core.records import archives as of
+from harness.launch.ahead import ahead
 from harness.launch.outcome import State
 from harness.launch.plan import plan as planned
-from harness.launch.sweep import ahead
 from harness.launch.sweepfile import load as load_file
 from harness.read import load
 from tests.support.records import Plan, epochs, record, with_ranks
@@ -106,7 +106,7 @@ def test_a_sweep_does_not_measure_again_what_is_archived(tmp_path: Path) -> None
     record(job.folder.path)
     assert main(["pack", str(tmp_path / "outputs")]) == 0
     shutil.rmtree(tmp_path / "outputs" / "vit")
-    assert ahead([State(job)], None) == "1 done before, 0 to go"
+    assert ahead([State(job)], None)[0] == "1 done before, 0 to go"
 
 
 DAMAGE = {

@@ -1,0 +1,89 @@
+"""What a sweep will do, said before it starts: how many runs, how long, what is skipped."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from harness.core.records import FINISHED, SKIPPED
+from harness.core.settings import UserError
+from harness.launch.outcome import State, settled
+from harness.launch.places import Machines, Place
+from harness.launch.screen import short
+from harness.launch.sweepfile import Sweep
+
+LONG_S = 1800.0  # a person is asked before it
+UNIT_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def check_start(
+    sweep: Sweep, states: list[State], chosen: list[State], place: Place, yes: bool
+) -> None:
+    """Say what will happen; a person at a terminal is asked before it takes long."""
+    for line in skipped(chosen):
+        print(line)
+    expected_s = _expected_s(sweep) if chosen == states else None
+    line, left_s = ahead(chosen, place.options.rerun, expected_s)
+    print(line, flush=True)
+    in_turn = isinstance(place, Machines)  # a cluster runs many at a time
+    person = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    if (
+        in_turn and left_s > LONG_S and person and not yes
+        and input("Start? [y/N] ").strip().lower() not in ("y", "yes")
+    ):  # fmt: skip
+        raise UserError("not started; --select and --limit choose fewer runs, --yes does not ask")
+
+
+def _expected_s(sweep: Sweep) -> float | None:
+    """How long the header of the file says that all runs take."""
+    parts = sweep.header.get("time", "").split(";")
+    match = re.search(
+        r"([\d.]+) (s|min|h)\b", " ".join(p for p in parts if ("--tiny" in p) == sweep.tiny)
+    )
+    return float(match[1]) * UNIT_S[match[2]] if match else None
+
+
+def ahead(
+    states: list[State], rerun: str | None, expected_s: float | None = None
+) -> tuple[str, float]:
+    """How many runs are done and left, and how long these take, if earlier ones tell or else the
+    file: in words, and in seconds, 0 where nothing tells.
+    """
+    to_go, took_s = [], []
+    for state in (s for s in states if s.state != SKIPPED):
+        summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
+        outcome, wall_s = summary.get("outcome"), summary.get("wall_s")
+        if outcome == FINISHED and isinstance(wall_s, (int, float)):
+            took_s.append(float(wall_s))
+        if settled(outcome, rerun) is None:
+            to_go.append(state)
+    known = len(states) - len(to_go) - sum(state.state == SKIPPED for state in states)
+    line, left_s = f"{known} done before, {len(to_go)} to go", 0.0
+    if took_s and to_go:
+        left_s = statistics.median(took_s) * len(to_go)
+        line += f", about {short(left_s)}"
+    elif expected_s and to_go:
+        left_s = expected_s * len(to_go) / max(known + len(to_go), 1)
+        line += f", about {short(left_s)} by the header of the file"
+    return line, left_s
+
+
+def runs(number: int) -> str:
+    return f"{number} run" if number == 1 else f"{number} runs"
+
+
+def skipped(states: list[State]) -> list[str]:
+    """What cannot run here, one line for each reason."""
+    by_reason: dict[str, list[State]] = {}
+    for state in states:
+        if state.state == SKIPPED:
+            by_reason.setdefault(str(state.reason), []).append(state)
+    return [
+        f"skipped: {skipped[0].job}"
+        + (f" and {len(skipped) - 1} more" if skipped[1:] else "")
+        + f": {reason}"
+        for reason, skipped in by_reason.items()
+    ]
