@@ -1,6 +1,10 @@
 """python -m harness VERB: see harness/cli.py."""
 
 import sys
+from pathlib import Path
+
+if not __package__:  # started as `python harness VERB`
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from harness.cli import main
 

@@ -11,6 +11,7 @@ import argparse
 import difflib
 import importlib
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ class Parser(argparse.ArgumentParser):
         """The options; what stands after -- is a command of its own, the option `command`."""
         at = argv.index("--") if "--" in argv else len(argv)
         arguments = [_with_underscores(word) for word in argv[:at]]
+        if at == len(argv) and self.get_default("takes_command"):
+            self._refuse_joined(argv)
         for word in arguments:
             name = word.partition("=")[0]
             if FLAG.fullmatch(word) and name not in self._option_string_actions:
@@ -60,6 +63,15 @@ class Parser(argparse.ArgumentParser):
             raise UserError("no command is expected after --")
         options.command, options.words = [*argv[at + 1 :]], [*argv]
         return options
+
+    def _refuse_joined(self, argv: Sequence[str]) -> None:
+        """A command without -- before it, or without what starts it."""
+        scripts = (w for w in argv if w in ("torchrun", "python", "bash", "sh") or ".py" in w)
+        if first := next(scripts, None):
+            at = argv.index(first)
+            torchrun = ["torchrun"] if first.endswith(".py") else []
+            line = shlex.join([*argv[:at], "--", *torchrun, *argv[at:]])
+            raise UserError(f"the command stands after --: {self.prog} {line}")
 
     def error(self, message: str) -> NoReturn:
         if match := re.match(r"the following arguments are required: (.*)", message):

@@ -26,7 +26,7 @@ from harness.core.topology import World, asked_processes, batch_of, own_batch
 REFUSED = {
     "average_tokens_across_devices": "the mean over samples is always used (docs/traps.md)",
     "accelerator_config": "it changes how batches are split; use --tail and --per_gpu_batch",
-    "auto_find_batch_size": "the batch is what is measured; name it with --per_gpu_batch",
+    "auto_find_batch_size": "the batch is what is measured; --per_gpu_batch and --grad_acc name it",
     "batch_eval_metrics": "metrics are always counted batch by batch",
     "bf16": "use --precision bf16",
     "bf16_full_eval": "it leaves the weights in bfloat16 for good; use --precision bf16",
@@ -72,6 +72,7 @@ REFUSED = {
 _DATA = "use --dataset FILE_OR_FOLDER"
 _PROCESSES = "start it with torchrun --standalone --nproc_per_node=N"
 MEANT = {
+    "batch": "use --per_gpu_batch",
     "batch_size": "use --per_gpu_batch",
     "bs": "use --per_gpu_batch",
     "train_batch_size": "use --per_gpu_batch",

@@ -149,3 +149,11 @@ def test_a_verb_without_its_packages(
     line = capsys.readouterr().err
     assert line.startswith("harness table: error: ") and "has no package pandas" in line
     assert line.count("\n") == 1
+
+
+@pytest.mark.process
+def test_the_folder_is_a_program_too(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(root / "harness"), "tabel"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "harness: error: unknown verb tabel: did you mean table?\n"
+    assert done.returncode == 2

@@ -18,7 +18,7 @@ import pytest
 from harness.cli import main
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
-from harness.launch.netns.nodes import Netns
+from harness.launch.netns.nodes import Netns, torchrun_of_ours
 from harness.launch.places import Machine, Options
 from harness.launch.plan import Elastic, Job
 from tests.support import sockets
@@ -81,6 +81,11 @@ def test_what_emulated_nodes_can_host(tmp_path: Path) -> None:
         (["2", "--link", "10km"], "link 10km: expected none, 20ms"),
         (["2", "--lnk", "1ms"], "unknown flag --lnk: did you mean --link?"),
         (["500"], "500 emulated nodes: 1 to 200 are possible"),
+        (
+            ["2", "torchrun", "vit.py", "--tiny"],
+            "the command stands after --: python -m harness nodes 2 -- torchrun vit.py --tiny",
+        ),
+        (["2", "vit.py"], "nodes 2 -- torchrun vit.py"),
         (["4", "--link", "2+1:between=1ms"], "has 3 nodes in its places, and the set-up 4"),
     ],
 )
@@ -91,6 +96,15 @@ def test_mistakes_in_a_line(
     error = capsys.readouterr().err
     assert error.startswith("harness nodes: error: ") and message in error
     assert error.count("\n") == 1
+
+
+def test_a_torchrun_that_was_forgotten() -> None:
+    with pytest.raises(UserError, match=r"vit\.py is no command: did you mean -- torchrun vit\.py"):
+        torchrun_of_ours(["vit.py", "--tiny"])
+    with pytest.raises(UserError, match="did you mean -- torchrun --nproc_per_node=1"):
+        torchrun_of_ours(["--nproc_per_node=1", "vit.py"])
+    assert torchrun_of_ours(["torchrun", "x.py"])[1:] == ["-m", "harness.train.torchrun", "x.py"]
+    assert torchrun_of_ours(["sleep", "1"]) == ["sleep", "1"]
 
 
 def nodes(*words: str) -> subprocess.Popen[str]:
@@ -139,9 +153,31 @@ def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
         assert wait_for(partial(asleep, process))
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(ended)
-        process.communicate(timeout=30)
+        printed, said = process.communicate(timeout=30)
+        assert printed == ""
+        assert said == ("harness nodes: stopped by SIGINT\n" if ended == signal.SIGINT else "")
         assert process.returncode == code
         assert gone(family)
+
+
+@pytest.mark.process
+@pytest.mark.root
+@pytest.mark.slow
+def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
+    """At its end by itself, and by Ctrl-C, which every rank records."""
+    flags = ["vit.py", "--tiny", "--output_dir", str(tmp_path)]
+    done = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "1")
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 0 and "Traceback" not in out and "exit barrier" not in out, out
+    assert err == ""
+    stopped = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "900")
+    wait_for(lambda: list(tmp_path.glob("vit/*/*_e900_*/epochs.jsonl")), 60)
+    stopped.send_signal(signal.SIGINT)
+    out, err = stopped.communicate(timeout=60)
+    assert (stopped.returncode, err) == (130, "harness nodes: stopped by SIGINT\n")
+    assert "Traceback" not in out, out
+    (folder,) = [run for run in find_runs(tmp_path) if "_e900_" in run.path.name]
+    assert (read_json(folder.summary) or {})["outcome"] == "interrupted"
 
 
 @pytest.mark.process

@@ -85,8 +85,6 @@ def run(options: argparse.Namespace) -> int:
         with EmulatedNodes.open(options.nodes, link) as emulated:
             nodes = emulated.nodes
             return run_on(nodes, options.command, gpus) if options.command else show(nodes)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -109,12 +107,13 @@ def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequen
 
 def run_on(nodes: list[Node], command: list[str], gpus: list[Sequence[str]]) -> int:
     """The command on every node, each line that it prints marked; the first failure ends all."""
-    started = []
+    command = torchrun_of_ours(command)
+    started, muted = [], threading.Event()
     try:
         for number in range(len(nodes)):
             started.append(_start(nodes, number, command, gpus))
         printers = [
-            threading.Thread(target=_print, args=(node.name, process))
+            threading.Thread(target=_print, args=(node.name, process, muted))
             for node, process in zip(nodes, started, strict=True)
         ]
         for printer in printers:
@@ -123,11 +122,29 @@ def run_on(nodes: list[Node], command: list[str], gpus: list[Sequence[str]]) -> 
         for printer in printers:
             printer.join(timeout=5)
         return code
+    except (KeyboardInterrupt, SystemExit):
+        muted.set()  # whoever asked for the end knows why it comes
+        for process in started:
+            process.terminate()  # its ranks record what they have
+        until = time.monotonic() + GRACE_S
+        while time.monotonic() < until and None in [process.poll() for process in started]:
+            time.sleep(0.05)
+        raise
     finally:
         for process in started:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def torchrun_of_ours(command: list[str]) -> list[str]:
+    """The command, whose torchrun ends without a traceback where the first node ends first."""
+    if command[0] == "torchrun":
+        return [sys.executable, "-m", "harness.train.torchrun", *command[1:]]
+    if command[0].startswith("-") or command[0].endswith(".py"):
+        line = shlex.join(["torchrun", *command])
+        raise UserError(f"{command[0]} is no command: did you mean -- {line}?")
+    return command
 
 
 def show(nodes: list[Node]) -> int:
@@ -180,10 +197,12 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
     return 128 - code if code < 0 else code
 
 
-def _print(name: str, process: subprocess.Popen[bytes]) -> None:
+def _print(name: str, process: subprocess.Popen[bytes], muted: threading.Event) -> None:
     assert process.stdout is not None
     try:
         for line in process.stdout:
+            if muted.is_set():
+                continue  # read on, so that nobody waits for it
             sys.stdout.write(f"[{name}] {line.decode(errors='replace')}")
             sys.stdout.flush()
     except BrokenPipeError:
