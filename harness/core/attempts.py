@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from harness.core.records import SCHEMA, DiskError, RunFolder, append_row, write
 from harness.core.schema.dictionary import believable
 from harness.core.schema.environment import CommProbeRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
+from harness.core.settings import Settings
 
 # By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
@@ -167,6 +169,27 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
             **{name: last.get(name) for name in ("unix", "update", "wall_s", *CPU_TIME)},
         },
     )
+
+
+# How running out of memory reads, from allocators, libraries and the kernel. oneDNN does not say
+# what it lacks; without a primitive descriptor it has no such operation.
+NO_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|could not create a primitive(?! descriptor)|"
+    r"bad_alloc|MemoryError|out of memory|not enough memory|_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+
+
+def with_smaller_batch(outcome: str, reason: str, settings: Settings) -> str:
+    """A reason with what to try where the memory did not do; how much would is not known."""
+    batch = settings.per_gpu_batch or 1
+    if outcome != "oom" or batch == 1 or "--per_gpu_batch" in reason:
+        return reason
+    half = batch // 2
+    to_try = f"--per_gpu_batch {half}"
+    if batch % 2 == 0:
+        to_try += f" --grad_acc {settings.grad_acc * 2}, which is the same effective batch"
+    return f"{reason}; to try: {to_try}"
 
 
 def only_follows(reason: str) -> bool:

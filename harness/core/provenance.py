@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import hashlib
 import os
 import re
 import shlex
+import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -207,6 +209,33 @@ SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
 PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers)$")
 
 
+CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
+TOKENS = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{10,}|gh[a-z]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|sk-[\w-]{16,}|[0-9a-f]{40})\b"
+)
+# Flags of the Trainer that name people, projects and their places.
+NAMES = ("run_name", "project", "hub_model_id", "trackio_space_id", "trackio_bucket_id",
+         "trackio_static_space_id")  # fmt: skip
+
+
+def redacted(text: str) -> str:
+    """A text as it may stand in a record: without home folder, account, host and secrets."""
+    text = TOKENS.sub("***", CREDENTIALS.sub(r"\1***@", without_home(text)))
+    user = re.escape(_account())
+    text = re.sub(rf"(?<=/){user}(?=/)", "USER", text)
+    host = socket.gethostname()
+    if host in ("", "localhost"):
+        return text
+    return re.sub(rf"(?:(?<=://)|(?<![\w./-])){re.escape(host)}(?![\w-]|\.py)", "HOST", text)
+
+
+def _account() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in some containers
+        return str(os.getuid())
+
+
 def without_home(text: str) -> str:
     """Paths of a person's own, as anyone would write them."""
     return text.replace(str(Path.home()), "~")
@@ -219,13 +248,13 @@ def redacted_command(words: Sequence[str]) -> str:
     for word in words:
         name, equals, _ = word.partition("=")
         named = SECRET.search(name) is not None and (equals or word.startswith("-"))
-        secret = named or PLACES.match(name)
+        secret = named or PLACES.match(name) or name.lstrip("-") in NAMES
         if hide_next and not word.startswith("-"):
             word = "***"
         elif secret and equals:
             word = f"{name}=***"
         hide_next = bool(secret) and not equals
-        shown.append(without_home(word))
+        shown.append(redacted(word))
     return shlex.join(shown)
 
 
@@ -235,6 +264,10 @@ def settings_of(settings: Settings) -> dict[str, Any]:
     for name in UNRECORDED:
         del named[name]
     for name in ("model", "dataset"):
-        named[name] = without_home(str(named[name]))
+        named[name] = redacted(str(named[name]))
+    named["trainer"] = {
+        name: "***" if name in NAMES else redacted(value) if isinstance(value, str) else value
+        for name, value in named["trainer"].items()
+    }
     named["initial_peers"] = None
     return named

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core import attempts
-from harness.core.attempts import write_summary
+from harness.core.attempts import NO_MEMORY, with_smaller_batch, write_summary
 from harness.core.locks import Lock
-from harness.core.provenance import settings_of
+from harness.core.provenance import redacted, settings_of
 from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
 from harness.core.schema.dictionary import believable
 from harness.core.schema.rows import SummaryRecord
@@ -21,8 +21,6 @@ from harness.launch.plan import Job
 
 ELSEWHERE = "elsewhere"  # the state of a run that another runner or person measures
 KNOWN = (FINISHED, *FAILURES)
-# How running out of memory looks where no Python exception could report it.
-NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|out of memory", re.IGNORECASE)
 NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
 REFUSED = 2  # exit code of a script for a mistake in its arguments; its last line names it
 
@@ -90,6 +88,7 @@ def settle(
         _close_attempt(folder, outcome, reason, wall_s)
         if not folder.settings.is_file():
             folder.write_settings(settings_of(job.settings))
+    reason = with_smaller_batch(outcome, redacted(reason), job.settings)
     write_summary(folder, outcome, reason, job.settings.best_metric)
     return outcome
 

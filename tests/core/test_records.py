@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import getpass
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ import pytest
 
 from harness.core import attempts, records
 from harness.core.command_line import parse
-from harness.core.provenance import redacted_command, settings_of
+from harness.core.provenance import redacted, redacted_command, settings_of
 from harness.core.records import (
     ASIDE,
     FINISHED,
@@ -290,6 +292,29 @@ def test_a_command_is_recorded_without_secrets_and_home() -> None:
         "python --hub_token '***' '--api-key=***' --set 'my_secret=***' --lr 1 "
         "'~/sweep.yaml' 'a b' token"
     )
+
+
+def test_a_text_is_recorded_without_people_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("LOGNAME", "ada-l")
+    monkeypatch.setattr(socket, "gethostname", lambda: "vit")
+    for text, shown in {
+        "/home/ada/x and /scratch/ada-l/x": "~/x and /scratch/USER/x",
+        "s3://key:word@bucket/x, http://me@vit/x": "s3://***@bucket/x, http://***@HOST/x",
+        "vit:29500 is gone, python vit.py --model vit-nano": (
+            "HOST:29500 is gone, python vit.py --model vit-nano"
+        ),
+        f"Bearer hf_{'a' * 20} AKIA{'A' * 16}": "Bearer *** ***",
+        "hf_hub_download, /models/vit": "hf_hub_download, /models/vit",
+    }.items():
+        assert redacted(text) == shown
+    passed = parse("vit", ["--tiny", "--run_name", "mine", "--hub_model_id", "ada/x"], {})
+    assert settings_of(passed)["trainer"] == {"run_name": "***", "hub_model_id": "***"}
+    words = ["vit.py", "--run_name", "mine", "--hub_model_id=ada/x"]
+    assert redacted_command(words) == "vit.py --run_name '***' '--hub_model_id=***'"
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    monkeypatch.setattr(getpass, "getuser", lambda: {}["nobody"])
+    assert redacted("localhost:1") == "localhost:1"
 
 
 def test_settings_are_recorded_without_places() -> None:

@@ -18,10 +18,10 @@ from harness.core.command_line import print_json
 from harness.core.provenance import (
     commit,
     nvidia_driver,
+    redacted,
     redacted_command,
     settings_of,
     versions,
-    without_home,
 )
 from harness.core.settings import Settings
 from harness.train.measure.rows import GIB
@@ -94,7 +94,7 @@ def machine_label(gpus: int) -> str:
 def resolved_arguments(args: Any) -> dict[str, Any]:
     """The Trainer's arguments without paths, secrets and names of projects."""
     return {
-        name: without_home(value) if isinstance(value, str) else value
+        name: redacted(value) if isinstance(value, str) else value
         for name, value in args.to_dict().items()
         if not any(word in name for word in HIDDEN) and not name.endswith("token")
     }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 import threading
@@ -23,7 +22,7 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.provenance import settings_of, without_home
+from harness.core.provenance import redacted, settings_of
 from harness.core.records import DiskError, RunFolder, write_json
 from harness.core.schema.rows import FailureRecord
 from harness.train.context import Context, Launch
@@ -34,13 +33,6 @@ from harness.train.run.watchdog import Hung
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
 LOOK_EVERY_S = 1.0
-# torch's CPU allocator has no exception of its own, and oneDNN does not say what it lacks; without
-# a primitive descriptor it has no such operation.
-NO_MEMORY = re.compile(
-    r"can't allocate memory|could not create a primitive(?! descriptor)|std::bad_alloc"
-    # CUDA's own calls, its libraries and NCCL allocate past torch.
-    r"|CUDA error: out of memory|Cuda failure .{0,5}out of memory|STATUS_ALLOC_FAILED"
-)
 AHEAD = 3  # updates; the ranks of one run are never more than one apart
 READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
 
@@ -59,13 +51,13 @@ class Stopped(KeyboardInterrupt):
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
     """(outcome, reason) of what ended a run."""
-    whole = without_home(" ".join(str(error).split()))
+    whole = redacted(" ".join(str(error).split()))
     text = whole[:300] or type(error).__name__
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return "oom", text
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
-    if isinstance(error, RuntimeError) and NO_MEMORY.search(whole):
+    if isinstance(error, RuntimeError) and attempts.NO_MEMORY.search(whole):
         return "oom", text
     if isinstance(error, Diverged):
         return "diverged", text
@@ -125,6 +117,7 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
         print(f"{outcome}: {reason}; torchrun may start it again", file=sys.stderr)
         return
     settings = context.settings
+    reason = attempts.with_smaller_batch(outcome, reason, settings)
     if not folder.settings.is_file():
         folder.write_settings(settings_of(settings))
     write_summary(folder, outcome, reason, settings.best_metric)

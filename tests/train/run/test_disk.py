@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import TrainerCallback
 
+from harness.core import attempts
 from harness.core.records import DiskError, RunFolder
+from harness.core.settings import Settings
 from harness.train.run.failures import outcome_of
 from harness.train.run.start import remove_log_folder
 from tests.support.broken_runs import SHORT, only_run
@@ -22,6 +26,17 @@ from tests.support.toys import CPU, Net, Points, ours
 pytestmark = pytest.mark.process
 
 
+# What a library may put into the text of an error.
+PRIVATE = {
+    "home": "/home/ada/data/faces.csv",
+    "account": "/scratch/ada-l/faces.csv",
+    "host": f"{socket.gethostname()}:29500",
+    "url": "https://ada:hunter2@example.org/faces.csv",
+    "token": "hf_abcdefghijklmnopqrstuvwxyz",
+    "CUDA out of memory": "at /home/ada/x",
+}
+
+
 class Plant(TrainerCallback):
     """Once this update is made, the folder is removed, or the disk refuses."""
 
@@ -29,8 +44,10 @@ class Plant(TrainerCallback):
         self.how, self.folder = how, folder
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step != 4:
+        if state.global_step != 4 or self.how == "nothing":
             return
+        if self.how in PRIVATE:
+            raise RuntimeError(f"{self.how}: {' '.join(PRIVATE.values())}")
         if self.how == "removed":
             shutil.rmtree(self.folder.path)
             return
@@ -76,11 +93,44 @@ def test_a_removed_folder_is_no_finished_run(tmp_path: Path) -> None:
         assert [p for p in tmp_path.glob("bert/1_1/*") if ".earlier-" not in p.name] == []
 
 
+@pytest.mark.parametrize("how", ["nothing", "home", "CUDA out of memory"])
+def test_no_byte_of_a_record_is_private(how: str, tmp_path: Path) -> None:
+    """Of a run that ends well, one that fails, and one that lacks memory."""
+    where = {"HOME": "/home/ada", "USER": "ada-l", "LOGNAME": "ada-l", "HF_TOKEN": PRIVATE["token"]}
+    flags = ["--run_name=my-secret-plan", "--save_steps=2", "--hub_model_id=ada/plan"]
+    done = ran(1, train, str(tmp_path), how, *flags, env=CPU | where)
+    assert done.code == (0 if how == "nothing" else 1), done.err
+    folder = only_run(tmp_path)
+    summary = folder.read_summary() or {}
+    if "memory" in how:
+        assert summary["outcome"] == "oom", summary
+        assert str(summary["reason"]).endswith("the same effective batch")
+    planted = (*PRIVATE.values(), "/home/ada", "ada-l", "my-secret-plan", "ada/plan", "hunter2")
+    for file in (p for p in folder.path.rglob("*") if p.is_file()):
+        found = [word for word in planted if word.encode() in file.read_bytes()]
+        assert found == [], file.name
+
+
+def test_what_to_try_where_memory_lacks() -> None:
+    some = Settings(script="vit", per_gpu_batch=32, grad_acc=2)
+    text = attempts.with_smaller_batch("oom", "no memory", some)
+    assert text == (
+        "no memory; to try: --per_gpu_batch 16 --grad_acc 4, which is the same effective batch"
+    )
+    assert attempts.with_smaller_batch("oom", text, some) == text
+    odd = replace(some, per_gpu_batch=5)
+    assert attempts.with_smaller_batch("oom", "x", odd) == "x; to try: --per_gpu_batch 2"
+    assert attempts.with_smaller_batch("oom", "x", replace(some, per_gpu_batch=1)) == "x"
+    assert attempts.with_smaller_batch("failed", "x", some) == "x"
+
+
 def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome_of(RuntimeError("could not create a primitive"))[0] == "oom"
     assert outcome_of(RuntimeError("std::bad_alloc"))[0] == "oom"
     for text in (
         "CUDA error: out of memory",
+        "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: not enough memory",
+        "unable to mmap 4096 bytes: Cannot allocate memory (12)",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         f"NCCL error in: {'x' * 300} ncclUnhandledCudaError: Cuda failure 2 'out of memory'",
     ):
