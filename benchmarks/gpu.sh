@@ -125,7 +125,7 @@ attempt environment 60 "$PYTHON" -m harness env
 attempt tests 120 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu \
   tests/train/loop/test_gpu_steps.py tests/train/loop/test_identities.py \
   tests/train/data/test_padding.py tests/train/measure/test_exposure.py
-attempt roofline 30 "$PYTHON" -m benchmarks.roofline bf16
+$QUICK || attempt roofline 30 "$PYTHON" -m benchmarks.roofline bf16
 
 # One process: the kernel for packed texts, number formats, a compiled step.
 bert base_bf16 --model "$BERT" --strategy single --precision bf16

@@ -292,7 +292,9 @@ def attention_inputs(
     if attention == "padded":
         columns = np.arange(longest)
         inside = columns < lengths[:, None]
-        places = np.where(inside, (ends - lengths)[:, None] + columns, 0)
+        # Padding reads the tokens behind a text, each once: where all of it read one token, its
+        # gradient, of zeros, would be added up there one after the other.
+        places = ((ends - lengths)[:, None] + columns) % ends[-1]
         return {
             "places": torch.from_numpy(places),
             "inside": torch.from_numpy(inside[:, None, None]),

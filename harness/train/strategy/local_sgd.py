@@ -68,7 +68,11 @@ class PendingMean:
 
 
 class BackgroundTask:
-    """Work in a daemon thread, begun after the previous task: in the same order on all ranks."""
+    """Work in a daemon thread, begun after the previous task: in the same order on all ranks.
+
+    On a GPU it is work of a stream, for which the host does not wait. There a thread would start
+    exchanges of two groups in another order on each rank, with which NCCL may never end.
+    """
 
     def __init__(
         self, work: Callable[[], Any], previous: BackgroundTask | None, device: torch.device
@@ -78,6 +82,9 @@ class BackgroundTask:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(self.stream):
+                work()
+            return
         self.thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self.thread.start()
 
@@ -86,16 +93,14 @@ class BackgroundTask:
             self.previous.thread.join()
             self.previous = None
         try:
-            if self.stream is None:
-                work()
-                return
-            with torch.cuda.stream(self.stream):
-                work()
-            self.stream.synchronize()
+            work()
         except BaseException as error:
             self.error = error
 
     def wait(self) -> None:
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            return
         self.thread.join()
         if self.error is not None:
             raise self.error
