@@ -137,7 +137,7 @@ def _exact(text: Any, worth: float) -> float:
 def _numbers(value: Any, text: str) -> dict[str, tuple[str, float]]:
     """Field -> (number, worth of its unit) of 20ms/200mbit."""
     numbers: dict[str, tuple[str, float]] = {}
-    for part in text.split("/"):
+    for part in re.split("[/,]", text):
         matches = ((name, regex.match(part), worth) for regex, name, worth in PARTS)
         name, match, worth = next((m for m in matches if m[1]), ("", None, 0.0))
         if match is None:

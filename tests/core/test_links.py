@@ -18,6 +18,7 @@ RACK, FAR = PRESETS["rack"], PRESETS["continent"]
 
 LINKS = [
     ("20ms/200mbit/jitter2ms/loss1%", Link(20, 200, 2, 0.01), "20ms/200mbit/jitter2ms/loss0.01"),
+    ("200mbit, 20ms", Link(20, 200), "20ms/200mbit"),
     ("loss0.7% / 1 gbit", Link(0, 1000, 0, 0.007), "1000mbit/loss0.007"),
     ("5ms/loss1e-05", Link(5, None, 0, 1e-5), "5ms/loss1e-05"),
     ({"delay_ms": "20", "jitter_ms": 2, "loss": "0.01"}, Link(20, None, 2, 0.01),

@@ -14,6 +14,7 @@ import pytest
 from harness.cli import Incomplete, main, parser_of
 from harness.core.command_line import command_line, parse
 from harness.core.settings import Settings
+from harness.core.strategies import STRATEGIES
 from harness.launch.plan import plan
 from harness.launch.sweepfile import KEYS, load
 from tests.support.ranks import script
@@ -124,6 +125,14 @@ def test_every_make_target_exists(root: Path) -> None:
         for name in re.findall(r"(?:^|`)make ([\w-]+)(?:$|[ `])", path.read_text(), re.MULTILINE)
     ]
     assert {"demo", "test", "figures", "notebook"} <= set(named) <= set(targets)
+
+
+def test_every_strategy_that_exchanges_names_its_paper(root: Path) -> None:
+    overview = (root / "docs" / "strategies.md").read_text().split("## ")[1]
+    papers = overview.split("Papers:")[1].lower()
+    named = [name for name in STRATEGIES if name not in ("single", "dp")]
+    assert [name for name in named if name not in papers] == []
+    assert len(re.findall(r"\(https://arxiv\.org/abs/\d{4}\.\d{5}\)", papers)) > len(named)
 
 
 def test_every_command_parses(root: Path, tmp_path: Path) -> None:

@@ -398,7 +398,7 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
 
 def _link(text: str | None) -> Link:
     """Commas are accepted for slashes; what the model has no place for is refused."""
-    link = link_of("none" if text is None else text.replace(",", "/"))
+    link = link_of("none" if text is None else text)
     if not isinstance(link, Link):
         raise UserError(f"--link {text}: pairs of nodes that differ are not modelled: "
                         "give the slowest of them")  # fmt: skip
