@@ -252,11 +252,13 @@ class Runner(Worker):
         if (lost := self.place.collect(job)) is not None:
             # The record stays where it was written: the next start fetches it.
             run_exit = replace(run_exit, error=f"no record came back: {lost}", launcher_died=True)
+        assert state.began_s is not None
+        took_s = time.monotonic() - state.began_s
+        if run_exit.wall_s is None:  # by a clock that nobody sets
+            run_exit = replace(run_exit, wall_s=took_s)
         state.state = outcome.settle(
             job, run_exit, running.began_unix, running.log, running.stopped, kills
         )
-        assert state.began_s is not None
-        took_s = time.monotonic() - state.began_s
         state.took_s = took_s if state.state != ELSEWHERE else None
         self.running.remove(running)
         running.lock.release()
