@@ -37,7 +37,8 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
                     raise RuntimeError("planted")
                 if how == "oom":
                     raise MemoryError("planted: cannot allocate")
-                number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+                number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT,
+                          "hup": signal.SIGHUP}  # fmt: skip
                 if "all" in how:  # to its group, as timeout and batch systems send it
                     at_once = (signal.SIGTERM, signal.SIGCHLD)
                     signal.pthread_sigmask(signal.SIG_BLOCK, at_once)
