@@ -11,7 +11,9 @@ from typing import Any, Self
 import psutil
 import torch
 
+from harness.core.topology import World
 from harness.train.context import Context
+from harness.train.measure.environment import launch
 from harness.train.measure.rows import GIB, EpochMeasure, total
 
 CPU_FIELDS = ("user_s", "system_s")
@@ -145,6 +147,14 @@ def interfaces_sent(file: Path = INTERFACES) -> int | None:
     return sum(int(of[8]) for name, of in counters.items() if name != "lo")
 
 
+def counts_network(nodes: int, world: World) -> bool:
+    """Whether this process reads its node's counter. Nodes of a sweep that are all this machine
+    (--launcher local) have none: what its interfaces send is something else.
+    """
+    local = (launch() or {}).get("launcher") == "local"
+    return nodes > 1 and world.local_rank == 0 and not local
+
+
 def _grown(sent: int | None, now: int | None, began: int | None) -> int | None:
     return None if sent is None or now is None or began is None else sent + now - began
 
@@ -188,7 +198,7 @@ def traffic_of(context: Context | None, payload_bytes: Callable[[], int | None])
     """Unknown without a context. A node has one counter, which its first rank reads."""
     if context is None:
         return Traffic()
-    reads = context.world.nodes > 1 and context.world.local_rank == 0
+    reads = counts_network(context.world.nodes, context.world)
     return Traffic(
         lambda: (payload_bytes(), interfaces_sent() if reads else None), _sent_before(context)
     )

@@ -15,9 +15,11 @@ import torch
 from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.records import RunFolder, read_json, read_rows
+from harness.core.topology import World
 from harness.train.measure.resources import (
     CpuTime,
     Memory,
+    counts_network,
     peak_memory_gib,
     reset_peak_memory,
 )
@@ -156,6 +158,24 @@ def test_the_peaks_of_an_epoch_are_without_what_does_not_count(
     assert result["reserved_memory_gib_per_rank"] == ([6.0] if devices == 1 else [0, 0, 6.0, 0])
     memory.epoch_begins()
     assert memory.rank_fields(0) == {"peak_memory_gib": 0.0, "reserved_memory_gib": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("launched", "nodes", "local_rank", "counts"),
+    [
+        (None, 2, 0, True), ('{"launcher": "netns"}', 2, 0, True), (None, 2, 1, False),
+        (None, 1, 0, False), ('{"launcher": "local"}', 2, 0, False),
+    ],
+)  # fmt: skip
+def test_one_process_of_a_node_reads_its_counter_where_it_has_one(
+    launched: str | None, nodes: int, local_rank: int, counts: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("HARNESS_LAUNCH", raising=False)
+    if launched is not None:
+        monkeypatch.setenv("HARNESS_LAUNCH", launched)
+    world = World(nodes=nodes, per_node=2, local_rank=local_rank)
+    assert counts_network(nodes, world) is counts
 
 
 def test_a_cpu_reserves_nothing() -> None:

@@ -23,6 +23,7 @@ from harness.train.context import Context
 from harness.train.data.samples import EpochOrder
 from harness.train.measure.resources import (
     CpuTime,
+    counts_network,
     interfaces_sent,
     peak_memory_gib,
     related,
@@ -240,8 +241,7 @@ class PeersExchange(Exchange):
 
     def _network_bytes(self) -> int:
         """Bytes that this node has sent; one of its peers counts them."""
-        peers = self.peers
-        counts = peers.recorded_world.nodes > 1 and peers.world.local_rank == 0
+        counts = counts_network(self.peers.recorded_world.nodes, self.peers.world)
         return (interfaces_sent() or 0) - self.sent_before if counts else 0
 
     def _sum_over_peers(self, epoch: float) -> dict[str, Any]:
