@@ -5,19 +5,15 @@ Every expected number here was worked out by hand.
 
 from __future__ import annotations
 
-import csv
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.cli import main
-from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.records.runs import memory_of_devices
 from tests.support.paired import Verb
-from tests.support.records import TARGET, Plan, lines, row_of
+from tests.support.records import TARGET, Plan, lines, row_of, timed_epochs
 
 
 def test_runs_that_differ_in_seed_or_repeat_are_one_group(plan: Plan) -> None:
@@ -197,17 +193,9 @@ def test_without_a_baseline_nothing_is_compared(plan: Plan, table: Verb) -> None
     assert "vs base" not in said and "base:" not in said and "eff." not in said and "†" not in said
 
 
-def epochs(*quality: float | None, metric: str = "accuracy") -> list[dict[str, Any]]:
-    """Epochs of 10 s and 200 samples; 13 s with their evaluation."""
-    return [
-        {"epoch": n, metric: value, "epoch_time_s": 10.0, "samples": 200, "wall_s": 13.0 * n}
-        for n, value in enumerate(quality, start=1)
-    ]
-
-
 def test_time_to_the_first_epoch_that_reaches_the_target(plan: Plan) -> None:
-    plan.run(seed=1, epochs=epochs(0.5, 0.9, 0.8))  # reached exactly, and lost again
-    plan.run(seed=2, epochs=epochs(0.5, None, 0.95, 0.99))
+    plan.run(seed=1, epochs=timed_epochs(0.5, 0.9, 0.8))  # reached exactly, and lost again
+    plan.run(seed=2, epochs=timed_epochs(0.5, None, 0.95, 0.99))
     (group,) = plan.groups(target=TARGET)
     assert group["tta_train_s_values"] == [20, 30] and group["tta_train_s"] == 25
     assert group["tta_wall_s_values"] == [26, 39] and group["tta_wall_s"] == 32.5
@@ -219,7 +207,7 @@ def test_time_to_the_first_epoch_that_reaches_the_target(plan: Plan) -> None:
 
 
 def test_a_loss_is_reached_from_above(plan: Plan, table: Verb) -> None:
-    plan.run(epochs=epochs(0.7, 0.4, 0.1, metric="eval_loss"))
+    plan.run(epochs=timed_epochs(0.7, 0.4, 0.1, metric="eval_loss"))
     (group,) = plan.groups(target={"metric": "eval_loss", "value": 0.5})
     assert group["tta_epochs"] == 2
     assert "eval_loss at most 0.5" in table(plan.folder)
@@ -233,7 +221,7 @@ def test_a_miss_counts(
     plan: Plan, table: Verb,
     reached: int, mean: float, median: float, shown: str) -> None:  # fmt: skip
     for seed in (1, 2, 3):
-        plan.run(seed=seed, epochs=epochs(0.95 if seed <= reached else 0.85, 0.85))
+        plan.run(seed=seed, epochs=timed_epochs(0.95 if seed <= reached else 0.85, 0.85))
     (group,) = plan.groups(target=TARGET)
     assert (group["tta_train_s"], group["tta_train_s_median"]) == (mean, median)
     assert (group["reached"], group["tta_train_s_n"]) == (reached, 3)
@@ -247,7 +235,7 @@ def test_a_miss_counts(
 
 
 def test_a_target_that_nobody_measured_is_unknown_not_missed(plan: Plan, table: Verb) -> None:
-    plan.run(epochs=epochs(0.95))
+    plan.run(epochs=timed_epochs(0.95))
     (group,) = plan.groups(target={"metric": "acuracy", "value": 0.9})
     assert group["tta_train_s"] is None and group["tta_train_s_n"] == 0
     assert "no epoch of any run has a number named acuracy" in table(plan.folder)
@@ -280,7 +268,7 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
 
 
 def test_a_row_a_run(plan: Plan) -> None:
-    plan.run("1_1", 8, seed=7, accuracy=0.8, epochs=epochs(0.95))
+    plan.run("1_1", 8, seed=7, accuracy=0.8, epochs=timed_epochs(0.95))
     plan.run("1_2", 8, seed=7, outcome="failed", reason="why", devices=2, accuracy=0.1)
     plan.planned("2_1", 8, seed=7, skipped="needs 2 nodes")
     done, failed, skipped = load_sweep_runs(plan.write(target=TARGET)).to_dict("records")
@@ -395,167 +383,3 @@ def test_axis_values_are_shown_as_planned(plan: Plan, table: Verb) -> None:
     assert row_of(said, "20ms/200mbit", "2e-05") and row_of(said, "-", "0.003")
     # What is the same for all is said once; the metric precision keeps its name in the frame.
     assert "all: precision fp32" in said and "number_format" in load_sweep(plan.folder)
-
-
-@pytest.fixture
-def small(plan: Plan) -> Path:
-    """Two seeds on one process and on two, one of them failed, and a set-up that was skipped."""
-    plan.run("1_1", seed=1, accuracy=0.80, train_samples_per_s=1000.0, epochs=epochs(0.7, 0.9))
-    plan.run("1_1", seed=2, accuracy=0.82, train_samples_per_s=1020.0, epochs=epochs(0.7, 0.8))
-    plan.run("1_2", seed=1, devices=2, updates=50, accuracy=0.79, train_samples_per_s=1515.0,
-             train_samples_per_s_per_gpu=757.5, epochs=epochs(0.9))  # fmt: skip
-    plan.run("1_2", seed=2, devices=2, outcome="oom", reason="no room | for `x`")
-    plan.planned("2_1", seed=1, skipped="needs 2 nodes")
-    return plan.write(target=TARGET)
-
-
-# sd of 0.80 and 0.82 is 0.0141, of 1000 and 1020 it is 14.1; 1515 / 1010 = 1.5, a half of it 0.75.
-GOLDEN = r"""### Which batch?
-
-sweep sizes (--tiny), a-cpux2, all: batch per GPU 4
-
-| setup | n | batch | updates | accuracy | eval loss | samples/s | per GPU | vs base | acc. points | weak eff. | epoch s | train s | wall s | target train s | target wall s | reached |
-|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
-| 1_1 | 2/2 | 4 | 100 | 0.8100 ± 0.0141 | 0.5000 | 1,010 ± 14 | 100 | base | base | 1.00 | 10.0 | 20.0 | 40.0 | not reached | not reached | 1/2 |
-| 1_2 | 1/2 | 8 | 50† | 0.7900 | 0.5000 | 1,515 | 758 | +50.0% | -2.00 | 0.75 | 10.0 | 10.0 | 40.0 | 10.0 | 13.0 | 1/1 |
-| 2_1 | 0/1 | - | - | skipped | - | - | - | - | - | - | - | - | - | - | - | - |
-
-Against the baseline:
-
-- setup 1_2 against setup 1_1: wall time to accuracy 0.9: missed by some run; training time to accuracy 0.9: missed by some run; accuracy: not compared (effective batch, updates); 1 to 2 runs each.
-
-Not finished:
-
-- setup 1_2, seed 2 (`bert/1_2_4_2`): `oom: no room | for 'x'`
-- 1 run: `skipped: needs 2 nodes`
-
-n: runs finished/planned; numbers are means over the finished ones; ±: sample standard deviation; batch: samples of one update over all processes; samples/s: training only, all processes, first steps left out, harmonic mean; train s: without evaluation and saving; wall s: everything; acc. points: percentage points of accuracy
-
-base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of geometric means; eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
-
-target: first epoch with accuracy at least 0.9; target train s: its training and that before; target wall s: everything until its row; reached: of the finished runs; a run that misses counts as infinite
-
-Environment: a-cpux2 (A CPU, 2 cores, 8 GiB); torch 2.13.0; transformers 5.23.0; commit 0123456789ab
-
-Command: `python -m harness sweep sizes.yaml --tiny`
-"""  # noqa: E501
-
-
-def test_the_files_that_are_written(small: Path, table: Verb) -> None:
-    said = table(small, "--write")
-    names = ["runs.csv", "sweep.json", "table.csv", "table.md"]
-    assert sorted(file.name for file in small.iterdir()) == names  # no draft is left
-    assert all(f"written: {small / name}" in said for name in names if name != "sweep.json")
-    assert (small / "table.md").read_text() == GOLDEN
-    one, two, skipped = csv.DictReader((small / "table.csv").read_text().splitlines())
-    assert (one["accuracy_values"], one["seeds"]) == ("0.8;0.82", "1;2")
-    assert (one["tta_train_s"], one["tta_train_s_values"]) == ("inf", "20.0;inf")
-    assert (two["accuracy"], two["accuracy_sd"], two["accuracy_low"]) == ("0.79", "", "")
-    # 1515 against the geometric mean of 1000 and 1020.
-    assert float(two["train_samples_per_s_gain_percent"]) == pytest.approx(
-        100 * (1515 / math.sqrt(1000 * 1020) - 1)
-    )
-    assert (skipped["outcome"], skipped["accuracy"], skipped["accuracy_n"]) == ("skipped", "", "0")
-    runs = list(csv.DictReader((small / "runs.csv").read_text().splitlines()))
-    assert [run["state"] for run in runs] == ["finished", "finished", "finished", "oom", "skipped"]
-    assert [run["reason"] for run in runs[3:]] == ["no room | for `x`", "needs 2 nodes"]
-
-
-def test_markdown_cannot_be_broken_by_names(plan: Plan) -> None:
-    plan.run(label={"link": "a|b*c*"}, environment={"versions": {}, "commit": None})
-    plan.run("1_2", label={"link": "<i>"}, devices=2)
-    assert main(["table", str(plan.write(question="Is a|b\nslow?")), "--write"]) == 0
-    said = (plan.folder / "table.md").read_text()
-    assert r"a\|b\*c\*" in said and r"\<i\>" in said and r"### Is a\|b slow?" in said
-    widths = {line.replace(r"\|", "").count("|") for line in said.splitlines() if line[:1] == "|"}
-    assert len(widths) == 1
-    assert "torch 2.13.0" in said and "commit 0123456789ab" in said
-
-
-def test_the_file_itself_will_do(small: Path, table: Verb) -> None:
-    assert table(small / "sweep.json") == table(small)
-    assert len(load_sweep(small / "sweep.json")) == 3
-
-
-def test_a_folder_without_a_sweep_is_as_before(small: Path, table: Verb) -> None:
-    said = table(small.parents[1])
-    assert "no room | for `x`" in said and "Which batch?" not in said
-    told = table.refused(small.parents[1], "--write")
-    assert "--write is for a sweep: there is no sweep.json in" in told
-
-
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_no_line_of_the_table_is_cut_or_wrapped(
-    small: Path, table: Verb, monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}.items():
-        monkeypatch.setenv(name, value)  # a terminal
-    monkeypatch.setenv("COLUMNS", str(width))
-    said = table(small)
-    drawn = said[: said.index("oom:")].splitlines()
-    assert "\x1b[3" not in said and "…" not in said  # no colour, nothing cropped
-    plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in drawn]
-    assert max(map(len, plain)) <= width
-    # Too narrow for all columns at once: tables below each other, each saying which row is which.
-    tables = sum(line.split()[:2] == ["1_2", "1/2"] for line in plain)
-    assert tables == {80: 3, 120: 2, 200: 1}[width]
-    for word in ("50†", "0.7900", "1,515", "+50.0%", "0.75", "not reached"):
-        assert any(word in line for line in plain), word
-
-
-def test_a_file_has_no_width(small: Path, table: Verb) -> None:
-    assert len(row_of(table(small), "1_2")) == 17
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"schema": 2}, "schema 2, this reads 1"),
-        ({"schema": None}, "schema None, this reads 1"),
-        ({"runs": []}, "runs: is empty"),
-        ({"runs": None}, "runs: is empty"),
-        ({"runs": ["x"]}, r"runs[0] is 'x': expected"),
-        ({"runs": [{"label": {}, "path": "../../etc"}]}, "runs[0].path: ../../etc leads out of"),
-        ({"runs": [{"label": {}, "path": "/etc"}]}, "runs[0].path: /etc leads out of"),
-        ({"runs": [{"label": {}, "path": "a/../../b"}]}, "a/../../b leads out of"),
-        ({"runs": [{"label": {}, "path": ""}]}, "leads out of"),
-        ({"runs": [{"label": {}}]}, "runs[0].path: is missing"),
-        ({"runs": [{"path": "a"}]}, "runs[0].label: is missing"),
-        ({"runs": [{"label": {"lr": [1]}, "path": "a"}]}, "label.lr: must be a text, a number"),
-        ({"runs": [{"label": {"seed": n}, "path": "a"} for n in (1, 2)]}, "a stands twice"),
-        ({"axes": "setup"}, "axes is 'setup': expected list of text"),
-        ({"baseline": {"seed": 1}}, "baseline: seed does not vary here: setup, per_gpu_batch"),
-        ({"target": {"metric": "f1"}}, "target.value: must be a number, not None"),
-        ({"target": {"metric": "f1", "value": "x"}}, "target.value: must be a number, not 'x'"),
-        ({"question": 7}, "question is '7': expected text"),
-    ],
-)
-def test_what_is_wrong_with_a_plan_is_said_in_one_line(
-    plan: Plan, table: Verb, changes: dict[str, Any], words: str
-) -> None:
-    plan.run()
-    folder = plan.write(**changes)
-    message = table.refused(folder)
-    assert words in message and "sweep.json" in message
-    with pytest.raises(UserError):
-        load_sweep_runs(folder)
-
-
-def test_a_plan_that_cannot_be_read(plan: Plan, table: Verb) -> None:
-    folder = plan.write()
-    (folder / "sweep.json").write_text('{"schema": 1, "na')
-    assert "sweep.json is not readable as JSON" in table.refused(folder)
-    (folder / "sweep.json").unlink()
-    with pytest.raises(UserError, match=r"there is no sweep\.json"):
-        load_sweep(folder)
-
-
-def test_a_run_of_other_definitions_is_refused(plan: Plan, table: Verb) -> None:
-    (plan.run() / "settings.json").write_text('{"schema": 99}')
-    assert "schema 99" in table.refused(plan.write())
-
-
-def test_a_folder_that_cannot_be_written(small: Path, table: Verb) -> None:
-    (small / "table.csv").mkdir()
-    assert "table.csv cannot be written" in table.refused(small, "--write")
-    assert not list(small.glob(".table*"))

@@ -151,3 +151,16 @@ if __name__ == "__main__":
     with cluster() as found:
         print(" ".join(f"export {name}={value}" for name, value in found.items()), flush=True)
         signal.pause()
+
+
+# What torchrun prints of a rank that failed.
+TORCHRUN = """interrupted: an earlier start
+Failures:
+[1]:
+  time      : {now}
+  host      : n2
+  rank      : 1 (local_rank: 0)
+  exitcode  : -9 (pid: 12)
+  error_file: <N/A>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""

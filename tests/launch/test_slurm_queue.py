@@ -1,0 +1,352 @@
+"""Jobs in the queue of a cluster that a stand-in plays: submitted, watched, lost, cancelled."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.locks import Lock
+from harness.core.records import WAITING, read_json, write_json
+from harness.core.settings import UserError
+from harness.launch.outcome import ELSEWHERE, State
+from harness.launch.places import Options
+from harness.launch.plan import Job
+from harness.launch.screen import Screen, standing
+from harness.launch.slurm import Slurm, queue
+from harness.launch.slurm.cluster import Submitted
+from harness.launch.slurm.queue import Queue, Watched
+from tests.support.slurm_cluster import TORCHRUN
+from tests.support.sweeps import Watcher, jobs_of, start, sweep_file, wait_for
+from tests.support.sweeps import harness_sweep as main
+
+S = ["--launcher", "slurm"]
+
+
+def planned(folder: Path, text: str) -> list[Job]:
+    return jobs_of(folder, text, folder / "out", tiny=True)
+
+
+class StandIn:
+    """sbatch and the others as scripts that write down what they are asked and print a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name in ("sbatch", "squeue", "sacct", "scancel"):
+            self.does(name, f"cat {folder}/{name}.says 2>/dev/null || true")
+
+    def does(self, name: str, commands: str) -> None:
+        path = self.folder / name
+        path.write_text(f'#!/bin/sh\necho {name} "$@" >> {self.folder}/asked\n{commands}\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def says(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.says").write_text(text)
+
+    def asked(self, name: str) -> int:
+        path = self.folder / "asked"
+        return path.read_text().count(f"{name} ") if path.exists() else 0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    commands = StandIn(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{commands.folder}{os.pathsep}{os.environ['PATH']}")
+    for name in ("ASK_EVERY_S", "NOTE_S", "RECORD_S", "SECOND_S"):
+        monkeypatch.setattr(queue, name, 0.0)
+    commands.says("sbatch", "12\n")
+    return commands
+
+
+def queue_of(folder: Path, text: str = "script: vit", **options: Any) -> Queue:
+    states = [State(job) for job in planned(folder, text)]
+    slurm = Slurm(gres="none", detach=options.pop("detach", True))
+    (folder / "sweep").mkdir(exist_ok=True)
+    how = Options(launcher="slurm", slurm=slurm, **options)
+    return Queue(states, how, folder / "sweep", Watcher())
+
+
+def worked(folder: Path, text: str = "script: vit", **options: Any) -> Queue:
+    """A queue that has done its work."""
+    waiting = queue_of(folder, text, **options)
+    waiting.work()
+    return waiting
+
+
+def seen(queue: Queue) -> Watcher:
+    assert isinstance(queue.screen, Watcher)
+    return queue.screen
+
+
+def says_of(waiting: Queue, state: str, reason: str = "None") -> str:
+    """What squeue prints of the jobs that a queue watches."""
+    return "".join(f"{w.entry.id}|{state}|{reason}|{w.entry.name}\n" for w in waiting.watched)
+
+
+@pytest.mark.process
+def test_a_job_is_submitted_once_however_often_it_is_asked_for(
+    tmp_path: Path, cluster: StandIn
+) -> None:
+    first = worked(tmp_path)
+    assert "submitted as job 12" in seen(first)
+    cluster.says("squeue", says_of(first, "PENDING", "ReqNodeNotAvail"))
+    again = worked(tmp_path, rerun="all")
+    screen = seen(again)
+    assert cluster.asked("sbatch") == 1 and "is job 12" in screen
+    assert "waits: ReqNodeNotAvail" in screen and "run on the cluster: 1" in screen
+    (state,) = again.states
+    assert state.state == WAITING and standing(state) == "waiting (ReqNodeNotAvail)"
+
+
+@pytest.mark.process
+def test_a_runner_that_was_killed_while_it_submitted(tmp_path: Path, cluster: StandIn) -> None:
+    job = planned(tmp_path, "script: vit")[0]
+    submitted = Submitted(tmp_path / "sweep")
+    # The job is there, under its name: its number is found.
+    submitted.intend("mine.1", [job.path])
+    cluster.says("squeue", "77|PENDING|Priority|mine.1\n")
+    worked(tmp_path)
+    assert cluster.asked("sbatch") == 0 and submitted.open()[job.path].id == "77"
+    # It has come and gone, and has left its note.
+    submitted.withdraw("mine.1")
+    submitted.intend("mine.2", [job.path])
+    cluster.says("squeue", "")
+    write_json(tmp_path / "sweep/jobs/mine.2_0.json",
+               {"job": "78", "began": 5, "ended": None, "code": None, "signal": ""})  # fmt: skip
+    cluster.says("sacct", "FAILED\n")
+    worked(tmp_path)
+    assert cluster.asked("sbatch") == 0 and submitted.open() == {}
+    assert (read_json(job.folder.summary) or {})["outcome"] == "failed"
+    # It never was: now it is.
+    submitted.intend("mine.3", [job.path])
+    worked(tmp_path, rerun="failed")
+    assert cluster.asked("sbatch") == 1 and submitted.open()[job.path].id == "12"
+    # Nobody knows.
+    submitted.intend("mine.4", [job.path])
+    cluster.does("squeue", "echo no controller >&2; exit 1")
+    with pytest.raises(UserError, match=r"whether mine\.4 was submitted is unknown: no controller"):
+        worked(tmp_path)
+    assert cluster.asked("sbatch") == 1
+
+
+def ended(folder: Path, waiting: Queue, code: int, signal: str = "") -> None:
+    """What the scripts of these jobs leave."""
+    now = int(time.time())
+    for watched in waiting.watched:
+        entry = watched.entry
+        write_json(
+            folder / "sweep" / "jobs" / f"{entry.name}_{entry.index}.json",
+            {"job": "12", "began": now, "ended": now + 7, "code": code, "signal": signal},
+        )
+
+
+@pytest.mark.process
+def test_a_record_that_is_not_on_shared_storage(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = worked(tmp_path)
+    ended(tmp_path, first, 0)
+    monkeypatch.setattr(queue, "RECORD_S", 0.2)
+    then = worked(tmp_path)
+    (state,) = then.states
+    assert state.state == "failed" and state.took_s == 7
+    assert str(state.reason).startswith("job 12 succeeded, but its record is not in ")
+    assert "storage that all nodes share" in str(state.reason)
+
+
+@pytest.mark.process
+def test_a_script_that_refuses_says_why(tmp_path: Path, cluster: StandIn) -> None:
+    first = worked(tmp_path)
+    ended(tmp_path, first, 1)
+    log = first.submitted.log(first.watched[0].entry)
+    log.write_text("vit.py: error: --dataset x: no\n" + TORCHRUN.format(now="2020-01-01_00:00:00"))
+    then = worked(tmp_path)
+    assert (then.states[0].state, then.states[0].reason) == (
+        "failed",
+        "vit.py: error: --dataset x: no",
+    )
+
+
+@pytest.mark.process
+def test_a_job_that_squeue_has_forgotten(tmp_path: Path, cluster: StandIn) -> None:
+    worked(tmp_path)
+    cluster.says("sacct", "CANCELLED by 1000\n")
+    then = worked(tmp_path)
+    # It goes on with this call, as what was interrupted always does.
+    assert "interrupted after 0.0 s, the job was cancelled" in seen(then)
+    assert cluster.asked("sbatch") == 2 and len(then.submitted.open()) == 1
+    cluster.does("sacct", "echo accounting storage is disabled >&2; exit 1")
+    last = worked(tmp_path)
+    assert "job 12 ended without a trace" in seen(last)
+    row = json.loads(last.states[0].job.folder.attempts.read_text().splitlines()[0])
+    assert row["wall_s"] == 0.0 and row["attempt"] is None
+    # Measured again once, not each time that it is looked after.
+    again = queue_of(tmp_path, rerun="all")
+    ended(tmp_path, again_watched(again), 0)
+    write_json(again.states[0].job.folder.summary, {"outcome": "finished"})
+    again.work()
+    assert again.states[0].state == "finished" and cluster.asked("sbatch") == 3
+
+
+def again_watched(waiting: Queue) -> Queue:
+    """A queue that knows what was submitted, and has not looked after it."""
+    other = Queue(waiting.states, waiting.options, waiting.folder, Watcher())
+    entries = other.submitted.open()
+    other.watched = [Watched(state, entries[state.job.path]) for state in other.states]
+    return other
+
+
+@pytest.mark.process
+def test_a_job_that_failed_before_its_script_began(tmp_path: Path, cluster: StandIn) -> None:
+    first = worked(tmp_path)
+    cluster.says("squeue", says_of(first, "FAILED", "NonZeroExitCode"))
+    then = worked(tmp_path)
+    assert then.states[0].state == "failed"
+    assert str(then.states[0].reason).startswith("job 12 failed before it began: is ")
+
+
+@pytest.mark.process
+def test_the_first_failure_cancels_the_rest(tmp_path: Path, cluster: StandIn) -> None:
+    text = "script: vit\nseeds: [1, 2]"
+    first = worked(tmp_path, text)
+    one, two = first.watched
+    cluster.says(
+        "squeue", f"12_0|FAILED|None|{one.entry.name}\n12_1|PENDING|None|{two.entry.name}\n"
+    )
+    cluster.does(
+        "scancel", f"echo '12_1|CANCELLED|None|{two.entry.name}' > {cluster.folder}/squeue.says"
+    )
+    then = worked(tmp_path, text, detach=False, fail_fast=True)
+    # What had not begun is as if nobody had asked for it.
+    assert [s.state for s in then.states] == ["failed", WAITING]
+    assert not then.states[1].job.folder.path.exists() and then.submitted.open() == {}
+
+
+@pytest.mark.process
+def test_stopped_once_the_jobs_stay_and_twice_they_are_cancelled(
+    tmp_path: Path, cluster: StandIn
+) -> None:
+    first = worked(tmp_path)
+    cluster.says("squeue", says_of(first, "RUNNING"))
+    once = queue_of(tmp_path, detach=False)
+    once.stops = 1
+    once.work()
+    assert cluster.asked("scancel") == 0 and len(once.submitted.open()) == 1
+    twice = queue_of(tmp_path, detach=False)
+    twice.stops = 2
+    ended(tmp_path, first, 1, "TERM")
+    cluster.does(
+        "scancel",
+        f"echo '12|CANCELLED|None|{first.watched[0].entry.name}' > {cluster.folder}/squeue.says",
+    )
+    twice.work()
+    assert cluster.asked("scancel") == 1
+    assert (twice.states[0].state, twice.states[0].reason) == (
+        "interrupted",
+        "the sweep was stopped",
+    )
+
+
+@pytest.mark.process
+def test_what_somebody_else_measures_or_settles(tmp_path: Path, cluster: StandIn) -> None:
+    waiting = queue_of(tmp_path)
+    by_hand = Lock(waiting.states[0].job.folder.lock("run"))
+    assert by_hand.take()
+    waiting.work()
+    assert "is measured by somebody else" in seen(waiting)
+    assert waiting.states[0].state == ELSEWHERE and cluster.asked("sbatch") == 0
+    by_hand.release()
+    first, second = queue_of(tmp_path), queue_of(tmp_path)
+    first.work()
+    cluster.says("squeue", says_of(first, "RUNNING"))
+    second.work()
+    ended(tmp_path, first, 1, "USR1")
+    first._look()
+    rows = first.states[0].job.folder.attempts.read_bytes()
+    second._look()
+    assert [q.states[0].state for q in (first, second)] == ["timeout", "timeout"]
+    assert second.states[0].job.folder.attempts.read_bytes() == rows
+
+
+@pytest.mark.process
+def test_a_cluster_that_does_not_answer_is_asked_again(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = queue_of(tmp_path)
+    cluster.does("squeue", "echo Unable to contact slurm controller >&2; exit 1")
+    waiting.work()
+    waiting._look()
+    screen = seen(waiting)
+    assert sum("does not answer" in line for line in screen.lines) == 1
+    assert waiting.states[0].state == WAITING and len(waiting.watched) == 1
+
+
+def test_two_runners_do_not_submit_at_once(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue.cluster, "PATIENCE_S", 0.1)
+    with queue_of(tmp_path)._alone(), pytest.raises(UserError, match="submits these runs"):
+        worked(tmp_path)
+    assert cluster.asked("sbatch") == 0
+
+
+SLOW = """sleep 1
+sed -n 's/^#SBATCH --job-name=\\(.*\\)/12|PENDING|None|\\1/p' $2 > {folder}/squeue.says
+echo 12"""
+
+
+@pytest.mark.process
+def test_a_runner_is_killed_while_sbatch_is_at_work(
+    tmp_path: Path, cluster: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next one waits until sbatch is done, and finds the job."""
+    cluster.does("sbatch", SLOW.format(folder=cluster.folder))
+    file, out = sweep_file(tmp_path, "script: vit"), tmp_path / "out"
+    runner = start(file, out, "--tiny", *S)
+    wait_for(lambda: cluster.asked("sbatch") == 1)
+    runner.kill()
+    runner.communicate()
+    assert main([str(file), "--tiny", "--output_dir", str(out), *S, "--detach"]) == 0
+    assert "is job 12" in capsys.readouterr().out and cluster.asked("sbatch") == 1
+
+
+@pytest.mark.process
+def test_what_sbatch_says_is_one_line(
+    tmp_path: Path, cluster: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep_file(tmp_path, "script: vit")
+    argv = [str(file), "--tiny", "--output_dir", str(tmp_path / "out"), *S]
+    cluster.does(
+        "sbatch", "echo 'sbatch: error: Invalid generic resource (gres) specification' >&2; exit 1"
+    )
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "sbatch refuses: Invalid generic resource" in error
+    assert "--gres none" in error
+    assert Path(error.rsplit(" ", 1)[1].strip()).read_text().startswith("#!/bin/bash")
+    # Refused, as far as it said: the next call submits it.
+    cluster.does("sbatch", "echo 12")
+    assert main([*argv, "--detach"]) == 0
+    assert cluster.asked("sbatch") == 2
+
+
+def test_without_sbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    file = sweep_file(tmp_path, "script: vit")
+    assert main([str(file), "--tiny", "--output_dir", str(tmp_path / "out"), *S]) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+
+
+def test_no_time_is_foretold_where_runs_are_side_by_side(tmp_path: Path) -> None:
+    states = [State(job) for job in planned(tmp_path, "script: vit\nseeds: [1, 2]")]
+    states[0].took_s = 10.0
+    assert "left" in Screen("title", states)._footer()
+    assert "left" not in Screen("title", states, in_turn=False)._footer()
