@@ -14,7 +14,7 @@ demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
 
 test: .venv/ready-dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 faults: .venv/ready-dev
 	HARNESS_FAULTS=whole $(BIN)/python -m pytest -n 2 --dist load --timeout 3600 tests/faults

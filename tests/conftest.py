@@ -6,6 +6,7 @@ import multiprocessing.process
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ def root() -> Path:
     return Path(__file__).resolve().parents[1]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that need what this machine lacks are left out, and the report says why."""
+    if hasattr(config, "workerinput"):
+        long_files_first(items)
     import torch
 
     gpu = pytest.mark.skip(reason="needs an NVIDIA GPU: none is visible")
@@ -41,6 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(standin)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(root)
+
+
+def long_files_first(items: list[pytest.Item]) -> None:
+    """Files that start many processes come first: the last ones are short, and no worker idles."""
+    weights: Counter[Path] = Counter()
+    for item in items:
+        slow, process = map(item.get_closest_marker, ("slow", "process"))
+        weights[item.path] += 30_000 if slow else 2_000 if process else 20  # milliseconds, roughly
+    items.sort(key=lambda item: -weights[item.path])
 
 
 class ProcessWatch:
