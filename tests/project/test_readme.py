@@ -235,13 +235,15 @@ def test_own_data_are_read_as_the_readme_shows(root: Path, tmp_path: Path) -> No
 
 @pytest.mark.process
 def test_from_a_shell(root: Path, tmp_path: Path) -> None:
-    """True command lines, once each: plain python, torchrun with one and two, accelerate."""
+    """True command lines, once each: plain python, torchrun, accelerate.
+
+    torchrun with two processes is started, and its rows compared, in tests/launch/test_sweep.py.
+    """
     launch = [sys.executable, "-m"]
     torchrun = [*launch, "torch.distributed.run", "--standalone", "--nnodes=1"]
     starts = {
         "1_1": [sys.executable],
         "1_1_one": [*torchrun, "--nproc_per_node=1"],
-        "1_2": [*torchrun, "--nproc_per_node=2"],
         "1_1_launched": [*launch, "accelerate.commands.launch", "--num_processes=1", "--cpu"],
     }
     for setup, words in starts.items():

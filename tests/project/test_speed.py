@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from benchmarks.speed_start import ArmFailed, call
 from harness.core.command_line import parse
 from harness.core.tasks import TASKS
 from harness.train.data import embedded
-from tests.support.ranks import Done, ran
+from tests.support.ranks import Done
 
 TEXT, PICTURES = Case("text", "bert-mini", 512, 128, 16), CPU_CASES["jpeg"]
 
@@ -87,8 +88,19 @@ def test_sizes_can_be_changed() -> None:
     assert arguments.cases == {"jpeg": replace(PICTURES, train=32)}
 
 
-def quick(folder: str, *more: str) -> int:
-    return speed.main(["--quick", "--rounds=1", "--out", folder, *more])
+@pytest.fixture
+def quick(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Done]:
+    """The smallest sizes; its arms are forked from the server of this session, which is warm."""
+
+    def run(*more: str) -> Done:
+        for name in (*speed.OFFLINE, "OMP_NUM_THREADS"):
+            monkeypatch.setenv(name, "1")  # and put back afterwards
+        code = speed.main(["--quick", "--rounds=1", "--out", str(tmp_path), *more])
+        return Done(code, *capsys.readouterr())
+
+    return run
 
 
 def table_row(text: str, section: str, arm: str) -> list[str]:
@@ -131,10 +143,9 @@ def arms_did_the_same(done: Done, folder: Path, processes: int, arms: list[str])
 
 
 @pytest.mark.process
-def test_arms_do_the_same_work(tmp_path: Path) -> None:
+def test_arms_do_the_same_work(quick: Callable[..., Done], tmp_path: Path) -> None:
     arms = ["examples", "loop", "ideal", "ours"]
-    more = f"--arms={','.join(arms)}"
-    done = ran(1, quick, str(tmp_path), more, env={"OMP_NUM_THREADS": "1"})
+    done = quick(f"--arms={','.join(arms)}")
     record = arms_did_the_same(done, tmp_path, 1, arms)
     assert "Not equal" not in done.out and record["cases"]["text"]["roofline"]["matmul_tflops"] > 0
 
@@ -142,8 +153,8 @@ def test_arms_do_the_same_work(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_all_arms_on_one_and_two_processes(tmp_path: Path) -> None:
-    done = ran(1, quick, str(tmp_path), "--processes=1,2", env={"OMP_NUM_THREADS": "1"})
+def test_all_arms_on_one_and_two_processes(quick: Callable[..., Done], tmp_path: Path) -> None:
+    done = quick("--processes=1,2")
     for processes in (1, 2):
         arms_did_the_same(done, tmp_path, processes, list(ARMS))
     text = (tmp_path / "speed.md").read_text()
@@ -151,9 +162,8 @@ def test_all_arms_on_one_and_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_an_arm_that_fails_is_said(tmp_path: Path) -> None:
-    more = ("--cases=jpeg", "--arms=loop,ours", "--flags=--no_such_flag 1")
-    done = ran(1, quick, str(tmp_path), *more, env={"OMP_NUM_THREADS": "1"})
+def test_an_arm_that_fails_is_said(quick: Callable[..., Done], tmp_path: Path) -> None:
+    done = quick("--cases=jpeg", "--arms=loop,ours", "--flags=--no_such_flag 1")
     assert done.code == 1
     runs = json.loads((tmp_path / "speed.json").read_text())["cases"]["jpeg"]["runs"]
     assert [bool(run["failed"]) for run in runs] == [False, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -65,6 +66,14 @@ def answer(count, name, *argv):
 """
 
 
+class Shared(NamedTuple):
+    """A Hub, and a warm client whose runs share one cache; what one test loads the next may see."""
+
+    hub: Hub
+    cache: Path
+    client: Client
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("published")
@@ -81,16 +90,28 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def hub(published: Path) -> Iterator[Hub]:
+@pytest.fixture(scope="module")
+def shared(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    cache = tmp_path_factory.mktemp("cache")
     with Hub() as hub:
         for script in ("bert", "vit"):
             hub.add_model(MODEL[script], published / script)
         hub.add_model("org/own-code", published / "code")
+        hub.add_model("org/unseen", published / "vit")
         for name in (DATA["bert"], BARE):
             hub.add_dataset(name, published / "text")
         hub.add_dataset(DATA["vit"], published / "images")
-        yield hub
+        env = hub.env(cache) | {"MARKER": str(cache / "marker")}
+        with Client(CLIENT, env) as client:
+            yield Shared(hub, cache, client)
+
+
+@pytest.fixture
+def hub(shared: Shared) -> Hub:
+    """Up, and not yet asked."""
+    shared.hub.requests.clear()
+    shared.hub.down = False
+    return shared.hub
 
 
 def names(script: str) -> list[str]:
@@ -117,12 +138,11 @@ def test_torchrun_hands_every_flag_on() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("script", [pytest.param("bert", marks=pytest.mark.slow), "vit"])
 def test_two_ranks_load_each_file_once(
-    script: str, hub: Hub, published: Path, tmp_path: Path
+    script: str, hub: Hub, shared: Shared, published: Path, tmp_path: Path
 ) -> None:
-    cache, out = tmp_path / "cache", tmp_path / "out"
+    out = tmp_path / "out"
     argv = [*names(script), *STILL, "--save", "last"]
-    with Client(CLIENT, hub.env(cache)) as client:
-        code, _, err = client(2, script, *argv, "--o", str(out))
+    code, _, err = shared.client(2, script, *argv, "--o", str(out))
     assert code == 0, err
     files_once = [(MODEL[script], file) for file in FILES[script]]
     files_once += [(DATA[script], file) for file in ["README.md", *PARTS]]
@@ -151,17 +171,19 @@ def test_two_ranks_load_each_file_once(
 
     # Once more with what is in the cache: the Hub is asked about it, or nobody is.
     hub.requests.clear()
-    env = hub.env(cache)
+    again = [2, script, *argv, "--o", str(tmp_path / "again")]
     if script == "vit":
         hub.down = "close"
-        env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    with Client(CLIENT, env) as client:
-        code, _, err = client(2, script, *argv, "--o", str(tmp_path / "again"))
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        with Client(CLIENT, hub.env(shared.cache) | offline) as client:
+            code, _, err = client(*again)
+    else:
+        code, _, err = shared.client(*again)
     assert code == 0, err
     assert not hub.downloads()
     assert bool(hub.requests) == (script == "bert")
-    (again,), _ = read_rows(only_run(tmp_path / "again").epochs)
-    assert again["eval_loss"] == row["eval_loss"]
+    (row_again,), _ = read_rows(only_run(tmp_path / "again").epochs)
+    assert row_again["eval_loss"] == row["eval_loss"]
 
 
 def refused(client: Client, name: str, *argv: str) -> str:
@@ -175,48 +197,46 @@ def refused(client: Client, name: str, *argv: str) -> str:
 
 
 @pytest.mark.process
-def test_what_the_hub_does_not_have_and_no_hub(hub: Hub, tmp_path: Path) -> None:
-    marker, out = tmp_path / "marker", tmp_path / "out"
-    env = {**hub.env(tmp_path / "cache"), "MARKER": str(marker)}
+def test_what_the_hub_does_not_have_and_no_hub(hub: Hub, shared: Shared, tmp_path: Path) -> None:
+    client, marker, out = shared.client, shared.cache / "marker", tmp_path / "out"
     small = [*STILL, "--save", "none", "--o", str(out)]
     text, pictures = ["--dataset", DATA["bert"]], ["--dataset", DATA["vit"]]
-    with Client(CLIENT, env) as client:
-        # Neither on the Hub nor anywhere else.
-        for words in (
-            ["bert", "--model", "org/none", *text],
-            ["bert", "--model", "nothing-of-this-name", *text],
-            ["vit", "--model", "org/none", *pictures],
-        ):
-            line = refused(client, *words, *small)
-            assert all(word in line for word in [f"--model {words[2]}", *MISSING]), line
-        for name in ("org/none", "nothing-of-this-name"):
-            line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", name, *small)
-            assert all(word in line for word in [f"--dataset {name}", *MISSING]), line
+    # Neither on the Hub nor anywhere else.
+    for words in (
+        ["bert", "--model", "org/none", *text],
+        ["bert", "--model", "nothing-of-this-name", *text],
+        ["vit", "--model", "org/none", *pictures],
+    ):
+        line = refused(client, *words, *small)
+        assert all(word in line for word in [f"--model {words[2]}", *MISSING]), line
+    for name in ("org/none", "nothing-of-this-name"):
+        line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", name, *small)
+        assert all(word in line for word in [f"--dataset {name}", *MISSING]), line
 
-        # Code from the Hub runs only where it is allowed to, and is fetched only then.
-        own = ["bert", "--model", "org/own-code", *text, *small]
-        line = refused(client, *own)
-        assert "--model org/own-code" in line and "add --trust_remote_code" in line
-        assert not marker.exists() and ("org/own-code", "own.py") not in hub.downloads()
-        assert not out.exists()  # nothing of all this is a run
+    # Code from the Hub runs only where it is allowed to, and is fetched only then.
+    own = ["bert", "--model", "org/own-code", *text, *small]
+    line = refused(client, *own)
+    assert "--model org/own-code" in line and "add --trust_remote_code" in line
+    assert not marker.exists() and ("org/own-code", "own.py") not in hub.downloads()
+    assert not out.exists()  # nothing of all this is a run
 
-        code, _, err = client(1, *own, "--trust_remote_code")
-        assert code == 0, err
-        assert marker.exists() and hub.downloads()["org/own-code", "own.py"] == 1
-        folder = only_run(out)
-        assert (read_json(folder.settings) or {})["trust_remote_code"] is True
-        assert folder.outcome() == "finished"
+    code, _, err = client(1, *own, "--trust_remote_code")
+    assert code == 0, err
+    assert marker.exists() and hub.downloads()["org/own-code", "own.py"] == 1
+    folder = only_run(out)
+    assert (read_json(folder.settings) or {})["trust_remote_code"] is True
+    assert folder.outcome() == "finished"
 
-        # A data set without namespace, which the Hub's own library no longer reads.
-        line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", BARE, *small)
-        assert "--dataset tiny-text" in line and "namespace/name" in line
+    # A data set without namespace, which the Hub's own library no longer reads.
+    line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", BARE, *small)
+    assert "--dataset tiny-text" in line and "namespace/name" in line
 
-        hub.down = "close"
-        for words in (
-            ["bert", "--model", "org/other", *text],
-            ["vit", *names("vit")],
-        ):
-            line = refused(client, *words, *small)
-            assert all(word in line for word in OFFLINE), line
-        line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", "org/other", *small)
-        assert all(word in line for word in ["--dataset org/other", *OFFLINE]), line
+    hub.down = "close"
+    for words in (
+        ["bert", "--model", "org/other", *text],
+        ["vit", "--model", "org/unseen", "--dataset", DATA["vit"]],
+    ):
+        line = refused(client, *words, *small)
+        assert all(word in line for word in OFFLINE), line
+    line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", "org/other", *small)
+    assert all(word in line for word in ["--dataset org/other", *OFFLINE]), line

@@ -102,13 +102,13 @@ def message(function, **fields):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
-def answer():
+def answer(when):
     return {
-        "model": message(models.configuration, model="me/none"),
-        "bare": message(models.configuration, model="nothing-like-it"),
-        "images": message(images._resizer, script="vit", model="me/none"),
-        "dataset": message(sources.load, dataset="me/none"),
-        "config": message(sources.load, dataset="me/two"),
+        "model": message(models.configuration, model=f"me/none-{when}"),
+        "bare": message(models.configuration, model=f"nothing-like-{when}"),
+        "images": message(images._resizer, script="vit", model=f"me/none-{when}"),
+        "dataset": message(sources.load, dataset=f"me/none-{when}"),
+        "config": message(sources.load, dataset=f"me/two-{when}"),
     }
 """
 
@@ -123,17 +123,16 @@ def test_a_hub_without_it_and_no_hub(tmp_path: Path) -> None:
     card = "---\nconfigs:\n" + "\n".join(configs) + "\n---\n"
     (tmp_path / "two" / "README.md").write_text(card)
     with Hub() as hub:
-        hub.add_dataset("me/two", tmp_path / "two")
-        with Client(CLIENT, hub.env(tmp_path / "up")) as ask:
-            messages = ask()
+        hub.add_dataset("me/two-up", tmp_path / "two")
+        with Client(CLIENT, hub.env(tmp_path / "cache")) as ask:
+            up = ask("up")
+            hub.down = "close"
+            down = ask("down")
         for what in ("model", "bare", "images", "dataset"):
-            assert all(word in messages[what] for word in ["UserError", *MISSING]), messages[what]
-        for word in ("UserError", "me/two", "first", "second", "--dataset_config"):
-            assert word in messages["config"], messages["config"]
-        hub.down = "close"
-        with Client(CLIENT, hub.env(tmp_path / "down")) as ask:
-            messages = ask()
-        for what, message in messages.items():
+            assert all(word in up[what] for word in ["UserError", *MISSING]), up[what]
+        for word in ("UserError", "me/two-up", "first", "second", "--dataset_config"):
+            assert word in up["config"], up["config"]
+        for what, message in down.items():
             assert all(word in message for word in ["UserError", *OFFLINE]), (what, message)
 
 

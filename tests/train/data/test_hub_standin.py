@@ -66,17 +66,17 @@ def error(call):
         chain = [e, e.__cause__, e.__context__]
         return sorted({c.__name__ for x in chain if x is not None for c in type(x).__mro__})
 
-def answer(what):
+def answer(what, when=""):
     if what == "status":
         try:
             HfApi().model_info("tiny-bert")
         except HfHubHTTPError as e:
             return e.response.status_code
-    repo = "me/never-published"
+    repo = "me/never-published" + when  # other names in each call: some answers are kept
     return {
         "info": error(lambda: HfApi().model_info(repo)),
-        "file": error(lambda: hf_hub_download("tiny-bert", "no-such-file")),
-        "revision": error(lambda: HfApi().model_info("tiny-bert", revision="v9")),
+        "file": error(lambda: hf_hub_download("tiny-bert", "no-such-file" + when)),
+        "revision": error(lambda: HfApi().model_info("tiny-bert", revision="v9" + when)),
         "config": error(lambda: AutoConfig.from_pretrained(repo)),
         "dataset": error(lambda: load_dataset(repo)),
     }
@@ -171,23 +171,21 @@ def test_clients_load_what_was_published(published: Path, tmp_path: Path) -> Non
 def test_clients_get_the_proper_errors(published: Path, tmp_path: Path) -> None:
     with Hub() as hub:
         publish(hub, published)
-        with Client(FAIL, hub.env(tmp_path / "up"), tmp_path) as fail:
-            errors = fail("errors")
+        with Client(FAIL, hub.env(tmp_path / "cache"), tmp_path) as fail:
+            errors = fail("errors", "up")
+            hub.down = True
+            assert fail("status") == 503
+            # Connections dropped without an answer are not repeated in these calls.
+            hub.down = "close"
+            when_down = fail("errors", "down")
         assert "RepositoryNotFoundError" in errors["info"]
         assert "EntryNotFoundError" in errors["file"]
         assert "RevisionNotFoundError" in errors["revision"]
         assert {"OSError", "RepositoryNotFoundError"} <= set(errors["config"])
         assert "DatasetNotFoundError" in errors["dataset"]
-
-        with Client(FAIL, hub.env(tmp_path / "down"), tmp_path) as fail:
-            hub.down = True
-            assert fail("status") == 503
-            # Connections dropped without an answer are not repeated in these calls.
-            hub.down = "close"
-            errors = fail("errors")
         for what in ("info", "file", "revision", "dataset"):
-            assert "TransportError" in errors[what], what
-        assert "OSError" in errors["config"]
+            assert "TransportError" in when_down[what], what
+        assert "OSError" in when_down["config"]
         assert hub.requests[-1].status == 0
 
 

@@ -24,6 +24,7 @@ from harness.core.records import RunFolder, read_rows
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
+from harness.train import rendezvous
 from harness.train.context import Launch, Position
 from harness.train.data.samples import EpochOrder
 from harness.train.loop.elastic_schedule import ElasticSchedule
@@ -246,7 +247,10 @@ def test_restarts_that_would_fail_are_announced(
         assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in warning) is bool(expected)
 
 
-def test_a_store_that_cannot_listen_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_cannot_listen_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "REACH_S", 0.5)
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
