@@ -185,10 +185,6 @@ def test_only_its_own_strategy_loads_hivemind() -> None:
                 assert module.startswith(room) or not top, (module, name)
 
 
-# Test files whose helpers still have to move to tests/support.
-STILL_IMPORTED = {"tests.read.test_drawn", "tests.read.test_read", "tests.read.test_sweep_table"}
-
-
 def test_test_files_import_nothing_from_test_files() -> None:
     imported = {
         name
@@ -196,7 +192,7 @@ def test_test_files_import_nothing_from_test_files() -> None:
         for name, _ in imports(file)
         if name.rpartition(".")[2].startswith("test_") or ".test_" in name
     }
-    assert imported <= STILL_IMPORTED, "helpers of several test files belong in tests/support"
+    assert imported == set(), "helpers of several test files belong in tests/support"
 
 
 def test_no_class_name_stands_twice() -> None:
