@@ -101,3 +101,12 @@ def test_what_is_tested_lies_in_the_ranges_of_the_package(root: Path) -> None:
 
     for name, pin in pins.items():
         assert pin in SpecifierSet(ranges[name]), name
+
+
+@pytest.mark.process
+def test_every_locked_package_has_a_licence(root: Path) -> None:
+    command = [sys.executable, ".ci/licences.py", "requirements.txt"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    found = {line[:28].strip(): line[28:].split(None, 1)[-1] for line in done.stdout.splitlines()}
+    assert {"torch", "transformers", "datasets", "pyarrow"} <= found.keys()  # also what those need
+    assert "unknown" not in found.values()
