@@ -256,9 +256,9 @@ class Runner(Worker):
         took_s = time.monotonic() - state.began_s
         if run_exit.wall_s is None:  # by a clock that nobody sets
             run_exit = replace(run_exit, wall_s=took_s)
-        state.state = outcome.settle(
-            job, run_exit, running.began_unix, running.log, running.stopped, kills
-        )
+        # The clock may have been set back meanwhile: what the run has written is its own still.
+        began_unix = min(running.began_unix, time.time() - took_s)
+        state.state = outcome.settle(job, run_exit, began_unix, running.log, running.stopped, kills)
         state.took_s = took_s if state.state != ELSEWHERE else None
         self.running.remove(running)
         running.lock.release()

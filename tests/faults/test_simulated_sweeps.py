@@ -32,6 +32,8 @@ from tests.support.sweeps import jobs_of
 
 SWEEP = "script: vit\ngrid: {seed: [1, 2, 3]}\nsettings: {setup: 1_1}"
 MOST_RUNNERS = 12
+# A clock that was set back made a run's own outcome look like an older one.
+REGRESSIONS: list[list[int]] = [[689], [], [], []]
 PARTS = 4  # beside one another, where there are cores
 
 
@@ -89,7 +91,7 @@ def test_no_history_loses_or_falsifies_a_row(part: int, monkeypatch: pytest.Monk
     with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         out = Path(folder, "out")
         jobs = jobs_of(Path(folder), SWEEP, out=out)
-        for seed in range(part, amount(120, 10_000), PARTS):
+        for seed in (*range(part, amount(120, 10_000), PARTS), *REGRESSIONS[part]):
             with monkeypatch.context() as patch:
                 history(seed, jobs, out / "sweeps" / "mine", patch)
             shutil.rmtree(out)
