@@ -313,7 +313,10 @@ def _make(folder: Path) -> None:
     """A folder whose name survives a power cut, as what is written into it does."""
     if not folder.is_dir():
         _make(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
         sync(folder.parent)
 
 
