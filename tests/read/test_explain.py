@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from harness.read.explain import causes
 from harness.read.explain.causes import bound, lost, of_run, run_context
 from harness.read.explain.explain import (
     Explanation,
+    _notes,
     explain,
     explain_sweep,
     group_breakdown,
@@ -27,6 +29,7 @@ from harness.read.explain.time_breakdown import (
     COMPUTE,
     DATA,
     PARTS,
+    REST,
     STRAGGLERS,
     UNSEPARATED,
 )
@@ -237,3 +240,13 @@ def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
     assert (
         "a round trip of" in explanation.sentences[2] and "The delay is" in explanation.sentences[2]
     )
+
+
+@pytest.mark.parametrize(("gain", "said"), [(1.42, True), (1.05, False), (None, False)])
+def test_bf16_is_advised_where_it_was_tried_and_pays(gain: float | None, said: bool) -> None:
+    environment = {"cpu_calibration": {"bf16_gain": gain}}
+    run: Any = SimpleNamespace(environment=environment, measures={}, broken_lines=0)
+    group: Any = SimpleNamespace(finished=[run], runs=[run])
+    breakdown: Any = SimpleNamespace(parts={REST: None})
+    text = " ".join(_notes(group, breakdown))
+    assert ("1.4 times as fast with `--precision bf16`" in text) == said

@@ -119,6 +119,20 @@ class ObservedRecord(TypedDict, total=False):
     overlap: Annotated[Count, "with diloco: updates until an exchange takes effect"]
 
 
+class CalibrationRecord(TypedDict):
+    """What the processor can do at most, measured once on each machine by a process with as many
+    threads, and cached."""
+
+    fp32_tflops: Annotated[TflopPerSecond, "of the product of two matrices of 1024 x 1024"]
+    bf16_tflops: Annotated[TflopPerSecond, "likewise"]
+    memory_gb_per_s: Annotated[Amount, "10^9 bytes read and written per second by a large copy"]
+    threads: Annotated[Positive, "torch's threads"]
+    bf16_gain: Annotated[Amount | None,
+        "how many times as fast the passes of one batch of this run's model are with `--precision "
+        "bf16`, in a few passes before training; null for another precision than fp32, where "
+        "products are not at least 1.3 times as fast in bf16, and where it cannot be tried"]
+
+
 class FlopsRecord(TypedDict):
     how: Annotated[str | None, Value(choices=("closed form", "counted")),
         "how the operations of a sample are known (below)"]
@@ -128,10 +142,10 @@ class FlopsRecord(TypedDict):
     per_pair_of_tokens: Annotated[Operations | None,
         "of the forward and the backward pass, see above"]
     peak_tflops_per_gpu: Annotated[TflopPerSecond | None,
-        "dense peak of one device in the run's number format; null where unknown, as on a CPU"]
-    peak_from: Annotated[str | None, Value(choices=("table", "flag")),
-        "its source: the table in harness/train/measure/flops.py, from data sheets, or the flag "
-        "`--peak_tflops`"]
+        "dense peak of one device in the run's number format; null where unknown"]
+    peak_from: Annotated[str | None, Value(choices=("table", "calibration", "flag")),
+        "its source: the table in harness/train/measure/flops.py, from data sheets; on a CPU "
+        "`cpu_calibration`, of a process; or the flag `--peak_tflops`"]
 
 
 class LinkPair(TypedDict):
@@ -258,6 +272,8 @@ class EnvironmentRecord(TypedDict):
         "what all devices of the run together draw before training: the smallest reading since "
         "the run was opened, before anything is on them; null where unknown"]]
     observed: NotRequired[Annotated[ObservedRecord, "what was really built, seen on rank 0"]]
+    cpu_calibration: NotRequired[Annotated[CalibrationRecord | None,
+        "what the processor can do at most; null where a GPU trains"]]
     flops: NotRequired[Annotated[FlopsRecord, "operations of a sample, and peak of a device"]]
     link: NotRequired[Annotated[LinkRecord | None,
         "what the links between nodes carry, measured before the first step (below); null for one "

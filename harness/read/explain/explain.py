@@ -45,6 +45,7 @@ MAY_DIFFER = (
 )  # fmt: skip
 MOST_CAUSES = 2  # beside the main cause
 LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
+WORTH_HALF = 1.15  # times as fast, from which on bf16 is advised, as when a run starts
 MOST_GROUPS = 6  # of a sweep, in a report
 PER_DEVICE = "train_samples_per_s_per_gpu"
 
@@ -299,6 +300,13 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
         yield (
             f"Startup and time outside epochs took {startup} of {wall}: a fixed cost, independent "
             "of run length."
+        )
+    tried = [run.environment.get("cpu_calibration") or {} for run in group.finished]
+    gains = [gain for each in tried if (gain := each.get("bf16_gain"))]
+    if gains and min(gains) >= WORTH_HALF:
+        yield (
+            f"A few passes before training were {min(gains):.1f} times as fast with "
+            "`--precision bf16` on this processor."
         )
     resumed = [run for run in group.finished if (run.measures.get("attempts") or 1) > 1]
     if resumed:

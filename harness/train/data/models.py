@@ -236,7 +236,13 @@ def _set_dropout(config: Any, rate: float) -> None:
         if isinstance(value, (list, tuple)):
             setattr(config, name, type(value)(rate for _ in value))
         elif value is None or isinstance(value, (int, float)):
-            setattr(config, name, rate)
+            # MPT and LeViT declare a rate as a whole number.
+            try:
+                setattr(config, name, 0 if isinstance(value, int) and rate == 0 else rate)
+            except errors.StrictDataclassFieldValidationError:
+                raise UserError(
+                    f"--dropout {rate}: {name} of {config.model_type} can only be 0"
+                ) from None
 
 
 def _cifar_stem(model: Any) -> None:

@@ -22,6 +22,7 @@ from harness.core.identity import number
 from harness.core.records import RunFolder, plain
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
+from harness.train.measure.calibration import WORTH_SAYING
 from harness.train.run.recorder import Recorder
 
 PREFIX = "harness"  # of what trackers receive
@@ -78,8 +79,15 @@ class Console(TrainerCallback):
             f"  effective batch {batch} = {terms}; {state.max_steps:,} updates at a learning "
             f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
         )
+        if (gain := self._bf16_gain()) >= WORTH_SAYING:
+            show(f"  --precision bf16 would be {gain:.1f} times as fast on this processor")
         if state.global_step:
             show(f"  goes on from update {state.global_step} of an earlier attempt")
+
+    def _bf16_gain(self) -> float:
+        measures = self.recorder.observations.measures
+        tried = (each.facts().get("cpu_calibration") or {} for each in measures)
+        return max((each.get("bf16_gain") or 0.0 for each in tried), default=0.0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar is not None:
@@ -120,6 +128,8 @@ def utilisation(row: dict[str, Any]) -> list[str]:
     if mfu is None and busy is None:
         return []
     share = "unknown" if mfu is None else f"{mfu:.1%}"
+    if row.get("gpu") is None:
+        return [f"MFU {share}"]  # of a CPU
     return [f"MFU {share} (GPU utilisation {'unknown' if busy is None else f'{busy:.0f}%'})"]
 
 

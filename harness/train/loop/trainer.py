@@ -84,11 +84,12 @@ class ExactTrainer(Trainer):
         # Before the model is split or wrapped: its shapes are looked at.
         with untouched_random_state():
             self.utilisation = Utilisation(
-                context, self.model, self._one_sample, lambda: self.observations.devices
-            )
+                context, self.model, self._samples, lambda: self.observations.devices,
+                lambda: self._samples(args.per_device_train_batch_size),
+            )  # fmt: skip
             self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
             if settings.strategy == "fsdp":
-                sharding.refuse_skipped_layers(self.model, self._one_sample())
+                sharding.refuse_skipped_layers(self.model, self._samples())
         if settings.strategy == "fsdp":
             sharding.shard(self.model, settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
@@ -158,8 +159,9 @@ class ExactTrainer(Trainer):
         # Normalising, augmenting and the like are done on the device, for the whole batch.
         return self.to_device(super()._prepare_inputs(inputs))
 
-    def _one_sample(self) -> dict[str, Any]:
-        return self._prepare_inputs(self.data_collator([self.train_dataset[0]]))
+    def _samples(self, count: int = 1) -> dict[str, Any]:
+        first = range(min(count, len(self.train_dataset)))
+        return self._prepare_inputs(self.data_collator([self.train_dataset[i] for i in first]))
 
     def compute_loss_context_manager(self) -> Any:
         # accelerate casts in the model that it prepares, and it does not prepare DataParallel.
@@ -255,7 +257,7 @@ class ExactTrainer(Trainer):
         # looking costs time in each update.
         if self.settings.strategy == "ddp":
             with untouched_random_state():
-                unused = probes.unused_parameters(self.model, sample := self._one_sample(), True)
+                unused = probes.unused_parameters(self.model, sample := self._samples(), True)
                 if unused and probes.skips_layers(self.model, sample):
                     self.comm_probe.missing = "layers are skipped at random: passes differ"
             self.accelerator.ddp_handler.find_unused_parameters = bool(unused)

@@ -47,7 +47,7 @@ def environment(cuda: bool = True) -> dict[str, Any]:
     gpus = torch.cuda.device_count() if cuda and torch.cuda.is_available() else 0
     return {
         "machine": machine_label(max(gpus, driver.gpus if driver else 0) if gpus else 0),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_cores": psutil.cpu_count(logical=True),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "gpus": [torch.cuda.get_device_name(number) for number in range(gpus)],
@@ -87,7 +87,7 @@ def machine_label(gpus: int) -> str:
     if gpus:
         name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
         return f"{name.removeprefix('nvidia-')}x{gpus}"
-    name = re.sub(r"\(r\)|\(tm\)|cpu|processor|@.*", " ", _cpu_name().lower())
+    name = re.sub(r"\(r\)|\(tm\)|cpu|processor|@.*", " ", cpu_name().lower())
     return f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}x{psutil.cpu_count(logical=True)}"
 
 
@@ -106,7 +106,7 @@ def recorded_settings(settings: Settings | None, args: Any) -> dict[str, Any]:
     return {**named, "training_arguments": resolved_arguments(args)}
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -22,7 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data import probes
+from harness.train.data.models import first_position
 from harness.train.data.samples import SHAPE, BatchShape
+from harness.train.measure.calibration import bf16_gain, calibration
 from harness.train.measure.rows import EpochMeasure, total
 from harness.train.session import broadcast
 
@@ -234,6 +236,9 @@ def _counted(
     if abs(more.forward / counts[LENGTHS[0]].forward - 1) > 0.01:
         raise Uncountable("a part of its work is done once for all texts of a batch")
     check = max(longest, CHECK_LENGTH)
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None) or 0
+    if positions > 0:  # RoBERTa and its kin begin to count behind the padding token
+        check = min(check, positions - first_position(model))
     long = _count(model, _of_length(batch, check), 1, backward=False)
     if abs(forward.of(check) / long.forward - 1) > 0.01:
         raise Uncountable("its FLOPs are no polynomial of the length of a text")
@@ -302,14 +307,28 @@ def peak_tflops(device: str, precision: str) -> float | None:
     return None
 
 
-def peak_of(settings: Settings) -> tuple[float | None, str | None]:
+def peak_of(
+    settings: Settings, processor: Mapping[str, Any] | None = None
+) -> tuple[float | None, str | None]:
     """The peak of one device in the run's number format, and where it comes from."""
     if settings.peak_tflops is not None:
         return settings.peak_tflops, "flag"
     if not torch.cuda.is_available():
-        return None, None
+        peak = None if processor is None else processor.get(f"{settings.precision}_tflops")
+        return peak, None if peak is None else "calibration"
     known = peak_tflops(torch.cuda.get_device_name(), settings.precision)
     return known, None if known is None else "table"
+
+
+def _processor(
+    context: Context, model: nn.Module, one_batch: Callable[[], Mapping[str, torch.Tensor]]
+) -> dict[str, Any] | None:
+    """What the processor can do, where it is the device that trains."""
+    if context.args.device.type != "cpu":
+        return None
+    known = calibration()
+    fp32 = context.settings.precision == "fp32"
+    return {**known, "bf16_gain": bf16_gain(model, one_batch, known) if fp32 else None}
 
 
 def batch_shape(inputs: Mapping[str, Any]) -> BatchShape:
@@ -333,6 +352,7 @@ class Utilisation(EpochMeasure):
         model: nn.Module,
         one_sample: Callable[[], Mapping[str, torch.Tensor]],
         devices: Callable[[], int],
+        one_batch: Callable[[], Mapping[str, torch.Tensor]],
     ) -> None:
         self.devices = devices  # how many trained in the epoch that has ended
         self.work: Work | None
@@ -343,7 +363,10 @@ class Utilisation(EpochMeasure):
         self.work, self.missing = broadcast(
             self._work(context, model, one_sample) if counts else None
         )
-        self.peak, self.peak_from = peak_of(context.settings)
+        self.processor: dict[str, Any] | None = broadcast(
+            _processor(context, model, one_batch) if counts else None
+        )
+        self.peak, self.peak_from = peak_of(context.settings, self.processor)
         self.updates: dict[int, BatchShape] = {}  # of this epoch
 
     @staticmethod
@@ -381,6 +404,7 @@ class Utilisation(EpochMeasure):
     def facts(self) -> dict[str, Any]:
         work = self.work
         return {
+            "cpu_calibration": self.processor,
             "flops": {
                 "how": work and work.how,
                 "missing": self.missing,
@@ -389,7 +413,7 @@ class Utilisation(EpochMeasure):
                 "per_pair_of_tokens": work and work.per_pair,
                 "peak_tflops_per_gpu": self.peak,
                 "peak_from": self.peak_from,
-            }
+            },
         }
 
 

@@ -161,7 +161,7 @@ def test_ddp_trains_a_model_that_skips_layers(tmp_path: Path) -> None:
 
 
 def test_dropout_0_leaves_nothing_to_chance() -> None:
-    for name in ("flaubert", "swin", "cvt", "gpt2", "clip", "esm"):
+    for name in ("flaubert", "swin", "cvt", "gpt2", "clip", "mpt"):
         config = architectures.small(name)
         models._set_dropout(config, 0.0)
         torch.manual_seed(0)
@@ -180,3 +180,5 @@ def test_dropout_0_leaves_nothing_to_chance() -> None:
     before = architectures.small("swin")
     models._set_dropout(before, 0.3)
     assert (before.drop_path_rate, before.hidden_dropout_prob) == (0.1, 0.3)
+    with pytest.raises(UserError, match=r"--dropout 0.3: attn_pdrop of .* can only be 0"):
+        models._set_dropout(architectures.small("mpt"), 0.3)

@@ -210,10 +210,15 @@ def test_a_long_text_with_content_costs_one_forward_pass() -> None:
     assert [p for p in Looking.passes if p[2] > 48] == [("forward", 1, 1000)]
 
 
+OTHER = SimpleNamespace(device=torch.device("meta"))  # neither CPU nor GPU
+
+
 def context_of(rank: int, size: int) -> Any:
     world = World(per_node=size, rank=rank)
     settings = parse("bert", ["--tiny"])
-    return SimpleNamespace(world=world, is_rank0=rank == 0, data_facts={}, settings=settings)
+    return SimpleNamespace(
+        world=world, is_rank0=rank == 0, data_facts={}, settings=settings, args=OTHER
+    )
 
 
 def counted_by_rank0() -> tuple[list[int], Any]:
@@ -222,14 +227,14 @@ def counted_by_rank0() -> tuple[list[int], Any]:
     reasons = []
     Looking.passes.clear()
     for sample in (lambda: ends(20), never):
-        measure = Utilisation(context, Looking(), sample, lambda: 2)
+        measure = Utilisation(context, Looking(), sample, lambda: 2, sample)
         reasons.append((measure.work, measure.missing))
     dist.destroy_process_group()
     return [p[2] for p in Looking.passes], reasons
 
 
 def test_a_peer_without_process_group_counts_for_itself() -> None:
-    peer = Utilisation(context_of(1, 1), Looking(), lambda: ends(20), lambda: 1)
+    peer = Utilisation(context_of(1, 1), Looking(), lambda: ends(20), lambda: 1, dict)
     assert peer.work is not None and peer.missing is None
 
 

@@ -117,8 +117,7 @@ def test_operations_and_tokens_of_texts_by_hand(
         assert summary[name] == pytest.approx(mean)
     assert summary["gpu_utilisation_percent"] is None
     assert environment["flops"]["peak_from"] == "flag"
-    # Never one without the other.
-    assert f"MFU {rows[1]['mfu']:.1%} (GPU utilisation unknown)" in done.out
+    assert f"MFU {rows[1]['mfu']:.1%}  epoch" in done.out
     assert load_runs(tmp_path)["mfu"].item() == summary["mfu"]
 
 
@@ -132,13 +131,14 @@ def test_operations_of_images_count_what_is_fed_twice(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     rows, environment, _ = record(tmp_path)
     flops = environment["flops"]
-    assert flops["how"] == "closed form" and flops["peak_tflops_per_gpu"] is None
+    assert flops["how"] == "closed form" and flops["peak_from"] == "calibration"
+    assert flops["peak_tflops_per_gpu"] == environment["cpu_calibration"]["fp32_tflops"]
     last = rows[-1]
     assert last["timed_samples"] == 60 and last["fed_samples"] == 64
     result = last["tflops_per_s"] * last["timed_s"] * 1e12
     assert result == pytest.approx(64 * flops["per_sample"], rel=1e-9)
     assert last["tflops_per_s_without_padding"] == last["tflops_per_s"]
-    assert last["tokens_per_s"] is last["padding_share"] is last["mfu"] is None
+    assert last["tokens_per_s"] is last["padding_share"] is None and last["mfu"] > 0
 
 
 @pytest.mark.process
@@ -277,7 +277,7 @@ def test_what_is_not_known_is_null() -> None:
 
 def test_the_peak_is_that_of_the_number_format(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = parse("bert", ["--precision", "bf16"], {})
-    assert peak_of(settings) == (None, None)  # nobody knows that of a CPU
+    assert peak_of(settings) == (None, None)  # a CPU that is not calibrated
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     assert peak_of(settings) == (989, "table")
@@ -292,3 +292,4 @@ def test_mfu_stands_beside_gpu_utilisation() -> None:
     assert utilisation({"mfu": 0.412, "gpu": busy}) == ["MFU 41.2% (GPU utilisation 97%)"]
     assert utilisation({"mfu": None, "gpu": busy}) == ["MFU unknown (GPU utilisation 97%)"]
     assert utilisation({"mfu": None, "gpu": None}) == []
+    assert utilisation({"mfu": 0.6, "gpu": None}) == ["MFU 60.0%"]  # a CPU

@@ -1,0 +1,113 @@
+"""What a processor can do at most, measured once on each machine: products of matrices in each
+number format, and memory traffic. And what --precision bf16 would bring a model on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.core.provenance import cache_root
+from harness.train.data import probes
+from harness.train.measure.environment import cpu_name
+
+SIDE = 1024  # of the matrices: larger ones are no faster
+COPIED = 1 << 27  # bytes, more than caches hold
+SECONDS = 0.3  # of each of the three measurements
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# A model is tried in bf16 where products are faster by this, and advised to use it from here on.
+WORTH_TRYING, WORTH_SAYING = 1.3, 1.15
+PASSES, LIMIT_S = 3, 3.0
+
+
+def calibration() -> dict[str, Any]:
+    """Of this process with its threads, from the cache or measured now; takes a second."""
+    facts = [cpu_name(), platform.machine(), os.cpu_count(), torch.get_num_threads()]
+    key = hashlib.sha256(json.dumps([*facts, torch.__version__]).encode()).hexdigest()[:16]
+    file = cache_root() / f"cpu-{key}.json"
+    known = _read(file)
+    if known is None:
+        known = _measured()
+        with suppress(OSError):  # without a cache it is measured again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            draft = file.with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps(known))
+            draft.rename(file)
+    return known
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    with suppress(OSError, ValueError):
+        known = json.loads(file.read_text())
+        if isinstance(known, dict) and all(
+            isinstance(known.get(name), (int, float)) and known[name] > 0 for name in _NAMES
+        ):
+            return known
+    return None
+
+
+_NAMES = (*(f"{name}_tflops" for name in FORMATS), "memory_gb_per_s", "threads")
+
+
+def _measured() -> dict[str, Any]:
+    peaks = {}
+    for name, dtype in FORMATS.items():
+        one = torch.randn(SIDE, SIDE).to(dtype)
+        peaks[f"{name}_tflops"] = 2 * SIDE**3 / _shortest_s(partial(torch.mm, one, one)) / 1e12
+    source = torch.ones(COPIED, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    # Read once and written once.
+    rate = 2 * COPIED / _shortest_s(lambda: target.copy_(source)) / 1e9
+    return {**peaks, "memory_gb_per_s": rate, "threads": torch.get_num_threads()}
+
+
+def _shortest_s(work: Callable[[], Any]) -> float:
+    """The best of the repetitions: whatever else the machine does makes it slower, never faster."""
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end or len(times) < 2:
+        began_s = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began_s)
+    return min(times)
+
+
+def bf16_gain(
+    model: nn.Module, batch: Callable[[], Mapping[str, Any]], known: Mapping[str, Any]
+) -> float | None:
+    """How many times as fast the passes of a batch are in bf16; None where the processor's products
+    are not faster in it, or the model cannot be tried.
+    """
+    if known["bf16_tflops"] < WORTH_TRYING * known["fp32_tflops"]:
+        return None
+    try:
+        inputs, copy = batch(), probes.twin(model, lambda tensor: tensor).eval()
+        times: dict[bool, list[float]] = {False: [], True: []}
+        began_s = time.perf_counter()
+        # The first pass of each prepares its kernels.
+        while len(times[True]) <= PASSES and time.perf_counter() - began_s < LIMIT_S:
+            for half, of_format in times.items():
+                of_format.append(_pass_s(copy, inputs, half))
+        return min(times[False][1:]) / min(times[True][1:]) if len(times[True]) > 1 else None
+    except Exception:  # any model of a user may fail here, and training goes on
+        return None
+
+
+def _pass_s(model: nn.Module, inputs: Mapping[str, Any], half: bool) -> float:
+    began_s = time.perf_counter()
+    with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
+        loss = model(**inputs)["loss"]
+    loss.backward()
+    model.zero_grad()
+    return time.perf_counter() - began_s

@@ -1,0 +1,67 @@
+"""What the processor can do is measured once, and what bf16 brings is tried before training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.core.command_line import parse
+from harness.train.measure import calibration
+from harness.train.measure.calibration import bf16_gain
+from harness.train.measure.flops import peak_of
+
+KNOWN = {"fp32_tflops": 0.1, "bf16_tflops": 0.3, "memory_gb_per_s": 9.0, "threads": 1}
+
+
+def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(calibration, "SECONDS", 0.01)
+    first = calibration.calibration()
+    assert all(first[name] > 0 for name in KNOWN) and first["threads"] == torch.get_num_threads()
+    assert calibration.calibration() == first
+    (file,) = tmp_path.glob("harness/cpu-*.json")
+    for damaged in ("{", "[]", json.dumps({**first, "fp32_tflops": -1})):
+        file.write_text(damaged)
+        assert calibration.calibration()["fp32_tflops"] > 0
+        assert json.loads(file.read_text())["fp32_tflops"] > 0
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("no folder")  # nothing can be cached
+    assert calibration.calibration()["fp32_tflops"] > 0
+
+
+def test_the_peak_of_a_processor_is_that_of_its_calibration() -> None:
+    for precision, peak in (("fp32", 0.1), ("bf16", 0.3)):
+        settings = parse("bert", ["--precision", precision], {})
+        assert peak_of(settings, KNOWN) == (peak, "calibration")
+    assert peak_of(parse("bert", ["--peak_tflops", "2"], {}), KNOWN) == (2, "flag")
+
+
+class Passes(nn.Module):
+    """As slow as it is told to be."""
+
+    def __init__(self, clock: list[float]) -> None:
+        super().__init__()
+        self.weight, self.clock = nn.Parameter(torch.ones(1)), clock
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.clock[0] += 0.1 if torch.is_autocast_enabled("cpu") else 0.2
+        return {"loss": (self.weight * x).sum()}
+
+
+def test_bf16_is_tried_where_the_processor_is_faster_in_it(monkeypatch: Any) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(calibration.probes, "twin", lambda model, change: model)
+    model = Passes(clock)
+    assert bf16_gain(model, lambda: {"x": torch.ones(1)}, KNOWN) == pytest.approx(2.0)
+    assert model.weight.grad is None
+    assert bf16_gain(model, lambda: {"y": torch.ones(1)}, KNOWN) is None  # it fails
+    slow = {**KNOWN, "bf16_tflops": 0.12}
+    assert bf16_gain(model, lambda: {"x": torch.ones(1)}, slow) is None
