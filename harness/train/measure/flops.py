@@ -313,8 +313,8 @@ def peak_of(
     """The peak of one device in the run's number format, and where it comes from."""
     if settings.peak_tflops is not None:
         return settings.peak_tflops, "flag"
-    if not torch.cuda.is_available():
-        peak = None if processor is None else processor.get(f"{settings.precision}_tflops")
+    if processor is not None or not torch.cuda.is_available():
+        peak = (processor or {}).get(f"{settings.precision}_tflops")
         return peak, None if peak is None else "calibration"
     known = peak_tflops(torch.cuda.get_device_name(), settings.precision)
     return known, None if known is None else "table"
