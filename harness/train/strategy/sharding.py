@@ -37,10 +37,13 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that are gathered one at a time: the members of the outermost module lists."""
+    """The layers that are gathered one at a time: the members of the outermost module lists, which
+    may be lists of lists.
+    """
     blocks: list[nn.Module] = []
     for child in model.children():
-        blocks += child if isinstance(child, nn.ModuleList) else blocks_of(child)
+        is_layer = isinstance(model, nn.ModuleList) and not isinstance(child, nn.ModuleList)
+        blocks += [child] if is_layer else blocks_of(child)
     return blocks
 
 

@@ -182,3 +182,10 @@ def test_dropout_0_leaves_nothing_to_chance() -> None:
     assert (before.drop_path_rate, before.hidden_dropout_prob) == (0.1, 0.3)
     with pytest.raises(UserError, match=r"--dropout 0.3: attn_pdrop of .* can only be 0"):
         models._set_dropout(architectures.small("mpt"), 0.3)
+
+
+def test_layers_in_lists_of_lists_are_split_one_by_one() -> None:
+    """Funnel, PoolFormer and PVT have such; a list has no forward pass and cannot be split."""
+    model = AutoModelForImageClassification.from_config(architectures.small("pvt"))
+    blocks = sharding.blocks_of(model)
+    assert len(blocks) > 4 and not any(isinstance(b, torch.nn.ModuleList) for b in blocks)
