@@ -25,6 +25,7 @@ NODE = {
 # Ending of a name -> the unit that it states.
 ENDINGS = {
     "_samples_per_s": "1/s", "_tokens_per_s": "1/s", "_tflops_per_s": "10^12 operations/s",
+    "_gb_per_s": "10^9 bytes/s",
     "_s": "s", "_s_per_rank": "s", "_ms": "ms", "_gib": "GiB", "_gib_per_rank": "GiB",
     "_mbit": "Mbit/s", "_bytes": "bytes", "_j": "J", "_w": "W", "_share": "share", "_percent":
     "percent", "_hz": "1/s",

@@ -14,6 +14,7 @@ from harness.core.schema.fields import (
     Field,
     Gain,
     Gib,
+    GigabytePerSecond,
     Kind,
     Mbit,
     Milliseconds,
@@ -125,7 +126,7 @@ class CalibrationRecord(TypedDict):
 
     fp32_tflops: Annotated[TflopPerSecond, "of the product of two matrices of 1024 x 1024"]
     bf16_tflops: Annotated[TflopPerSecond, "likewise"]
-    memory_gb_per_s: Annotated[Amount, "10^9 bytes read and written per second by a large copy"]
+    memory_gb_per_s: Annotated[GigabytePerSecond, "read and written by a large copy"]
     threads: Annotated[Positive, "torch's threads"]
     bf16_gain: Annotated[Amount | None,
         "how many times as fast the passes of one batch of this run's model are with `--precision "

@@ -39,6 +39,7 @@ Celsius = Annotated[float, Value("°C")]
 Megahertz = Annotated[float, Value("MHz", 0)]
 Tflop = Annotated[float, Value("10^12 operations", 0)]
 TflopPerSecond = Annotated[float, Value("10^12 operations/s", 0)]
+GigabytePerSecond = Annotated[float, Value("10^9 bytes/s", 0)]
 Operations = Annotated[float, Value("operations", 0)]
 Share = Annotated[float, Value("share", 0, 1)]
 Gain = Annotated[float, Value("share", maximum=1)]  # may be below 0 by noise
