@@ -95,7 +95,8 @@ class LogCallback(Recorder):
         if self.context is None and self.first_update == 0 and self.folder.settings.is_file():
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         self.row.begin()
-        self._begin_attempt(args)
+        loader = kwargs.get("train_dataloader")
+        self._begin_attempt(args, kwargs.get("model"), getattr(loader, "dataset", None))
         self.earlier_wall_s = attempts.total_wall_s(self.folder)
         self.machine = environment(args.device.type == "cuda")
         if self.context is not None:
@@ -108,7 +109,7 @@ class LogCallback(Recorder):
         self._write_environment(state)
         self._report_progress(state)
 
-    def _begin_attempt(self, args: TrainingArguments) -> None:
+    def _begin_attempt(self, args: TrainingArguments, model: Any, data: Any) -> None:
         """Begin to record a training, or one that goes on, and write its settings."""
         opened = self.context.opened if self.context else None
         self.attempt = attempts.begin(
@@ -116,7 +117,8 @@ class LogCallback(Recorder):
         )
         # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
         self.folder.summary.unlink(missing_ok=True)
-        settings = recorded_settings(self.context.settings if self.context else None, args)
+        ours = self.context.settings if self.context else None
+        settings = recorded_settings(ours, args, self.world, model, data)
         self.folder.write_settings(settings)
 
     def _write_environment(self, state: TrainerState) -> None:

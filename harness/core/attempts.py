@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from harness.core.records import SCHEMA, DiskError, RunFolder, append_row, write_json
-from harness.core.schema.dictionary import believable
+from harness.core.records import SCHEMA, DiskError, RunFolder, append_row, read_json, write_json
+from harness.core.schema.dictionary import believable, fields
 from harness.core.schema.environment import CommProbeRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
 from harness.core.settings import Settings
@@ -282,7 +282,8 @@ def write_summary(
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """The same fields for a run that finished and for one that did not get far."""
-    rows = [believable("epochs", row) for row in folder.read_epochs()[0]]
+    own = "script" not in (read_json(folder.settings) or {"script"})  # LogCallback alone
+    rows = [believable("epochs", row, own) for row in folder.read_epochs()[0]]
     last: Mapping[str, Any] = rows[-1] if rows else {}
     timed_s, samples = _total(rows, "timed_s"), int(_total(rows, "samples"))
     rate = _total(rows, "timed_samples") / timed_s if timed_s else None
@@ -296,6 +297,7 @@ def write_summary(
             "schema": SCHEMA,
             "outcome": outcome,
             "reason": reason,
+            **{name: last[name] for name in own_metrics(last)},
             "epochs_done": len(rows),
             "updates": last.get("updates"),
             "samples": samples,
@@ -362,18 +364,29 @@ def probe_of(folder: RunFolder) -> CommProbeRecord | None:
     return cast(CommProbeRecord | None, environment.get("comm_probe"))
 
 
+def own_metrics(row: Mapping[str, Any]) -> list[str]:
+    """The numbers of an epoch's row that the script's own compute_metrics gave."""
+    names = (name for name in row if name not in fields("epochs"))
+    return [name for name in names if isinstance(row[name], (int, float))]
+
+
+def metric_name(metric: str) -> str:
+    """Of --best_metric rmse:min, the name: rmse."""
+    return metric.removesuffix(":min").removeprefix("eval_")
+
+
 def larger_is_better(metric: str) -> bool:
-    """Of the metrics that can select the best epoch, only a loss is better when smaller."""
-    return metric.removeprefix("eval_") != "loss"
+    """Of our metrics only a loss is better when smaller; NAME:min says it of others."""
+    return not metric.endswith(":min") and metric_name(metric) != "loss"
 
 
 def best_of(rows: Rows, metric: str | None) -> dict[str, Any]:
     """The epoch with the best value of a metric, the earlier one if two are equal."""
-    name = str(metric).removeprefix("eval_")
+    name = metric_name(str(metric))
     column = "eval_loss" if name == "loss" else name
     scored = [row for row in rows if row.get(column) is not None]
     if not scored:
         return {"best_metric": None, "best_value": None, "best_epoch": None}
-    choose = max if larger_is_better(name) else min
+    choose = max if larger_is_better(str(metric)) else min
     best = choose(scored, key=lambda row: row[column])
     return {"best_metric": column, "best_value": best[column], "best_epoch": best.get("epoch")}

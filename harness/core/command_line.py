@@ -33,7 +33,7 @@ from harness.core.records import plain
 from harness.core.rules import MEANT, REFUSED, place, resolve
 from harness.core.settings import Settings, UserError, as_mapping, flag_fields
 from harness.core.strategies import STRATEGIES
-from harness.core.tasks import TASKS, listing
+from harness.core.tasks import TASKS, listing, running_script, task_of
 from harness.core.topology import world_of
 
 
@@ -217,10 +217,11 @@ KINDS: dict[str, Callable[[str], Any]] = {
 
 def names_of(script: str) -> dict[str, str]:
     """Every way to write one of our flags in this script -> the field's name."""
+    kind = task_of(script).input
     return {
         alias: name
         for name, f in flag_fields().items()
-        if f.metadata["input"] in ("", TASKS[script].input)
+        if f.metadata["input"] in ("", kind)
         for alias in (name, *f.metadata["names"])
     }
 
@@ -228,16 +229,17 @@ def names_of(script: str) -> dict[str, str]:
 def help_text(script: str) -> str:
     """Our flags first, in groups, each with its default; then the Trainer's."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 110)
+    task = task_of(script)
     out = [
         f"usage: python {script}.py [settings.yaml] [flags]",
         f"       torchrun --standalone --nproc_per_node=2 {script}.py [flags]",
         "",
-        f"{TASKS[script].summary} Try: python {script}.py --tiny",
+        f"{task.summary} Try: python {script}.py --tiny",
     ]
     group = ""
     for name, f in flag_fields().items():
         meta = f.metadata
-        if meta["input"] not in ("", TASKS[script].input):
+        if meta["input"] not in ("", task.input):
             continue
         if meta["group"] != group:
             group = meta["group"]
@@ -292,15 +294,20 @@ def bare(script: str, values: Mapping[str, Any]) -> Settings:
 
 
 def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
-    """parse() for a script's first lines: --help and mistakes end the process here."""
-    if argv is None:
-        install_quit_handlers()  # a script loads torch next
+    """parse() for a script's first lines: --help and mistakes end the process here.
+
+    Without argv the script is that which runs: a copy of bert.py records under its own name.
+    """
+    own_name = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     flags = {a.lstrip("-").replace("-", "_") for a in argv if a.startswith("-")}
     leader = is_leader()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()  # a rank does not outlive its launcher
     try:
+        if own_name:
+            install_quit_handlers()  # a script loads torch next
+            script = running_script(script)
         if flags & {"h", "help"}:
             raise SystemExit(show(help_text(script), leader))
         if "list_models" in flags:

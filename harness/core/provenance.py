@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import getpass
 import hashlib
@@ -18,10 +19,10 @@ from typing import Any, NamedTuple, cast
 from harness.core.records import RunFolder, read_json, write_json
 from harness.core.schema.dictionary import believable
 from harness.core.settings import UNRECORDED, Settings, as_mapping
-from harness.core.tasks import TASKS
+from harness.core.tasks import ROOT as ROOT
+from harness.core.tasks import TASKS, parsed, script_file
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def versions() -> dict[str, str | None]:
@@ -116,12 +117,34 @@ def inputs(settings: Settings) -> dict[str, Any]:
     """What the numbers of a run come from that may change under its command: local files, code."""
     dataset, model = (Path(str(n)).expanduser() for n in (settings.dataset, settings.model))
     local = not str(settings.dataset).startswith("embedded:") and dataset.exists()
+    script = script_file(settings.script)
+    own = script is not None and script.resolve() != ROOT / f"{settings.script}.py"
     return {
         "dataset": _content(dataset, _data_files(dataset)) if local else None,
         "model": _content(model, _model_files(model)) if model.is_dir() else None,
+        "script": _code(script) if own and script is not None else None,
         "code": source_checksum(("harness/core", "harness/train")),
         "link": os.environ.get(NODES_LINK),
     }
+
+
+def _code(file: Path) -> dict[str, Any]:
+    """A file of code and what it imports from its own folder, without comments and spaces."""
+    whole, seen = hashlib.sha256(), [file]
+    for file in seen:
+        tree = parsed(file)
+        whole.update(f"{file.name}\0{ast.unparse(tree)}\0".encode())
+        for node in ast.walk(tree):
+            names = [alias.name for alias in getattr(node, "names", ())]
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
+            elif not isinstance(node, ast.Import):
+                continue
+            found = (seen[0].parent / f"{name.replace('.', '/')}.py" for name in names)
+            seen += [f for f in dict.fromkeys(found) if f.is_file() and f not in seen
+                     and not f.resolve().is_relative_to(ROOT / "harness")]  # fmt: skip
+    size = sum(file.stat().st_size for file in seen)
+    return {"files": len(seen), "bytes": size, "checksum": whole.hexdigest()[:16]}
 
 
 def recorded_inputs(folder: RunFolder) -> dict[str, Any]:
@@ -133,13 +156,15 @@ def recorded_inputs(folder: RunFolder) -> dict[str, Any]:
 def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Which local files differ from those of an earlier run, in words; empty if none does."""
     changes = []
-    for name in ("dataset", "model"):
+    files = {"dataset": "the files of --dataset have", "model": "the files of --model have",
+             "script": "the script has"}  # fmt: skip
+    for name, what in files.items():
         old, new = before.get(name) or {}, now.get(name) or {}
         if {"files", "bytes", "checksum"} <= old.keys() & new.keys() and (
             old["checksum"] != new["checksum"]
         ):
             sizes = (f"{one['files']} with {one['bytes']:,} bytes" for one in (old, new))
-            changes.append(f"the files of --{name} have changed since ({', now '.join(sizes)})")
+            changes.append(f"{what} changed since ({', now '.join(sizes)})")
     if "link" in before and before["link"] != now["link"]:
         links = (f"over {one['link']}" if one["link"] else "without one" for one in (before, now))
         changes.append(f"the link of `harness nodes` is another ({', now '.join(links)})")

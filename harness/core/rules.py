@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.core.settings import Settings, UserError, parse_setup, share_of
+from harness.core.settings import BEST_METRICS, Settings, UserError, parse_setup, share_of
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES, Strategy, is_off
-from harness.core.tasks import TASKS
+from harness.core.tasks import TASKS, task_of
 from harness.core.topology import World, asked_processes, batch_of, own_batch
 
 # Flags of TrainingArguments that are not passed through: what to do instead, and why.
@@ -227,6 +227,9 @@ CONTRADICTIONS: tuple[Rule, ...] = (
          "all weights to go on alone"),
         (lambda s, c: True, "--{c.fsdp_flag} needs --strategy fsdp"),
     )),
+    (lambda s, c: s.script in TASKS and s.best_metric not in BEST_METRICS,
+     "--best_metric {s.best_metric}: expected one of " + ", ".join(BEST_METRICS) + "; a script of "
+     "your own can have metrics of its own (docs/own-work.md)"),
     _not_a_share("test_split"),
     _not_a_share("validation_split"),
     (lambda s, c: s.validation_split == "train",
@@ -371,7 +374,7 @@ def resolve(settings: Settings) -> Settings:
 
     Refuses what contradicts itself, before anything is loaded.
     """
-    task = TASKS[settings.script]
+    task = task_of(settings.script)
     defaults = task.tiny if settings.tiny else task.defaults
     missing = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
     settings = replace(settings, **missing)

@@ -281,9 +281,10 @@ class Settings:
         choices=("none", "last", "best"), identity=False,
     )  # fmt: skip
     best_metric: str = flag(
-        "accuracy", "text", "Running", "what the best epoch is chosen by",
+        "accuracy", "text", "Running",
+        "what the best epoch is chosen by: accuracy, f1, f1_macro, precision, recall, "
+        "top5_accuracy, loss, or a metric of a script of your own (NAME:min if smaller is better)",
         names=("metric_for_best_model",), identity=False,
-        choices=("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss"),
     )  # fmt: skip
     output_dir: str = flag(
         "outputs", "text", "Running", "folder of the records", names=("o", "out"), identity=False
@@ -296,6 +297,8 @@ class Settings:
     trainer: tuple[tuple[str, Any], ...] = ()
 
 
+# Metrics of every run by which the best epoch can be chosen.
+BEST_METRICS = ("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss")
 # Where and whether to write, and when to give up: no part of a record.
 UNRECORDED = ("output_dir", "rerun", "hang_after")
 SETUP = re.compile(r"([0-9]+)_([0-9]+)(?:_([A-Za-z0-9.-]{1,100}))?")

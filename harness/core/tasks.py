@@ -1,14 +1,25 @@
 """What can be trained: a task has a script and one entry in TASKS.
 
-To add one, write its script beside bert.py, with a loader of its data, and enter it here: the
-command line, sweeps, imports and readers know it then.
+A script of your own, copied from that of a task, is of the task that it names in its call of
+command_line(), and records under the name of its file. To add a task, write its script beside
+bert.py, with a loader of its data, and enter it here: the command line, sweeps, imports and readers
+know it then.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
+import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+from harness.core.settings import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,65 @@ def names() -> str:
     return ", ".join(TASKS)
 
 
+# Folders beside those of the scripts in an output folder.
+TAKEN = ("sweeps", "published")
+
+
+def running_script(task: str) -> str:
+    """The name of the script that runs: that of its file, where it is a copy of the task's."""
+    file = Path(sys.argv[0])
+    if file.suffix != ".py" or file.stem == task:
+        return task
+    if file.stem in (*TASKS, *TAKEN) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", file.stem):
+        raise UserError(
+            f"{file.name} is a script for {task} and cannot have this name: take letters, digits "
+            f"and _, and none of {', '.join((*TASKS, *TAKEN))}"
+        )
+    return file.stem
+
+
+def script_file(script: str) -> Path | None:
+    """The file of a script: the one that runs, or one of this folder or of the checkout."""
+    files = (Path(sys.argv[0]), Path(f"{script}.py"), ROOT / f"{script}.py")
+    return next((f for f in files if f.name == f"{script}.py" and f.is_file()), None)
+
+
+def task_of(script: str) -> Task:
+    """The task of a script; UserError for one that is none."""
+    if script in TASKS:
+        return TASKS[script]
+    file = script_file(script)
+    if file is None:
+        near = difflib.get_close_matches(script, TASKS, n=1)
+        raise UserError(
+            f"unknown script {script}: "
+            + (f"did you mean {near[0]}?" if near else f"no {script}.py in this folder")
+            + f" There are {names()}, and copies of them"
+        )
+    tree = parsed(file)
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
+    named = (
+        call.args[0].value
+        for call in calls
+        if ast.unparse(call.func).endswith("command_line")
+        and isinstance(call.args[0], ast.Constant)
+    )
+    task = TASKS.get(str(next(named, None)))
+    if task is None or not any(getattr(node, "name", "") == "main" for node in tree.body):
+        raise UserError(
+            f"{file.name} needs a call of command_line() with one of {names()} and a function "
+            "main(settings), as bert.py has them"
+        )
+    return replace(task, script=script)
+
+
+def parsed(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{file.name} is not readable as Python: {error}") from None
+
+
 def task_with_model(name: str) -> Task | None:
     """The task whose table of architectures has this name."""
     return next((task for task in TASKS.values() if name in task.architectures), None)
@@ -143,7 +213,7 @@ def task_with_model(name: str) -> Task | None:
 def listing(script: str) -> str:
     """The table as text for --list_models."""
     lines = [f"Architectures for {script}.py that need no download (random weights):"]
-    for name, config in TASKS[script].architectures.items():
+    for name, config in task_of(script).architectures.items():
         facts = ", ".join(f"{k} {v}" for k, v in config.items())
         lines.append(f"  {name:<18} {facts}")
     return "\n".join(lines)

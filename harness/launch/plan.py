@@ -17,6 +17,7 @@ from harness.core.records import RunFolder
 from harness.core.rules import place, resolve
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import STRATEGIES
+from harness.core.tasks import TASKS
 from harness.core.topology import World, effective_batch
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 
@@ -255,7 +256,8 @@ def torchrun(
 
 def script_of(job: Job, scripts_in: str = "") -> str:
     """The script and its flags, quoted."""
-    return shlex.join([f"{scripts_in}{job.settings.script}.py", *job.argv])
+    script = job.settings.script
+    return shlex.join([f"{scripts_in if script in TASKS else ''}{script}.py", *job.argv])
 
 
 def commands(job: Job, scripts_in: str = "", elastic: Elastic | None = None) -> list[str]:

@@ -234,14 +234,15 @@ def run(flags: argparse.Namespace) -> int:
 
 def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
     """A table of runs with the data of yesterday and of today compares nothing."""
-    now: dict[tuple[str, str], dict[str, Any]] = {}
+    now: dict[tuple[str, ...], dict[str, Any]] = {}
     changed = {}
     for job in jobs:
         earlier = recorded_inputs(job.folder)
         if earlier and job.folder.outcome() == FINISHED:
-            source = (str(job.settings.dataset), str(job.settings.model))
+            chosen = job.settings
+            source = tuple(map(str, (chosen.script, chosen.dataset, chosen.model)))
             if source not in now:
-                now[source] = inputs(job.settings)
+                now[source] = inputs(chosen)
             if change := changed_inputs(earlier, now[source]):
                 changed[job.path] = change
     if changed:

@@ -41,7 +41,7 @@ from harness.core.attempts import QUALITY
 from harness.core.command_line import field_of, texts_of, typed
 from harness.core.links import link_of
 from harness.core.settings import UserError
-from harness.core.tasks import TASKS, names
+from harness.core.tasks import TASKS, names, task_of
 
 HEADER = re.compile(r"^#\s*(Question|Command|Needs|Time|Runs):\s*(.*)$")
 HOLDS = ("per_gpu_batch", "effective_batch")
@@ -187,13 +187,22 @@ def load(path: Path, tiny: bool = False, installed: Callable[[str], bool] | None
     small = source.content.setdefault("tiny", {})
     if not isinstance(small, dict):
         raise source.wrong(("tiny",), "tiny: expected keys that replace those above")
-    known = (*KEYS, *TASKS, "tiny")
+    for part in (source.content, small):  # mine.py as mine
+        if "script" in part:
+            part["script"] = _script_names(part["script"])
+    own = (*(source.content.get("script") or ()), *(small.get("script") or ()))
+    known = (*KEYS, *dict.fromkeys((*TASKS, *own)), "tiny")
     for where in (*((key,) for key in source.content), *(("tiny", key) for key in small)):
         if where[-1] not in known or where == ("tiny", "tiny"):
             raise source.wrong(where, _unknown(where[-1], known))
     if tiny:
         source.replace_keys("tiny")
     return _Reader(source, tiny, installed or _installed).sweep()
+
+
+def _script_names(named: Any) -> list[str]:
+    scripts = named if isinstance(named, list) else [named]
+    return [str(script).removesuffix(".py") for script in scripts]
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:
@@ -260,12 +269,12 @@ class _Reader:
         named = self.content.get("script")
         if named is None:
             raise self._wrong("script", f"script is missing: one or several of {names()}")
-        scripts = tuple(named) if isinstance(named, list) else (named,)
+        scripts = tuple(named)
         for script in scripts:
-            if not isinstance(script, str) or script not in TASKS:
-                raise self._wrong(
-                    "script", _unknown(str(script), tuple(TASKS)).replace("key", "script")
-                )
+            try:
+                task_of(script)
+            except UserError as error:
+                raise self._wrong("script", error) from None
         if not scripts or len(set(scripts)) < len(scripts):
             raise self._wrong("script", "name each script once")
         return scripts
@@ -381,7 +390,7 @@ class _Reader:
             raise self._wrong(
                 "target", "expected {metric: accuracy, value: 0.9} or the like"
             ) from None
-        if target["metric"] not in QUALITY:
+        if target["metric"] not in QUALITY and TASKS.keys() >= {*self._scripts()}:
             message = _unknown(str(target["metric"]), QUALITY).replace("key", "metric")
             raise self._wrong("target", message, "metric")
         return target

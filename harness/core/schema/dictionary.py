@@ -128,9 +128,9 @@ def _is_quality(field: Field) -> bool:
     return field.kind.value.unit == "share" and not field.name.endswith("_share")
 
 
-def believable(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def believable(kind: str, value: Mapping[str, Any], own_metrics: bool = False) -> dict[str, Any]:
     """A record that may be damaged: what has another type than the declared one is unknown."""
-    known = fields(kind)
+    known = _with_own_metrics(kind) if own_metrics else fields(kind)
     return {
         name: None if name in known and _wrong(name, known[name].kind, content, False) else content
         for name, content in value.items()

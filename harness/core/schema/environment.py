@@ -73,6 +73,7 @@ class ObservedRecord(TypedDict, total=False):
     world: Annotated[Positive, "processes of the group"]
     backend: Annotated[str | None, "its backend; null for one process"]
     device: Annotated[str, "rank 0's device"]
+    own_model: Annotated[str, "class of a model without configuration, which a script has made"]
     devices: Annotated[Positive, "GPUs of one process; for dp only"]
     parameters: Annotated[Count, "tensors of the model"]
     sharded_parameters: Annotated[Count, "how many of them are split"]
@@ -225,6 +226,9 @@ class InputsRecord(TypedDict):
 
     dataset: Annotated[InputRecord | None, "local files of the data set; null for one of the Hub"]
     model: Annotated[InputRecord | None, "local files of the model; null for one of the Hub"]
+    script: NotRequired[Annotated[InputRecord | None,
+        "a script of your own and what it imports from its folder, without comments; null for one "
+        "of ours"]]
     code: Annotated[str, "checksum of the scripts and of harness/core and harness/train"]
     link: NotRequired[Annotated[str | None,
         "between the nodes of `python -m harness nodes`; null for a run outside them"]]

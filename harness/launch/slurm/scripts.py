@@ -16,6 +16,7 @@ from harness.core.links import Link
 from harness.core.provenance import ROOT
 from harness.core.records import SKIPPED
 from harness.core.rules import why_a_gpu
+from harness.core.tasks import TASKS
 from harness.launch.outcome import State
 from harness.launch.places import Options, launched, place_facts
 from harness.launch.plan import Job, script_of
@@ -191,7 +192,8 @@ def job_name(sweep: str, unlike: str) -> str:
 
 def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> str:
     """The script of these runs, which request the same resources."""
-    in_folder = all(Path(f"{job.settings.script}.py").is_file() for job in jobs)
+    stock = {job.settings.script for job in jobs} & TASKS.keys()
+    in_folder = all(Path(f"{script}.py").is_file() for script in stock)
     cores = str(options.slurm.cores)
     launch = launched(folder.name, options, {}, place_facts("slurm")) | {"start": "slurm"}
     site = Site(

@@ -168,6 +168,10 @@ def _share(name: str, title: str) -> ComparedMeasure:
     return ComparedMeasure(name, title, QUALITY, "{:.4f}", "points", 100.0, "{:+.2f}")
 
 
+def _own_metric(name: str) -> ComparedMeasure:
+    return ComparedMeasure(name, name, QUALITY, "{:.4f}", difference_form="{:+.4f}")
+
+
 MEASURES = (
     _share("accuracy", "accuracy"),
     _share("f1", "f1"),
@@ -214,7 +218,8 @@ def compare(one: Group, other: Group) -> Comparison:
     if one.target is None or one.target != other.target:
         del verdicts[TARGET]  # there is no target that both have
     rows, notes = [], []
-    for measure in MEASURES:
+    own = {name: None for group in (one, other) for run in group.runs for name in run.own_metrics}
+    for measure in (*MEASURES, *map(_own_metric, own)):
         if measure.question not in verdicts or verdicts[measure.question].reasons:
             continue
         values, others = values_of(one, measure), values_of(other, measure)

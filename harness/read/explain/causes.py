@@ -52,7 +52,7 @@ class RunContext:
     strategy: str
     nodes: int
     processes: int
-    micro_batch: int  # samples of one pass on one device
+    micro_batch: int  # samples of one pass on one device; 0: unknown
     baseline_micro_batch: int
     eval_batch: float  # samples of one pass of evaluation
     threads: int | None
@@ -88,8 +88,8 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         strategy=str(settings["strategy"]),
         nodes=nodes,
         processes=processes,
-        micro_batch=settings["per_gpu_batch"],
-        baseline_micro_batch=0 if baseline is None else baseline.identity["per_gpu_batch"],
+        micro_batch=settings["per_gpu_batch"] or 0,
+        baseline_micro_batch=0 if baseline is None else baseline.identity["per_gpu_batch"] or 0,
         eval_batch=min(batch, samples / processes),
         threads=environment.get("threads"),
         baseline_threads=None if other is None else other.get("threads"),
@@ -216,6 +216,8 @@ def _larger_batch(
     others: Sequence[tuple[int, TimeBreakdown]],
 ) -> tuple[float, tuple[str, str]] | None:  # fmt: skip
     """The cost of a sample in larger batches, measured or estimated, and its text."""
+    if not context.micro_batch:
+        return None
     measured = [
         (other_s / other.per_device, batch)
         for batch, other in others

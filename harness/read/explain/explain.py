@@ -240,11 +240,13 @@ def _headline(group: Group, breakdown: TimeBreakdown) -> str:
     settings, run = group.identity, group.finished[0]
     processes, nodes = run.processes or 1, run.nodes or 1
     where = f"{processes} process{'es' * (processes > 1)} on {nodes} node{'s' * (nodes > 1)}"
-    batch = f"batch {settings['per_gpu_batch']}"
-    if settings["grad_acc"] > 1:
+    # LogCallback alone does not know all of it.
+    strategy = f" with {settings['strategy']}" if settings["strategy"] else ""
+    batch = f", batch {settings['per_gpu_batch']}" if settings["per_gpu_batch"] else ""
+    if (settings["grad_acc"] or 1) > 1:
         batch += f" x {settings['grad_acc']}"
     return (
-        f"{settings['model']} with {settings['strategy']} on {where}, {batch} each. "
+        f"{settings['model'] or 'A model'}{strategy} on {where}{batch}{' each' if batch else ''}. "
         f"It reaches {_rate(breakdown)}, {seconds(breakdown.step_s)} a step."
     )
 
@@ -269,9 +271,10 @@ def _against(
     if base.devices > 1 and baseline.finished[0].nodes == 1 < (group.finished[0].nodes or 1):
         one += " on one node"
     source = f"{baseline.selector}{', found beside it' if was_searched else ''}"
+    batch = baseline.identity["per_gpu_batch"]
     scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
     sentences = [
-        f"The baseline is {one} with batch {baseline.identity['per_gpu_batch']} ({source}). "
+        f"The baseline is {one}{f' with batch {batch}' if batch else ''} ({source}). "
         f"It reaches {_rate(base)}.",
         f"Training reaches {three_digits(times)} times its samples/s"
         f"{scaling if devices != 1 else ''}.",

@@ -18,6 +18,7 @@ from harness.read.figures.curves import (
     accuracy_by_epoch,
     epoch_time_by_batch,
     loss_by_epoch,
+    own_metrics_by_epoch,
     scaling_efficiency,
     throughput,
 )
@@ -34,6 +35,7 @@ matplotlib.use("Agg")  # files, no windows
 FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
     "accuracy": (accuracy_by_epoch, "Accuracy by epoch"),
     "loss": (loss_by_epoch, "Loss by epoch"),
+    "own_metrics": (own_metrics_by_epoch, "Own metrics by epoch"),
     "epoch_time": (epoch_time_by_batch, "Epoch time by batch"),
     "throughput": (throughput, "Throughput by number of devices"),
     "efficiency": (scaling_efficiency, "Scaling efficiency"),

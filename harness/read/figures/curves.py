@@ -42,6 +42,14 @@ def loss_by_epoch(sweep: SweepResults, styles: Styles) -> Drawn:
     return _by_epoch(sweep, styles, ("train_loss", "eval_loss"))
 
 
+def own_metrics_by_epoch(sweep: SweepResults, styles: Styles) -> Drawn:
+    """What the scripts' own compute_metrics gave."""
+    own = dict.fromkeys(name for run in sweep.runs for name in run.own_metrics)
+    if not own:
+        raise NothingToDraw("no run has metrics of its script's own")
+    return _by_epoch(sweep, styles, [*own][: kit.MOST_PANELS])
+
+
 def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Drawn:
     """A row of panels per measure; a failed run ends with a cross."""
     groups = [g for g in sweep.groups if any(_curve(r, m) for r in g.runs for m in metrics)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.core.attempts import own_metrics
 from harness.read.records.recorded import UNREADABLE, Recorded, recorded_below
 from harness.read.records.runs import UNFINISHED, link_numbers
 
@@ -35,8 +36,11 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
     A run that is not believed has the outcome "unreadable" and no numbers. With dtype=object
     integers stay integers where some runs do not have them.
     """
-    rows = [{**_shared(record), **_outcome(record)} for record in recorded_below(root)]
-    return pd.DataFrame(rows, dtype=dtype)
+    records = [*recorded_below(root)]
+    runs = pd.DataFrame([{**_shared(r), **_outcome(r)} for r in records], dtype=dtype)
+    own = (name for record in records for row in record.epochs[-1:] for name in own_metrics(row))
+    runs.attrs["own_metrics"] = [*dict.fromkeys(own)]
+    return runs
 
 
 def _outcome(record: Recorded) -> Mapping[str, Any]:
@@ -70,6 +74,8 @@ def _spread(device: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _shared(record: Recorded) -> dict[str, Any]:
     settings, environment = dict(record.settings), record.environment
     settings.pop("training_arguments", None)
+    if own_model := (environment.get("observed") or {}).get("own_model"):
+        settings["model"] = own_model
     if "precision" in settings:
         # The setting and the metric have one name; the metric keeps it.
         settings["number_format"] = settings.pop("precision")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from harness.core.attempts import larger_is_better
+from harness.core.attempts import larger_is_better, own_metrics
 from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
@@ -219,6 +219,11 @@ class Run:
             sums = {name: sum_known(r.get(field) for r in ranks) for name, field in SUMMED.items()}
             nodes.append(sums | {name: _mean(ranks, field) for name, field in AVERAGED.items()})
         return tuple(nodes)
+
+    @property
+    def own_metrics(self) -> list[str]:
+        """What the script's own compute_metrics gave, beside our metrics."""
+        return own_metrics(self.epochs[-1]) if self.epochs else []
 
     @property
     def current_state(self) -> str:

@@ -186,10 +186,12 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     others: dict[tuple[str, ...], dict[RunFolder, dict[str, Any]]] = {}
     for folder, settings in folders.items():
         if folder.path.resolve() not in taken:
-            task = tuple(str(settings.get(name)) for name in TASK)
+            task = tuple(str(settings.get(name) or "") for name in TASK)
             others.setdefault(task, {})[folder] = settings
     for task, theirs in others.items():
-        sweeps.append(_without_plan(root, "runs of " + ", ".join(task), theirs))
+        sweeps.append(
+            _without_plan(root, "runs of " + (", ".join(filter(None, task)) or "unknown"), theirs)
+        )
     problems += unreadable
     if not sweeps:
         raise none_readable(problems) if problems else UserError(NO_RECORDS.format(root))

@@ -88,9 +88,17 @@ def make_report(folder: Path, out: Path) -> list[Path]:
     warn([*problems, *(line for sweep in sweeps for line in sweep.problems)])
     styles, sections = Styles(sweeps), list[Section]()
     for sweep in sweeps:
-        sections.append(_section_of(sweep, styles, {s.name for s in sections}))
-        _write_numbers(sweep, out / sections[-1].name)
-        _write_figures(sections[-1], out)
+        try:
+            section = _section_of(sweep, styles, {s.name for s in sections})
+            _write_numbers(sweep, out / section.name)
+            _write_figures(section, out)
+        except UserError:
+            raise
+        except Exception as error:  # the rest of the page is whole
+            problems.append(f"{sweep.name} is not shown: {type(error).__name__}: {error}")
+            warn(problems[-1:])
+        else:
+            sections.append(section)
     page_file, text_file = out / "report.html", out / "report.md"
     _write(page_file, page(str(folder), sections, problems))
     _write(text_file, markdown_report(str(folder), sections, problems))

@@ -131,6 +131,8 @@ def _asked(sweep: SweepResults) -> list[str]:
 def _usual(sweep: SweepResults, rows: list[Row]) -> list[str]:
     shown = ["effective_batch", "updates", "accuracy", "eval_loss", "train_samples_per_s",
              "train_samples_per_s_per_gpu"]  # fmt: skip
+    at = shown.index("eval_loss")
+    shown[at:at] = [*dict.fromkeys(name for run in sweep.runs for name in run.own_metrics)]
     if sweep.baseline is not None:
         shown += [GAIN, POINTS]
         if any(row[EFFICIENCY] is not None and not row["baseline"] for row in rows):

@@ -38,6 +38,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("setup", "setup", "{}"),
     ("strategy", "strategy", "{}"),
     ("model", "model", "{}"),
+    ("dataset", "dataset", "{}"),
     ("precision", "number_format", "{}"),
     ("batch", "effective_batch", "{:.0f}"),
     ("lr", "lr", "{:g}"),
@@ -70,7 +71,16 @@ IMPORTED = (
 )
 
 # Said once above the table where it is the same for all runs of a machine.
-SAID_ONCE = ("script", "model", "strategy", "number_format", "effective_batch", "lr", "seed")
+SAID_ONCE = (
+    "script",
+    "model",
+    "dataset",
+    "strategy",
+    "number_format",
+    "effective_batch",
+    "lr",
+    "seed",
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,7 +127,10 @@ def _strategies(runs: pd.DataFrame) -> list[str | None]:
 def _show_machine(console: Console, runs: pd.DataFrame, machine: str) -> None:
     known = [name for name in columns.DEVICE_FIELDS if name in runs and runs[name].notna().any()]
     hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known)}
-    shown = [column for column in COLUMNS if column[1] in runs and column[1] not in hidden]
+    own = tuple((name, name, "{:.4f}") for name in runs.attrs["own_metrics"])
+    at = COLUMNS.index(("eval loss", "eval_loss", "{:.4f}"))
+    usual = (*COLUMNS[:at], *own, *COLUMNS[at:])
+    shown = [column for column in usual if column[1] in runs and column[1] not in hidden]
     same = [c for c in shown if c[1] in SAID_ONCE and len(runs) > 1 and runs[c[1]].nunique() == 1]
     title = machine
     if same:
@@ -125,7 +138,7 @@ def _show_machine(console: Console, runs: pd.DataFrame, machine: str) -> None:
         title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
     shown = [column for column in shown if column not in same]
     console.print(title, style="italic")
-    order = ("script", "model", "strategy", "number_format", "setup", "lr", "seed")
+    order = ("script", "dataset", "model", "strategy", "number_format", "setup", "lr", "seed")
     ordered = runs.sort_values([name for name in order if name in runs])
     rows = [[_shown(run[c], form) for _, c, form in shown] for _, run in ordered.iterrows()]
     keys = sum(c in order for _, c, _ in shown)

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from harness.core.settings import Settings, UserError
-from harness.core.tasks import TASKS, task_with_model
+from harness.core.tasks import task_of, task_with_model
 from harness.core.topology import world_of
 from harness.train.data.downloads import HTTP_ERROR, check_downloads, no_network
 
@@ -79,12 +79,12 @@ BY_TEXT = (
 
 def auto_class(script: str) -> Any:
     """The class of transformers that builds the models of a task."""
-    return getattr(transformers, TASKS[script].auto_model)
+    return getattr(transformers, task_of(script).auto_model)
 
 
 def named(settings: Settings) -> Mapping[str, Any] | None:
     """The entry in the table of architectures, or None for a model of the Hub or a folder."""
-    return TASKS[settings.script].architectures.get(str(settings.model))
+    return task_of(settings.script).architectures.get(str(settings.model))
 
 
 def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
@@ -140,7 +140,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
             _refuse_missing_weights(settings, model, loaded)
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
-            kind = TASKS[settings.script].input
+            kind = task_of(settings.script).input
             raise UserError(
                 f"--model {settings.model} ({config.model_type}) is no {kind} classifier"
             ) from None
@@ -207,7 +207,7 @@ def max_tokens(settings: Settings) -> int | None:
 
 def check_name(settings: Settings) -> None:
     """Refuse a misspelt architecture or folder, before the Hub answers with something confusing."""
-    name, known = str(settings.model), TASKS[settings.script].architectures
+    name, known = str(settings.model), task_of(settings.script).architectures
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         raise UserError(f"--model {name} is a folder without config.json: no model was saved there")

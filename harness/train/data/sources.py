@@ -6,7 +6,10 @@ and for every set-up that is compared.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
+import math
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +20,7 @@ import numpy as np
 
 from harness.core.provenance import without_home
 from harness.core.settings import Settings, UserError, share_of
-from harness.core.tasks import TASKS
+from harness.core.tasks import task_of
 from harness.train.data import embedded
 from harness.train.data.cache import cached
 from harness.train.data.models import explain
@@ -32,7 +35,9 @@ FILES = {
 }
 LABEL_NAMES = ("label", "labels", "class", "category", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
+USUAL = (*LABEL_NAMES, *TEXT_NAMES)
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
+FEW = 50  # a column of text with no more values is one of classes
 HELD_OUT = 0.2  # share of the training split to test on if there is no test split
 
 
@@ -78,11 +83,13 @@ def load(settings: Settings) -> Source:
                 "name another dataset or configuration"
             )
         splits = datasets.DatasetDict({"train": splits[first]})
+    _check_header(settings, splits["train"])
     label = _label_column(settings, splits["train"])
     inputs = _input_columns(settings, splits["train"], label)
     sets, origins = choose(settings, splits, label)
+    _check_labels(splits, sets, label)
     labels, classes = _classes(sets, label)
-    if TASKS[settings.script].input == "text":
+    if task_of(settings.script).input == "text":
         for column in inputs:
             if any(text is None for data in sets.values() for text in data[column]):
                 raise UserError(f"column {column}: some samples have no text")
@@ -117,7 +124,7 @@ def _read(settings: Settings) -> datasets.DatasetDict:
             raise UserError(
                 f"--dataset {name}: expected a folder or a file that ends in {', '.join(FILES)}"
             )
-        more = {"sep": _separator(path)} if FILES[path.suffix] == "csv" else {}
+        more = _csv_options([path]) if FILES[path.suffix] == "csv" else {}
         return datasets.load_dataset(FILES[path.suffix], data_files=str(path), **more)
     if (path / "dataset_dict.json").is_file():
         return datasets.DatasetDict.load_from_disk(str(path))
@@ -125,16 +132,68 @@ def _read(settings: Settings) -> datasets.DatasetDict:
         return datasets.DatasetDict({"train": datasets.load_from_disk(str(path))})
     if (name.startswith((".", "/", "~")) or path.suffix in FILES) and not path.exists():
         raise UserError(f"--dataset {name}: there is no such folder or file")
-    return datasets.load_dataset(str(path) if path.is_dir() else name, settings.dataset_config)
+    return (
+        _folder(path, settings.dataset_config)
+        if path.is_dir()
+        else datasets.load_dataset(name, settings.dataset_config)
+    )
 
 
-def _separator(path: Path) -> str:
-    """Of the columns of a file, by its first line."""
-    if path.suffix == ".tsv":
-        return "\t"
-    with path.open(encoding="utf-8", errors="replace") as file:
-        head = file.readline()
-    return ";" if head.count(";") > head.count(",") else ","
+def _folder(path: Path, config: str | None) -> datasets.DatasetDict:
+    files = [f for f in path.rglob("*") if FILES.get(f.suffix) == "csv"]
+    others = any(f.suffix in FILES and f not in files for f in path.rglob("*"))
+    more = _csv_options(files) if files and not others and config is None else {}
+    return datasets.load_dataset(str(path), config, **more)
+
+
+def _csv_options(files: list[Path]) -> dict[str, Any]:
+    """How these are read: each value as the text that it is, so that 01 is not 1 and NA is no gap;
+    only what is empty is missing. The separator is that which makes the most columns.
+    """
+    heads = {}
+    for file in sorted(files):
+        with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
+            text = opened.read(2**16)
+        splits = {sep: next(csv.reader(io.StringIO(text), delimiter=sep), []) for sep in ",;\t|"}
+        sep = "\t" if file.suffix == ".tsv" else max(splits, key=lambda sep: len(splits[sep]))
+        heads[file] = sep, splits[sep]
+    first = heads[min(files)]
+    if any(head != first for head in heads.values()) or not all(first[1]):
+        return {"sep": first[0]}  # columns that differ or have no name: as datasets reads them
+    features = datasets.Features(dict.fromkeys(first[1], datasets.Value("string")))
+    if len(features) < len(first[1]):
+        return {"sep": first[0]}
+    gaps = {"keep_default_na": False, "na_values": [""]}
+    return {"sep": first[0], "features": features, **gaps}
+
+
+def _check_header(settings: Settings, data: datasets.Dataset) -> None:
+    """Of a CSV file without a header the first sample would be taken for the names of columns."""
+    if settings.label_column is not None or not _is_csv(settings):
+        return  # named by people who know the columns
+    for name in data.column_names:
+        if _is_number(name) or (name not in USUAL and data[name][:].count(name) > 1):
+            raise UserError(
+                f"--dataset {settings.dataset}: the first line has {name[:40]!r} where the name of "
+                "a column should be: put a line with names, such as text,label, before it"
+            )
+
+
+def _is_csv(settings: Settings) -> bool:
+    path = Path(str(settings.dataset)).expanduser()
+    found = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
+    return any(FILES.get(file.suffix) == "csv" for file in found)
+
+
+def _is_fraction(value: Any) -> bool:
+    return _is_number(value) and not float(value).is_integer()
+
+
+def _is_number(text: Any) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except (TypeError, ValueError):
+        return False
 
 
 def _embedded(name: str) -> datasets.DatasetDict:
@@ -155,7 +214,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
         return settings.label_column
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
     named = [c for c in LABEL_NAMES if c in columns]
-    candidates = classes or named or _two_valued(data)
+    candidates = classes or named or _few_valued(data)
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}: "
@@ -169,21 +228,29 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
     return str(candidates[0])
 
 
-def _two_valued(data: datasets.Dataset) -> list[str]:
-    """Beside columns of other text those of two words, such as yes and no."""
-    texts = [c for c, feature in data.features.items() if _is_text(feature)]
-    found = [c for c in texts if len(set(data[c]) - {None}) == 2]
+def _few_valued(data: datasets.Dataset) -> list[str]:
+    """Beside columns of other text those of few values, such as yes and no."""
+    texts = _texts(data)
+    most = max(2, min(FEW, len(data) // 10))
+    found = [c for c in texts if 2 <= len(set(data[c][:]) - {None}) <= most]
     return found if len(found) < len(texts) else []
 
 
+def _texts(data: datasets.Dataset) -> list[str]:
+    """The columns of text; a CSV file also has numbers as text."""
+    texts = [c for c, feature in data.features.items() if _is_text(feature)]
+    values = {c: set(data[c][:]) - {None} for c in texts}
+    return [c for c in texts if not values[c] or not all(map(_is_number, values[c]))]
+
+
 def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
-    if TASKS[settings.script].input == "image":
+    if task_of(settings.script).input == "image":
         flag, kind, chosen = "image_column", "images", settings.image_column
         candidates = [c for c, f in data.features.items() if isinstance(f, datasets.Image)]
         preferred: tuple[str, ...] = ("image", "img")
     else:
         flag, kind, chosen = "text_column", "text", settings.text_column
-        candidates = [c for c, f in data.features.items() if _is_text(f) and c != label]
+        candidates = [c for c in _texts(data) if c != label]
         preferred = TEXT_NAMES
     columns = ", ".join(data.column_names)
     if chosen is not None:
@@ -218,12 +285,9 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
     feature = sets["training"].features[label]
     columns = {which: data.with_format(None)[label][:] for which, data in sets.items()}
     for which, values in columns.items():
-        if any(v is None for v in values):
-            raise UserError(f"column {label}: some {which} samples have no class")
-    for which, values in columns.items():
         if all(isinstance(v, float) and v.is_integer() for v in values):  # pandas' whole numbers
             columns[which] = values = [int(v) for v in values]
-        if any(isinstance(v, float) or not isinstance(v, (int, str)) for v in values):
+        if any(_is_fraction(v) or not isinstance(v, (int, str)) for v in values):
             raise UserError(
                 f"column {label} holds {type(values[0]).__name__}, not classes: "
                 "name another with --label_column"
@@ -235,15 +299,54 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
         found = set().union(*columns.values())
         if len({isinstance(kind, str) for kind in found}) > 1:
             raise UserError(f"column {label} holds numbers in one split and text in another")
-        kinds = sorted(found)
+        # Numbers in their order, also where they are text; 1 and 01 are two classes.
+        numbers = all(str(kind).lstrip("+-").isdigit() for kind in found)
+        kinds = sorted(found, key=lambda kind: (int(kind), str(kind)) if numbers else kind)
         names = [str(kind) for kind in kinds]
         position = {kind: i for i, kind in enumerate(kinds)}
-    outside = {v for values in columns.values() for v in values} - set(position)
-    if outside:
-        raise UserError(f"column {label}: some samples have no class (value {sorted(outside)[0]})")
     if len(set(columns["training"])) < 2:
         raise UserError(f"column {label}: all training samples are of one class")
     return names, [np.array([position[v] for v in c], dtype=np.int64) for c in columns.values()]
+
+
+def _check_labels(
+    splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], label: str
+) -> None:
+    """Classes, and one for each sample. A hidden class is -1."""
+    whole = splits["train"]
+    if not isinstance(whole.features[label], datasets.ClassLabel):
+        values = set(whole.with_format(None)[label][:])
+        if len(whole) >= 10 and len(values) > len(whole) // 2:
+            kind = "float" if any(map(_is_fraction, values)) else "class"
+            raise UserError(
+                f"column {label}: {len(values)} values ({kind}) in {len(whole)} samples are no "
+                "classes: name another with --label_column"
+            )
+    for which, data in sets.items():
+        missing = _without_class(data, label)
+        if not missing:
+            continue
+        where = []
+        for split, whole in splits.items():
+            if label in whole.column_names and (rows := _without_class(whole, label)):
+                shown = ", ".join(str(row + 1) for row in rows[:3])
+                where.append(f"{shown}{', ...' if len(rows) > 3 else ''} of split {split}")
+        value = data.with_format(None)[label][missing[0]]
+        raise UserError(
+            f"column {label}: {len(missing)} of {len(data)} {which} samples have no class "
+            f"({'empty' if value is None else f'value {value}'}); samples {' and '.join(where)}"
+        )
+
+
+def _without_class(data: datasets.Dataset, label: str) -> list[int]:
+    feature = data.features[label]
+    classes = len(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    values = data.with_format(None)[label][:]
+    return [
+        row
+        for row, value in enumerate(values)
+        if value is None or (classes is not None and not 0 <= value < classes)
+    ]
 
 
 def checksum(sets: list[tuple[datasets.Dataset, np.ndarray]], inputs: list[str]) -> str:

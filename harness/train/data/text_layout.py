@@ -85,7 +85,8 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
 
 
 def model_type(model: Any) -> str:
-    return str(getattr(model.config, "model_type", "this model"))
+    config = getattr(model, "config", None)  # a model of one's own may have none
+    return str(getattr(config, "model_type", "this model"))
 
 
 def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:

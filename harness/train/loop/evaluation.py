@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from transformers import TrainingArguments
 
+from harness.core.attempts import metric_name
 from harness.core.identity import EVAL_BATCH
+from harness.core.settings import Settings, UserError
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.failures import Diverged
 from harness.train.strategy import sharding
@@ -58,10 +60,13 @@ class Evaluation:
             self.active, args.batch_eval_metrics = None, batch_wise
         self.last = metrics
 
-    def result(self, samples: int, args: TrainingArguments) -> dict[str, float]:
-        """The metrics over all samples of the set (a collective)."""
+    def result(self, samples: int, args: TrainingArguments, settings: Settings) -> dict[str, float]:
+        """The metrics over all samples of the set, --best_metric among them (a collective)."""
         assert self.last is not None
-        return self.last.result(partial(in_order, samples=samples, args=args))
+        values = self.last.result(partial(in_order, samples=samples, args=args))
+        if (best := metric_name(settings.best_metric)) not in values:
+            raise UserError(f"--best_metric {best}: the metrics are {', '.join(values)}")
+        return values
 
     def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:
         """The metrics of the samples that this rank evaluated."""

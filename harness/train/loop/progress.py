@@ -62,7 +62,7 @@ class Console(TrainerCallback):
         show = self.screen.print
         show(
             f"[bold]{settings.script} {settings.setup}[/bold]  "
-            f"{settings.model} on {data['dataset']}"
+            f"{observed.get('own_model', settings.model)} on {data['dataset']}"
         )
         show(
             f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "

@@ -34,7 +34,7 @@ from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
 from harness.train.measure.link import link_of_run
-from harness.train.measure.metrics import BatchMetrics
+from harness.train.measure.metrics import beside_ours
 from harness.train.run.checkpoints import complete, require_sound
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
@@ -73,8 +73,9 @@ class ExactTrainer(Trainer):
         if settings.eval_batch is None and kwargs.get("eval_dataset") is not None:
             samples = len(kwargs["eval_dataset"])
             args.per_device_eval_batch_size = eval_batch_of(args, samples)
+        kwargs["compute_metrics"] = beside_ours(kwargs.get("compute_metrics"), context)
         super().__init__(**kwargs)
-        if isinstance(self.processing_class, PreTrainedTokenizerBase):
+        if isinstance(self.processing_class, PreTrainedTokenizerBase) and hasattr(model, "config"):
             # The Trainer does so when training begins, and the model is tried out before.
             align_special_tokens(self.model, self.processing_class)
         if settings.elastic_batch == "scale":
@@ -265,6 +266,7 @@ class ExactTrainer(Trainer):
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
         checked |= verify.observe_decay(self.optimizer) | self.laid_out
+        checked |= verify.own_model(self.model)
         self.exchange.states = {
             "optimizer": self.optimizer,
             "schedule": self.lr_scheduler,
@@ -393,11 +395,11 @@ class ExactTrainer(Trainer):
     ) -> Any:
         # Each rank counts its own samples; the Trainer would gather the logits of every batch.
         metrics, kwargs["metric_key_prefix"] = self.compute_metrics, metric_key_prefix
-        if not isinstance(metrics, BatchMetrics) or description == "Prediction":
+        if description == "Prediction":
             return super().evaluation_loop(dataloader, description, *args, **kwargs)
         with self.evaluation.counting(metrics, self.args):
             output = super().evaluation_loop(dataloader, description, *args, **kwargs)
-        values = self.evaluation.result(len(dataloader.dataset), self.args)
+        values = self.evaluation.result(len(dataloader.dataset), self.args, self.settings)
         output.metrics.update({f"{metric_key_prefix}_{k}": v for k, v in values.items()})
         return output
 

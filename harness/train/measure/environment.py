@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ import psutil
 import torch
 
 from harness.core.command_line import print_json
+from harness.core.identity import SHOWN_ONLY
 from harness.core.provenance import (
     commit,
     nvidia_driver,
@@ -24,6 +26,7 @@ from harness.core.provenance import (
     versions,
 )
 from harness.core.settings import Settings
+from harness.core.topology import World
 from harness.train.measure.rows import GIB
 
 # Variables that change what is measured; nothing else of the environment is recorded.
@@ -100,10 +103,53 @@ def resolved_arguments(args: Any) -> dict[str, Any]:
     }
 
 
-def recorded_settings(settings: Settings | None, args: Any) -> dict[str, Any]:
+def recorded_settings(
+    settings: Settings | None, args: Any, world: World, model: Any, data: Any
+) -> dict[str, Any]:
     """All settings, and every resolved argument of the Trainer."""
-    named = settings_of(settings) if settings is not None else {}
-    return {**named, "training_arguments": resolved_arguments(args)}
+    arguments = resolved_arguments(args)
+    if settings is not None:
+        return {**settings_of(settings), "training_arguments": arguments}
+    named = {name: arguments[of] for name, of in OF_TRAINER.items()}
+    formats = {"bf16": args.bf16, "fp16": args.fp16, "fp32": True}
+    named |= {
+        "model": redacted(model_name(model)),
+        "dataset": redacted(_dataset_name(data)),
+        "setup": f"{world.nodes}_{world.per_node}",
+        "precision": next(name for name, used in formats.items() if used),
+        "trainer": _changed(args, arguments),
+    }
+    return {**named, "training_arguments": arguments}
+
+
+# Settings of ours that LogCallback alone takes from the Trainer's arguments.
+OF_TRAINER = {
+    "lr": "learning_rate", "seed": "seed", "per_gpu_batch": "per_device_train_batch_size",
+    "grad_acc": "gradient_accumulation_steps", "epochs": "num_train_epochs",
+}  # fmt: skip
+
+
+def model_name(model: Any) -> str:
+    """What it was loaded from, else its class."""
+    config = getattr(inner := getattr(model, "module", model), "config", None)
+    return str(getattr(config, "_name_or_path", None) or type(inner).__name__)
+
+
+def _dataset_name(data: Any) -> str:
+    """Its name, else its class, and its size: other data are never averaged with these."""
+    name = getattr(getattr(data, "info", None), "dataset_name", None) or type(data).__name__
+    return f"{name} of {len(data):,} samples" if hasattr(data, "__len__") else str(name)
+
+
+def _changed(args: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The other arguments that are not the Trainer's defaults."""
+    defaults = {f.name: f.default for f in dataclasses.fields(args)}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name in defaults and name not in (*OF_TRAINER.values(), *SHOWN_ONLY, "bf16", "fp16")
+        and isinstance(value, (str, int, float)) and value != defaults[name]
+    }  # fmt: skip
 
 
 def cpu_name() -> str:

@@ -7,7 +7,7 @@ Trainer's own averages over batches, padding included.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import datasets
@@ -17,6 +17,8 @@ import torch
 from sklearn.metrics import precision_recall_fscore_support
 from transformers import EvalPrediction
 
+from harness.core.settings import UserError
+from harness.train.context import Context
 from harness.train.data.samples import TOP
 
 
@@ -49,16 +51,27 @@ class ConfusionMetrics(evaluate.Metric):
         return {name: float(value) for name, value in quality.items()}
 
 
+def beside_ours(own: Any, context: Context) -> BatchMetrics:
+    """The compute_metrics of a script together with our metrics."""
+    return (
+        own if isinstance(own, BatchMetrics) else BatchMetrics(context.data_facts["classes"], own)
+    )
+
+
 class BatchMetrics:
     """Counts an evaluation batch by batch. Of each sample four numbers are kept, on its device.
 
-    It is the compute_metrics of any Trainer, with batch_eval_metrics or without.
+    It is the compute_metrics of any Trainer, with batch_eval_metrics or without. own: a
+    compute_metrics of the script; of each sample all scores are kept for it.
     """
 
-    def __init__(self, num_labels: int) -> None:
-        self.num_labels = num_labels
+    def __init__(
+        self, num_labels: int, own: Callable[[EvalPrediction], dict[str, Any]] | None = None
+    ) -> None:
+        self.num_labels, self.own = num_labels, own
         self.confusion = ConfusionMetrics(keep_in_memory=True)
-        # One row per sample: predicted class, true class, rank of the true class, its loss.
+        # One row per sample: predicted class, true class, rank of the true class, its loss, and
+        # for a metric of the script the scores.
         self.batches: list[torch.Tensor] = []
         # One row per sample of the last evaluation: whether it is a hit, and a top-5 hit.
         self.hits = np.empty((0, 2), dtype=bool)
@@ -81,7 +94,10 @@ class BatchMetrics:
         # The number of classes that score higher than the true one: below 5 is a top-5 hit.
         true_rank = (scores > true_scores).sum(-1)
         columns = (scores.argmax(-1), labels, true_rank, -true_scores[:, 0])
-        self.batches.append(torch.stack([column.double() for column in columns], dim=1))
+        rows = torch.stack([column.double() for column in columns], dim=1)
+        if self.own is not None:
+            rows = torch.cat([rows, torch.as_tensor(logits).to(rows)], dim=1)
+        self.batches.append(rows)
 
     def result(
         self, gather: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows
@@ -100,7 +116,29 @@ class BatchMetrics:
         if self.num_labels > TOP:
             quality["top5_accuracy"] = float(np.mean(self.hits[:, 1]))
         by_class: dict[str, float] = self.confusion.compute()
-        return quality | by_class
+        quality |= by_class
+        return quality | self._own_quality(rows[:, 4:], true, quality.keys())
+
+    def _own_quality(
+        self, scores: np.ndarray, labels: np.ndarray, taken: Collection[str]
+    ) -> dict[str, float]:
+        """What the script's compute_metrics makes of the whole set; own_f1 where f1 is taken."""
+        if self.own is None:
+            return {}
+        values = self.own(EvalPrediction(scores.astype(np.float32), labels))
+        if not isinstance(values, Mapping):
+            raise UserError(f"compute_metrics returned {type(values).__name__}: expected a dict "
+                            "of names and numbers")  # fmt: skip
+        quality = {}
+        for name, value in values.items():
+            name = str(name).removeprefix("eval_")
+            number = np.asarray(value)
+            if number.size != 1 or number.dtype.kind not in "fiub":
+                raise UserError(
+                    f"compute_metrics: {name} is {str(value)[:60]!r}: expected a number"
+                )
+            quality[f"own_{name}" if name in taken else name] = float(number.item())
+        return quality
 
     def rank_quality(self, rank: int, ranks: int, batch: int) -> dict[str, Any]:
         """The accuracy on the samples that one rank had in the last evaluation.

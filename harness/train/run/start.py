@@ -25,7 +25,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import enable_full_determinism
 
 from harness.core import attempts
-from harness.core.attempts import larger_is_better
+from harness.core.attempts import larger_is_better, metric_name
 from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
 from harness.core.locks import Lock
@@ -186,7 +186,7 @@ def _saving(settings: Settings, passed: dict[str, Any]) -> dict[str, Any]:
     if settings.save == "best":
         kept |= {
             "load_best_model_at_end": True,
-            "metric_for_best_model": settings.best_metric,
+            "metric_for_best_model": metric_name(settings.best_metric),
             "greater_is_better": larger_is_better(settings.best_metric),
         }
     return kept

@@ -105,10 +105,18 @@ def observe_decay(optimizer: Any) -> dict[str, int]:
     return {"decayed_tensors": len(decayed), "decayed_vectors": vectors}
 
 
+def own_model(model: nn.Module) -> dict[str, str]:
+    """The class of a model of one's own, which has no configuration."""
+    name = type(uncompiled(model)).__name__.removeprefix("FSDP")
+    return {} if hasattr(model, "config") else {"own_model": name}
+
+
 def observe_dtype(model: nn.Module, settings: Settings, observed: dict[str, Any]) -> None:
     """Record the number format that the first layer computes in, at its first forward pass."""
     layers = (nn.Linear, nn.Conv2d)
-    first = next(m for m in model.modules() if isinstance(m, layers))
+    first = next((m for m in model.modules() if isinstance(m, layers)), None)
+    if first is None:
+        return  # of one's own, without such layers
 
     def record(module: Any, inputs: Any, output: torch.Tensor) -> None:
         handle.remove()

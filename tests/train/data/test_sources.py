@@ -289,3 +289,59 @@ def test_embedded_data_have_the_same_form() -> None:
     assert (len(source.train), len(source.test)) == (100, 50)
     assert set(sources.EMBEDDED) == {"embedded:english", "embedded:digits"}
     assert datasets.Image() == source.train.features["image"]
+
+
+def test_labels_are_text_exactly_as_written(tmp_path: Path) -> None:
+    labels = ["01", "1", "001", "NA", "None", "null", "nan"]
+    table = [{"text": f"{labels[i % 7]}", "label": labels[i % 7]} for i in range(70)]
+    write_csv(tmp_path / "a.csv", table)
+    source = load(settings(tmp_path / "a.csv", label_column="label", text_column="text"))
+    assert source.labels == sorted(labels)
+    assert {*source.train["text"]} | {*source.test["text"]} == {*labels}
+    (tmp_path / "folder").mkdir()
+    write_csv(tmp_path / "folder" / "train.csv", table)
+    assert load(settings(tmp_path / "folder", text_column="text")).labels == sorted(labels)
+
+
+def test_numbers_keep_their_order(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [{"text": f"t {i}", "label": i % 12} for i in range(60)])
+    assert load(settings(tmp_path / "a.csv")).labels == [str(n) for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([f"words {i},{WORDS[i % 2]}" for i in range(20)], "the first line has 'good'"),
+        ([f"words {i},{i % 2}" for i in range(20)], "the first line has '0'"),
+    ],
+)
+def test_a_file_without_header_is_refused(lines: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=f"{said}.*put a line with names, such as text,label"):
+        load(settings(tmp_path / "a.csv"))
+
+
+def test_a_class_for_each_sample_is_refused(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [{"text": f"t {i}", "label": f"l {i}"} for i in range(20)])
+    with pytest.raises(UserError, match=r"column label: 20 values \(class\) in 20 samples"):
+        load(settings(tmp_path / "a.csv"))
+
+
+def test_missing_classes_are_counted_and_placed(tmp_path: Path) -> None:
+    table = [{"text": f"t {i}", "label": "" if i in (3, 7) else i % 2} for i in range(20)]
+    write_csv(tmp_path / "train.csv", table)
+    write_csv(tmp_path / "test.csv", rows(10, first=50))
+    with pytest.raises(
+        UserError, match=r"2 of 20 training samples have no class \(empty\); samples 4, 8 of split"
+    ):
+        load(settings(tmp_path))
+
+
+@pytest.mark.parametrize("sep", [",", ";", "\t", "|"])
+def test_separators_and_columns_of_classes_are_found(sep: str, tmp_path: Path) -> None:
+    table = [
+        {"id": i, "review": f"r {i}, so; or", "mood": ["a", "b", "c"][i % 3]} for i in range(60)
+    ]
+    write_csv(tmp_path / "a.csv", table, sep)
+    source = load(settings(tmp_path / "a.csv"))
+    assert (source.inputs, source.labels) == (["review"], ["a", "b", "c"])

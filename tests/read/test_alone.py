@@ -1,0 +1,102 @@
+"""Records of LogCallback alone, in any script of anybody's, before every reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Trainer, TrainingArguments
+
+from harness.core.records import SCHEMA, RunFolder, read_json
+from harness.core.schema.dictionary import check_fields
+from harness.read.records.frames import load_runs
+from harness.read.report import report
+from harness.read.report.report import make_report
+from logcallback import LogCallback
+from tests.support.paired import Verb
+from tests.support.toys import Net, Points
+
+pytestmark = pytest.mark.process
+
+
+def in_per_cent(prediction: Any) -> dict[str, float]:
+    right = prediction.predictions.argmax(-1) == prediction.label_ids
+    return {"accuracy": 100 * float(right.mean()), "mcc": 0.25, "my metric": -4.0}
+
+
+def trained(folder: Path, batch: int, seed: int = 1) -> RunFolder:
+    args = TrainingArguments(
+        str(folder.parent / "trainer"), num_train_epochs=2, eval_strategy="epoch", seed=seed,
+        per_device_train_batch_size=batch, learning_rate=0.01, weight_decay=0.1, use_cpu=True,
+        save_strategy="no", report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(
+        Net(), args, train_dataset=Points(32), eval_dataset=Points(16),
+        compute_metrics=in_per_cent, callbacks=[LogCallback(folder)],
+    ).train()  # fmt: skip
+    return RunFolder(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("alone")
+    trained(root / "new" / "a", 8)
+    for name, batch in (("a", 8), ("b", 4)):
+        folder = trained(root / "bare" / name, batch)
+        # As one that knows nothing but the Trainer's arguments.
+        arguments = (read_json(folder.settings) or {})["training_arguments"]
+        bare = {"schema": SCHEMA, "training_arguments": arguments}
+        folder.settings.write_text(json.dumps(bare))
+    return root
+
+
+def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:
+    folder = RunFolder(runs / "new" / "a")
+    settings = read_json(folder.settings) or {}
+    check_fields("settings", settings, "settings.json")
+    expected = {
+        "model": "Net", "dataset": "Points of 32 samples", "lr": 0.01, "seed": 1, "epochs": 2,
+        "per_gpu_batch": 8, "grad_acc": 1, "setup": "1_1", "precision": "fp32",
+    }  # fmt: skip
+    assert settings.items() >= expected.items()
+    assert settings["trainer"]["weight_decay"] == 0.1
+    assert "learning_rate" not in settings["trainer"]
+
+
+def test_its_metrics_stand_in_the_table_as_they_are(runs: Path, table: Verb) -> None:
+    (run,) = load_runs(runs / "new").to_dict("records")
+    assert run["accuracy"] > 1 and run["mcc"] == 0.25 and run["my metric"] == -4.0
+    said = table(runs / "new")
+    assert all(word in said for word in ("Net", "Points", "0.01", "mcc", "0.2500", "-4.0000"))
+
+
+def test_no_reader_is_broken_by_them(
+    runs: Path, tmp_path: Path, table: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explain, compare = Verb("explain", capsys), Verb("compare", capsys)
+    assert "None" not in explain(runs / "bare" / "a")
+    assert "The baseline is" in explain(runs / "bare" / "a", runs / "bare" / "b")
+    assert "speed: comparable" in compare(runs / "bare" / "a", runs / "bare" / "b")
+    assert "mcc" in compare(runs / "new" / "a", runs / "new" / "a")
+    assert table(runs).count("finished") == 3
+    page, *_ = make_report(runs, tmp_path / "report")
+    assert page.read_text().count("<h3>Results</h3>") == 2 and "not shown" not in page.read_text()
+
+
+def test_a_section_that_fails_is_named_and_the_rest_is_whole(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(sweep: Any) -> Any:
+        if "Net" in sweep.name:
+            raise TypeError("nothing but None")
+        return real(sweep)
+
+    real = report.explain_sweep
+    monkeypatch.setattr(report, "explain_sweep", broken)
+    page, text, *_ = make_report(runs, tmp_path / "report")
+    named = "runs of Net, Points of 32 samples is not shown: TypeError: nothing but None"
+    assert page.read_text().count("<h3>Results</h3>") == 1
+    assert named in page.read_text() and named in text.read_text()
+    assert named in capsys.readouterr().err

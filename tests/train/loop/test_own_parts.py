@@ -1,0 +1,128 @@
+"""A script of one's own with its own metric and its own model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import EvalPrediction
+
+from harness.core.attempts import best_of
+from harness.core.records import find_runs
+from harness.core.rules import resolve
+from harness.core.schema.dictionary import validate
+from harness.core.settings import Settings, UserError
+from harness.train.measure.metrics import BatchMetrics
+from tests.support.paired import Verb
+from tests.support.ranks import script
+
+BERT = Path(__file__).resolve().parents[3] / "bert.py"
+METRIC = """
+def quality(p):
+    right = p.predictions.argmax(-1) == p.label_ids
+    places = int((p.label_ids * range(1, 1 + len(p.label_ids))).sum())
+    return {"accuracy": right.mean(), "seen": len(right), "mistakes": sum(~right), "places": places}
+"""
+MODEL = """
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.words, self.head = nn.Embedding(4096, 8), nn.Linear(8, classes)
+
+    def forward(self, input_ids, attention_mask, labels):
+        states = self.words(input_ids) * attention_mask[..., None]
+        logits = self.head(states.sum(1) / attention_mask.sum(1, keepdim=True))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+"""
+
+
+def write(folder: Path, metric: bool = False, model: bool = False) -> None:
+    text = BERT.read_text()
+    if metric:
+        text = text.replace("\n\ndef main(", f"{METRIC}\n\ndef main(")
+        text = text.replace("BatchMetrics(len(texts.labels))", "quality")
+    if model:
+        text = text.replace("\n\ndef main(", f"{MODEL}\n\ndef main(")
+        text = text.replace("build_model(context, texts.labels)", "Net(len(texts.labels))")
+    (folder / "mine.py").write_text(text)
+
+
+def trained(folder: Path, *flags: str, count: int = 1) -> dict[str, Any]:
+    """The summary of a short run of mine.py."""
+    argv = ["--tiny", "--epochs", "2", "--train_size", "64", "--test_size", "51", *flags]
+    done = script("mine", *argv, count=count, cwd=folder)
+    assert done.code == 0, done.err
+    (run,) = find_runs(folder / "outputs")
+    validate("summary", run.read_summary() or {}, "summary.json")
+    return json.loads(run.summary.read_text())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_own_metric_sees_each_sample_once_in_order(count: int, tmp_path: Path) -> None:
+    write(tmp_path, metric=True)
+    flags = ["--eval_batch", "8", "--save", "best", "--best_metric", "mistakes:min"]
+    summary = trained(tmp_path, *flags, count=count)
+    assert summary["seen"] == 51
+    assert summary["own_accuracy"] == pytest.approx(summary["accuracy"])
+    assert summary["mistakes"] == round(51 * (1 - summary["accuracy"]))
+    assert summary["places"] == PLACES
+    assert summary["best_metric"] == "mistakes"
+
+
+PLACES = 1818  # of these 51 test samples
+
+
+@pytest.mark.process
+def test_an_own_model_without_config_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, model=True)
+    assert trained(tmp_path, count=2)["outcome"] == "finished"
+    assert "Net" in Verb("table", capsys)(tmp_path / "outputs")
+
+
+def metrics(own: Any) -> dict[str, float]:
+    scores = np.array([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
+    counted = BatchMetrics(2, own)
+    return counted(EvalPrediction(scores, np.array([1, 0, 0])))
+
+
+def test_a_name_of_ours_is_kept_beside_ours() -> None:
+    found = metrics(lambda p: {"eval_mcc": np.float32(0.5), "f1": -1, "rows": len(p.predictions)})
+    assert found["mcc"] == 0.5 and found["own_f1"] == -1 and found["rows"] == 3
+    assert found["f1"] == metrics(None)["f1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (0.5, "compute_metrics returned float: expected a dict"),
+        ({"by class": [1, 2]}, r"compute_metrics: by class is '\[1, 2\]': expected a number"),
+        ({"name": "best"}, "compute_metrics: name is 'best': expected a number"),
+    ],
+)
+def test_what_is_no_metric_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        metrics(lambda p: given)
+
+
+def test_which_way_is_better_is_said_with_the_name() -> None:
+    rows = [{"epoch": n, "rmse": v, "mcc": v} for n, v in enumerate((0.3, 0.1, 0.2), 1)]
+    assert best_of(rows, "rmse:min") == {"best_metric": "rmse", "best_value": 0.1, "best_epoch": 2}
+    assert best_of(rows, "mcc")["best_epoch"] == 1
+    with pytest.raises(UserError, match="--best_metric mcc: expected one of accuracy, "):
+        resolve(Settings(script="bert", best_metric="mcc"))
+
+
+@pytest.mark.process
+def test_a_metric_that_there_is_not_is_named(tmp_path: Path) -> None:
+    write(tmp_path, metric=True)
+    argv = ["--tiny", "--epochs", "1", "--train_size", "64", "--best_metric", "mistake"]
+    done = script("mine", *argv, cwd=tmp_path)
+    assert done.code == 2
+    assert "--best_metric mistake: the metrics are samples, loss, accuracy" in done.err
+    assert "mistakes" in done.err
