@@ -62,6 +62,7 @@ KINDS: dict[str, Any] = {
 # Fields whose other value must fit the world of two nodes with two processes.
 FITTING = {
     "strategy": "fsdp",
+    "best_metric": "f1",
     "compress": "powersgd:2",
     "initial_peers": "/ip4/10.0.0.1/tcp/40123/p2p/12D3KooW",
     "fragments": 5,

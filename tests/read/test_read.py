@@ -183,7 +183,8 @@ def test_table_shows_every_run(records: Path, table: Verb) -> None:
     assert sorted(rows) == ["finished", "oom", "unfinished"], said
     assert len(lines) == 4
     # What is the same for all runs of a machine is said once.
-    assert "all: script bert, strategy ddp, model bert-nano, precision fp32, batch 64" in said
+    same = "all: script bert, strategy ddp, model bert-nano, dataset embedded:english, precision"
+    assert f"{same} fp32, batch 64" in said
     head = next(line for line in said.splitlines() if "setup" in line)
     for heading in ("setup", "lr", "seed", "accuracy", "f1", "outcome"):
         assert heading in head
@@ -234,7 +235,8 @@ def test_table_of_real_records(tmp_path: Path, table: Verb) -> None:
     (line,) = (line for line in table(tmp_path).splitlines() if "vit-nano" in line)
     (epoch,) = load(tmp_path).to_dict("records")
     shown = line.split()
-    assert shown[:8] == ["vit", "1_2", "ddp", "vit-nano", "fp32", "32", "0.0015", "42"]
+    assert shown[:4] == ["vit", "1_2", "ddp", "vit-nano"]
+    assert shown[4:9] == ["embedded:digits", "fp32", "32", "0.0015", "42"]
     assert f"{epoch['accuracy']:.4f}" in shown and f"{epoch['eval_loss']:.4f}" in shown
     assert epoch["processes"] == 2 and epoch["effective_batch"] == 32
     assert shown[-1] == "finished"

@@ -34,7 +34,7 @@ from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
 from harness.train.measure.link import link_of_run
-from harness.train.measure.metrics import beside_ours
+from harness.train.measure.metrics import BatchMetrics, beside_ours
 from harness.train.run.checkpoints import complete, require_sound
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
@@ -395,7 +395,7 @@ class ExactTrainer(Trainer):
     ) -> Any:
         # Each rank counts its own samples; the Trainer would gather the logits of every batch.
         metrics, kwargs["metric_key_prefix"] = self.compute_metrics, metric_key_prefix
-        if description == "Prediction":
+        if not isinstance(metrics, BatchMetrics) or description == "Prediction":
             return super().evaluation_loop(dataloader, description, *args, **kwargs)
         with self.evaluation.counting(metrics, self.args):
             output = super().evaluation_loop(dataloader, description, *args, **kwargs)
