@@ -244,7 +244,7 @@ def test_two_processes(words: str, data: Path, tmp_path: Path) -> None:
 
 def test_gpus_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **how: False)
     for precision, words in (("tf32", "Ampere"), ("bf16", "use fp16 or fp32")):
         with pytest.raises(UserError, match=f"--precision {precision}.*{words}"):
             refuse_impossible(Settings(script="bert", precision=precision), cuda=True)

@@ -174,7 +174,7 @@ def test_a_run_that_fails_says_why(cluster: dict[str, str], tmp_path: Path) -> N
     text = LONG + "grid: {dataset: [nowhere.csv, embedded:digits]}"
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
     runner = start(file, out, *slurm(), env=cluster)
-    wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(out)))
+    wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(out)), within_s=150)
     for rank in ranks_of(out, "embedded:digits"):
         rank.kill()
     printed, error = runner.communicate(timeout=60)

@@ -232,7 +232,7 @@ def test_failures_are_results_and_the_sweep_goes_on(
     monkeypatch.setattr(runner, "GRACE_S", 1.0)
     assert main([*argv, "--select", "seed=10"]) == 1
     assert first[1] == ("finished", None)
-    assert first[2] == ("oom", "planted (rank 1)")
+    assert first[2][0] == "oom" and first[2][1].startswith("planted (rank 1); to try: ")
     assert first[3][0] == "oom" and "memory" in first[3][1]
     assert first[4] == ("timeout", "longer than --timeout")
     assert first[5] == ("failed", "rank 1 ended with exit code 3")
