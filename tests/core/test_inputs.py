@@ -112,6 +112,7 @@ def test_a_run_over_one_emulated_link_does_not_answer_for_another(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = {"dataset": "embedded:english"}
+    monkeypatch.delenv(provenance.NODES_LINK, raising=False)
     alone = inputs(settings(**chosen))
     monkeypatch.setenv(provenance.NODES_LINK, "20ms/200mbit")
     slow = inputs(settings(**chosen))
