@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.settings import UserError
-from harness.read.tables.command import END, main, with_tables
+from harness.read.tables.command import main, with_tables
 
+END = "<!-- end of table -->"
 FOUR = "outputs/published/sweeps/slow_links_four-tiny"
 
 

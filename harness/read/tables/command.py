@@ -263,7 +263,6 @@ PLACE = re.compile(
     r"(?P<old>.*?)(?=<!-- end of (?P=kind) -->)", re.DOTALL,
 )  # fmt: skip
 STARTS = re.compile(r"<!-- (table|answers) ")
-END = "<!-- end of table -->"
 
 
 def main(argv: list[str]) -> int:
@@ -286,7 +285,10 @@ def with_tables(text: str, root: Path) -> str:
     """The text with its tables and answers as the records below root have them."""
     places = PLACE.findall(text)
     if len(places) != len(STARTS.findall(text)):
-        raise UserError("a table or a list of answers is not closed by <!-- end of table -->")
+        raise UserError(
+            "a table or a list of answers is not closed by <!-- end of table --> or "
+            "<!-- end of answers -->"
+        )
     return PLACE.sub(lambda place: place["start"] + _filled(place, root), text)
 
 
