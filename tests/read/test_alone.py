@@ -85,6 +85,13 @@ def test_no_reader_is_broken_by_them(
     assert page.read_text().count("<h3>Results</h3>") == 2 and "not shown" not in page.read_text()
 
 
+def test_folders_around_it_are_not_searched(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stranger = RunFolder(runs.parent / "stranger" / "bert" / "1_1" / "run")
+    stranger.path.mkdir(parents=True)
+    stranger.settings.write_text("{")
+    assert "not read" not in Verb("explain", capsys)(runs / "bare" / "a")
+
+
 def test_a_section_that_fails_is_named_and_the_rest_is_whole(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import UNKNOWN, strategy_text
 from harness.read.records.groups import Group
-from harness.read.records.recorded import UNREADABLE, attempts_of, warn
+from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, attempts_of, warn
 from harness.read.records.runs import Run, read_run
 from harness.read.records.selection import differing, read_group
 from harness.read.records.sweeps import SweepResults
@@ -167,7 +167,7 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
     is on several nodes, of as many processes. Of those near, or else of the same records folder.
     """
     if near is None:
-        near = runs_on_one_node(find_runs(group.runs[0].recorded_folder.path.absolute().parents[2]))
+        near = runs_on_one_node(_folders_near(group.runs[0].recorded_folder.path.absolute()))
     fixed, first = _fixed(group.runs[0]), group.finished[0]
     counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
     alike: dict[Any, list[Run]] = {}
@@ -176,6 +176,13 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
             alike.setdefault(tuple(run.identity.items()), []).append(run)
     groups = [Group((*runs,), name="baseline", selector=_selector(runs)) for runs in alike.values()]
     return [each for each in groups if each.finished and not judge(group, each)[SPEED].reasons]
+
+
+def _folders_near(path: Path) -> list[RunFolder]:
+    """The runs of the same records folder. A folder of LogCallback alone stands by itself: what is
+    above it is its user's, not ours to read.
+    """
+    return find_runs(path.parents[2]) if SETUP_FOLDER.fullmatch(path.parent.name) else []
 
 
 def _fixed(run: Run) -> dict[str, Any]:
