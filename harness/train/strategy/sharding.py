@@ -34,6 +34,7 @@ from harness.train.session import gather
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -84,8 +85,11 @@ def save_weights(model: nn.Module, folder: Path, weights: dict[str, Any] | None 
     """
     if isinstance(model, PreTrainedModel):
         model.save_pretrained(folder, state_dict=weights, save_original_format=False)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if weights is not None:
+        safetensors.torch.save_file(weights, folder / WEIGHTS)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_model(model, str(folder / WEIGHTS))
 
 
@@ -137,8 +141,12 @@ def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def has_finite_weights(model: nn.Module) -> bool:
-    """Whether all weights of the model on all ranks are finite (a collective)."""
-    weights = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    """Whether all weights of the model on all ranks are finite, with BatchNorm's statistics, which
+    an update that fp16 skips may have spoilt (a collective).
+    """
+    statistics = (b for m in model.modules() if isinstance(m, BATCHNORM) for b in m.buffers())
+    tensors = [*model.parameters(), *statistics]
+    weights = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
     finite = torch.stack([torch.isfinite(weight).all() for weight in weights])
     return all(gather(bool(finite.all())))
 
@@ -151,7 +159,7 @@ def average_buffers(model: nn.Module) -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+        if isinstance(module, BATCHNORM) and module.track_running_stats:
             for buffer in (module.running_mean, module.running_var):
                 if buffer is not None:
                     dist.all_reduce(buffer)

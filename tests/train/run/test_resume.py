@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -133,35 +134,58 @@ def test_a_failure_is_a_record_with_its_reason(
 
 
 class BreakWeights(TrainerCallback):
-    """Make the last rank's weights NaN after this update."""
+    """Make a weight of the last rank NaN after this update, or a statistic of BatchNorm."""
 
-    def __init__(self, update: int) -> None:
-        self.update = update
+    def __init__(self, update: int, what: str) -> None:
+        self.update, self.what = update, what
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.update and args.process_index == args.world_size - 1:
             with torch.no_grad():
-                kwargs["model"].head.bias.fill_(torch.nan)
+                operator.attrgetter(self.what)(kwargs["model"]).fill_(torch.nan)
 
 
-def breaks(folder: str) -> str:
+def breaks(folder: str, update: int, what: str, *more: str) -> str:
     """What was raised; nothing but the checkpoints looks at the weights or the loss."""
-    flags = ("--save=last", "--save_steps=3", "--log_every=50")
-    net, data, test = Net(), Points(64), Points(8)
-    trainer, run = ours(folder, net, data, test, *flags, callbacks=[BreakWeights(4)])
+    flags = ("--save=last", "--log_every=50", *more)
+    net, data, test = Net(batchnorm="norm" in what), Points(64), Points(8)
+    trainer, run = ours(folder, net, data, test, *flags, callbacks=[BreakWeights(update, what)])
     with pytest.raises(Diverged) as raised, run:
         run.train(trainer)
     return str(raised.value)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_run_that_diverges_keeps_its_last_good_checkpoint(count: int, tmp_path: Path) -> None:
-    messages = ranks(count, breaks, str(tmp_path), env=CPU)
+@pytest.mark.parametrize(("count", "strategy", "what"), [
+    (1, "single", "head.bias"), (1, "single", "norm.running_var"), (2, "ddp", "head.bias"),
+    (2, "fsdp", "head.bias"), (2, "local_sgd", "head.bias"), (2, "diloco", "head.bias"),
+])  # fmt: skip
+def test_a_run_that_diverges_keeps_its_last_good_checkpoint(
+    count: int, strategy: str, what: str, tmp_path: Path
+) -> None:
+    more = [f"--strategy={strategy}", "--save_steps=3"]
+    if strategy in ("local_sgd", "diloco"):
+        more += ["--sync_every=4", "--sync_scope=rank"]
+    messages = ranks(count, breaks, str(tmp_path), 4, what, *more, env=CPU)
     assert messages == ["weights are not finite at update 6"] * count
-    folder = only_run(tmp_path)
-    assert (folder.read_summary() or {})["outcome"] == "diverged"
+    assert_the_first_is_left(tmp_path, messages[0], 3)
+
+
+def test_a_peer_that_diverges_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("hivemind")
+    more = ["--strategy=hivemind", "--epochs=2"]
+    for what in ("head.bias", "norm.running_var"):
+        folder = tmp_path / what
+        (message,) = ranks(1, breaks, str(folder), 32, what, *more, env=CPU)
+        assert "nan at update 32" in message  # the evaluation comes before the checkpoint
+        assert_the_first_is_left(folder, message, 16)
+
+
+def assert_the_first_is_left(root: Path, reason: str, update: int) -> None:
+    folder = only_run(root)
+    summary = folder.read_summary() or {}
+    assert summary["outcome"] == "diverged" and summary["reason"].startswith(reason)
     (mark,) = folder.path.glob("checkpoint-*/complete.json")
-    assert mark.parent.name == "checkpoint-3"
+    assert mark.parent.name == f"checkpoint-{update}"
     weights = load_file(mark.with_name("model.safetensors"))
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
 
