@@ -148,9 +148,12 @@ def place_facts(launcher: str) -> dict[str, Any]:
 
 
 def launched(
-    sweep: str, options: Options, others: Mapping[str, object], place: Mapping[str, object]
+    sweep: str | None, options: Options, others: Mapping[str, object], place: Mapping[str, object]
 ) -> dict[str, object]:
-    """`launch` in a run's environment.json; others: who else used the machine."""
+    """`launch` in a run's environment.json; others: who else used the machine.
+
+    sweep: None for `harness nodes`.
+    """
     return {
         "sweep": sweep,
         **place,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -127,11 +128,16 @@ def asleep(process: subprocess.Popen[str]) -> bool:
 @pytest.mark.root
 def test_a_command_on_every_node() -> None:
     script = (
-        'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"; ip -4 -br address show link0'
+        'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"; ip -4 -br address show link0; '
+        'echo "launch $HARNESS_LAUNCH"'
     )
-    process = nodes("3", "--", "sh", "-c", script)
+    process = nodes("3", "--link", "2ms/100mbit", "--", "sh", "-c", script)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
+    launch = json.loads(re.findall(r"launch (.*)", out)[0])  # of the records of what runs there
+    asked = {"delay_ms": 2.0, "rate_mbit": 100.0, "jitter_ms": 0.0, "loss": 0.0}
+    assert (launch["sweep"], launch["launcher"], launch["link"]) == (None, "netns", asked)
+    assert launch["emulator"] in ("relay", "netem") and launch["cpu_busy_share"] is not None
     for n in range(3):
         assert f"[node{n}] {n} of 3 at 10.117.0.1\n" in out
         assert re.search(rf"\[node{n}\] link0 .*10\.117\.0\.{n + 1}/", out)

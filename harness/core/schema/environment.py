@@ -31,7 +31,7 @@ from harness.core.settings import UNRECORDED, flag_fields
 
 
 class LaunchRecord(TypedDict):
-    sweep: Annotated[str, "name of the sweep"]
+    sweep: Annotated[str | None, "name of the sweep; null for `harness nodes`"]
     launcher: Annotated[str, Value(choices=("local", "netns", "ssh", "slurm")),
         "`netns` runs emulated nodes"]
     emulator: Annotated[str | None, Value(choices=("relay", "netem")),
@@ -255,7 +255,7 @@ class EnvironmentRecord(TypedDict):
     command: Annotated[str | None,
         "the command line, with the home folder written as ~, hosts and secrets as \\*\\*\\*"]
     launch: Annotated[LaunchRecord | None,
-        "how `python -m harness sweep` started the run; null for a run started alone"]
+        "how `python -m harness sweep` or `nodes` started the run; null for a run started alone"]
     variables: Annotated[dict[str, str] | None,
         "those environment variables, of a fixed list, that change what is measured"]
     nodes: Annotated[Positive, "nodes that really took part"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -16,13 +17,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness.core.links import Link, link_of
+from harness.core.links import Link, Network, link_of
 from harness.core.process import GRACE_S
 from harness.core.provenance import NODES_LINK
 from harness.core.settings import UserError
 from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.launch.places import Local, Machine, Options, this_machine, why_not_on
+from harness.launch.places import (
+    Local,
+    Machine,
+    Options,
+    launched,
+    others,
+    place_facts,
+    this_machine,
+    why_not_on,
+)
 from harness.launch.plan import PORT, Job, script_of
 
 
@@ -68,21 +78,29 @@ class Netns(Local):
 
     def facts(self, job: Job) -> dict[str, Any]:
         assert self.emulated is not None
-        link = None if job.link == Link() else job.link.facts(job.nodes)
-        return {**super().facts(job), "emulator": self.emulated.emulator, "link": link}
+        return {**super().facts(job), **emulation_facts(self.emulated, job.link, job.nodes)}
 
     def close(self) -> None:
         if self.emulated is not None:
             self.emulated.close()
 
 
+def emulation_facts(emulated: EmulatedNodes, link: Link | Network, count: int) -> dict[str, Any]:
+    asked = None if link == Link() else link.facts(count)
+    return {"emulator": emulated.emulator, "link": asked}
+
+
 def run(options: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     link = link_of(options.link)
-    gpus = gpus_of(options.nodes, this_machine().gpus, options.oversubscribe)
+    machine = this_machine()
+    gpus = gpus_of(options.nodes, machine.gpus, options.oversubscribe)
     try:
         os.environ[NODES_LINK] = str(link)
         with EmulatedNodes.open(options.nodes, link) as emulated:
+            place = place_facts("netns") | emulation_facts(emulated, link, options.nodes)
+            launch = launched(None, Options(cold=True), others(machine), place)
+            os.environ["HARNESS_LAUNCH"] = json.dumps(launch)
             nodes = emulated.nodes
             return run_on(nodes, options.command, gpus) if options.command else show(nodes)
     finally:

@@ -63,15 +63,24 @@ def environment(cuda: bool = True) -> dict[str, Any]:
         "versions": versions(),
         **commit(),
         "command": redacted_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "launch": launch(),
+        "launch": _recorded_launch(gpus),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
     }
 
 
 def launch() -> dict[str, Any] | None:
-    """How a sweep started this run; None for a run outside a sweep."""
+    """How a sweep or `harness nodes` started this run; None where neither did."""
     launched = os.environ.get("HARNESS_LAUNCH")
     return json.loads(launched) if launched else None
+
+
+def _recorded_launch(gpus: int) -> dict[str, Any] | None:
+    """`harness nodes` cannot know how many processes its command starts."""
+    facts = launch()
+    if facts and facts["sweep"] is None and "WORLD_SIZE" in os.environ and not gpus:
+        cores = len(os.sched_getaffinity(0))
+        facts["processes_per_core"] = round(int(os.environ["WORLD_SIZE"]) / cores, 3)
+    return facts
 
 
 def run(options: argparse.Namespace) -> int:

@@ -87,7 +87,7 @@ class Lifecycle:
             model = finish(context.folder, context, trainer.state)
         finally:
             trainer.close()
-        if context.is_rank0 and launch() is None:
+        if context.is_rank0 and not (launch() or {}).get("sweep"):
             if model is not None:
                 print(f"  the trained model is in {model}")
             table = shlex.join(["python", "-m", "harness", "table", context.settings.output_dir])

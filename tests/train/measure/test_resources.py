@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.topology import World
+from harness.train.measure.environment import environment
 from harness.train.measure.resources import (
     CpuTime,
     Memory,
@@ -176,6 +178,18 @@ def test_one_process_of_a_node_reads_its_counter_where_it_has_one(
         monkeypatch.setenv("HARNESS_LAUNCH", launched)
     world = World(nodes=nodes, per_node=2, local_rank=local_rank)
     assert counts_network(nodes, world) is counts
+
+
+def test_what_harness_nodes_cannot_know_is_added_by_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How many processes share the cores: its command may start any number of them."""
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setenv("WORLD_SIZE", str(3 * cores))
+    for sweep, expected in ((None, 3.0), ("mine", None)):
+        facts = {"sweep": sweep, "launcher": "netns", "processes_per_core": None}
+        monkeypatch.setenv("HARNESS_LAUNCH", json.dumps(facts))
+        assert environment()["launch"] == facts | {"processes_per_core": expected}
 
 
 def test_a_cpu_reserves_nothing() -> None:
