@@ -17,24 +17,8 @@ from harness.core.settings import Settings
 from harness.core.strategies import STRATEGIES
 from harness.launch.plan import plan
 from harness.launch.sweepfile import KEYS, load
+from tests.support.pages import commands, texts
 from tests.support.ranks import script
-
-
-def texts(root: Path) -> list[Path]:
-    return sorted(file for kind in ("*.md", "*/README.md", "docs/*.md") for file in root.glob(kind))
-
-
-def commands(root: Path) -> list[str]:
-    """Everything in code that starts one of our scripts or verbs."""
-    found = []
-    for path in texts(root):
-        text = path.read_text()
-        whole_lines = re.sub(r"\\\n\s*", "", text).splitlines()
-        for line in re.findall(r"`([^`\n]+)`", text) + whole_lines:
-            line = re.sub(r"^([A-Z_]+=\S+ )+", "", line.split(" #")[0].strip())
-            if re.match(r"^(python|torchrun|accelerate launch) .*(\.py|-m harness)", line):
-                found.append(line)
-    return sorted(set(found))
 
 
 def world_of(words: list[str]) -> dict[str, str]:

@@ -339,16 +339,3 @@ def test_a_training_set_too_small_or_unknown(records: Path, predicted: Verb) -> 
     argv = [str(records), "--setup", "2_1", *FAR]
     assert "epoch        unknown" in predicted(*argv)
     assert "give --train_size" in predicted.refused(*argv, "--advise", "--deadline", "1")
-
-
-def test_commands_in_the_docs(
-    root: Path, records: Path, monkeypatch: pytest.MonkeyPatch, predicted: Verb
-) -> None:
-    text = re.sub(r"\\\n\s*", "", (root / "docs" / "prediction.md").read_text())
-    commands = re.findall(r"^python -m harness (predict [^#\n]*)", text, re.MULTILINE)
-    assert len(commands) >= 3
-    monkeypatch.chdir(records.parent)
-    for command in commands:
-        _, folder, *rest = shlex.split(command)
-        assert folder == "outputs"
-        predicted(folder, *rest)

@@ -1,0 +1,37 @@
+"""The pages that people read, and the commands in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+OURS = re.compile(r"^(python|torchrun|accelerate launch) .*(\.py|-m harness)")
+SHELL = re.compile(r"^([A-Z]+=\S+|cp \S+ \S+)$")  # what commands after it need
+
+
+def texts(root: Path) -> list[Path]:
+    return sorted(file for kind in ("*.md", "*/README.md", "docs/*.md") for file in root.glob(kind))
+
+
+def pages(root: Path) -> list[Path]:
+    """README and docs/ in the order in which README leads through them."""
+    order = re.findall(r"^\| \[.*\]\((docs/\w[\w-]*\.md)\)", (root / "README.md").read_text(), re.M)
+    return [root / "README.md", *(root / name for name in order)]
+
+
+def commands_of(page: Path) -> list[str]:
+    """What starts one of our scripts or verbs, in the order of the page, in one line each."""
+    found: list[str] = []
+    text = re.sub(r"\\\n\s*", "", page.read_text())
+    for line in text.splitlines():
+        # A comment needs a space before it; what stands before python sets variables.
+        bare = re.sub(r"^([A-Z_]+=\S+ )+", "", line.split(" #")[0].strip())
+        quoted = re.findall(r"`([^`\n]+)`", line)
+        found += [each for each in (*quoted, bare) if OURS.match(each)]
+        found += [bare] if SHELL.match(bare) else []
+    return found
+
+
+def commands(root: Path) -> list[str]:
+    """All of all pages, each once."""
+    return sorted({each for page in texts(root) for each in commands_of(page) if OURS.match(each)})
