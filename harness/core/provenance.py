@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import getpass
+import glob
 import hashlib
 import os
 import re
@@ -235,9 +236,19 @@ PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers)$")
 
 
 CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
+# Known by what their services put in front; or by what stands before them, as 40 digits alone are
+# a commit.
 TOKENS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{10,}|gh[a-z]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|sk-[\w-]{16,}|[0-9a-f]{40})\b"
+    r"\b(?:hf_[A-Za-z0-9]{10,}|gh[a-z]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|"
+    r"A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|sk-[\w-]{16,}|xox[a-z]-[\w-]{10,}|wandb_v1_\w{16,}|"
+    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})(?![\w-])"
 )
+NAMED_TOKENS = re.compile(
+    r"((?:TOKEN|KEY|SECRET|PASSWORD)=|(?i:token|key|secret|password|bearer)\W{1,3}"
+    r"(?=[0-9a-fA-F]{32,}\b))[^\s'\",;]+"
+)
+LEAST_SECRET = 12  # characters of a value in the environment
+HOMES = re.compile(r"(/(?:home|Users)/)[^/\s:;,'\"<>)]+")
 # Flags of the Trainer that name people, projects and their places.
 NAMES = ("run_name", "project", "hub_model_id", "trackio_space_id", "trackio_bucket_id",
          "trackio_static_space_id")  # fmt: skip
@@ -245,13 +256,37 @@ NAMES = ("run_name", "project", "hub_model_id", "trackio_space_id", "trackio_buc
 
 def redacted(text: str) -> str:
     """A text as it may stand in a record: without home folder, account, host and secrets."""
-    text = TOKENS.sub("***", CREDENTIALS.sub(r"\1***@", without_home(text)))
+    for name, value in os.environ.items():
+        if SECRET.search(name) and len(value) >= LEAST_SECRET:
+            text = text.replace(value, "***")
+    text = CREDENTIALS.sub(r"\1***@", HOMES.sub(r"\1USER", without_home(text)))
+    text = NAMED_TOKENS.sub(r"\1***", TOKENS.sub("***", text))
     user = re.escape(_account())
     text = re.sub(rf"(?<=/){user}(?=/)", "USER", text)
     host = socket.gethostname()
-    if host in ("", "localhost"):
-        return text
-    return re.sub(rf"(?:(?<=://)|(?<![\w./-])){re.escape(host)}(?![\w-]|\.py)", "HOST", text)
+    return text if host in ("", "localhost") else _renamed(text, host, "HOST")
+
+
+def _renamed(text: str, host: str, name: str) -> str:
+    return re.sub(rf"(?:(?<=://)|(?<![\w./-])){re.escape(host)}(?![\w-]|\.py)", name, text)
+
+
+def redact_logs(log: Path, settings: Settings, hosts: Sequence[str] = ()) -> None:
+    """What the ranks of a run have printed, once it has ended; hosts: of its nodes."""
+    own = [str(value) for name, value in settings.trainer if name in NAMES]
+    for file in (log, *log.parent.glob(f"{glob.escape(log.stem)}_rank*{log.suffix}")):
+        with contextlib.suppress(OSError), file.open("r+b") as content:
+            whole = content.read()
+            text = redacted(whole.decode("utf-8", errors="surrogateescape"))
+            for number, host in enumerate(hosts):
+                text = _renamed(text, host, f"node {number}")
+            for value in own:
+                text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
+            shown = text.encode("utf-8", errors="surrogateescape")
+            if shown != whole:  # in place: a process that is about to end may still print
+                content.seek(0)
+                content.write(shown)
+                content.truncate()
 
 
 def _account() -> str:

@@ -6,13 +6,14 @@ import json
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.core.locks import Lock
 from harness.core.process import GRACE_S
+from harness.core.provenance import redact_logs
 from harness.core.records import RUNNING, WAITING
 from harness.core.settings import UserError
 from harness.launch import outcome, places
@@ -24,6 +25,7 @@ from harness.launch.plan import Job
 from harness.launch.screen import Screen
 
 CHECK_AGAIN_S = 1.0  # for runs of other runners
+LAUNCHER_LOG = "launcher.txt"
 ISOLATION_S = 60.0  # between two checks of who else uses the machine
 
 
@@ -36,6 +38,10 @@ class Worker(ABC):
     folder: Path  # of the sweep
     screen: Screen
     stops: int = field(default=0, kw_only=True)  # requests to stop; a signal handler counts here
+
+    @property
+    def hosts(self) -> list[str]:
+        return [str(host) for host in self.options.remote.hosts]
 
     @abstractmethod
     def work(self) -> None:
@@ -59,6 +65,7 @@ class Worker(ABC):
 
     def report(self, state: State, took_s: float, log: Path) -> None:
         """The outcome of a run that has just been settled."""
+        redact_logs(log, state.job.settings, self.hosts)
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         state.reason = summary.get("reason")
         line = f"{self.name_of(state)}: {state.state} after {took_s:.1f} s, "
@@ -117,6 +124,8 @@ class Runner(Worker):
                 launcher.close()
             for running in self.running:
                 running.lock.release()
+            for state in self.states[:1]:
+                redact_logs(self.folder / "logs" / LAUNCHER_LOG, state.job.settings, self.hosts)
 
     def stop_at_failure(self) -> None:
         if not self.stops:
@@ -171,12 +180,12 @@ class Runner(Worker):
             launcher = (
                 self.idle.pop()
                 if self.idle
-                else self.place.start(self.folder / "logs" / "launcher.txt")
+                else self.place.start(self.folder / "logs" / LAUNCHER_LOG)
             )
         except UserError:
             lock.release()
             raise
-        log = _new_log(self.folder / "logs", job)
+        log = _new_log(self.folder / "logs", job, self.hosts)
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         self.running.append(
             Running(state, launcher, lock, devices, log, time.time(), outcome.oom_kills())
@@ -266,10 +275,11 @@ class Runner(Worker):
         self.report(state, took_s, running.log)
 
 
-def _new_log(folder: Path, job: Job) -> Path:
+def _new_log(folder: Path, job: Job, hosts: Sequence[str]) -> Path:
     """A file of its own for the output of each start."""
     stem = job.path.replace("/", "_")
     number = 1
     while (log := folder / f"{stem}_{number}.txt").exists():
+        redact_logs(log, job.settings, hosts)  # its runner may have been killed
         number += 1
     return log

@@ -19,7 +19,7 @@ import pytest
 
 from harness.core import attempts, records
 from harness.core.command_line import parse
-from harness.core.provenance import redacted, redacted_command, settings_of
+from harness.core.provenance import redact_logs, redacted, redacted_command, settings_of
 from harness.core.records import (
     ASIDE,
     FINISHED,
@@ -294,10 +294,14 @@ def test_a_command_is_recorded_without_secrets_and_home() -> None:
     )
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
 def test_a_text_is_recorded_without_people_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("LOGNAME", "ada-l")
     monkeypatch.setattr(socket, "gethostname", lambda: "vit")
+    monkeypatch.setenv("MY_PASSWORD", "Correct-Horse-Battery")
     for text, shown in {
         "/home/ada/x and /scratch/ada-l/x": "~/x and /scratch/USER/x",
         "s3://key:word@bucket/x, http://me@vit/x": "s3://***@bucket/x, http://***@HOST/x",
@@ -305,6 +309,15 @@ def test_a_text_is_recorded_without_people_and_places(monkeypatch: pytest.Monkey
             "HOST:29500 is gone, python vit.py --model vit-nano"
         ),
         f"Bearer hf_{'a' * 20} AKIA{'A' * 16}": "Bearer *** ***",
+        "/mnt/home/bob/x, '/Users/bob/y'": "/mnt/home/USER/x, '/Users/USER/y'",
+        # Forty digits are a commit, unless they are said to be a key.
+        f"--dataset me/x@{COMMIT} (commit {COMMIT})": f"--dataset me/x@{COMMIT} (commit {COMMIT})",
+        f"WANDB_API_KEY={COMMIT} key: {COMMIT}, bearer {COMMIT}": (
+            "WANDB_API_KEY=*** key: ***, bearer ***"
+        ),
+        f"login(token='{COMMIT}') api_key={COMMIT}": "login(token='***') api_key=***",
+        "the word is Correct-Horse-Battery": "the word is ***",
+        "a token of the tokenizer, keys: input_ids": "a token of the tokenizer, keys: input_ids",
         "hf_hub_download, /models/vit": "hf_hub_download, /models/vit",
     }.items():
         assert redacted(text) == shown
@@ -315,6 +328,21 @@ def test_a_text_is_recorded_without_people_and_places(monkeypatch: pytest.Monkey
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     monkeypatch.setattr(getpass, "getuser", lambda: {}["nobody"])
     assert redacted("localhost:1") == "localhost:1"
+
+
+def test_logs_of_all_ranks_are_redacted_in_place(tmp_path: Path) -> None:
+    settings = parse("vit", ["--tiny", "--run_name", "mine"], {})
+    log = tmp_path / "vit_1_2_x[1]_1.txt"
+    other = log.with_name(f"{log.stem}_rank1.txt")
+    log.write_bytes(b"[gpu7] mine, not determined \xff gpu71\n")
+    with other.open("ab") as still_open:
+        still_open.write(b"/home/bob/x\n")
+        still_open.flush()
+        redact_logs(log, settings, ["gpu6", "gpu7"])
+        still_open.write(b"more\n")
+    assert log.read_bytes() == b"[node 1] ***, not determined \xff gpu71\n"
+    assert other.read_bytes() == b"/home/USER/x\nmore\n"
+    redact_logs(tmp_path / "nothing.txt", settings)
 
 
 def test_settings_are_recorded_without_places() -> None:

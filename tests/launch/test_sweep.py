@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -122,6 +123,11 @@ def test_a_repetition_keeps_the_command_that_measured(tmp_path: Path) -> None:
     assert (folder / "sweep.earlier-1.json").exists()
 
 
+# What a script may print, and what its user has chosen to call things.
+PRIVATE = [
+    "/home/ada-l/data", str(Path.home() / "data"), f"{socket.gethostname()}:29500",
+    "https://ada:hunter2@example.org", "hf_abcdefghijklmnopqrstuvwxyz", "my-secret-plan",
+]  # fmt: skip
 # A vit.py that fails in as many ways as there are seeds; the real one does the rest.
 PLANTED = f"""
 import importlib.util, os, resource, signal, sys, time
@@ -139,6 +145,7 @@ def planted(run):
     from harness.core.settings import UserError
     seed, rank = run.settings.seed, run.world.rank
     print("PROCESS", os.getpid(), "MARK" in os.environ, flush=True)
+    print({" ".join(PRIVATE)!r}, "commit {"c0ffee12" * 5}", flush=True)
     os.environ["MARK"] = "left by a run"
     if os.path.exists("mended"):
         return load_data(run)
@@ -170,7 +177,8 @@ main = real.main
 """
 FAILING = """
 script: vit
-settings: {epochs: 1, train_size: 1200, test_size: 64, setup: 1_2, per_gpu_batch: 600}
+settings: {epochs: 1, train_size: 1200, test_size: 64, setup: 1_2, per_gpu_batch: 600,
+           run_name: my-secret-plan}
 seeds: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 """
 
@@ -253,6 +261,13 @@ def test_failures_are_results_and_the_sweep_goes_on(
     pids = [pid for run in marks for pid, _ in run]
     assert len(marks) == 26 and all(marks) and len(set(pids)) == 26
     assert {left for run in marks for _, left in run} == {"False"}
+    # What they print is as private as a record.
+    assert all("commit " + "c0ffee12" * 5 in text for text in logs)
+    for path in (p for p in out.rglob("*") if p.is_file()):
+        found = [
+            word for word in (*PRIVATE, "hunter2", "ada-l") if word.encode() in path.read_bytes()
+        ]
+        assert found == [], path
     # Each attempt that began has an end; nothing is left behind.
     for folder in find_runs(out):
         rows, broken = read_rows(folder.attempts)

@@ -18,7 +18,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from harness.core.provenance import without_home
+from harness.core.provenance import redacted
 from harness.core.settings import Settings, UserError, share_of
 from harness.core.tasks import task_of
 from harness.train.data import embedded
@@ -94,7 +94,7 @@ def load(settings: Settings) -> Source:
             if any(text is None for data in sets.values() for text in data[column]):
                 raise UserError(f"column {column}: some samples have no text")
     facts = {
-        "dataset": without_home(name),
+        "dataset": redacted(name),
         "input_columns": inputs,
         "label_column": label,
         "classes": len(labels),
