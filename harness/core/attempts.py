@@ -6,11 +6,10 @@ A run that is interrupted and started again is one run: its time is the sum of i
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
@@ -158,7 +157,8 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
     """
     progress = believable("progress", folder.read_progress() or {})
     last = progress if progress.get("attempt") == start.get("attempt") else {}
-    failure = first_failure(folder, start.get("unix") or 0.0, before_unix)
+    since_unix = start.get("unix") or 0.0
+    failure = first_failure(folder, lambda f: since_unix <= f["unix"] < before_unix)
     append_row(
         folder.attempts,
         {
@@ -198,9 +198,9 @@ def only_follows(reason: str) -> bool:
 
 
 def first_failure(
-    folder: RunFolder, since: float, before: float = math.inf
+    folder: RunFolder, is_new: Callable[[FailureRecord], bool]
 ) -> FailureRecord | None:
-    """The failure of the rank that failed first; ranks that follow it fail a moment later.
+    """The new failure of the rank that failed first; ranks that follow it fail a moment later.
 
     Ordered by their messages before their clocks, which differ between machines.
     """
@@ -208,7 +208,7 @@ def first_failure(
     found = [believable("failure", failure) for failure in folder.read_failures()]
     names = FailureRecord.__required_keys__
     whole = [cast(FailureRecord, f) for f in found if all(f.get(n) is not None for n in names)]
-    recent = [failure for failure in whole if since <= failure["unix"] < before]
+    recent = filter(is_new, whole)
     return min(recent, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from harness.core import attempts
 from harness.core.attempts import NO_MEMORY, with_smaller_batch, write_summary
@@ -41,6 +42,33 @@ class State:
         return self.state in FAILURES
 
 
+@dataclass(frozen=True)
+class Began:
+    """The beginning of a run. What its folder holds is of this run if the folder did not hold it
+    then: clocks may be set at any moment. Only where another process began it, its clock counts.
+    """
+
+    unix: float
+    summary: SummaryRecord | None = None  # that the folder held
+    failures: Sequence[Mapping[str, Any]] | None = None  # None: another process began it
+
+    @classmethod
+    def now(cls, folder: RunFolder) -> Self:
+        failures = [believable("failure", failure) for failure in folder.read_failures()]
+        return cls(time.time(), folder.read_summary(), failures)
+
+    def new_summary(self, folder: RunFolder) -> SummaryRecord | None:
+        summary = folder.read_summary()
+        if self.failures is None:
+            return summary if written_since(folder.summary, self.unix) else None
+        return summary if summary != self.summary else None
+
+    def is_new(self, failure: Mapping[str, Any]) -> bool:
+        if self.failures is None:
+            return (failure.get("unix") or 0.0) >= self.unix
+        return bool(failure) and failure not in self.failures
+
+
 def settled(outcome: str | None, rerun: str | None) -> str | None:
     """The outcome of a run that is not to be run (again); None of one that is.
 
@@ -61,30 +89,28 @@ def in_short(row: Mapping[str, object]) -> str:
 
 
 def settle(
-    job: Job, run_exit: Exit, began_unix: float, log: Path, stopped: str | None, oom_kills: int
+    job: Job, run_exit: Exit, began: Began, log: Path, stopped: str | None, oom_kills: int
 ) -> str:
     """Make sure that the run has an outcome in its folder, and return it.
 
     stopped: why this runner ended the run (timeout or interrupted), None if it did not.
     """
     folder = job.folder
-    summary = folder.read_summary() if written_since(folder.summary, began_unix) else None
+    summary = began.new_summary(folder)
     if summary is not None and summary.get("outcome") not in KNOWN:
         summary = None  # damaged: as if there were none
-    outside = _from_outside(run_exit, stopped, oom_kills) or _silent(
-        folder, run_exit, began_unix, log
-    )
+    outside = _from_outside(run_exit, stopped, oom_kills) or _silent(folder, run_exit, began, log)
     # A run's own record counts, unless it only shows the effect of what happened outside.
     if summary and (outside is None or summary["outcome"] not in ("interrupted", "failed")):
-        return _with_cause(job, summary, began_unix)
-    outcome, reason = outside or _from_inside(folder, run_exit, began_unix, log)
+        return _with_cause(job, summary, began)
+    outcome, reason = outside or _from_inside(folder, run_exit, began, log)
     if summary is None and folder.outcome() == FINISHED:
         # Another runner was quicker, or --rerun never started: that record stays.
         return outcome if run_exit.code else FINISHED
     if summary is None and is_measured(folder, wait_s=2):
         return ELSEWHERE  # another runner was quicker, and writes the record
     if summary is None:
-        wall_s = time.time() - began_unix if run_exit.wall_s is None else run_exit.wall_s
+        wall_s = time.time() - began.unix if run_exit.wall_s is None else run_exit.wall_s
         _close_attempt(folder, outcome, reason, wall_s)
         if not folder.settings.is_file():
             folder.write_settings(settings_of(job.settings))
@@ -93,12 +119,12 @@ def settle(
     return outcome
 
 
-def _with_cause(job: Job, summary: SummaryRecord, began_unix: float) -> str:
+def _with_cause(job: Job, summary: SummaryRecord, began: Began) -> str:
     """The outcome that rank 0 recorded, or that of the rank on another disk that caused it."""
     outcome, reason = str(summary["outcome"]), str(summary.get("reason"))
     if outcome != "interrupted" and not attempts.only_follows(reason):
         return outcome
-    first = attempts.first_failure(job.folder, since=began_unix)
+    first = attempts.first_failure(job.folder, began.is_new)
     if first is None or not first["rank"] or attempts.only_follows(first["reason"]):
         return outcome
     if first["reason"] not in reason:
@@ -143,14 +169,11 @@ def _from_outside(run_exit: Exit, stopped: str | None, kills: int) -> tuple[str,
     return None
 
 
-def _silent(
-    folder: RunFolder, run_exit: Exit, began_unix: float, log: Path
-) -> tuple[str, str] | None:
+def _silent(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> tuple[str, str] | None:
     """(outcome, reason) where a rank died without recording why; the others only miss it."""
     for failure in sorted(run_exit.failures, key=lambda failure: failure["unix"]):
         rank, code = failure["rank"], failure["exit_code"]
-        recorded = believable("failure", folder.read_failure(rank) or {})
-        if (recorded.get("unix") or 0.0) >= began_unix:
+        if began.is_new(believable("failure", folder.read_failure(rank) or {})):
             continue
         if code == REFUSED:
             return None
@@ -165,9 +188,9 @@ def _silent(
     return None
 
 
-def _from_inside(folder: RunFolder, run_exit: Exit, began: float, log: Path) -> tuple[str, str]:
+def _from_inside(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> tuple[str, str]:
     """(outcome, reason) of a run that wrote no summary."""
-    first = attempts.first_failure(folder, since=began)
+    first = attempts.first_failure(folder, began.is_new)
     if first is not None:
         rank = f" (rank {first['rank']})" if len(run_exit.failures) > 1 or first["rank"] else ""
         return first["outcome"], first["reason"] + rank

@@ -19,7 +19,7 @@ from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
 from harness.launch.launcher import Exit, Launcher
-from harness.launch.outcome import ELSEWHERE, State, in_short, settled, written_since
+from harness.launch.outcome import ELSEWHERE, Began, State, in_short, settled
 from harness.launch.places import Devices, Machine, Machines, Options, launched
 from harness.launch.plan import Job
 from harness.launch.screen import Screen
@@ -86,7 +86,7 @@ class Running:
     lock: Lock
     devices: Devices
     log: Path
-    began_unix: float
+    began: Began
     oom_kills: int
     stopped: str | None = None  # why it was asked to exit
     stopped_s: float = 0.0
@@ -101,13 +101,15 @@ class Runner(Worker):
     running: list[Running] = field(default_factory=list)
     idle: list[Launcher] = field(default_factory=list)
     stops_obeyed: int = 0
-    began_unix: float = field(default_factory=time.time)
+    earlier: dict[Path, object] = field(default_factory=dict)  # outcomes when this runner began
     checked_s: float = 0.0  # the runs of other runners
     isolation_s: float = -ISOLATION_S  # who else uses the machine
     others: dict[str, object] = field(default_factory=dict)
 
     def work(self) -> None:
         """When this returns or raises, no run is left running."""
+        folders = (state.job.folder for state in self.states)
+        self.earlier = {folder.path: folder.read_summary() for folder in folders}
         try:
             while True:
                 self._collect()
@@ -188,7 +190,7 @@ class Runner(Worker):
         log = _new_log(self.folder / "logs", job, self.hosts)
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         self.running.append(
-            Running(state, launcher, lock, devices, log, time.time(), outcome.oom_kills())
+            Running(state, launcher, lock, devices, log, Began.now(job.folder), outcome.oom_kills())
         )
         launcher.begin(self._request(job, devices, log))
         self.screen.note(f"{self.name_of(state)}: started")
@@ -200,7 +202,7 @@ class Runner(Worker):
             state.state = ELSEWHERE
             return True
         # What another runner has measured meanwhile is not measured again.
-        fresh = written_since(folder.summary, self.began_unix)
+        fresh = folder.read_summary() != self.earlier.get(folder.path)
         known = self.is_settled(state, None if fresh else self.options.rerun)
         state.known = known and not fresh
         return known
@@ -265,9 +267,9 @@ class Runner(Worker):
         took_s = time.monotonic() - state.began_s
         if run_exit.wall_s is None:  # by a clock that nobody sets
             run_exit = replace(run_exit, wall_s=took_s)
-        # The clock may have been set back meanwhile: what the run has written is its own still.
-        began_unix = min(running.began_unix, time.time() - took_s)
-        state.state = outcome.settle(job, run_exit, began_unix, running.log, running.stopped, kills)
+        state.state = outcome.settle(
+            job, run_exit, running.began, running.log, running.stopped, kills
+        )
         state.took_s = took_s if state.state != ELSEWHERE else None
         self.running.remove(running)
         running.lock.release()

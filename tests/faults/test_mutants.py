@@ -213,7 +213,7 @@ def test_what_a_resumed_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 state = outcome.settle(
                     job,
                     Exit(1, failures),
-                    0.0,
+                    outcome.Began(0.0),
                     tmp_path / "log",
                     chance.choice([None, "timeout"]),
                     0,

@@ -5,7 +5,8 @@ What holds, however a history goes:
 1. Every run ends as finished once faults have ended and the same command was given again.
 2. Its rows are those of its epochs, each once, in order, with their values.
 3. After every runner each record is believed by the readers, or the run has no outcome yet.
-4. What a runner says of a run is what the record says.
+4. What a runner says of a run, outcome and reason, is what the record says, unless somebody else
+   has gone on with the run meanwhile.
 5. A checkpoint that was written is where the next attempt goes on.
 6. No run is trained by two at once, and no finished one again.
 7. No duration is negative, or longer than all that happened, whatever the clock was set to.
@@ -59,15 +60,19 @@ def history(seed: int, jobs: list[Job], folder: Path, patch: pytest.MonkeyPatch)
     try:
         for _ in range(MOST_RUNNERS):
             world.log.append(f"{world.passed_s:.1f} s: a runner begins")
-            world.set_s += 24 * ONE_HOUR_S  # the same command is given again the next day
+            # The same command is given again the next day, or with the clock set back.
+            world.set_s += world.draw.choice([24, 0, -1, -24]) * ONE_HOUR_S
             states = world.work(Options(isolation="off", rerun="failed"))
             for state in states:
                 run = state.job.folder
                 if run.settings.exists():
                     check_record(run, world.passed_s)
-                if state.state in KNOWN:
+                if state.state in KNOWN and run.path in world.touched:
                     # Somebody else may have gone on with it since.
                     assert run.outcome() in (state.state, FINISHED, None)
+                elif state.state in KNOWN:
+                    summary = run.read_summary() or {}
+                    assert (state.state, state.reason) == (summary["outcome"], summary["reason"])
                 if run.outcome() == FINISHED:
                     before = finished.setdefault(run.path, world.begun[run.path])
                     assert world.begun[run.path] == before, "a finished run was trained again"

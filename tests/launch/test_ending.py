@@ -11,7 +11,7 @@ import pytest
 from harness.core.locks import Lock
 from harness.core.records import read_json, write_json
 from harness.launch.launcher import Exit
-from harness.launch.outcome import ELSEWHERE, State, settle
+from harness.launch.outcome import ELSEWHERE, Began, State, settle
 from harness.launch.places import Local, Machine, Options
 from harness.launch.plan import Job
 from harness.launch.runner import Runner
@@ -25,7 +25,7 @@ def job(tmp_path: Path) -> Job:
 
 def settled(job: Job, ending: Exit, stopped: str | None = None) -> str:
     log = Path(job.settings.output_dir) / "log.txt"
-    return settle(job, ending, time.time() - 1, log, stopped, oom_kills=0)
+    return settle(job, ending, Began(time.time() - 1), log, stopped, oom_kills=0)
 
 
 def test_what_another_process_measures_is_its_to_record(job: Job) -> None:
@@ -69,3 +69,32 @@ def test_a_runner_waits_for_a_run_that_a_person_started(job: Job, tmp_path: Path
     assert state.state == ELSEWHERE and not runner.running
     # Its claim is free again: another runner may look, too.
     assert Lock(job.folder.lock("claim")).take()
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_the_clock_does_not_say_which_outcome_is_new(
+    job: Job, by_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier run has left is not taken for that of this one, and what is new is."""
+    row = {"rank": 0, "outcome": "oom", "reason": "earlier", "unix": time.time()}
+    write_json(job.folder.failure(0), row)
+    write_json(job.folder.summary, {"outcome": "oom", "reason": "earlier"})
+    runner = Runner(
+        [state := State(job)], Options(rerun="failed"), Path(), Watcher(), Local(Options()),
+        Machine((), (0,)),
+    )  # fmt: skip
+    runner.stops = runner.stops_obeyed = 1
+    now_unix = time.time() + by_s
+    monkeypatch.setattr(time, "time", lambda: now_unix)
+    runner.work()
+    assert not runner._needs_no_start(state)
+    began, log = Began.now(job.folder), Path("none")
+    now_unix += by_s
+    assert settle(job, Exit(3), began, log, None, oom_kills=0) == "failed"
+    assert (read_json(job.folder.summary) or {})["reason"] == "exit code 3"
+    # Another runner has measured it meanwhile.
+    assert runner._needs_no_start(state) and state.state == "failed"
+    began = Began.now(job.folder)
+    write_json(job.folder.failure(0), row | {"reason": "now"})
+    assert settle(job, Exit(1), began, log, None, oom_kills=0) == "oom"
+    assert (read_json(job.folder.summary) or {})["reason"].startswith("now")

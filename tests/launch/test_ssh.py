@@ -19,7 +19,7 @@ from harness.core.provenance import ROOT, redacted_command, without_home
 from harness.core.records import RunFolder, read_json, write_json
 from harness.core.settings import UserError
 from harness.launch.launcher import Exit
-from harness.launch.outcome import settle
+from harness.launch.outcome import Began, settle
 from harness.launch.places import Options
 from harness.launch.plan import Job
 from harness.launch.ssh import Host, Remote
@@ -393,7 +393,7 @@ def test_the_rank_that_failed_wins_over_the_one_that_missed_it(tmp_path: Path) -
                 job.folder.failure(rank),
                 {"rank": rank, "outcome": "oom", "reason": reason, "unix": now - rank},
             )
-        settle(job, Exit(1), now - 5, tmp_path / "log", None, oom_kills=0)
+        settle(job, Exit(1), Began(now - 5), tmp_path / "log", None, oom_kills=0)
         return read_json(job.folder.summary) or {}
 
     follows = {"outcome": "failed", "reason": "RuntimeError: Connection reset by peer [10.0.0.1]:1"}

@@ -202,6 +202,7 @@ class SimulatedWorld:
         self.passed_s, self.set_s = 0.0, 0.0  # since the beginning; by which the clock was set
         self.agents: list[SimulatedAgent] = []
         self.others: list[Training] = []  # by other people
+        self.touched: set[Path] = set()  # what they have trained
         self.begun: Counter[Path] = Counter()  # trainings, by folder
         self.saved: Counter[Path] = Counter()  # updates of the last checkpoint
         self.plan = sorted(
@@ -250,6 +251,7 @@ class SimulatedWorld:
             raise RunnerKilled
         elif fault == "another":
             other = Training(self, self.draw.choice(self.jobs))
+            self.touched.add(other.folder.path)
             self.others.append(other)
         for agent in busy[:1]:
             self._harm(agent, fault)
@@ -278,9 +280,7 @@ class SimulatedWorld:
         states = [State(job) for job in self.jobs]
         machine = Machine((), (0, 1))
         place = SimulatedPlace(options, machine)
-        self.runner = Runner(
-            states, options, self.folder, Watcher(), place, machine, began_unix=time.time()
-        )
+        self.runner = Runner(states, options, self.folder, Watcher(), place, machine)
         try:
             self.runner.work()
         except RunnerKilled:

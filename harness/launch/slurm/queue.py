@@ -248,7 +248,8 @@ class Queue(Worker):
             if self.submitted.settled(entry):
                 state.state = job.folder.outcome() or WAITING
             else:
-                state.state = outcome.settle(job, run_exit, entry.unix, log, stopped, oom_kills=0)
+                began = outcome.Began(entry.unix)
+                state.state = outcome.settle(job, run_exit, began, log, stopped, oom_kills=0)
                 self.submitted.settle(entry, state.state)
         finally:
             claim.release()
