@@ -194,8 +194,29 @@ def mean_with_interval(
     return stats.mean, low, high
 
 
+INTERVAL = "_interval"  # of lines that are no entry of a legend
+CUT = "an arrow: the interval goes on beyond the axis"
+
+
 def interval(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style) -> None:
-    axes.plot(x, y, color=style.colour, linewidth=1.2, zorder=2)
+    axes.plot(x, y, color=style.colour, linewidth=1.2, zorder=2, label=INTERVAL)
+
+
+def mark_cut_intervals(drawn: Drawn, axes: Axes) -> None:
+    """An arrow at the edge where an upright interval goes on beyond it; after the axis is set."""
+    (low, high), across = axes.get_ylim(), axes.get_xaxis_transform()
+    for bar in [bar for bar in axes.lines if bar.get_label() == INTERVAL]:
+        x, ends = [float(bar.get_xdata()[0])], [*map(float, bar.get_ydata())]  # type: ignore[index,arg-type]
+        for cut, edge, marker in ((max(ends) > high, 1, "^"), (min(ends) < low, 0, "v")):
+            if cut:
+                axes.plot(x, [edge], color=bar.get_color(), marker=marker, markersize=4,
+                          transform=across, clip_on=False)  # fmt: skip
+                drawn.notes += [] if CUT in drawn.notes else [CUT]
+
+
+def aside(number: int, count: int) -> float:
+    """Factor that puts lines with a common place beside each other, the first on the left."""
+    return math.pow(1.04, number - (count - 1) / 2)
 
 
 def line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, **more: Any) -> None:
@@ -220,13 +241,17 @@ def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
 def fitted(
     axes: Axes, values: Iterable[float], bars: Iterable[float] = (), share: bool = False
 ) -> None:
-    """Fit the vertical axis to the values; long bars at most double what is shown."""
+    """Fit the vertical axis to the values; long bars at most double what is shown.
+
+    share: from 0 to 1, and so are the bars, which are then shown whole.
+    """
     known = [v for v in values if math.isfinite(v)]
     low, high = min(known), max(known)
     room = (high - low) or abs(high) * 0.1 or 1.0
     ends = [b for b in bars if math.isfinite(b)]
-    bottom = max(low - room, min([low, *ends])) - 0.08 * room
-    top = min(high + room, max([high, *ends])) + 0.08 * room
+    most = 1.0 if share else room
+    bottom = max(low - most, min([low, *ends])) - 0.08 * room
+    top = min(high + most, max([high, *ends])) + 0.08 * room
     # A share ends at one, with room for a marker.
     axes.set_ylim(max(bottom, 0) if low >= 0 else bottom, min(top, 1.03) if share else top)
 

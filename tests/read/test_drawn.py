@@ -12,8 +12,10 @@ import pytest
 from matplotlib.colors import to_hex
 
 from harness.read.drawing import (
+    CUT,
     DARK,
     FAILED,
+    INTERVAL,
     MOST_LINES,
     Drawn,
     NothingToDraw,
@@ -195,7 +197,7 @@ def test_set_ups_with_as_many_devices_are_told_apart(plan: Plan) -> None:
         values = [tuple(map(float, np.asarray(line))) for line in drawn_lines]
         assert any(len(line) == 2 and line[-1] == best for line in values)
         assert any(other in line for line in values) and (best, other) not in values
-    assert set(texts(draw("throughput", found))) == {"1_4", "2_2", "oom", "ideal"}
+    assert set(texts(draw("throughput", found))) == {"1_4", "2_2", "oom"}
     assert failed_at(draw("throughput", found)) == [4.0]
 
 
@@ -213,7 +215,7 @@ def test_machines_are_lines_of_their_own(plan: Plan) -> None:
     drawn = draw("throughput", measured(plan))
     (legend,) = drawn.figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["batch per GPU 4, a-cpux2", "batch per GPU 4, b-cpux8"]
+    assert names[:2] == ["batch per GPU 4, a-cpux2", "batch per GPU 4, b-cpux8"]
     means = {y for line in drawn.figure.axes[0].lines for y in np.asarray(line.get_ydata())}
     assert 500.0 not in means  # which would be the mean over both
 
@@ -274,6 +276,63 @@ def test_the_frontier_is_what_nothing_else_beats(plan: Plan) -> None:
         assert [*np.asarray(step.get_ydata())] == [0.6, 0.8, 0.9]
         assert texts(drawn, panel) == ["1", "2", "3"]
     assert any("failed runs have no place here: 1_1 b256 (oom)" in note for note in drawn.notes)
+
+
+def test_intervals_are_whole_or_say_that_they_go_on(plan: Plan) -> None:
+    """A share has no interval beyond 1; a long one of efficiency ends with an arrow."""
+    for seed, last in ((1, 0.1), (2, 0.9), (3, 1.0)):
+        plan.run(seed=seed, epochs=epochs(0.5, last))
+    (axes,) = draw("accuracy", measured(plan)).figure.axes
+    edges = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
+    low, high = axes.get_ylim()
+    assert low <= edges.min() >= 0 and edges.max() == 1 <= high
+    for setup, devices, rates in (("1_1", 1, (100, 100)), ("1_2", 2, (50, 300))):
+        for seed, rate in enumerate(rates):
+            plan.run(setup, 16, seed, devices, train_samples_per_s=rate)
+    drawn = draw("efficiency", measured(plan))
+    arrows = [line for line in drawn.figure.axes[0].lines if line.get_marker() in "^v"]
+    assert [list(np.asarray(a.get_ydata())) for a in arrows if not a.get_clip_on()] == [[1]]
+    assert CUT in drawn.notes
+
+
+def test_lines_with_a_common_place_stand_beside_each_other(plan: Plan) -> None:
+    for batch in (4, 16):
+        for setup, devices in (("1_1", 1), ("1_2", 2)):
+            for seed, rate in ((1, 90), (2, 110)):
+                plan.run(setup, batch, seed, devices, train_samples_per_s=rate)
+    for name in ("throughput", "efficiency"):
+        lines = draw(name, measured(plan)).figure.axes[0].lines
+        at = [float(np.asarray(x.get_xdata())[0]) for x in lines if x.get_label() == INTERVAL]
+        assert len(at) == len({*at}) == 4
+
+
+def test_counts_of_misses_cover_no_run(plan: Plan) -> None:
+    for batch, first in ((4, 0.9), (16, 0.5), (64, 0.5)):
+        for seed, last in ((1, 0.9), (2, 0.6)):
+            seconds = {4: 1.0, 16: 30.0, 64: 300.0}[batch]
+            rows = epochs(first, last)
+            for row in rows:
+                row["epoch_time_s"] = seconds
+            plan.run("1_1", batch, seed, epochs=rows)
+    drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
+    drawn.figure.canvas.draw()
+    (axes,) = drawn.figure.axes
+    left = min(text.get_window_extent().x0 for text in axes.texts)
+    runs = [axes.transData.transform(point)[0] for point in points(drawn)]
+    assert len(runs) >= 3 and max(runs) < left
+
+
+def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
+    for link, seconds in (("1ms", 10.0), ("80ms", 90.0)):
+        for batch, factor in ((4, 2.0), (16, 1.0)):
+            plan.run("2_1", batch, label={"link": link}, train_time_s=factor * seconds)
+    axes = ["setup", "per_gpu_batch", "link"]
+    drawn = draw("frontier", measured(plan, axes=axes))
+    assert [place.get_title() for place in drawn.figure.axes] == ["1ms", "80ms"]
+    assert [sorted(x for x, _ in points(drawn, n)) for n in (0, 1)] == [[10, 20], [90, 180]]
+    plan.content["runs"] = plan.content["runs"][::2]
+    with pytest.raises(NothingToDraw, match="no two groups have the same script, model, dataset"):
+        draw("frontier", measured(plan, axes=axes))
 
 
 def timed(**more: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from harness.core.records import FAILURES
@@ -96,29 +97,37 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
     values: list[float] = []
     bars: list[float] = []
     last = []
+    shown = [v for _, groups in panel.lines for g in groups for r in g.runs
+             for v in _curve(r, metric).values()]  # fmt: skip
+    share = bool(shown) and 0 <= min(shown) <= max(shown) <= 1 and not metric.endswith("loss")
     for name, groups in panel.lines:
         for group in groups:
             curves = [(run, c) for run in group.runs if (c := _curve(run, metric))]
             if not curves:
                 continue
             values += [value for _, curve in curves for value in curve.values()]
-            bars += _mean(axes, [c for _, c in curves], styles[name])
+            bars += _mean(axes, [c for _, c in curves], styles[name], share)
             _runs(drawn, axes, curves, name, styles[name])
             ends = [curve[max(curve)] for _, curve in curves]
             last.append(f"{name or 'all runs'} {kit.numbers_of(ends)}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if not values:
         return ""
-    kit.fitted(axes, values, bars, share=max(values) <= 1 and not metric.endswith("loss"))
+    kit.fitted(axes, values, bars, share)
     return f"{panel.title}, {_title(metric)} at the end: {kit.listed(last)}."
 
 
-def _mean(axes: Axes, curves: list[Curve], style: Style) -> list[float]:
-    """The mean over the runs that have an epoch, and its 95 % interval as a band."""
+def _mean(axes: Axes, curves: list[Curve], style: Style, share: bool) -> list[float]:
+    """The mean over the runs that have an epoch, and its 95 % interval as a band.
+
+    share: no mean of the measure is below 0 or above 1, whatever Student's t says.
+    """
     epochs = sorted({epoch for curve in curves for epoch in curve})
     spreads = [spread([curve[e] for curve in curves if e in curve]) for e in epochs]
     means = [float(s.mean or 0.0) for s in spreads]
     lows, highs = map(list, zip(*(s.ends for s in spreads), strict=True))
+    if share:
+        lows, highs = [max(low, 0.0) for low in lows], [min(high, 1.0) for high in highs]
     kit.line(axes, epochs, means, style, marker=style.marker, markersize=4, zorder=3)
     if lows != means:
         axes.fill_between(epochs, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
@@ -173,7 +182,7 @@ def _against(
     for panel_axes, panel in zip(axes, arranged, strict=True):
         texts.append(_lines(drawn, panel_axes, panel, of_lines, measure, place, ideal))
         kit.describe(panel_axes, panel.title, x, y if panel_axes is axes[0] else "")
-    kit.legend(figure, of_lines)
+    kit.legend(figure, of_lines, [IDEAL] if ideal else [])
     drawn.alt = f"{y} over {x}, means. " + kit.listed(texts, " ")
     return drawn
 
@@ -185,12 +194,13 @@ def _lines(
     values: list[float] = []
     bars: list[float] = []
     texts, failed = [], []
-    for name, groups in in_order(panel.lines, place):
+    for number, (name, groups) in enumerate(in_order(panel.lines, place)):
+        aside = kit.aside(number, len(panel.lines))
         points: list[Point] = []
         for group in groups:
             failed += [(place(group), what) for what in failures(group)]
             texts += [f"{name or 'all'} at {place(group):g} {what}" for what in failures(group)]
-            point = draw_group(drawn, axes, place(group), group, measure, name, styles[name])
+            point = draw_group(drawn, axes, place(group), group, measure, name, styles[name], aside)
             if point is not None:
                 points.append(point)
         values += [value for point in points for value in point.values]
@@ -199,24 +209,27 @@ def _lines(
         means = [(point.x, point.mean) for point in points]
         best = _best(means) if ideal else dict(means)
         if ideal and len(best) > 1:
-            bars.append(_ideal(axes, points, styles[name]))
-        kit.line(axes, [*best], [*best.values()], styles[name])
+            bars.append(_ideal(axes, points, styles[name], aside))
+        kit.line(axes, [aside * x for x in best], [*best.values()], styles[name])
     _same_place(axes, panel, place, measure)
     kit.doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
     if values:
         kit.fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars)
         axes.set_ylim(bottom=0)
     kit.crosses(axes, failed)
+    kit.mark_cut_intervals(drawn, axes)
     return f"{panel.title}: {kit.listed(texts)}."
 
 
-def _ideal(axes: Axes, points: Sequence[Point], style: Style) -> float:
+IDEAL = Line2D([], [], color=kit.FAINT, linestyle=":", label="in proportion to the devices")
+
+
+def _ideal(axes: Axes, points: Sequence[Point], style: Style, aside: float) -> float:
     """From the first point in proportion to the devices; the height of its end."""
     first, last = points[0], points[-1].x
     end = first.mean * last / first.x
     dotted = style._replace(dash=":")
-    kit.line(axes, [first.x, last], [first.mean, end], dotted, alpha=0.8)
-    kit.small_text(axes, "ideal", (last, end), (-4, 2), ha="right", va="bottom")
+    kit.line(axes, [aside * first.x, aside * last], [first.mean, end], dotted, alpha=0.8)
     return end
 
 
@@ -247,17 +260,20 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     drawn, texts, kinds = Drawn(figure, notes=notes), [], set[str]()
     for place, panel in zip(axes, arranged, strict=True):
         values, reached = [1.0], []
-        for name, line_groups in in_order(panel.lines, _devices):
+        for number, (name, line_groups) in enumerate(in_order(panel.lines, _devices)):
+            aside = kit.aside(number, len(panel.lines))
             points = _efficiencies(line_groups)
             if len(points) < 2:
                 continue
             kinds |= {kind for *_, kind in points[1:]}
             style = of_lines[name]
             best = _best([(at, value) for at, value, *_ in points])
-            kit.line(place, [*best], [*best.values()], style)
+            kit.line(place, [aside * at for at in best], [*best.values()], style)
             for at, value, low, high, _ in points:
-                kit.interval(place, [at, at], [low, high], style)
-                place.plot([at], [value], color=style.colour, marker=style.marker, markersize=6)
+                kit.interval(place, [aside * at] * 2, [low, high], style)
+                place.plot(
+                    [aside * at], [value], color=style.colour, marker=style.marker, markersize=6
+                )
             values += best.values()
             reached += [f"{name or 'all'} {value:.2f} on {at:g}" for at, value, *_ in points[1:]]
         place.axhline(1.0, color=kit.FAINT, linestyle=":", linewidth=1.4)
@@ -265,6 +281,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
                    xycoords=place.get_yaxis_transform())  # fmt: skip
         kit.doubling_axis(place, {_devices(g) for _, groups in panel.lines for g in groups})
         place.set_ylim(0, 1.1 * max(values))  # long intervals are cut, not the lines made flat
+        kit.mark_cut_intervals(drawn, place)
         kit.describe(
             place, panel.title, "devices", "scaling efficiency" if place is axes[0] else ""
         )

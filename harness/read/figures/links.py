@@ -29,7 +29,6 @@ MISS_ROW = 0.085  # of a panel's height: a line of small text
 PANEL_HEIGHT = 2.1  # inches
 # Measure -> its name, as the panels of strategies show it: what one waits for comes first.
 TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}
-APART = 1.06  # strategies at the same delay stand side by side, this factor from one to the next
 
 
 def _linked(sweep: SweepResults) -> list[Group]:
@@ -196,7 +195,7 @@ def _times(
     for number, (name, style) in enumerate(styles.items()):
         mine = sorted((c for c in cells if c.strategy == name), key=lambda c: c.delay)
         mine = [cell for cell in mine if cell.times(measure)]
-        aside = APART ** (number - (len(styles) - 1) / 2)
+        aside = kit.aside(number, len(styles))
         points = [(c.delay, run, t) for c in mine for run in c.group.measured(measure)
                   if math.isfinite(t := run.measures.get(measure, math.inf))]  # fmt: skip
         tips = [f"{name}, {delay:g} ms, {run_name(run)}: {t:,.4g} s" for delay, run, t in points]

@@ -210,16 +210,20 @@ class Point(NamedTuple):
 
 
 def draw_group(
-    drawn: Drawn, axes: Axes, x: float, group: Group, measure: str, line: str, style: Style
-) -> Point | None:
-    """Each run as a point, their mean with its interval; None where no run has the measure."""
+    drawn: Drawn, axes: Axes, x: float, group: Group, measure: str, line: str, style: Style,
+    aside: float = 1.0,
+) -> Point | None:  # fmt: skip
+    """Each run as a point, their mean with its interval; None where no run has the measure.
+
+    aside: factor from x to where it is drawn.
+    """
     runs = [run for run in group.finished if measure in run.measures]
     if not runs:
         return None
     values = [run.measures[measure] for run in runs]
     tips = [f"{line}, {x:g}, {run_name(r)}: {r.measures[measure]:,.4g}" for r in runs]
-    kit.run_points(drawn, axes, [x] * len(values), values, style, tips)
+    kit.run_points(drawn, axes, [aside * x] * len(values), values, style, tips)
     rate = is_rate(measure)
-    mean, low, high = kit.mean_with_interval(axes, x, values, style, rate)
+    mean, low, high = kit.mean_with_interval(axes, aside * x, values, style, rate)
     text = f"{line or 'all'} at {x:g} {kit.numbers_of(values, rate)}"
     return Point(x, mean, low, high, values, text)

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,15 @@ from harness.read.explain.time_breakdown import (
     mean_breakdown,
     time_breakdown,
 )
-from harness.read.figures.panels import Styles, failed_groups, failures, left_out, run_name
+from harness.read.figures.panels import (
+    MACHINE,
+    Styles,
+    axis_text,
+    failed_groups,
+    failures,
+    left_out,
+    run_name,
+)
 from harness.read.labels import duration
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, telemetry_of
@@ -113,12 +122,14 @@ def _block(
     kit.named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
     known = [t for _, times in rows for _, t in times]
     finite = [t for t in known if math.isfinite(t)]
-    has_text = len(finite) < len(known) or any(failures(group) for group, _ in rows)
+    longest = max(len(text.get_text()) for text in axes.texts) if axes.texts else 0
+    free = 1 - min(0.03 + 0.016 * longest, 0.6)  # of the width, left of the counts
+    low, high = min(finite) / 1.2, max(finite) * 1.05
     if max(finite) > 8 * min(finite):
         kit.log_axis(axes, "x")
-        axes.set_xlim(min(finite) / 1.2, max(finite) * (3 if has_text else 1.2))
+        axes.set_xlim(low, low * (high / low) ** (1 / free))
     else:
-        axes.set_xlim(0, max(finite) * (1.4 if has_text else 1.1))
+        axes.set_xlim(0, high / free)
     kit.describe(axes, x=f"training time to {target.short} (s)")
     return f"To {target}: {kit.listed(texts)}."
 
@@ -155,21 +166,26 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     if not costs:
         raise NothingToDraw("no finished run has accuracy and a time")
     values, of_values = styles.of_groups(sweep, groups)
-    scripts = [*dict.fromkeys(map(_script, groups))]
-    shown = [(*cost, script) for cost in costs for script in scripts]
-    figure, axes = kit.panels(len(shown), 4.0 if len(scripts) == 1 else 3.2, len(scripts))
-    drawn, texts = Drawn(figure), []
-    for place, (measure, title, unit, script) in zip(axes, shown, strict=True):
+    given = Counter(map(partial(_given, sweep), groups))
+    cases = [case for case, number in given.items() if number > 1]
+    if not cases:
+        raise NothingToDraw(f"no two groups have the same {', '.join(GIVEN)}: nothing to choose")
+    drawn_cases = cases[: kit.MOST_PANELS // len(costs)]
+    wide = kit.panels_per_row(len(drawn_cases))
+    shown = [(*cost, case) for cost in costs for case in drawn_cases]
+    figure, axes = kit.panels(len(shown), 4.0 if len(cases) == 1 else 3.2, wide)
+    drawn, texts = Drawn(figure, notes=left_out(len(cases) - len(drawn_cases), "panels")), []
+    for number, (place, (measure, title, unit, case)) in enumerate(zip(axes, shown, strict=True)):
         points = [
             _point(drawn, place, sweep, group, (measure, unit), of_values[value])
             for group, value in zip(groups, values, strict=True)
-            if _script(group) == script and group.values(measure)
+            if _given(sweep, group) == case and group.values(measure)
         ]
         if not points:
             place.set_visible(False)
             continue
-        texts.append(_best(place, sweep, points, ", ".join(filter(None, [script, title]))))
-        kit.describe(place, script, title, "final accuracy" if script == scripts[0] else "")
+        texts.append(_best(place, sweep, points, ", ".join(filter(None, [case, title]))))
+        kit.describe(place, case, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             kit.log_axis(place, "x")
     kit.legend(figure, of_values)
@@ -178,6 +194,16 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     drawn.notes.append("numbered: no other is both better and cheaper. " + " ".join(texts))
     drawn.alt = "Final accuracy against its cost, means; best for their price: " + " ".join(texts)
     return drawn
+
+
+# What is given, and what nobody chooses by time or accuracy.
+GIVEN = ("script", "model", "dataset", "train_size", "link", MACHINE)
+
+
+def _given(sweep: SweepResults, group: Group) -> str:
+    varied = {*sweep.axes, *([MACHINE] if len(sweep.machines) > 1 else [])}
+    texts = (axis_text(group, a) for a in GIVEN if a in varied or a == "script")
+    return ", ".join(filter(None, texts))
 
 
 def _point(
@@ -208,7 +234,9 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
               linewidth=1.2, linestyle="--", zorder=1)  # fmt: skip
     texts = []
     for number, (group, cost, quality) in enumerate(best, 1):
-        kit.small_text(axes, str(number), (cost, quality), (-5, 6), ha="right", va="bottom",
+        # By turns above on the left and below on the right, where the line does not pass.
+        shift, ha, va = ((-5, 6), "right", "bottom") if number % 2 else ((5, -6), "left", "top")
+        kit.small_text(axes, str(number), (cost, quality), shift, ha=ha, va=va,
                    fontsize=9, weight="bold")  # fmt: skip
         texts.append(f"{number} {sweep.short_name_of(group)} ({quality:.4f} at {cost:,.4g})")
     return f"{title}: {'; '.join(texts)}."
