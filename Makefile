@@ -1,4 +1,5 @@
-# make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data
+# make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data;
+#             TORCH=cpu, cu126 or cu130 takes that build of torch (without an NVIDIA GPU: cpu)
 # make test   set up, then run all tests
 # make faults   all trials with damaged files and planted faults, of which make test runs some
 # make test-gpu   test the code for GPUs on a stand-in whose kernels the CPU computes (5 GB, network)
@@ -12,6 +13,8 @@ DEMO := outputs/demo
 
 demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
+	@$(BIN)/python -m harness report $(DEMO) >/dev/null
+	@echo "open $(DEMO)/report/report.html: its first sentence says what was found"
 
 test: .venv/ready-dev lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
@@ -42,21 +45,34 @@ lint: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Builds of torch have an index of their own; where it has none that fits, pip takes what it finds.
+BUILD := $(or $(TORCH),$(if $(shell command -v nvidia-smi),,cpu))
+# Without a TORCH of its own a later call keeps the build that is there.
+STAMP := $(or $(TORCH:%=.venv/torch-%),$(firstword $(wildcard .venv/torch-*)),.venv/torch-$(or $(BUILD),pip))
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+VERSION_OF_TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
+
 # Modules are compiled afterwards on all cores; pip would use one.
 define install
-$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -r $(1)
+$(PIP) --no-compile -c constraints.txt -e '.[$(1)]'
 $(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null || true
 touch $@
 endef
 
 # The stamps are newer than the requirements once everything is installed: a second call skips it.
-.venv/ready: requirements.txt | check-python
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	$(call install,$<)
+.venv/ready: pyproject.toml constraints.txt $(STAMP)
+	$(call install,trackers)
 
-.venv/ready-dev .venv/ready-notebook: .venv/ready-%: requirements-%.txt .venv/ready
-	$(call install,$<)
+.venv/ready-dev .venv/ready-notebook: .venv/ready-%: .venv/ready
+	$(call install,$*)
+
+$(STAMP): | check-python
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@rm -f .venv/torch-*
+	@test -z "$(BUILD)" || $(PIP) --no-compile --no-deps --force-reinstall --retries 1 --timeout 20 \
+	  --index-url https://download.pytorch.org/whl/$(BUILD) torch==$(VERSION_OF_TORCH) 2>/dev/null || \
+	  echo "no $(BUILD) build of torch was found: pip takes the one that it finds"
+	@touch $@
 
 check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,6 +1,6 @@
-"""The licence of every package that the requirements files install, with all that those need.
+"""The licence of every package of constraints.txt, with all that those need.
 
-python .ci/licences.py [requirements.txt ...]     known weaknesses: pip-audit -r requirements.txt
+python .ci/licences.py [FILE ...]     known weaknesses: pip-audit -r constraints.txt
 """
 
 import re
@@ -32,7 +32,7 @@ def main(files: list[str]) -> None:
         try:
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # of another system, or of a requirements file that is not installed
+            continue  # of another system, or of an extra that is not installed
         left |= named(found.requires or []) - seen
     for name in sorted(seen):
         try:
@@ -44,4 +44,4 @@ def main(files: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["requirements.txt"])
+    main(sys.argv[1:] or ["constraints.txt"])

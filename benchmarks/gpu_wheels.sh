@@ -18,7 +18,7 @@ PYTHON=${PYTHON:-.venv/bin/python}
 PACKAGES=("$@")
 ((${#PACKAGES[@]})) || PACKAGES=(transformers accelerate datasets evaluate dill multiprocess tokenizers
   huggingface_hub xxhash nvidia-ml-py rich scikit-learn)
-# As they are installed here, so that the versions fit each other and requirements.txt.
+# As they are installed here, so that the versions fit each other and constraints.txt.
 mapfile -t PINNED < <("$PYTHON" -c 'import sys
 from importlib.metadata import version
 for name in sys.argv[1:]: print(f"{name}=={version(name)}")' "${PACKAGES[@]}")

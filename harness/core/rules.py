@@ -199,7 +199,7 @@ COMPRESSING = ", ".join(
     if strategy.compress
 )
 SENDING_DIRECTLY = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.direct)
-INSTALL = "pip install -r requirements-hivemind.txt"
+INSTALL = "pip install hivemind==1.1.12"
 # As libp2p writes the address of a peer.
 PEER_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
 # Optimizers whose state can be made before the first step, as peers need it to exchange it.

@@ -29,6 +29,7 @@ from harness.core.provenance import (
     nvidia_driver,
     without_home,
 )
+from harness.core.rules import INSTALL
 from harness.core.settings import UserError
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.places import disturbance, others, this_machine
@@ -203,5 +204,4 @@ def _tool(name: str, needed_for: str, advice: str) -> Check:
 def _hivemind() -> Check:
     if importlib.util.find_spec("hivemind") is not None:
         return Check("hivemind", OK, "installed")
-    install = "pip install -r requirements-hivemind.txt"
-    return Check("hivemind", LIMITED, "not installed; --strategy hivemind needs it", install)
+    return Check("hivemind", LIMITED, "not installed; --strategy hivemind needs it", INSTALL)

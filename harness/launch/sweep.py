@@ -6,6 +6,7 @@ import argparse
 import difflib
 import fnmatch
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -348,6 +349,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
         left = sum(state.state in to_go for state in chosen)
         print(f"stopped, {runs(left)} to go: the same command continues", file=sys.stderr)
         return 128 + signals[0]
+    print(shlex.join(["next:", "python", "-m", "harness", "report", place.options.output_dir]))
     return 1 if any(state.failed for state in chosen) else 0
 
 

@@ -307,7 +307,7 @@ def test_wheels_for_another_machine_have_the_versions_of_this_one(tmp_path: Path
     assert done.returncode == 0, done.stderr
     words = asked.read_text()
     assert "--no-deps" in words and "--python-version 3.12" in words and " torch==" not in words
-    for line in (Path(__file__).parents[2] / "requirements.txt").read_text().splitlines():
+    for line in (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines():
         if line.startswith(("transformers", "datasets", "evaluate")):
             assert line.split()[0] in words
 

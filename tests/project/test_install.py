@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -92,10 +93,11 @@ def test_what_the_package_does_not_have() -> None:
 
 def test_what_is_tested_lies_in_the_ranges_of_the_package(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    pins = dict(re.findall(r"^([\w-]+)==(\S+)", (root / "requirements.txt").read_text(), re.M))
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)", (root / "constraints.txt").read_text(), re.M))
     extras = project["optional-dependencies"]
     ranges = dict(re.match(r"([\w-]+)(.*)", each).groups() for each in  # type: ignore[union-attr]
-                  [*project["dependencies"], *extras["trackers"]])  # fmt: skip
+                  [*project["dependencies"], *(each for extra in extras.values() for each in extra
+                   if project["name"] not in each)])  # fmt: skip
     assert ranges.keys() == pins.keys()
     from packaging.specifiers import SpecifierSet
 
@@ -104,8 +106,38 @@ def test_what_is_tested_lies_in_the_ranges_of_the_package(root: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("torch", ["", "cpu", "cu126", "cu130"])
+def test_make_takes_the_build_of_torch_that_fits(root: Path, tmp_path: Path, torch: str) -> None:
+    """Without an NVIDIA driver the CPU's; the demo ends with the page to open."""
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        shutil.copy(root / name, tmp_path)
+
+    def plan(*chosen: str) -> str:
+        (tmp_path / "bin").mkdir(exist_ok=True)  # no nvidia-smi here
+        for tool in ("sed", "sh", "python3"):
+            if not (tmp_path / "bin" / tool).exists():
+                (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+        command = [str(shutil.which("make")), "-n", "demo", *chosen]
+        done = subprocess.run(command, cwd=tmp_path, env={"PATH": str(tmp_path / "bin")},
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        return done.stdout
+
+    said = plan(*([f"TORCH={torch}"] if torch else []))
+    pin = re.findall(r"^torch==\S+", (root / "constraints.txt").read_text(), re.M)[0]
+    assert f"https://download.pytorch.org/whl/{torch or 'cpu'} {pin} " in said
+    assert said.index(pin) < said.index("-c constraints.txt -e '.[trackers]'")
+    assert said.splitlines()[-1].startswith('echo "open outputs/demo/report/report.html')
+    # A later call keeps what is there, unless another is named.
+    (tmp_path / ".venv").mkdir()
+    for stamp in (f".venv/torch-{torch or 'cpu'}", ".venv/ready"):
+        (tmp_path / stamp).touch()
+    assert "pip install" not in plan()
+    assert "whl/cu118 " in plan("TORCH=cu118")
+
+
+@pytest.mark.process
 def test_every_locked_package_has_a_licence(root: Path) -> None:
-    command = [sys.executable, ".ci/licences.py", "requirements.txt"]
+    command = [sys.executable, ".ci/licences.py"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     found = {line[:28].strip(): line[28:].split(None, 1)[-1] for line in done.stdout.splitlines()}
     assert {"torch", "transformers", "datasets", "pyarrow"} <= found.keys()  # also what those need

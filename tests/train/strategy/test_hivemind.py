@@ -239,6 +239,7 @@ def test_weights_meet_at_the_end_of_every_epoch() -> None:
 
 def test_another_version_of_the_library_is_refused() -> None:
     """It is patched, and its private methods are overridden: as they are in the pinned version."""
-    assert f"hivemind=={VERSION} " in (ROOT / "requirements-hivemind.txt").read_text()
+    assert f"hivemind=={VERSION}\n" in (ROOT / "constraints.txt").read_text()
+    assert INSTALL.endswith(f" hivemind=={VERSION}")
     with pytest.raises(UserError, match=rf"hivemind {VERSION}, and 1.2.0 is installed: {INSTALL}"):
         patch_hivemind("1.2.0")

@@ -143,8 +143,6 @@ def refused(done: Any, reason: str) -> None:
 def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
     done = ran(1, without_hivemind, *TINY, "--o", str(tmp_path), env=peers.QUICK)
     refused(done, INSTALL)
-    file = peers.ROOT / INSTALL.split()[-1]
-    assert "hivemind==" in file.read_text()
 
 
 @pytest.mark.process
