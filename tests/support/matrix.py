@@ -268,6 +268,9 @@ EXCEPTIONS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
 }
 HEAD = """# Models
 
+- [Texts](#texts)
+- [Images](#images)
+
 Every architecture of transformers' mappings for sequence and image classification that can be
 built small trains with the same numbers however it is fed. Each has random weights, is saved to a
 folder and loaded as yours are, and makes three updates in five ways: padded, with `--padding
