@@ -122,11 +122,13 @@ class ObservedRecord(TypedDict, total=False):
 
 
 class CalibrationRecord(TypedDict):
-    """What the processor can do at most, measured once on each machine by a process with as many
-    threads, and cached."""
+    """What the processor of the first node can do at most, measured once on each machine by a
+    process with as many threads, and cached."""
 
-    fp32_tflops: Annotated[TflopPerSecond, "of the product of two matrices of 1024 x 1024"]
-    bf16_tflops: Annotated[TflopPerSecond, "likewise"]
+    fp32_tflops: Annotated[TflopPerSecond | None,
+        "of the product of two matrices of 1024 x 1024; null, and not cached, where other programs "
+        "took more than a tenth of the threads' processor time in each repetition"]
+    bf16_tflops: Annotated[TflopPerSecond | None, "likewise"]
     memory_gb_per_s: Annotated[GigabytePerSecond, "read and written by a large copy"]
     threads: Annotated[Positive, "torch's threads"]
     bf16_gain: Annotated[Amount | None,
@@ -144,7 +146,8 @@ class FlopsRecord(TypedDict):
     per_pair_of_tokens: Annotated[Operations | None,
         "of the forward and the backward pass, see above"]
     peak_tflops_per_gpu: Annotated[TflopPerSecond | None,
-        "dense peak of one device in the run's number format; null where unknown"]
+        "dense peak of one device in the run's number format, on CPUs the mean over nodes; null "
+        "where unknown, as where other programs kept a node's processor busy"]
     peak_from: Annotated[str | None, Value(choices=("table", "calibration", "flag")),
         "its source: the table in harness/train/measure/flops.py, from data sheets; on a CPU "
         "`cpu_calibration`, of a process; or the flag `--peak_tflops`"]

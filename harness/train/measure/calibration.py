@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.core.locks import Lock
 from harness.core.provenance import cache_root
+from harness.core.settings import UserError
 from harness.train.data import probes
 from harness.train.measure.environment import cpu_name
 
 SIDE = 1024  # of the matrices: larger ones are no faster
 COPIED = 1 << 27  # bytes, more than caches hold
 SECONDS = 0.3  # of each of the three measurements
+OWN_SHARE = 0.9  # of the processor time of its threads: with less, other programs took some
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # A model is tried in bf16 where products are faster by this, and advised to use it from here on.
 WORTH_TRYING, WORTH_SAYING = 1.3, 1.15
@@ -32,18 +35,27 @@ PASSES, LIMIT_S = 3, 3.0
 
 
 def calibration() -> dict[str, Any]:
-    """Of this process with its threads, from the cache or measured now; takes a second."""
+    """Of this process with its threads, from the cache or measured now; takes a second. What was
+    measured beside other programs is not cached.
+    """
     facts = [cpu_name(), platform.machine(), os.cpu_count(), torch.get_num_threads()]
     key = hashlib.sha256(json.dumps([*facts, torch.__version__]).encode()).hexdigest()[:16]
-    file = cache_root() / f"cpu-{key}.json"
-    known = _read(file)
-    if known is None:
-        known = _measured()
-        with suppress(OSError):  # without a cache it is measured again
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft = file.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps(known))
-            draft.rename(file)
+    file = cache_root() / f"processor-{key}.json"
+    if (known := _read(file)) is not None:
+        return known
+    lock = Lock(file.with_suffix(".lock"))
+    with suppress(OSError, UserError):  # without a cache it is measured again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock.take(LIMIT_S)  # emulated nodes are one machine, and one after the other measures
+    try:
+        known = _read(file) or _measured()
+        if None not in known.values():
+            with suppress(OSError):
+                draft = file.with_suffix(f".{os.getpid()}")
+                draft.write_text(json.dumps(known))
+                draft.rename(file)
+    finally:
+        lock.release()
     return known
 
 
@@ -61,26 +73,32 @@ _NAMES = (*(f"{name}_tflops" for name in FORMATS), "memory_gb_per_s", "threads")
 
 
 def _measured() -> dict[str, Any]:
-    peaks = {}
+    """A peak is None where others took processor time in each repetition: it would be too low, and
+    what is compared with it too high.
+    """
+    peaks: dict[str, float | None] = {}
     for name, dtype in FORMATS.items():
         one = torch.randn(SIDE, SIDE).to(dtype)
-        peaks[f"{name}_tflops"] = 2 * SIDE**3 / _shortest_s(partial(torch.mm, one, one)) / 1e12
+        times = _times_s(partial(torch.mm, one, one))
+        alone = [took_s for took_s, share in times if share >= OWN_SHARE]
+        peaks[f"{name}_tflops"] = 2 * SIDE**3 / min(alone) / 1e12 if alone else None
     source = torch.ones(COPIED, dtype=torch.uint8)
     target = torch.zeros_like(source)
     # Read once and written once.
-    rate = 2 * COPIED / _shortest_s(lambda: target.copy_(source)) / 1e9
+    rate = 2 * COPIED / min(_times_s(lambda: target.copy_(source)))[0] / 1e9
     return {**peaks, "memory_gb_per_s": rate, "threads": torch.get_num_threads()}
 
 
-def _shortest_s(work: Callable[[], Any]) -> float:
-    """The best of the repetitions: whatever else the machine does makes it slower, never faster."""
-    times: list[float] = []
+def _times_s(work: Callable[[], Any]) -> list[tuple[float, float]]:
+    """Of each repetition, with the share of the processor time of all threads that they had."""
+    times: list[tuple[float, float]] = []
     end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end or len(times) < 2:
-        began_s = time.perf_counter()
+    while not times or time.perf_counter() < end:
+        began_s, used_s = time.perf_counter(), time.process_time()
         work()
-        times.append(time.perf_counter() - began_s)
-    return min(times)
+        took_s, used_s = time.perf_counter() - began_s, time.process_time() - used_s
+        times.append((took_s, used_s / took_s / torch.get_num_threads()))
+    return times
 
 
 def bf16_gain(
@@ -89,7 +107,8 @@ def bf16_gain(
     """How many times as fast the passes of a batch are in bf16; None where the processor's products
     are not faster in it, or the model cannot be tried.
     """
-    if known["bf16_tflops"] < WORTH_TRYING * known["fp32_tflops"]:
+    half, whole = known["bf16_tflops"], known["fp32_tflops"]
+    if not half or not whole or half < WORTH_TRYING * whole:
         return None
     try:
         inputs, copy = batch(), probes.twin(model, lambda tensor: tensor).eval()
@@ -97,8 +116,8 @@ def bf16_gain(
         began_s = time.perf_counter()
         # The first pass of each prepares its kernels.
         while len(times[True]) <= PASSES and time.perf_counter() - began_s < LIMIT_S:
-            for half, of_format in times.items():
-                of_format.append(_pass_s(copy, inputs, half))
+            for in_half, of_format in times.items():
+                of_format.append(_pass_s(copy, inputs, in_half))
         return min(times[False][1:]) / min(times[True][1:]) if len(times[True]) > 1 else None
     except Exception:  # any model of a user may fail here, and training goes on
         return None

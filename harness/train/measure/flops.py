@@ -26,7 +26,7 @@ from harness.train.data.models import first_position
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.calibration import bf16_gain, calibration
 from harness.train.measure.rows import EpochMeasure, total
-from harness.train.session import broadcast
+from harness.train.session import broadcast, gather
 
 CLOSED, COUNTED = "closed form", "counted"
 FORWARD_AND_BACKWARD = 3
@@ -308,27 +308,35 @@ def peak_tflops(device: str, precision: str) -> float | None:
 
 
 def peak_of(
-    settings: Settings, processor: Mapping[str, Any] | None = None
+    settings: Settings, nodes: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[float | None, str | None]:
-    """The peak of one device in the run's number format, and where it comes from."""
+    """The peak of one device in the run's number format, and where it comes from; the mean over
+    nodes, where their processors train.
+    """
     if settings.peak_tflops is not None:
         return settings.peak_tflops, "flag"
-    if processor is not None or not torch.cuda.is_available():
-        peak = (processor or {}).get(f"{settings.precision}_tflops")
-        return peak, None if peak is None else "calibration"
-    known = peak_tflops(torch.cuda.get_device_name(), settings.precision)
-    return known, None if known is None else "table"
+    if nodes or not torch.cuda.is_available():
+        peaks = [node.get(f"{settings.precision}_tflops") for node in nodes]
+        known = [peak for peak in peaks if peak is not None]
+        if not known or len(known) < len(peaks):
+            return None, None
+        return sum(known) / len(known), "calibration"
+    peak = peak_tflops(torch.cuda.get_device_name(), settings.precision)
+    return peak, None if peak is None else "table"
 
 
-def _processor(
+def _processors(
     context: Context, model: nn.Module, one_batch: Callable[[], Mapping[str, torch.Tensor]]
-) -> dict[str, Any] | None:
-    """What the processor can do, where it is the device that trains."""
+) -> list[dict[str, Any]]:
+    """What the processor of each node can do, where they are the devices that train."""
     if context.args.device.type != "cpu":
-        return None
-    known = calibration()
-    fp32 = context.settings.precision == "fp32"
-    return {**known, "bf16_gain": bf16_gain(model, one_batch, known) if fp32 else None}
+        return []
+    alone, first = context.world.size == 1, None
+    if context.world.local_rank == 0 or alone:  # the others wait for it
+        first = calibration()
+        fp32 = context.settings.precision == "fp32" and (context.is_rank0 or alone)
+        first = {**first, "bf16_gain": bf16_gain(model, one_batch, first) if fp32 else None}
+    return [of_node for of_node in gather(first) if of_node is not None]
 
 
 def batch_shape(inputs: Mapping[str, Any]) -> BatchShape:
@@ -363,10 +371,9 @@ class Utilisation(EpochMeasure):
         self.work, self.missing = broadcast(
             self._work(context, model, one_sample) if counts else None
         )
-        self.processor: dict[str, Any] | None = broadcast(
-            _processor(context, model, one_batch) if counts else None
-        )
-        self.peak, self.peak_from = peak_of(context.settings, self.processor)
+        nodes = _processors(context, model, one_batch)
+        self.processor = nodes[0] if nodes else None
+        self.peak, self.peak_from = peak_of(context.settings, nodes)
         self.updates: dict[int, BatchShape] = {}  # of this epoch
 
     @staticmethod

@@ -22,10 +22,11 @@ KNOWN = {"fp32_tflops": 0.1, "bf16_tflops": 0.3, "memory_gb_per_s": 9.0, "thread
 def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "SECONDS", 0.01)
+    monkeypatch.setattr(calibration, "OWN_SHARE", 0)
     first = calibration.calibration()
     assert all(first[name] > 0 for name in KNOWN) and first["threads"] == torch.get_num_threads()
     assert calibration.calibration() == first
-    (file,) = tmp_path.glob("harness/cpu-*.json")
+    (file,) = tmp_path.glob("harness/*.json")
     for damaged in ("{", "[]", json.dumps({**first, "fp32_tflops": -1})):
         file.write_text(damaged)
         assert calibration.calibration()["fp32_tflops"] > 0
@@ -36,11 +37,39 @@ def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert calibration.calibration()["fp32_tflops"] > 0
 
 
+def test_what_was_measured_beside_other_programs_is_unknown_and_not_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine is half as fast as it is alone: of two seconds its threads have one."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    walls, used, threads = iter(range(10**6)), [0.0], torch.get_num_threads()
+
+    def process_time() -> float:
+        used[0] += share * threads
+        return used[0]
+
+    clock = SimpleNamespace(perf_counter=lambda: float(next(walls)), process_time=process_time)
+    monkeypatch.setattr(calibration, "time", clock)
+    monkeypatch.setattr(calibration.torch, "mm", lambda *_: None)
+    share = 0.5
+    busy = calibration.calibration()
+    assert busy["fp32_tflops"] is None is busy["bf16_tflops"] and busy["memory_gb_per_s"] > 0
+    assert not list(tmp_path.rglob("*.json"))
+    assert bf16_gain(nn.Linear(1, 1), dict, busy) is None
+    share = 1.0
+    alone = calibration.calibration()
+    assert alone["fp32_tflops"] == pytest.approx(2 * 1024**3 / 1e12)
+    assert alone == calibration.calibration() and list(tmp_path.rglob("*.json"))
+
+
 def test_the_peak_of_a_processor_is_that_of_its_calibration() -> None:
     for precision, peak in (("fp32", 0.1), ("bf16", 0.3)):
         settings = parse("bert", ["--precision", precision], {})
-        assert peak_of(settings, KNOWN) == (peak, "calibration")
-    assert peak_of(parse("bert", ["--peak_tflops", "2"], {}), KNOWN) == (2, "flag")
+        assert peak_of(settings, [KNOWN]) == (peak, "calibration")
+    assert peak_of(parse("bert", ["--peak_tflops", "2"], {}), [KNOWN]) == (2, "flag")
+    faster, busy = {**KNOWN, "fp32_tflops": 0.3}, {**KNOWN, "fp32_tflops": None}
+    assert peak_of(parse("bert", [], {}), [KNOWN, faster])[0] == pytest.approx(0.2)
+    assert peak_of(parse("bert", [], {}), [KNOWN, busy]) == (None, None)
 
 
 class Passes(nn.Module):

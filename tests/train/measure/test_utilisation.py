@@ -131,14 +131,16 @@ def test_operations_of_images_count_what_is_fed_twice(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     rows, environment, _ = record(tmp_path)
     flops = environment["flops"]
-    assert flops["how"] == "closed form" and flops["peak_from"] == "calibration"
-    assert flops["peak_tflops_per_gpu"] == environment["cpu_calibration"]["fp32_tflops"]
+    peak = environment["cpu_calibration"]["fp32_tflops"]  # unknown beside other programs
+    assert flops["how"] == "closed form" and flops["peak_tflops_per_gpu"] == peak
+    assert flops["peak_from"] == ("calibration" if peak else None)
     last = rows[-1]
     assert last["timed_samples"] == 60 and last["fed_samples"] == 64
     result = last["tflops_per_s"] * last["timed_s"] * 1e12
     assert result == pytest.approx(64 * flops["per_sample"], rel=1e-9)
     assert last["tflops_per_s_without_padding"] == last["tflops_per_s"]
-    assert last["tokens_per_s"] is last["padding_share"] is None and last["mfu"] > 0
+    assert last["tokens_per_s"] is last["padding_share"] is None
+    assert (last["mfu"] or 0) > 0 if peak else last["mfu"] is None
 
 
 @pytest.mark.process
