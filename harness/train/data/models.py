@@ -145,6 +145,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
                 f"--model {settings.model} ({config.model_type}) is no {kind} classifier"
             ) from None
         raise
+    _refuse_other_inputs(settings, model)
     if getattr(config, "cifar_stem", False):
         _cifar_stem(model)
     checkpointing = dict(settings.trainer).get("gradient_checkpointing")
@@ -154,6 +155,22 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
             "lower --per_gpu_batch and raise --grad_acc to save memory"
         )
     return model
+
+
+def _refuse_other_inputs(settings: Settings, model: Any) -> None:
+    """Some of transformers' classifiers give no loss, or take another input than their task's."""
+    if not type(model).__module__.startswith("transformers.models."):
+        return
+    takes = inspect.signature(model.forward).parameters
+    needed = {"text": "input_ids", "image": "pixel_values"}[task_of(settings.script).input]
+    for refused, why in (
+        ("labels" not in takes, "it returns no loss"),
+        (needed not in takes, f"it does not take {needed}"),
+        ("spatial_shapes" in takes, "it takes patches of its own processor instead of images"),
+    ):
+        if refused:
+            name = f"{settings.model} ({model.config.model_type})"
+            raise UserError(f"--model {name} cannot be trained: {why}; choose another model")
 
 
 def _refuse_missing_weights(

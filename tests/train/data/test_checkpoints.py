@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from harness.core.settings import Settings, UserError
 from harness.train.data import models
 from harness.train.data.texts import _fingerprint
+from tests.support import architectures
 
 LABELS = ["bad", "fair", "good"]
 SIZES: dict[str, Any] = {
@@ -117,6 +118,21 @@ def test_the_code_that_a_tokenizer_brings_is_part_of_it(tmp_path: Path) -> None:
         del sys.modules[spec.name]
     assert None not in found and found[0] != found[1]
     assert models.code_of(transformers.BertTokenizer({"[UNK]": 0})) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("imagegpt", "it does not take pixel_values"),
+        ("pp_lcnet", "it returns no loss"),
+        ("siglip2", "it takes patches of its own processor"),
+    ],
+)
+def test_a_classifier_that_cannot_be_fed_is_refused(tmp_path: Path, kind: str, why: str) -> None:
+    architectures.small(kind).save_pretrained(tmp_path)
+    settings = Settings(script="vit", model=str(tmp_path), from_scratch=True)
+    with pytest.raises(UserError, match=rf"\({kind}\) cannot be trained: {why}"):
+        models.build(settings, LABELS)
 
 
 def test_a_configuration_that_names_no_class_of_a_model_is_built(tmp_path: Path) -> None:
