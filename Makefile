@@ -2,6 +2,7 @@
 #             TORCH=cpu, cu126 or cu130 takes that build of torch (without an NVIDIA GPU: cpu)
 # make test   set up, then run all tests
 # make faults   all trials with damaged files and planted faults, of which make test runs some
+# make models   train every architecture of transformers in five ways, and write docs/models.md
 # make test-gpu   test the code for GPUs on a stand-in whose kernels the CPU computes (5 GB, network)
 # make figures   draw the published tables and figures, the tables in the pages and the notebook
 # make notebook   set up, then open plot_values.ipynb
@@ -9,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := outputs/demo
 
-.PHONY: demo test faults test-gpu figures notebook lint check-python clean
+.PHONY: demo test faults models test-gpu figures notebook lint check-python clean
 
 demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
@@ -21,6 +22,9 @@ test: .venv/ready-dev lint
 
 faults: .venv/ready-dev
 	HARNESS_FAULTS=whole $(BIN)/python -m pytest -n 2 --dist load --timeout 3600 tests/faults
+
+models: .venv/ready-dev
+	HARNESS_MODELS=whole $(BIN)/python -m pytest -m slow tests/train/loop/test_matrix.py
 
 test-gpu: .venv/ready-dev
 	tests/standin_gpu/run.sh

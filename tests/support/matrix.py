@@ -307,7 +307,7 @@ def _differs(row: dict[str, Any], whole: dict[str, Any]) -> bool:
 def line(script: str, name: str, arms: dict[str, Any]) -> str:
     """The row of an architecture in the page."""
     if "failed" in arms:
-        return f"| {name} | - | - | - | not built small here |"
+        return f"| {name} | - | - | - | not tried: {arms['failed']} |"
     ways, why = EXCEPTIONS.get((script, name), ((), ""))
     failed = f"{', '.join(ways)}: {why}" if ways else ""
     if "padded" in ways:
