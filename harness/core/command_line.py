@@ -32,7 +32,7 @@ from harness.core.provenance import ROOT
 from harness.core.records import plain
 from harness.core.rules import MEANT, REFUSED, place, resolve
 from harness.core.settings import Settings, UserError, as_mapping, flag_fields
-from harness.core.strategies import STRATEGIES
+from harness.core.strategies import STRATEGIES, own_strategy
 from harness.core.tasks import TASKS, listing, running_script, task_of
 from harness.core.topology import world_of
 
@@ -142,6 +142,9 @@ class BadValue(argparse.ArgumentTypeError):
 def setting(field_name: str) -> Callable[[str], Any]:
     """Reads the value of a setting from its text."""
     meta = flag_fields()[field_name].metadata
+    if field_name == "strategy":
+        known = one_of(*meta["choices"], "FILE.py:CLASS")
+        return lambda text: str(Path(text)) if own_strategy(text) else known(text)
     return one_of(*meta["choices"]) if meta["choices"] else KINDS[meta["kind"]]
 
 

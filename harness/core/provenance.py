@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 from harness.core.records import RunFolder, read_json, write_json
 from harness.core.schema.dictionary import believable
 from harness.core.settings import UNRECORDED, Settings, as_mapping
+from harness.core.strategies import own_strategy
 from harness.core.tasks import ROOT as ROOT
 from harness.core.tasks import TASKS, parsed, script_file
 
@@ -120,10 +121,12 @@ def inputs(settings: Settings) -> dict[str, Any]:
     local = not str(settings.dataset).startswith("embedded:") and dataset.exists()
     script = script_file(settings.script)
     own = script is not None and script.resolve() != ROOT / f"{settings.script}.py"
+    strategy = own_strategy(settings.strategy)
     return {
         "dataset": _content(dataset, _data_files(dataset)) if local else None,
         "model": _content(model, _model_files(model)) if model.is_dir() else None,
         "script": _code(script) if own and script is not None else None,
+        "strategy": _code(strategy[0]) if strategy else None,
         "code": source_checksum(("harness/core", "harness/train")),
         "link": os.environ.get(NODES_LINK),
     }
@@ -158,7 +161,7 @@ def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Which local files differ from those of an earlier run, in words; empty if none does."""
     changes = []
     files = {"dataset": "the files of --dataset have", "model": "the files of --model have",
-             "script": "the script has"}  # fmt: skip
+             "script": "the script has", "strategy": "the file of --strategy has"}  # fmt: skip
     for name, what in files.items():
         old, new = before.get(name) or {}, now.get(name) or {}
         if {"files", "bytes", "checksum"} <= old.keys() & new.keys() and (
@@ -323,7 +326,7 @@ def settings_of(settings: Settings) -> dict[str, Any]:
     named = as_mapping(settings)
     for name in UNRECORDED:
         del named[name]
-    for name in ("model", "dataset"):
+    for name in ("model", "dataset", *(("strategy",) if own_strategy(settings.strategy) else ())):
         named[name] = redacted(str(named[name]))
     named["trainer"] = {
         name: "***" if name in NAMES else redacted(value) if isinstance(value, str) else value

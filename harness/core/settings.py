@@ -167,7 +167,8 @@ class Settings:
     # Distribution
     strategy: str | None = flag(
         None, "text", "Distribution",
-        "how the training is spread (ddp for more than one process, else single)",
+        "how the training is spread (ddp for more than one process, else single); FILE.py:CLASS "
+        "is one of your own",
         choices=("single", "dp", "ddp", "fsdp", "local_sgd", "diloco", "hivemind"),
     )  # fmt: skip
     setup: str | None = flag(

@@ -1,12 +1,16 @@
-"""The ways to spread one training over devices."""
+"""The ways to spread one training over devices: ours by name, your own as FILE.py:CLASS."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
+from harness.core.tasks import parsed
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,31 @@ class Strategy:
         return self.processes == "peers"
 
 
-STRATEGIES = {
+def own_strategy(name: object) -> tuple[Path, str] | None:
+    """File and class of a strategy of one's own; None for one of ours."""
+    found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", str(name))
+    return (Path(found[1]), found[2]) if found else None
+
+
+class _Strategies(dict[str, Strategy]):
+    """Ours; another name is looked up in the file that it names, without running it."""
+
+    def __missing__(self, name: str) -> Strategy:
+        if (own := own_strategy(name)) is None:
+            raise KeyError(name)
+        file, wanted = own
+        if not file.is_file():
+            raise UserError(f"--strategy {name}: there is no file {file}")
+        classes = [node for node in parsed(file).body if isinstance(node, ast.ClassDef)]
+        body = next((node.body for node in classes if node.name == wanted), None)
+        if body is None:
+            there = ", ".join(node.name for node in classes) or "none"
+            raise UserError(f"--strategy {name}: {file} has no class {wanted}; there is {there}")
+        apart = any(ast.unparse(line) == "apart = True" for line in body)
+        return Strategy(name, "one of your own", "what it says", "many", apart=apart)
+
+
+STRATEGIES = _Strategies({
     "single": Strategy("single", "one process on one device", "nothing", "one"),
     "dp": Strategy(
         "dp",
@@ -84,7 +112,7 @@ STRATEGIES = {
         compress=("fp16", "int8"),
         own={"target_batch": None, "local_updates": False, "initial_peers": None},
     ),
-}  # fmt: skip
+})  # fmt: skip
 
 
 # Flags that mean something with some strategies only.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib.util
 import re
 import sys
 from collections.abc import Mapping
@@ -203,6 +204,16 @@ def parsed(file: Path) -> ast.Module:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{file.name} is not readable as Python: {error}") from None
+
+
+def module_from(file: Path) -> Any:
+    """The module in a file, which may import what lies beside it."""
+    sys.path.insert(0, str(file.absolute().parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def task_with_model(name: str) -> Task | None:

@@ -241,7 +241,7 @@ def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
         earlier = recorded_inputs(job.folder)
         if earlier and job.folder.outcome() == FINISHED:
             chosen = job.settings
-            source = tuple(map(str, (chosen.script, chosen.dataset, chosen.model)))
+            source = tuple(map(str, (chosen.script, chosen.dataset, chosen.model, chosen.strategy)))
             if source not in now:
                 now[source] = inputs(chosen)
             if change := changed_inputs(earlier, now[source]):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from harness.core.identity import number
-from harness.core.strategies import OF_ONE_STRATEGY, is_off
+from harness.core.strategies import OF_ONE_STRATEGY, is_off, own_strategy
 
 STRATEGY = "strategy"
 UNKNOWN = "-"
@@ -85,6 +85,8 @@ def shown_axes(axes: Iterable[str]) -> tuple[str, ...]:
 def strategy_text(label: Mapping[str, Any]) -> str | None:
     """A strategy with its own flags; None where a label names neither."""
     named = label.get(STRATEGY)
+    if own_strategy(named):
+        named = str(named).rpartition("/")[2]  # mine.py:Name, without its folder
     flags = [_flag(n, label[n]) for n in OF_ONE_STRATEGY if not is_off(label.get(n))]
     return " ".join([*([str(named)] if named is not None else []), *flags]) or None
 

@@ -232,6 +232,8 @@ class InputsRecord(TypedDict):
     script: NotRequired[Annotated[InputRecord | None,
         "a script of your own and what it imports from its folder, without comments; null for one "
         "of ours"]]
+    strategy: NotRequired[Annotated[InputRecord | None,
+        "likewise the file of a strategy of your own; null for one of ours"]]
     code: Annotated[str, "checksum of the scripts and of harness/core and harness/train"]
     link: NotRequired[Annotated[str | None,
         "between the nodes of `python -m harness nodes`; null for a run outside them"]]
@@ -338,7 +340,8 @@ def setting_fields() -> dict[str, Field]:
         if name not in UNRECORDED:
             about = flag.metadata
             kind = FLAG_KINDS[about["kind"]]
-            value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, about["choices"])
+            choices = about["choices"] if name != "strategy" else ()  # or one of one's own
+            value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, choices)
             meaning = about["help"].replace("|", "or")
             declared[name] = Field(name, Kind(kind.base, value, True), meaning, True, "")
     return declared

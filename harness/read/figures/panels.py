@@ -119,7 +119,7 @@ def _ordered_styles(values: Collection[str]) -> dict[str, Style]:
 
     def natural(text: str) -> tuple[int, list[Any]]:
         family = text.split(" ")[0]
-        rank = strategies.index(family) if family in strategies else -1
+        rank = strategies.index(family) if family in strategies else len(strategies)
         pieces = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)
         return rank, [float(p) if n % 2 else p for n, p in enumerate(pieces)]
 

@@ -80,7 +80,9 @@ def describe(group: Group) -> str:
 def _parsed(word: str) -> tuple[Path, dict[str, str]]:
     if Path(word).exists() or "=" not in word:
         return Path(word), {}
-    folder, colon, pairs = word.rpartition(":")
+    before, _, _ = word.partition("=")  # a value may have colons: strategy=mine.py:Name
+    folder, colon, _ = before.rpartition(":")
+    pairs = word[len(folder) + 1 :]
     conditions = {}
     for pair in pairs.split(","):
         name, equals, value = pair.partition("=")

@@ -20,7 +20,9 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
+from harness.core.strategies import own_strategy
 from harness.train.run.failures import Diverged
+from harness.train.strategy import verify
 
 
 class EpochEvents(TrainerCallback):
@@ -84,6 +86,8 @@ class EpochEvents(TrainerCallback):
         """Before the run is recorded as finished."""
         trainer = self.trainer
         trainer.exchange.end()
+        if own_strategy(strategy := trainer.settings.strategy):
+            verify.require_equal_weights(trainer.model, strategy)
         if trainer.compiled is not None:
             trainer.observations.checked |= trainer.compiled.observed()
         if trainer.test_dataset is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import json
 import multiprocessing
 import multiprocessing.forkserver
@@ -34,7 +33,7 @@ from typing import Any, NoReturn
 from harness.core.command_line import command_line
 from harness.core.process import PARENT, end_with_parent, is_stopped
 from harness.core.records import SERVER_KILLED, log_of
-from harness.core.tasks import TASKS, script_file
+from harness.core.tasks import TASKS, module_from, script_file
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
 TRIES = 5  # to start the fork server
@@ -213,16 +212,6 @@ def imported(script: str) -> Any:
     file = script_file(script)
     assert file is not None  # command_line() has read it
     return module_from(file)
-
-
-def module_from(file: Path) -> Any:
-    """The module in a file, which may import what lies beside it."""
-    sys.path.insert(0, str(file.absolute().parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def inspect(scripts: list[str]) -> dict[str, Any]:

@@ -4,8 +4,12 @@
 Sharding is in sharding.py; verify.py proves that what runs is what was asked for.
 """
 
+from functools import cache
+
 from harness.core.records import RunFolder
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
+from harness.core.strategies import STRATEGIES, own_strategy
+from harness.core.tasks import module_from
 from harness.core.topology import World
 from harness.train.context import Context
 from harness.train.session import Session
@@ -22,7 +26,30 @@ EXCHANGES: dict[str, type[Exchange]] = {
 }
 
 
+@cache
+def own_exchange(strategy: str) -> type[Exchange]:
+    """The class that FILE.py:CLASS names, from that file and no other place."""
+    own = own_strategy(strategy)
+    assert own is not None
+    file, name = own
+    try:
+        found = getattr(module_from(file), name, None)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"--strategy {strategy}: {file} cannot be loaded: {reason}") from error
+    if not (isinstance(found, type) and issubclass(found, Exchange)):
+        raise UserError(
+            f"--strategy {strategy}: {name} is no Exchange: derive it from "
+            "harness.train.strategy.base.Exchange"
+        )
+    if found.apart != STRATEGIES[strategy].apart:
+        raise UserError(f"--strategy {strategy}: write apart = {found.apart} into class {name}")
+    return found
+
+
 def session_of(settings: Settings, world: World, folder: RunFolder) -> Session:
+    if own_strategy(settings.strategy):
+        own_exchange(str(settings.strategy))  # a mistake in it is told before anything is loaded
     if settings.strategy == "hivemind":
         # Imported here, since it needs a package that other strategies do not.
         from harness.train.strategy.hivemind.session import Peers
@@ -36,4 +63,6 @@ def exchange_of(context: Context) -> Exchange:
         from harness.train.strategy.hivemind.exchange import PeersExchange
 
         return PeersExchange(context)
+    if own_strategy(context.settings.strategy):
+        return own_exchange(str(context.settings.strategy))(context)
     return EXCHANGES.get(str(context.settings.strategy), Exchange)(context)

@@ -22,6 +22,10 @@ class Exchange:
     This one adds nothing: it serves FSDP, DataParallel and a single process.
     """
 
+    # Weights differ between processes from one exchange to the next; save() then keeps whatever is
+    # needed to go on, optimizer and schedule (self.states) included. Without it, the harness keeps
+    # these, and takes every update's gradient for the same on all ranks.
+    apart = False
     # Printed beside a loss or a gradient that is not finite.
     caution = ""
 

@@ -158,6 +158,7 @@ class ReplicaExchange(Exchange):
     anchor. What is exchanged, and when, a subclass says.
     """
 
+    apart = True
     fragments = 1
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from harness.core.settings import Settings
-from harness.core.strategies import is_apart
+from harness.core.strategies import is_apart, own_strategy
 from harness.core.topology import World
 from harness.train.measure.communication import uncompiled
 
@@ -28,7 +28,8 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
     sharded = [p for p in parameters if isinstance(p, DTensor)]
     if isinstance(model, DistributedDataParallel):
         # The exchanges of such a strategy are counted, and the count is verified at the end.
-        ran = str(settings.strategy) if is_apart(settings) else "ddp"
+        own = is_apart(settings) or own_strategy(settings.strategy)
+        ran = str(settings.strategy) if own else "ddp"
     elif isinstance(model, DataParallel):
         ran = "dp"
     elif sharded:
@@ -96,6 +97,21 @@ def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
             "refusing to record one as the other"
         )
     return {"gradient_hook": hook}
+
+
+def require_equal_weights(model: nn.Module, strategy: object) -> None:
+    """After the last update: what one rank saves and evaluates is what all have trained."""
+    rows = (p.detach().contiguous().view(-1).view(torch.uint8) for p in model.parameters())
+    sums = torch.stack([row.sum(dtype=torch.int64) for row in rows])
+    first = sums.clone()
+    dist.broadcast(first, src=0)
+    unlike = (first != sums).any().int()
+    dist.all_reduce(unlike)
+    if unlike.item():
+        raise RuntimeError(
+            f"--strategy {strategy}: after the last update {unlike.item()} rank(s) have other "
+            "weights than rank 0, and one model is recorded: they must be exchanged until then"
+        )
 
 
 def observe_decay(optimizer: Any) -> dict[str, int]:
