@@ -85,7 +85,7 @@ def test_other_kinds_of_values() -> None:
     [
         ("epochs", {"peak_memory_gib_per_rank": [1, "2"]}, r"peak_memory_gib_per_rank\[1\] is '2'"),
         ("environment", {"versions": {"torch": 2}}, "versions.torch is '2': expected text, or nul"),
-        ("environment", {"launch": {"sweep": 7}}, "launch.sweep is '7': expected text$"),
+        ("environment", {"launch": {"sweep": 7}}, "launch.sweep is '7': expected text, or null$"),
         ("settings", {"grad_acc": 1.5}, "grad_acc is '1.5': expected integer >= 1, or null$"),
         ("summary", {"accuracy": "high"}, "accuracy is 'high': expected number from 0 to 1"),
         ("summary", {"attempts": True}, "attempts is 'True': expected integer >= 1$"),
