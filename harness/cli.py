@@ -135,6 +135,18 @@ def table(parser: Parser) -> None:
     add = parser.add_argument
     add("folder", nargs="?", default="outputs", type=Path, help="of runs or of a sweep (outputs)")
     add("--write", action="store_true", help="also write a sweep's table.md, table.csv, runs.csv")
+    add(
+        "--columns", type=column_names, metavar="A,B,...",
+        help="show these alone, by heading or by field: script,setup,samples/s",
+    )  # fmt: skip
+    add("--latex", action="store_true", help="print it for LaTeX, with booktabs")
+
+
+def column_names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise BadValue(f"{text}: expected names with commas between them")
+    return names
 
 
 def nodes(parser: Parser) -> None:
@@ -183,6 +195,16 @@ def figures(parser: Parser) -> None:
         help="every figure that the records have something for, as PNG and SVG, light and dark",
     )
     out(parser, "folder of the figures (the sweep's own; with --all FOLDER/figures)")
+    add("--format", type=one_of("png", "pdf", "svg"), help="png, pdf or svg (png; --all: and svg)")
+    add("--width", type=inches, help="in a page, 2in or more: 3.3in, 84mm, 8.4cm (8in)")
+
+
+def inches(text: str) -> float:
+    found = re.fullmatch(r"(\d+\.?\d*)(in|cm|mm)", text)
+    width = float(found[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[found[2]] if found else 0.0
+    if not 2 <= width <= 20:
+        raise BadValue(f"{text}: expected 2in to 20in, for example 3.3in, 84mm or 8.4cm")
+    return width
 
 
 def import_(parser: Parser) -> None:

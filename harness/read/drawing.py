@@ -10,7 +10,9 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -51,6 +53,8 @@ DARK = {
 }  # fmt: skip
 
 WIDTH = 8.0  # inches: 800 px, the width of a README
+NARROW = 2.5  # inches: what a panel needs for its numbers and labels
+_page: ContextVar[float | None] = ContextVar("page", default=None)  # another width, if asked for
 PER_ROW = 3  # panels
 NOTEBOOK_DPI, PNG_DPI, PNG_COLOURS = 90, 150, 128
 MOST_LINES, MOST_PANELS, MOST_LISTED = 12, 12, 12
@@ -102,6 +106,16 @@ def cycle(number: int) -> Style:
     return Style(LINES[at][0], marker, DASHES[again % len(DASHES)])
 
 
+@contextmanager
+def page_width(inches: float | None) -> Iterator[None]:
+    """What is drawn inside is as wide as that, with letters of the usual size."""
+    token = _page.set(inches)
+    try:
+        yield
+    finally:
+        _page.reset(token)
+
+
 def panels(count: int, height: float, wide: int | None = None) -> tuple[Figure, list[Axes]]:
     """A figure of README width with this many panels."""
     wide = min(count, wide) if wide else panels_per_row(count)
@@ -115,6 +129,10 @@ def grid(
     heights: Sequence[float], wide: int = 1, width: float = WIDTH
 ) -> tuple[Figure, list[Axes]]:
     """Rows of panels, each row with its height; the panels row by row."""
+    least = wide * NARROW if width == WIDTH else 0.87 * width  # its own: that of its labels
+    width = _page.get() or width
+    if wide > 1 and width < least:
+        raise UserError(f"--width: this figure has {wide} columns and needs {least:.1f}in or more")
     figure = Figure(figsize=(width, sum(heights) + 0.5), layout="constrained")
     places = figure.add_gridspec(len(heights), wide, height_ratios=heights)
     axes = [figure.add_subplot(places[y, x]) for y in range(len(heights)) for x in range(wide)]
@@ -125,7 +143,8 @@ def grid(
 
 def panels_per_row(count: int) -> int:
     """How many of these panels stand in a row."""
-    return 2 if count == 4 else min(count, PER_ROW)
+    wide = 2 if count == 4 else min(count, PER_ROW)
+    return max(1, min(wide, int((_page.get() or WIDTH) / NARROW)))
 
 
 def calm(axes: Axes) -> None:
@@ -136,7 +155,7 @@ def calm(axes: Axes) -> None:
 
 
 def describe(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10, wrap=_page.get() is not None)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
 
@@ -151,7 +170,8 @@ def legend(figure: Figure, styles: Mapping[str, Style], more: Sequence[Artist] =
     if not marks:
         return
     longest = max(len(str(mark.get_label())) for mark in marks)
-    columns = max(1, min(len(marks), 4, int(115 / (longest + 8))))
+    letters = 115 * (_page.get() or WIDTH) / WIDTH
+    columns = max(1, min(len(marks), 4, int(letters / (longest + 8))))
     figure.legend(
         handles=marks, loc="outside upper center", ncols=columns, frameon=False, fontsize=9
     )
@@ -342,8 +362,11 @@ def _dark(colour: Any) -> Any:
 
 
 def save(drawn: Drawn, folder: Path, name: str, kinds: Sequence[str] = KINDS) -> list[Path]:
-    """A light and a dark file of each kind; after it the figure itself is dark."""
+    """A light and a dark file of each kind, of PDF a light one; after it the figure is dark."""
     folder.mkdir(parents=True, exist_ok=True)
+    if "pdf" in kinds:  # for paper, which is light; letters as letters, not as drawings
+        with matplotlib.rc_context({"pdf.fonttype": 42}):
+            drawn.figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
     if "svg" in kinds:
         for tone, colours in (("", {}), ("-dark", DARK)):
             (folder / f"{name}{tone}.svg").write_text(svg(drawn, colours), "utf-8")
@@ -352,7 +375,8 @@ def save(drawn: Drawn, folder: Path, name: str, kinds: Sequence[str] = KINDS) ->
         drawn.figure.set_layout_engine("none")  # laid out once, for both
         darken(drawn.figure)
         (folder / f"{name}-dark.png").write_bytes(png(drawn.figure, PNG_DPI))
-    return [folder / f"{name}{tone}.{kind}" for kind in kinds for tone in ("", "-dark")]
+    return [folder / f"{name}{tone}.{kind}" for kind in kinds
+            for tone in ("", "-dark") if kind != "pdf" or not tone]  # fmt: skip
 
 
 VARIABLES = {colour: f"var(--c{colour[1:]})" for colour in DARK}

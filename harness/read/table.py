@@ -1,4 +1,4 @@
-"""A table of texts, and how it is shown: on a terminal, as Markdown, as HTML."""
+"""A table of texts, and how it is shown: on a terminal, as Markdown, as HTML, as LaTeX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.core.command_line import printable
-from harness.read.labels import UNKNOWN
+from harness.core.settings import UserError
+from harness.read.labels import UNKNOWN, heading_of
 
 GAP = 2  # spaces between columns on a terminal
 NUMBER = re.compile(r"^[-+]?[\d.,]+")
@@ -47,6 +48,17 @@ class Table:
             self.keys,
             tuple(right[n] for n in at),
         )
+
+
+def chosen(table: Table, names: Sequence[str]) -> Table:
+    """These columns, by heading or by the name of the field, in this order."""
+    at = []
+    for name in names:
+        found = [n for n, head in enumerate(table.headings) if head in (name, heading_of(name))]
+        if not found:
+            raise UserError(f"no column {name}: there are {', '.join(table.headings)}")
+        at += found
+    return replace(table.select(at), keys=1)
 
 
 def table_of(
@@ -154,6 +166,32 @@ def escaped(text: str) -> str:
     """What Markdown would take for its own; an underscore inside a word is none of it."""
     text = " ".join(printable(text).split())
     return re.sub(r"([\\|*<>&`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", text)
+
+
+LATEX = str.maketrans({
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}",
+    "±": r"$\pm$", "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}",
+    "§": r"\S{}", "≥": r"$\geq$", "≤": r"$\leq$", "`": r"\textasciigrave{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+})  # fmt: skip
+
+
+def latex_lines(table: Table) -> Iterator[str]:
+    """For \\usepackage{booktabs}."""
+    yield rf"\begin{{tabular}}{{{''.join('r' if right else 'l' for right in table.right)}}}"
+    yield r"\toprule"
+    yield _latex_row(table.headings)
+    yield r"\midrule"
+    yield from map(_latex_row, table.rows)
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    texts = (" ".join(printable(cell).split()).translate(LATEX) for cell in cells)
+    # The sign of a number is a minus, not a hyphen.
+    return " & ".join(re.sub(r"^-(?=[\d.])", "$-$", text) for text in texts) + r" \\"
 
 
 def html_lines(table: Table) -> Iterator[str]:

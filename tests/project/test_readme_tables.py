@@ -58,9 +58,9 @@ def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"<!-- table {FOUR}: strategy, nothing -->\n{END}\n", "has no column nothing; it has"),
+        (f"<!-- table {FOUR}: strategy, nothing -->\n{END}\n", "no column nothing: there are"),
         (f"<!-- table {FOUR}: strategy -->\nold\n", "is not closed"),
-        (f"<!-- table {FOUR} -->\n{END}\n", "has no column ;"),
+        (f"<!-- table {FOUR} -->\n{END}\n", "no column : there are"),
         (f"<!-- table {FOUR}: n -->\n<!-- table {FOUR}: n -->\n{END}\n", "is not closed"),
         (
             f"<!-- answers {FOUR}: setup=9_9 -->\n<!-- end of answers -->\n",

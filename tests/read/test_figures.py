@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -17,6 +18,7 @@ from PIL import Image
 
 from harness.cli import main
 from harness.read import load_sweep, load_sweep_runs
+from harness.read.drawing import PNG_DPI
 from harness.read.figures.catalogue import FIGURES as ALL
 from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import read_results
@@ -149,3 +151,24 @@ def test_mistakes(
         run["label"].pop("link", None)
     file.write_text(json.dumps(plan | {"axes": ["script", "setup"]}))
     assert figures.refused(file.parent).startswith("harness figures: error: ")
+
+
+def test_a_figure_for_a_column_of_a_paper(root: Path, tmp_path: Path, figures: Verb) -> None:
+    """As wide as asked for with letters of the usual size: panels stand below each other."""
+    folder = root / "outputs/published/sweeps/propagation-tiny"
+    figures(folder, "--format", "png", "--width", "84mm", "-o", tmp_path)
+    picture = Image.open(tmp_path / "propagation.png")
+    assert abs(picture.width / PNG_DPI - 84 / 25.4) < 0.02 and picture.height > picture.width
+    figures(folder, "--format=pdf", "--width=3.3in", "-o", tmp_path)
+    assert [p.name for p in tmp_path.glob("*.pdf")] == ["propagation.pdf"]  # light alone
+    (box,) = re.findall(
+        rb"/MediaBox \[ ?0 0 ([\d.]+) ", (tmp_path / "propagation.pdf").read_bytes()
+    )
+    assert float(box) == pytest.approx(3.3 * 72, abs=0.1)
+    figures(folder, "--format", "svg", "-o", tmp_path)
+    assert {p.name for p in tmp_path.glob("*.svg")} == {"propagation.svg", "propagation-dark.svg"}
+    wide = folder.with_name("slow_links-tiny")
+    assert "2 columns and needs 8.0in or more" in figures.refused(wide, "--width", "3.3in")
+    for text in ("3.3", "1in", "21in", "widein"):
+        assert "expected 2in to 20in" in figures.refused(folder, "--width", text)
+    assert "--format" in figures.refused(folder, "--format", "jpg")

@@ -12,6 +12,7 @@ import pytest
 from harness.cli import main
 from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
+from harness.read.table import latex_lines, table_of
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, row_of, timed_epochs
 
@@ -182,3 +183,31 @@ def test_a_folder_that_cannot_be_written(small: Path, table: Verb) -> None:
     (small / "table.csv").mkdir()
     assert "table.csv cannot be written" in table.refused(small, "--write")
     assert not list(small.glob(".table*"))
+
+
+def test_columns_are_chosen_by_heading_or_field(small: Path, table: Verb) -> None:
+    said = table(small, "--columns", "train_samples_per_s, setup")
+    assert ["samples/s", "setup"] in [line.split() for line in said.splitlines()]
+    runs = table(small.parents[1], "--columns", "updates,train_time_s")
+    assert ["100", "20.0"] in [line.split() for line in runs.splitlines()]
+    for folder in (small, small.parents[1]):
+        assert "no column fun: there are " in table.refused(folder, "--columns", "fun")
+        assert "expected names" in table.refused(folder, "--columns", "setup,,n")
+        assert "--json has all columns" in table.refused(folder, "--latex", "--json")
+
+
+def test_latex_is_a_booktabs_table_whatever_the_names_hold() -> None:
+    table = table_of(("50% & more_", "n"), [("[a] {b}\\c^~#$", "-1.5 ± 0.2"), ("a\nb", "†")])
+    assert [*latex_lines(table)] == [
+        r"\begin{tabular}{ll}", r"\toprule", r"50\% \& more\_ & n \\", r"\midrule",
+        r"{[}a{]} \{b\}\textbackslash{}c\textasciicircum{}\textasciitilde{}\#\$ & "
+        r"$-$1.5 $\pm$ 0.2 \\",
+        r"a b & \textdagger{} \\", r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip
+
+
+def test_latex_stands_alone(small: Path, table: Verb) -> None:
+    for folder in (small, small.parents[1]):
+        lines = table(folder, "--latex").splitlines()
+        assert lines[0].startswith("% ") and lines[1].startswith(r"\begin{tabular}{")
+        assert lines[-1] == r"\end{tabular}"

@@ -13,7 +13,7 @@ from harness.core.command_line import print_json
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.drawing import Drawn, save
+from harness.read.drawing import KINDS, Drawn, page_width, save
 from harness.read.figures.curves import (
     accuracy_by_epoch,
     epoch_time_by_batch,
@@ -125,8 +125,10 @@ def missing(sweep: SweepResults) -> str | None:
 
 
 def run(options: argparse.Namespace) -> int:
-    draw = _every if options.all else _one
-    files, sweep = draw(options.folder, options.out)
+    draw, kinds = (_every, KINDS) if options.all else (_one, ("png",))
+    with page_width(options.width):
+        kinds = (options.format,) if options.format else kinds
+        files, sweep = draw(options.folder, options.out, kinds)
     notes = [*filter(None, (*sweep.problems, missing(sweep)))]
     if options.json:
         print_json({"written": files, "notes": notes})
@@ -135,16 +137,19 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _one(folder: Path, out: Path | None) -> tuple[list[Path], SweepResults]:
+Saved = tuple[list[Path], SweepResults]
+
+
+def _one(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
     sweep = read_sweep(folder)
     name = figure_for(sweep)
-    return save(draw(name, sweep), out or sweep.folder, name, ("png",)), sweep
+    return save(draw(name, sweep), out or sweep.folder, name, kinds), sweep
 
 
-def _every(folder: Path, out: Path | None) -> tuple[list[Path], SweepResults]:
+def _every(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
     sweep = read_results(folder)
     drawn, _ = draw_all(sweep)
     if not drawn:
         raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
     into = out or folder / "figures"
-    return [f for name, figure in drawn.items() for f in save(figure, into, name)], sweep
+    return [f for name, figure in drawn.items() for f in save(figure, into, name, kinds)], sweep

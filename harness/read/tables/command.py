@@ -1,7 +1,8 @@
 """python -m harness table [FOLDER]: what was measured, a row a run, failures included.
 
 In the folder of a sweep: a row for each group of runs that differ only in their seed. --write puts
-the table beside sweep.json. The tables of a README are made of records by
+the table beside sweep.json; --columns and --latex shape what is shown. The tables of a README are
+made of records by
 
     python -m harness.read.tables.command README.md
 """
@@ -19,7 +20,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from harness.core.command_line import print_json
+from harness.core.command_line import print_json, printable
 from harness.core.records import SWEEP
 from harness.core.settings import UserError
 from harness.read.compare.answers import answers
@@ -28,7 +29,17 @@ from harness.read.records.baseline import run_row
 from harness.read.records.frames import load_runs
 from harness.read.records.recorded import none_readable, warn
 from harness.read.records.sweeps import NO_RECORDS, SweepResults, read_sweep, sweep_file
-from harness.read.table import escaped, markdown_lines, screen, show, show_list, table_of
+from harness.read.table import (
+    Table,
+    chosen,
+    escaped,
+    latex_lines,
+    markdown_lines,
+    screen,
+    show,
+    show_list,
+    table_of,
+)
 from harness.read.tables import columns
 from harness.read.tables.sweep_table import SweepTable, sweep_table
 
@@ -85,27 +96,37 @@ SAID_ONCE = (
 
 def run(options: argparse.Namespace) -> int:
     root = options.folder
+    if options.json and (options.columns or options.latex):
+        raise UserError("--json has all columns: leave out --columns and --latex")
     if sweep_file(root) is not None:
-        _show_sweep(root, options.write, options.json)
+        _show_sweep(root, options)
     elif options.write:
         raise UserError(f"--write is for a sweep: there is no {SWEEP} in {root}")
     else:
-        _show_runs(root, options.json)
+        _show_runs(root, options)
     return 0
 
 
-def _show_runs(root: Path, as_json: bool) -> None:
-    runs = load_runs(root, dtype=object if as_json else None)
+def _latex(table: Table, about: str) -> None:
+    """With what it shows as a comment: nothing else stands in the output."""
+    print(f"% {' '.join(printable(about).split())}", *latex_lines(table), sep="\n")
+
+
+def _show_runs(root: Path, options: argparse.Namespace) -> None:
+    runs = load_runs(root, dtype=object if options.json else None)
     if runs.empty:
         raise UserError(NO_RECORDS.format(root))
-    if as_json:
+    if options.json:
         print_json({"records": root, "runs": runs.to_dict("records")})
         return
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
     console = screen()
     for machine, group in runs.groupby("machine", dropna=False):
-        _show_machine(console, group, "machine unknown" if pd.isna(machine) else str(machine))
+        name = "machine unknown" if pd.isna(machine) else str(machine)
+        _show_machine(console, group, name, options)
+    if options.latex:
+        return
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
     for _, run in failed.iterrows():
         console.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
@@ -124,7 +145,9 @@ def _strategies(runs: pd.DataFrame) -> list[str | None]:
     return [strategy_text(dict(zip(names, row, strict=True))) for row in labels.to_numpy()]
 
 
-def _show_machine(console: Console, runs: pd.DataFrame, machine: str) -> None:
+def _show_machine(
+    console: Console, runs: pd.DataFrame, machine: str, options: argparse.Namespace
+) -> None:
     known = [name for name in columns.DEVICE_FIELDS if name in runs and runs[name].notna().any()]
     hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known)}
     own = tuple((name, name, "{:.4f}") for name in runs.attrs["own_metrics"])
@@ -136,27 +159,39 @@ def _show_machine(console: Console, runs: pd.DataFrame, machine: str) -> None:
     if same:
         first = runs.iloc[0]
         title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
-    shown = [column for column in shown if column not in same]
-    console.print(title, style="italic")
+    if not options.columns:
+        shown = [column for column in shown if column not in same]
     order = ("script", "dataset", "model", "strategy", "number_format", "setup", "lr", "seed")
     ordered = runs.sort_values([name for name in order if name in runs])
     rows = [[_shown(run[c], form) for _, c, form in shown] for _, run in ordered.iterrows()]
     keys = sum(c in order for _, c, _ in shown)
-    show(table_of([heading for heading, _, _ in shown], rows, keys))
+    table = table_of([heading for heading, _, _ in shown], rows, keys)
+    if options.columns:
+        names = {name: heading for heading, name, _ in shown}
+        table = chosen(table, [names.get(name, name) for name in options.columns])
+    if options.latex:
+        _latex(table, title)
+        return
+    console.print(title, style="italic")
+    show(table)
 
 
 def _shown(value: Any, form: str) -> str:
     return UNKNOWN if pd.isna(value) else form.format(value)
 
 
-def _show_sweep(path: Path, write: bool, as_json: bool) -> None:
+def _show_sweep(path: Path, options: argparse.Namespace) -> None:
     sweep = read_sweep(path)
     if (bad := [*sweep.not_read]) and len(bad) == sum(run.folder is not None for run in sweep.runs):
         raise none_readable(bad)
     shown, rows = sweep_table(sweep)
     warn(sweep.problems)
-    files = write_files(sweep, shown, rows) if write else []
-    if as_json:
+    files = write_files(sweep, shown, rows) if options.write else []
+    table = chosen(shown.table, options.columns) if options.columns else shown.table
+    if options.latex:
+        _latex(table, f"{shown.title} {shown.about}")
+        return
+    if options.json:
         print_json({
             "sweep": sweep.name, "question": sweep.question, "answers": shown.answers, "rows": rows,
             "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
@@ -166,7 +201,7 @@ def _show_sweep(path: Path, write: bool, as_json: bool) -> None:
     console = screen()
     console.print(shown.title, style="bold")
     console.print(shown.about)
-    show(shown.table)
+    show(table)
     show_list(shown.answers)
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
@@ -300,13 +335,10 @@ def _filled(place: re.Match[str], root: Path) -> str:
 
 def _table(sweep: SweepResults, columns: str) -> Iterator[str]:
     table = sweep_table(sweep)[0].table
-    names = [name.strip() for name in columns.split(",")]
-    for name in names:
-        if name not in table.headings:
-            raise UserError(
-                f"{sweep.folder} has no column {name}; it has {', '.join(table.headings)}"
-            )
-    return markdown_lines(table.select([table.headings.index(name) for name in names]))
+    try:
+        return markdown_lines(chosen(table, [name.strip() for name in columns.split(",")]))
+    except UserError as error:
+        raise UserError(f"{sweep.folder}: {error}") from None
 
 
 def _answers(sweep: SweepResults, cases: str) -> Iterator[str]:
