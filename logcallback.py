@@ -113,8 +113,9 @@ class LogCallback(Recorder):
         """Begin to record a training, or one that goes on, and write its settings."""
         opened = self.context.opened if self.context else None
         self.attempt = attempts.begin(
-            self.folder, self.first_update, self.world.size, self.batch, opened
-        )
+            self.folder, self.first_update, self.world.size, self.batch, opened,
+            args.per_device_train_batch_size,
+        )  # fmt: skip
         # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
         self.folder.summary.unlink(missing_ok=True)
         ours = self.context.settings if self.context else None

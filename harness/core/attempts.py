@@ -19,6 +19,7 @@ from harness.core.schema.dictionary import believable, fields
 from harness.core.schema.environment import CommProbeRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
 from harness.core.settings import Settings
+from harness.core.topology import accumulated, own_batch
 
 # By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
@@ -44,6 +45,7 @@ def begin(
     processes: int,
     effective_batch: int | None = None,
     opened: Opened | None = None,
+    per_gpu_batch: int | None = None,
 ) -> int:
     """Record the start of an attempt; returns its number. Closes one that was killed before."""
     opened = opened or Opened(time.time())
@@ -60,6 +62,7 @@ def begin(
             "from_update": update,
             "processes": processes,
             "effective_batch": effective_batch,
+            "per_gpu_batch": per_gpu_batch,
             "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
             **lost(rows, update, opened, time.time()),
         },
@@ -164,6 +167,7 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
         {
             "event": "end",
             "attempt": start.get("attempt"),
+            "per_gpu_batch": start.get("per_gpu_batch"),
             "outcome": failure["outcome"] if failure else "interrupted",
             "reason": failure["reason"] if failure else "the process was killed",
             **{name: last.get(name) for name in ("unix", "update", "wall_s", *CPU_TIME)},
@@ -180,16 +184,40 @@ NO_MEMORY = re.compile(
 )
 
 
-def with_smaller_batch(outcome: str, reason: str, settings: Settings) -> str:
+def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: RunFolder) -> str:
     """A reason with what to try where the memory did not do; how much would is not known."""
-    batch = settings.per_gpu_batch or 1
+    batch = _last_batch(folder, settings)
     if outcome != "oom" or batch == 1 or "--per_gpu_batch" in reason:
         return reason
-    half = batch // 2
-    to_try = f"--per_gpu_batch {half}"
-    if batch % 2 == 0:
-        to_try += f" --grad_acc {settings.grad_acc * 2}, which is the same effective batch"
-    return f"{reason}; to try: {to_try}"
+    half, grad_acc = accumulated(own_batch(settings), batch // 2)
+    how = "with --auto_batch the same command goes on with" if settings.auto_batch else "to try:"
+    return (
+        f"{reason}; {how} --per_gpu_batch {half} --grad_acc {grad_acc}, which is the same "
+        "effective batch"
+    )
+
+
+def _last_batch(folder: RunFolder, settings: Settings) -> int:
+    """Per process and forward pass, of the last attempt."""
+    known = [row.get("per_gpu_batch") for row in _attempts(folder)]
+    return next(filter(None, reversed(known)), settings.per_gpu_batch or 1)
+
+
+# In the environment of a process that goes on with a run out of memory, whatever --rerun says.
+GOES_ON = "HARNESS_GOES_ON"
+
+
+def batch_to_try(folder: RunFolder, settings: Settings) -> int | None:
+    """With --auto_batch: the batch per process of the next attempt; None: as asked for, or the
+    last one was the least.
+    """
+    last = _last_batch(folder, settings)
+    ends = ends_of(_attempts(folder))
+    if not settings.auto_batch or not ends:
+        return None
+    if "oom" not in (ends[-1].get("outcome"), folder.outcome()):
+        return last
+    return accumulated(own_batch(settings), last // 2)[0] if last > 1 else None
 
 
 def only_follows(reason: str) -> bool:
@@ -220,6 +248,7 @@ def end(
     cpu_time: Mapping[str, list[float] | None] | None = None,
     update: int | None = None,
     begun: bool = True,
+    per_gpu_batch: int | None = None,
 ) -> None:
     """Record how the latest attempt ended; one that never began training has no number."""
     open_start = unended(folder)
@@ -235,6 +264,7 @@ def end(
             "reason": reason,
             "unix": time.time(),
             "update": update,
+            "per_gpu_batch": per_gpu_batch,
             "wall_s": wall_s,
             **{name: (cpu_time or {}).get(name) for name in CPU_TIME},
         },

@@ -26,7 +26,7 @@ from harness.core.topology import World, asked_processes, batch_of, own_batch
 REFUSED = {
     "average_tokens_across_devices": "the mean over samples is always used (docs/traps.md)",
     "accelerator_config": "it changes how batches are split; use --tail and --per_gpu_batch",
-    "auto_find_batch_size": "the batch is what is measured; --per_gpu_batch and --grad_acc name it",
+    "auto_find_batch_size": "it changes the effective batch; use --auto_batch, which holds it",
     "batch_eval_metrics": "metrics are always counted batch by batch",
     "bf16": "use --precision bf16",
     "bf16_full_eval": "it leaves the weights in bfloat16 for good; use --precision bf16",
@@ -315,6 +315,9 @@ PROCESSES: tuple[Rule, ...] = (
 
 # --strategy hivemind: what peers that come and go cannot do together.
 PEERS: tuple[Rule, ...] = (
+    (lambda s, c: s.auto_batch,
+     "--auto_batch does not go with --strategy hivemind, whose peers do not start again together: "
+     "use a smaller --per_gpu_batch with a larger --grad_acc"),
     (lambda s, c: s.precision == "fp16",
      "--strategy hivemind does not go with --precision fp16, whose scale each process finds by "
      "itself: use bf16"),

@@ -137,6 +137,12 @@ class Settings:
     grad_acc: int = flag(
         1, "count", "Training", "forward passes per update", names=("gradient_accumulation_steps",)
     )
+    auto_batch: bool = flag(
+        False, "bool", "Training",
+        "out of memory, go on with half of per_gpu_batch and the same effective batch, by "
+        "accumulation; recorded under the batch that was asked for",
+        identity=False,
+    )  # fmt: skip
     epochs: int | None = flag(
         None, "count", "Training", "passes over the training set (3)", names=("num_train_epochs",)
     )
@@ -301,7 +307,7 @@ class Settings:
 # Metrics of every run by which the best epoch can be chosen.
 BEST_METRICS = ("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss")
 # Where and whether to write, and when to give up: no part of a record.
-UNRECORDED = ("output_dir", "rerun", "hang_after")
+UNRECORDED = ("output_dir", "rerun", "hang_after", "auto_batch")
 SETUP = re.compile(r"([0-9]+)_([0-9]+)(?:_([A-Za-z0-9.-]{1,100}))?")
 
 

@@ -108,6 +108,13 @@ def split(effective_batch: int, per_gpu_batch: int, processes: int) -> tuple[int
     return batch, share // batch
 
 
+def accumulated(effective_batch: int, most: int) -> tuple[int, int]:
+    """(per_gpu_batch, grad_acc) of one process that takes at most so many samples at a time."""
+    sizes = split(effective_batch, most, 1)
+    assert sizes is not None  # one process can always
+    return sizes
+
+
 def nodes_that_hold(settings: Settings) -> list[int]:
     """The numbers of nodes, up to those of the set-up, that can make its effective batch."""
     nodes, per_node, _ = parse_setup(str(settings.setup))

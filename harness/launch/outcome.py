@@ -35,6 +35,7 @@ class State:
     reason: str | None = None
     began_s: float | None = None
     took_s: float | None = None
+    batch: int | None = None  # per process, that is tried after a lack of memory (--auto_batch)
     known: bool = False  # had its outcome before this runner came to it
 
     @property
@@ -114,7 +115,7 @@ def settle(
         _close_attempt(folder, outcome, reason, wall_s)
         if not folder.settings.is_file():
             folder.write_settings(settings_of(job.settings))
-    reason = with_smaller_batch(outcome, redacted(reason), job.settings)
+    reason = with_smaller_batch(outcome, redacted(reason), job.settings, folder)
     write_summary(folder, outcome, reason, job.settings.best_metric)
     return outcome
 

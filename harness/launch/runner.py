@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.core import attempts
 from harness.core.locks import Lock
 from harness.core.process import GRACE_S
 from harness.core.provenance import redact_logs
@@ -58,10 +59,15 @@ class Worker(ABC):
         """Whether the record has an outcome that stays; the state then takes it over."""
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         known = settled(summary.get("outcome"), rerun)
-        if known is None:
+        if known is None or (known == "oom" and self.batch_to_try(state) is not None):
             return False
         state.state, state.reason, state.known = known, summary.get("reason"), True
         return True
+
+    def batch_to_try(self, state: State) -> int | None:
+        """With --auto_batch: what a run out of memory goes on with, unless that was just tried."""
+        batch = attempts.batch_to_try(state.job.folder, state.job.settings)
+        return None if batch == state.batch else batch
 
     def report(self, state: State, took_s: float, log: Path) -> None:
         """The outcome of a run that has just been settled."""
@@ -187,12 +193,13 @@ class Runner(Worker):
         except UserError:
             lock.release()
             raise
+        state.batch = self.batch_to_try(state) or state.batch
         log = _new_log(self.folder / "logs", job, self.hosts)
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         self.running.append(
             Running(state, launcher, lock, devices, log, Began.now(job.folder), outcome.oom_kills())
         )
-        launcher.begin(self._request(job, devices, log))
+        launcher.begin(self._request(state, devices, log))
         self.screen.note(f"{self.name_of(state)}: started")
         return True
 
@@ -207,13 +214,18 @@ class Runner(Worker):
         state.known = known and not fresh
         return known
 
-    def _request(self, job: Job, devices: Devices, log: Path) -> LaunchRequest:
+    def _request(self, state: State, devices: Devices, log: Path) -> LaunchRequest:
+        job, goes_on = state.job, {attempts.GOES_ON: "1"} if state.batch else {}
         launch = launched(self.folder.name, self.options, self.others, self.place.facts(job))
         on_cores = self.options.pack and not self.machine.gpus
         return LaunchRequest(
             job,
             argv=(*job.argv, *(("--rerun",) if self.options.rerun == "all" else ())),
-            environment={"HARNESS_LAUNCH": json.dumps(launch), **self.place.variables(job)},
+            environment={
+                "HARNESS_LAUNCH": json.dumps(launch),
+                **self.place.variables(job),
+                **goes_on,
+            },
             cores=tuple(int(core) for node in devices for core in node) if on_cores else None,
             log=log,
             devices=self.place.visible(devices),
@@ -274,6 +286,11 @@ class Runner(Worker):
         self.running.remove(running)
         running.lock.release()
         self.idle.append(running.launcher)
+        if state.state == "oom" and (batch := self.batch_to_try(state)) is not None:
+            self.screen.print(f"{self.name_of(state)}: oom; goes on with --per_gpu_batch {batch}")
+            redact_logs(running.log, job.settings, self.hosts)
+            state.state = WAITING
+            return
         self.report(state, took_s, running.log)
 
 

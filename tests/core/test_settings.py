@@ -27,7 +27,8 @@ model model_name_or_path | from_scratch | dropout | max_length | image_size | ba
 trust_remote_code | dataset dataset_name | dataset_config dataset_config_name | text_column
 image_column | label_column | train_size max_train_samples | test_size max_eval_samples | test_split
 validation_split | data_seed | tail | augment | tiny | per_gpu_batch b per_device_train_batch_size
-grad_acc gradient_accumulation_steps | epochs num_train_epochs | lr learning_rate | seed | precision
+grad_acc gradient_accumulation_steps | auto_batch | epochs num_train_epochs | lr learning_rate
+seed | precision
 rank_dropout | padding | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard
 fsdp_offload | elastic_batch | compress | exchange | sync_every | sync_scope | outer_lr
 outer_momentum | fragments | overlap | target_batch | local_updates | initial_peers | repeat run
@@ -172,6 +173,7 @@ def test_run_id_tells_apart_what_changes_the_result() -> None:
     shown = {
         *("initial_peers", "output_dir", "rerun", "save", "best_metric", "telemetry_hz", "tiny"),
         "hang_after",
+        "auto_batch",
         *("comm_probe", "peak_tflops"),
     }
     for name in flag_fields():

@@ -11,6 +11,7 @@ What holds, however a history goes:
 6. No run is trained by two at once, and no finished one again.
 7. No duration is negative, or longer than all that happened, whatever the clock was set to.
 8. No lock is left, and no process.
+9. Where memory lacks, a run goes on with half the batch until it fits (--auto_batch).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.support.mutants import amount
 from tests.support.simulated import EPOCHS, ONE_HOUR_S, SimulatedWorld, row_of
 from tests.support.sweeps import jobs_of
 
-SWEEP = "script: vit\ngrid: {seed: [1, 2, 3]}\nsettings: {setup: 1_1}"
+SWEEP = "script: vit\ngrid: {seed: [1, 2, 3]}\nsettings: {setup: 1_1, auto_batch: true}"
 MOST_RUNNERS = 12
 # A clock that was set back made a run's own outcome look like an older one.
 REGRESSIONS: list[list[int]] = [[689], [], [], []]
@@ -83,6 +84,7 @@ def history(seed: int, jobs: list[Job], folder: Path, patch: pytest.MonkeyPatch)
         assert {state.state for state in states} == {FINISHED}, [s.reason for s in states]
         for job in jobs:
             assert len(job.folder.read_epochs()[0]) == EPOCHS
+            assert starts_of(job.folder.read_attempts())[-1]["per_gpu_batch"] <= world.memory
             assert not (job.folder.path.parent / ".locks").exists()
     except BaseException:
         print("\n".join([f"history {seed}", *world.log]))

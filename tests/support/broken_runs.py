@@ -35,7 +35,11 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
             if reached and self.context.world.rank == self.context.world.size - 1:
                 if how == "crash":
                     raise RuntimeError("planted")
-                if how == "oom":
+                if how.startswith("oom over"):
+                    args = self.context.args
+                    if args.per_device_train_batch_size <= int(how.split()[-1]):
+                        return
+                if how.startswith("oom"):
                     raise MemoryError("planted: cannot allocate")
                 number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT,
                           "hup": signal.SIGHUP}  # fmt: skip
@@ -51,7 +55,8 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, at_once)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.stop(how.split()[1:] in ([], ["all"]) and state.global_step == update)
+            inside = how.split()[1:2] in ([], ["all"], ["over"])
+            self.stop(inside and state.global_step == update)
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             super().on_evaluate(args, state, control, **kwargs)

@@ -47,6 +47,8 @@ class Training:
         self.settings = settings_of(job.settings)
         self.lock = Lock(self.folder.lock("run"))
         self.wall_s, self.update, self.begun = 0.0, 0, False
+        self.asked = job.settings
+        self.batch = int(job.settings.per_gpu_batch or 1)
         self.fault: str | None = None  # what the next step meets
         self.steps = self._train()
 
@@ -78,11 +80,15 @@ class Training:
         saved = read_json(folder.path / "checkpoint.json") or {"update": 0}
         assert saved["update"] == self.world.saved[folder.path]  # nothing of it was lost
         self.update = saved["update"]
-        attempts.begin(folder, self.update, 1, 4, Opened(time.time() - self.wall_s))
+        self.batch = attempts.batch_to_try(folder, self.asked) or self.batch
+        opened = Opened(time.time() - self.wall_s)
+        attempts.begin(folder, self.update, 1, 4, opened, self.batch)
         self.begun = True
         folder.summary.unlink(missing_ok=True)
         while self.update < EPOCHS * UPDATES:
             yield draw.uniform(0.1, 2)
+            if self.batch > self.world.memory:
+                return self._fail("oom")
             if self.fault is not None:
                 return self._fail(self.fault)
             self.update += 1
@@ -112,7 +118,9 @@ class Training:
         return 1
 
     def _end(self, kind: str, reason: str | None) -> None:
-        attempts.end(self.folder, kind, reason, self.wall_s, None, self.update, self.begun)
+        attempts.end(
+            self.folder, kind, reason, self.wall_s, None, self.update, self.begun, self.batch
+        )
         self.folder.progress.unlink(missing_ok=True)
         attempts.write_summary(self.folder, kind, reason)
 
@@ -209,6 +217,7 @@ class SimulatedWorld:
             (self.draw.uniform(0, 60), self.draw.choice(FAULTS))
             for _ in range(self.draw.randrange(7))
         )
+        self.memory = self.draw.choice([1, 4, 1000])  # samples of a forward pass that fit
         self.log: list[str] = []
         self.runner: Runner | None = None
 

@@ -312,6 +312,9 @@ class AttemptStart(TypedDict):
     from_update: Annotated[Count, "the update from which it continued"]
     processes: Annotated[Positive, "how many took part"]
     effective_batch: Annotated[Positive | None, "samples of one update"]
+    per_gpu_batch: NotRequired[Annotated[Positive | None,
+        "samples per process and forward pass, as they were run: fewer than the setting says "
+        "after `--auto_batch`, or while nodes are missing"]]
     restarts: Annotated[Count,
         "how often torchrun's agent on rank 0's node had restarted its processes; nodes that join "
         "are not counted"]
@@ -338,6 +341,8 @@ class AttemptEnd(TypedDict):
     unix: Annotated[Unix | None, "when; at the end of a killed attempt, its last sign of life, "
                                  "null without one"]
     update: Annotated[Count | None, "the last update it completed"]
+    per_gpu_batch: NotRequired[Annotated[Positive | None,
+        "samples per process and forward pass, where it ended by itself"]]
     wall_s: Annotated[Seconds | None,
         "how long it took; null where a killed process had reported nothing"]
     user_s_per_rank: CPU_OF_ATTEMPT

@@ -110,14 +110,15 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     cpu_time = (recorder.cpu or CpuTime.of(context)).per_rank()
     begun = begun or (hung and attempts.unended(folder) is not None)
     update = recorder.update if begun else None
-    attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun)
+    batch = context.args.per_device_train_batch_size
+    attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun, batch)
     folder.progress.unlink(missing_ok=True)
     if restarts:
         # What becomes of the run is not known yet.
         print(f"{outcome}: {reason}; torchrun may start it again", file=sys.stderr)
         return
     settings = context.settings
-    reason = attempts.with_smaller_batch(outcome, reason, settings)
+    reason = attempts.with_smaller_batch(outcome, reason, settings, folder)
     if not folder.settings.is_file():
         folder.write_settings(settings_of(settings))
     write_summary(folder, outcome, reason, settings.best_metric)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shlex
 import signal
@@ -14,6 +15,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from harness.core.attempts import GOES_ON, batch_to_try
 from harness.core.command_line import refuse
 from harness.core.locks import Lock
 from harness.core.process import ending_signals
@@ -184,6 +186,18 @@ class Lifecycle:
             sys.exit(1)  # the line that says it has been printed
         if error is None:
             self._end_together()
+        elif outcome_of(error)[0] == "oom":
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """With --auto_batch, in place of this process; torchrun and sweeps start theirs."""
+        context = self.context
+        own = not context.world.launched and multiprocessing.parent_process() is None
+        if own and batch_to_try(context.folder, context.settings) is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.environ[GOES_ON] = "1"
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
     def _end_together(self) -> None:
         self.context.session.finish()

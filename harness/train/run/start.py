@@ -34,7 +34,7 @@ from harness.core.records import FINISHED, RunFolder
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES
-from harness.core.topology import world_of
+from harness.core.topology import accumulated, world_of
 from harness.train.context import Context
 from harness.train.devices import choose_gpus, refuse_impossible, trains_on_one
 from harness.train.measure.telemetry import start_sampler
@@ -218,7 +218,10 @@ def _is_finished(context: Context) -> bool:
     """Whether there is nothing to do; with --rerun the earlier record is set aside."""
     folder, launch, rank0 = context.folder, context.launch, context.is_rank0
     before = broadcast(RunFolder.at(folder.path).outcome() if rank0 else None)
-    goes_on = rank0 and attempts.went_on(folder, launch.unix if launch else None)
+    goes_on = rank0 and (
+        bool(os.environ.pop(attempts.GOES_ON, None))
+        or attempts.went_on(folder, launch.unix if launch else None)
+    )
     if launch is not None and rank0:
         warn(context.settings)
     if context.settings.rerun and not broadcast(goes_on):
@@ -268,9 +271,27 @@ def start(settings: Settings) -> Lifecycle | None:
     sampler = start_sampler(settings.telemetry_hz, world, args.n_gpu)
     follow_rank0(context.folder, world)
     barrier()
+    _take_smaller_batch(context)
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
     return Lifecycle(replace(context, sampler=sampler), lock)
+
+
+def _take_smaller_batch(context: Context) -> None:
+    """After a lack of memory, with --auto_batch: all ranks take what rank 0 has on record."""
+    args, settings = context.args, context.settings
+    batch = broadcast(attempts.batch_to_try(context.folder, settings) if context.is_rank0 else None)
+    if batch is None or batch >= args.per_device_train_batch_size:
+        return
+    total = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = accumulated(total, batch)
+    if context.is_rank0:
+        print(
+            f"harness: --auto_batch: --per_gpu_batch {args.per_device_train_batch_size} "
+            f"--grad_acc {args.gradient_accumulation_steps} instead of {settings.per_gpu_batch} "
+            f"and {settings.grad_acc}, which lacked memory",
+            file=sys.stderr,
+        )
 
 
 def _locked(folder: RunFolder, wait_s: float) -> Lock:

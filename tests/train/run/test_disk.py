@@ -111,17 +111,33 @@ def test_no_byte_of_a_record_is_private(how: str, tmp_path: Path) -> None:
         assert found == [], file.name
 
 
-def test_what_to_try_where_memory_lacks() -> None:
+def test_what_to_try_where_memory_lacks(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+
+    def advice(outcome: str, reason: str, settings: Settings) -> str:
+        return attempts.with_smaller_batch(outcome, reason, settings, folder)
+
     some = Settings(script="vit", per_gpu_batch=32, grad_acc=2)
-    text = attempts.with_smaller_batch("oom", "no memory", some)
+    text = advice("oom", "no memory", some)
     assert text == (
         "no memory; to try: --per_gpu_batch 16 --grad_acc 4, which is the same effective batch"
     )
-    assert attempts.with_smaller_batch("oom", text, some) == text
+    assert advice("oom", text, some) == text
     odd = replace(some, per_gpu_batch=5)
-    assert attempts.with_smaller_batch("oom", "x", odd) == "x; to try: --per_gpu_batch 2"
-    assert attempts.with_smaller_batch("oom", "x", replace(some, per_gpu_batch=1)) == "x"
-    assert attempts.with_smaller_batch("failed", "x", some) == "x"
+    assert "--per_gpu_batch 2 --grad_acc 5, which is the same" in advice("oom", "x", odd)
+    assert advice("oom", "x", replace(some, per_gpu_batch=1)) == "x"
+    assert advice("failed", "x", some) == "x"
+    # With --auto_batch: half of what was run last, under the name that was asked for.
+    auto = replace(some, per_gpu_batch=6, auto_batch=True)
+    assert attempts.batch_to_try(folder, auto) is None
+    for batch, then in ((6, 3), (3, 1), (1, None)):
+        attempts.begin(folder, 0, 2, 24, None, batch)
+        attempts.end(folder, "failed", None, 1.0)
+        assert attempts.batch_to_try(folder, auto) == batch  # it is kept
+        attempts.end(folder, "oom", None, 1.0, begun=False, per_gpu_batch=batch)
+        assert attempts.batch_to_try(folder, auto) == then
+        assert attempts.batch_to_try(folder, some) is None
+    assert advice("oom", "x", auto) == "x"
 
 
 def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,14 @@ from transformers import AutoModelForImageClassification, TrainerCallback
 
 from harness.core.records import RunFolder, read_rows
 from harness.train.run.failures import Diverged
-from tests.support.broken_runs import ARGV, SHORT, assert_same_training, broken_off, only_run
+from tests.support.broken_runs import (
+    ARGV,
+    SHORT,
+    assert_same_training,
+    attempts_of,
+    broken_off,
+    only_run,
+)
 from tests.support.ranks import ranks, script
 from tests.support.toys import CPU, Net, Points, ours
 
@@ -316,3 +323,31 @@ def test_the_best_epoch_is_kept_and_can_be_loaded(
     assert loaded.keys() == weights.keys()
     assert all(torch.equal(loaded[key], weight) for key, weight in weights.items())
     assert not list(folder.path.rglob("*.bin"))  # no pickled arguments
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_half_the_batch_makes_the_same_updates(count: int, tmp_path: Path) -> None:
+    argv = [*SHORT, "--dropout", "0", "--save_steps", "3", "--o"]
+    whole, auto = str(tmp_path / "whole"), [*argv, str(tmp_path / "auto"), "--auto_batch"]
+    assert script("vit", *argv, whole, count=count).code == 0
+    for update, batch in ((3, 8), (2, 4)):
+        done = broken_off(count, auto, update, "oom over 4", "vit")
+        folder = only_run(tmp_path / "auto")
+        told = folder.read_summary() or {}
+        assert told["outcome"] == "oom"
+        assert f"goes on with --per_gpu_batch {batch} --grad_acc {16 // batch}" in told["reason"]
+    # Its name and its settings are those that were asked for; what was run stands beside them.
+    done = script("vit", *auto, count=count)
+    assert done.code == 0, done.err
+    assert "--auto_batch: --per_gpu_batch 4 --grad_acc 4 instead of 16 and 1" in done.err
+    expected = only_run(tmp_path / "whole")
+    assert folder.path.name == expected.path.name and folder.outcome() == "finished"
+    settings = json.loads(folder.settings.read_text())
+    assert (settings["per_gpu_batch"], settings["grad_acc"]) == (16, 1)
+    assert settings["training_arguments"]["per_device_train_batch_size"] == 4
+    assert [row["per_gpu_batch"] for row in attempts_of(folder)[0]] == [16, 8, 4]
+    for row, other in zip(folder.read_epochs()[0], expected.read_epochs()[0], strict=True):
+        for name in ("updates", "samples", "effective_batch", "learning_rate"):
+            assert row[name] == other[name], name
+        assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+        assert row["eval_loss"] == pytest.approx(other["eval_loss"], rel=1e-4)
