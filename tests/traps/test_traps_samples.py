@@ -13,11 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, TrainingArguments
+from transformers.utils import import_utils
 
 from harness.core.command_line import parse
 from harness.core.records import read_json
 from harness.core.settings import UserError
+from harness.train.data import text_layout
+from harness.train.data.texts import for_model
+from tests.support import architectures
 from tests.support.ranks import ranks, script
+from tests.support.samples import text_batches
 from tests.support.toys import (
     CPU,
     Bag,
@@ -177,3 +183,24 @@ def test_trap_19_the_batch_is_not_what_is_said(tmp_path: Path) -> None:
     # DataParallel would make the batch grow with the GPUs: only on request, and only with GPUs.
     done = script("bert", *argv(tmp_path, "--strategy=dp"), env=CPU)
     assert done.code == 2 and "needs a GPU" in done.err
+
+
+def test_trap_28_modernbert_computes_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that its last layer computes for two texts of 4 and 32 tokens."""
+    monkeypatch.setattr(import_utils, "is_flash_attn_2_available", lambda *_: True)
+    model = AutoModelForSequenceClassification.from_config(architectures.small("modernbert")).eval()
+    assert model.config._attn_implementation == "sdpa"
+    computed = []
+    model.model.layers[-1].register_forward_hook(
+        lambda module, inputs, output: computed.append(output.shape[:2].numel())
+    )
+    batches = text_batches(tmp_path, [4, 32], pair=False)
+    padded = model(**for_model(batches([0, 1]))).logits
+    settings = parse("bert", ["--tiny"])
+    # Ours.
+    text_layout.arrange(model, batches, settings, TrainingArguments(str(tmp_path), use_cpu=True))
+    packed = model(**for_model(batches([0, 1]))).logits
+    assert computed == [64, 36]
+    torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-6)

@@ -17,6 +17,7 @@ the last one.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,14 @@ from harness.train.data import models, probes
 from harness.train.data.texts import Layout, TextBatches, attention_inputs, for_model
 
 ATTENTION_NAME = "packed_texts"  # under which transformers knows it
-# The models whose head reads the first token of each text and nothing else, and their encoders.
+# The models whose head reads one row for each text, its first token or the mean of its tokens, and
+# their encoders ("": all but the head).
 ENCODERS = {
     "bert": "encoder",
     "camembert": "encoder",
     "distilbert": "transformer",
     "electra": "encoder",
+    "modernbert": "",
     "roberta": "encoder",
     "xlm-roberta": "encoder",
 }
@@ -77,7 +80,8 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
         return Layout("parts"), reason
     heads, device = model.config.num_attention_heads, args.device
     dtype = HALF_PRECISION.get(settings.precision, torch.float32)
-    reason = why_no_kernel(device, dtype, heads, model.config.hidden_size // heads)
+    reason = "the kernel is not used with windows" if has_windows(model) else None
+    reason = reason or why_no_kernel(device, dtype, heads, model.config.hidden_size // heads)
     if reason and few_shapes:
         return Layout(few_shapes=True), f"{reason}, and runs have many shapes to compile"
     attention = "kernel" if reason is None else "runs" if device.type == "cpu" else "padded"
@@ -127,7 +131,8 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     path = ENCODERS.get(str(getattr(config, "model_type", None)))
     if path is None or getattr(config, "is_decoder", False):
         return None
-    return getattr(getattr(model, "base_model", model), path, None)
+    base = getattr(model, "base_model", model)
+    return getattr(base, path, None) if path else base
 
 
 def accept_packed(model: Any) -> None:
@@ -137,15 +142,41 @@ def accept_packed(model: Any) -> None:
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
     model.set_attn_implementation(ATTENTION_NAME)
-    encoder.register_forward_hook(_keep_first_tokens, with_kwargs=True)
+    if has_windows(model):
+        encoder.register_forward_pre_hook(_without_masks, with_kwargs=True)
+    mean = getattr(model.config, "classifier_pooling", "cls") == "mean"
+    encoder.register_forward_hook(partial(_keep_read_rows, mean), with_kwargs=True)
 
 
-def _keep_first_tokens(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """The first token of each text, as (texts, 1, width): the head reads no other."""
+def has_windows(model: Any) -> bool:
+    """Whether tokens of some layers see only those near to them."""
+    return "sliding_attention" in getattr(model.config, "layer_types", ())
+
+
+def _without_masks(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Of all tokens by all tokens of a row: attention gets the bounds of the texts."""
+    if kwargs.get("texts") is not None:
+        kwargs["attention_mask"] = dict.fromkeys(module.config.layer_types)
+    return args, kwargs
+
+
+def _keep_read_rows(mean: bool, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    """What the head reads of each text, as (texts, 1, width): its first token, or the mean."""
     if (texts := kwargs.get("texts")) is not None:
-        first = output.last_hidden_state[0].index_select(0, texts["first"])
-        output.last_hidden_state = first[:, None]
+        row, first = output.last_hidden_state[0], texts["first"]
+        kept = _means(row, first, texts["lengths"]) if mean else row.index_select(0, first)
+        output.last_hidden_state = kept[:, None]
     return output
+
+
+def _means(row: torch.Tensor, first: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Of the tokens of each text; what fills the row up behind the last one belongs to none."""
+    begins, order = first.sort()
+    places = torch.arange(len(row), device=row.device)
+    of = order[torch.bucketize(places, begins, right=True) - 1]
+    inside = places < (first + lengths)[of]
+    sums = row.new_zeros(len(first), row.shape[1]).index_add(0, of, row * inside[:, None])
+    return sums / lengths[:, None]
 
 
 def packed_attention(
@@ -157,6 +188,7 @@ def packed_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     texts: dict[str, Any] | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The interface of transformers: (1, heads, tokens, width) -> (1, tokens, heads, width)."""
@@ -169,33 +201,54 @@ def packed_attention(
     if "bounds" in texts:
         attended = kernel_attention(rows, texts["bounds"], texts["longest"], dropout, scaling)
     elif "runs" in texts:
-        attended = _run_attention(rows, texts["runs"], dropout, scaling)
+        attended = _run_attention(rows, texts["runs"], dropout, scaling, sliding_window)
     else:
-        attended = _padded_attention(rows, texts, dropout, scaling)
+        attended = _padded_attention(rows, texts, dropout, scaling, sliding_window)
     return attended[None], None
 
 
+def _near(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Which tokens see each other: those less than a window apart; None if all do."""
+    if window is None or length <= window:
+        return None
+    places = torch.arange(length, device=device)
+    return (places[:, None] - places).abs() < window
+
+
 def _run_attention(
-    rows: list[torch.Tensor], runs: list[tuple[int, int]], dropout: float, scaling: float | None
+    rows: list[torch.Tensor],
+    runs: list[tuple[int, int]],
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
 ) -> torch.Tensor:
     """Adjacent texts of one length are a batch already: nothing is copied, masked or padded."""
     sizes = [count * length for count, length in runs]
     results = []
     for (count, length), *run in zip(runs, *(r.split(sizes) for r in rows), strict=True):
         q, k, v = (r.unflatten(0, (count, length)).transpose(1, 2) for r in run)
-        attended = scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scaling)
+        attended = scaled_dot_product_attention(
+            q, k, v, attn_mask=_near(length, window, q.device), dropout_p=dropout, scale=scaling
+        )
         results.append(attended.transpose(1, 2).flatten(0, 1))
     return torch.cat(results)
 
 
 def _padded_attention(
-    rows: list[torch.Tensor], texts: dict[str, Any], dropout: float, scaling: float | None
+    rows: list[torch.Tensor],
+    texts: dict[str, Any],
+    dropout: float,
+    scaling: float | None,
+    window: int | None = None,
 ) -> torch.Tensor:
-    shape, places = texts["places"].shape, texts["places"].flatten()
+    shape, places, inside = texts["places"].shape, texts["places"].flatten(), texts["inside"]
+    if (near := _near(shape[1], window, inside.device)) is not None:
+        # Padding sees the text all the same: a row without any would be NaN.
+        inside = inside & (near | ~inside.transpose(2, 3))
     padded = (r.index_select(0, places).unflatten(0, shape) for r in rows)
     q, k, v = (p.transpose(1, 2) for p in padded)
     attended = scaled_dot_product_attention(
-        q, k, v, attn_mask=texts["inside"], dropout_p=dropout, scale=scaling
+        q, k, v, attn_mask=inside, dropout_p=dropout, scale=scaling
     )
     return attended.transpose(1, 2).flatten(0, 1).index_select(0, texts["back"])
 

@@ -243,7 +243,11 @@ class TextBatches:
         return {
             **self._columns(samples[order], ordered, shape, inside),
             "position_ids": torch.from_numpy(positions),
-            "texts": {"first": torch.from_numpy(first), **inputs},
+            "texts": {
+                "first": torch.from_numpy(first),
+                "lengths": torch.from_numpy(lengths),
+                **inputs,
+            },
             SHAPE: _shape(lengths, total, squares),
         }
 
