@@ -1,7 +1,5 @@
 """One small training of every architecture in five ways, and what each leaves in its record.
 
-    python -m tests.support.matrix             train all, and write docs/models.md
-
 All architectures go through the same processes: one alone and two ranks. Models and tokenizers are
 saved to a folder and loaded from there, as those of a user are.
 """
@@ -26,7 +24,6 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from harness.core.command_line import parse
 from harness.core.records import RunFolder
 from harness.core.settings import UserError
-from harness.core.tasks import TASKS
 from harness.train.data import embedded, models, sources
 from harness.train.data.cache import in_turn
 from harness.train.data.images import load_images
@@ -71,12 +68,13 @@ def prepare(root: Path, script: str, names: Sequence[str]) -> dict[str, str]:
             with torch.device("meta"):
                 weights = sum(w.numel() for w in auto.from_config(config).parameters())
             if weights > LARGEST:
-                raise MemoryError(f"{weights:,} weights")
+                raise MemoryError(f"{weights:,} weights at the least here")
             model = auto.from_config(config)
             spread(model)
             model.save_pretrained(folder)
         except Exception as error:
-            failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            text = " ".join(str(error).split())
+            failed[name] = text if isinstance(error, MemoryError) else NEEDS.get(name, text)
             continue
         if script == "bert":
             side = "left" if name in LEFT_PADDED else "right"
@@ -258,14 +256,20 @@ TOLERANCE = 1e-5
 EXCEPTIONS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("bert", "reformer"): (
         ("ddp", "fsdp"),
-        "its reversible layers compute their gradients twice, outside of the layers' forward pass",
+        "its reversible layers run again in the backward pass: ddp sees gradients twice, and fsdp "
+        "does not gather the weights",
     ),
-    ("bert", "squeezebert"): (("fsdp",), "convolutions read weights outside of their layer"),
-    ("bert", "zamba"): (("fsdp",), "its layers share weights, which FSDP splits layer by layer"),
+    ("bert", "squeezebert"): (
+        ("fsdp",),
+        "it calls forward() of its layers, past the hooks with which fsdp gathers their weights",
+    ),
     ("vit", "imagegpt"): (("padded",), "it reads numbers of colours, not pixels"),
     ("vit", "pp_lcnet"): (("padded",), "it returns no loss"),
     ("vit", "siglip2"): (("padded",), "it reads patches of its own processor, not pixels"),
 }
+NEEDS = {  # beside transformers
+    "dinat": "needs natten", "layoutlmv2": "needs detectron2", "timm_wrapper": "needs timm",
+}  # fmt: skip
 HEAD = """# Models
 
 - [Texts](#texts)
@@ -277,8 +281,8 @@ folder and loaded as yours are, and makes three updates in five ways: padded, wi
 auto`, accumulated, with ddp and with fsdp on two ranks. Loss, gradient norm and test loss are
 those of the padded run to 1e-5, and so is the test loss of the saved checkpoint with the
 tokenizer or image processor beside it, run by plain transformers. Dropout is off, and statistics
-of BatchNorm are frozen (`--batchnorm` says what they do). This page is written by `python -m
-tests.support.matrix` from those runs; `pytest -m slow tests/train/loop/test_matrix.py` holds it.
+of BatchNorm are frozen (`--batchnorm` says what they do). `make models` trains them
+all and writes this page; `make test` trains seven of them again, and the slow tests about forty.
 
 - **batches**: how `--padding auto` feeds texts on a CPU ([what each means](strategies.md)).
 - **unused**: whether ddp looks for parameters without a gradient, which takes time in each update.
@@ -328,7 +332,3 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         )
         text += f"\n## {title}\n\n{heading}\n{rows}\n"
     return text
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(measure({s: architectures.names(s) for s in TASKS})))

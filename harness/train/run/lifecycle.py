@@ -29,6 +29,7 @@ from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung, Watchdog
 from harness.train.session import barrier
+from harness.train.strategy import verify
 
 DEAF_S = 3.0  # within which the main thread handles a signal
 
@@ -85,7 +86,8 @@ class Lifecycle:
             trainer.add_callback(self.watchdog)
         checkpoint = context.checkpoint
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            with verify.explained(trainer.model, context.settings):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             model = finish(context.folder, context, trainer.state)
         finally:
             trainer.close()

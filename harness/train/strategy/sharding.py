@@ -6,6 +6,7 @@ fully_shard, on CPU and GPU alike.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,12 @@ def shard(model: nn.Module, settings: Settings, device: torch.device) -> None:
         policy["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     if settings.fsdp_offload:
         policy["offload_policy"] = CPUOffloadPolicy()
-    for block in blocks_of(model):
-        fully_shard(block, **policy)
-    fully_shard(model, **policy)
+    blocks = blocks_of(model)
+    owners = Counter(id(weight) for block in blocks for weight in block.parameters())
+    for block in blocks:
+        if all(owners[id(weight)] == 1 for weight in block.parameters()):
+            fully_shard(block, **policy)
+    fully_shard(model, **policy)  # and what several blocks share
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:

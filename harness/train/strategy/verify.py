@@ -7,6 +7,8 @@ never names a strategy, an exchange or a number format that did not run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,10 +17,31 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
 from harness.core.strategies import is_apart, own_strategy
 from harness.core.topology import World
 from harness.train.measure.communication import uncompiled
+
+# What torch says of a model that a strategy cannot train, and what that means.
+UNFIT = {
+    "marked as ready twice": "computes gradients of a weight more than once in a backward pass, "
+    "and ddp exchanges each once: use --strategy single",
+    "got mixed torch.Tensor and DTensor": "calls layers past the hooks with which fsdp gathers "
+    "their weights: use --strategy ddp or single",
+}
+
+
+@contextmanager
+def explained(model: nn.Module, settings: Settings) -> Iterator[None]:
+    """One line for a model that a strategy cannot train, as its first step shows."""
+    try:
+        yield
+    except RuntimeError as error:
+        for sign, meaning in UNFIT.items():
+            if sign in str(error):
+                name = type(uncompiled(model)).__name__.removeprefix("FSDP")
+                raise UserError(f"--strategy {settings.strategy}: {name} {meaning}") from error
+        raise
 
 
 def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any]:

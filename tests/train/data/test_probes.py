@@ -15,9 +15,9 @@ from transformers import (
     Dinov2Config,
 )
 
-from harness.core.settings import UserError
+from harness.core.settings import Settings, UserError
 from harness.train.data import embedded, models, probes
-from harness.train.strategy import sharding
+from harness.train.strategy import sharding, verify
 from tests.support import architectures
 from tests.support.broken_runs import only_run
 from tests.support.ranks import script
@@ -189,3 +189,31 @@ def test_layers_in_lists_of_lists_are_split_one_by_one() -> None:
     model = AutoModelForImageClassification.from_config(architectures.small("pvt"))
     blocks = sharding.blocks_of(model)
     assert len(blocks) > 4 and not any(isinstance(b, torch.nn.ModuleList) for b in blocks)
+
+
+def test_layers_that_share_weights_are_split_with_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = AutoModelForSequenceClassification.from_config(architectures.small("zamba"))
+    split: list[Any] = []
+    monkeypatch.setattr(sharding, "fully_shard", lambda module, **_: split.append(module))
+    monkeypatch.setattr(sharding, "init_device_mesh", lambda *_: None)
+    monkeypatch.setattr(sharding.dist, "get_world_size", lambda: 2)
+    sharding.shard(model, Settings(script="bert", strategy="fsdp"), torch.device("cpu"))
+    layers = model.model.layers
+    assert split == [layers[0], layers[2], model]  # the others have one transformer together
+
+
+@pytest.mark.parametrize("sign", verify.UNFIT)
+def test_what_a_strategy_cannot_train_is_one_line(sign: str) -> None:
+    settings = Settings(script="bert", strategy="fsdp")
+    with (
+        pytest.raises(UserError, match=r"^--strategy fsdp: Linear .*: use --strategy .*single$"),
+        verify.explained(torch.nn.Linear(1, 1), settings),
+    ):
+        raise RuntimeError(f"aten: {sign}, and more")
+    with (
+        pytest.raises(RuntimeError, match="other"),
+        verify.explained(torch.nn.Linear(1, 1), settings),
+    ):
+        raise RuntimeError("other")

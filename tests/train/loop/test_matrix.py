@@ -22,7 +22,7 @@ def check(results: dict[str, dict[str, Any]]) -> None:
             expected, _ = matrix.EXCEPTIONS.get((script, name), ((), ""))
             if "failed" not in arms:
                 assert matrix.wrong(arms) == expected, (name, arms)
-            assert matrix.line(script, name, arms) in lines, "python -m tests.support.matrix"
+            assert matrix.line(script, name, arms) in lines, "make models"
 
 
 @pytest.mark.timeout(600)
