@@ -1,11 +1,13 @@
 """How a process takes part in a run: the contract, and ranks of one process group.
 
 Ranks must act alike, and each may see another disk: gather() and broadcast() are collectives of
-Python objects, and give the value itself where there is no process group.
+Python objects, and give the value itself where there is no process group. gather() takes what JSON
+holds: over gloo it is one message of each rank to all others (direct.py).
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from transformers import TrainingArguments
 
 from harness.core.settings import Settings
 from harness.core.topology import World, for_world
+from harness.train.direct import Messages
 
 
 class Session:
@@ -58,11 +61,24 @@ class Session:
 
 def gather(value: Any) -> list[Any]:
     """The value of each rank, in the order of ranks, on all of them."""
-    if not dist.is_initialized():
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return [value]
+    if (messages := _messages()) is not None:
+        return [json.loads(text) for text in messages.exchange(json.dumps(value).encode())]
     values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_rows(own: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors of all ranks, of one shape, in the order of ranks."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [own]
+    if own.device.type == "cpu" and (messages := _messages()) is not None:
+        return messages.rows(own.contiguous())
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, own.contiguous())
+    return everyone
 
 
 def broadcast(value: Any) -> Any:
@@ -77,5 +93,21 @@ def broadcast(value: Any) -> Any:
 def barrier() -> None:
     """Wait for all ranks; NCCL is told the device, or each rank would print a notice."""
     if dist.is_initialized():
-        nccl = dist.get_backend() == "nccl"
-        dist.barrier(device_ids=[torch.cuda.current_device()] if nccl else None)
+        if dist.get_backend() == "nccl":
+            dist.barrier(device_ids=[torch.cuda.current_device()])
+        else:
+            gather(None)
+
+
+_of_world: tuple[Any, Messages] | None = None
+
+
+def _messages() -> Messages | None:
+    """Those of the default process group, if gloo carries it."""
+    global _of_world
+    world = dist.group.WORLD
+    if dist.get_backend(world) != "gloo":
+        return None
+    if _of_world is None or _of_world[0] is not world:
+        _of_world = world, Messages(world)
+    return _of_world[1]

@@ -10,18 +10,18 @@ same event, takes them into the epoch's row, which is written when the evaluatio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from harness.core.strategies import own_strategy
 from harness.train.run.failures import Diverged
+from harness.train.session import gather
 from harness.train.strategy import verify
 
 
@@ -35,7 +35,8 @@ class EpochEvents(TrainerCallback):
         trainer, context = self.trainer, self.trainer.context
         trainer.sums = trainer.empty_sums()
         if before := context.epoch_so_far.get("sums"):
-            trainer.sums.restore(before, rank0=args.process_index == 0)
+            of_all = trainer.sums.over_ranks(before)
+            trainer.sums.restore(of_all, rank0=args.process_index == 0)
         if context.settings.rank_dropout == "own":
             # One seed for all would give every rank the same dropout mask at every step.
             seed_from(context.settings.seed, context.world.rank)
@@ -141,10 +142,9 @@ class EpochSums:
             self.overflowed += (~finite).sum()
         self.losses, self.weights, self.norms = [], [], []
 
-    def total(self) -> list[float]:
-        """Sum of loss x samples, and samples, over all ranks; then sum of the norms, clipped
-        updates, all updates, and updates whose gradient was not finite: these are equal on all
-        ranks, or are added up too where ranks train apart, so that each rank's updates count.
+    def own(self) -> list[float]:
+        """Of this rank: sum of loss x samples, samples, sum of the norms, clipped updates, all
+        updates, and updates whose gradient was not finite.
         """
         self.fold()
         updates = torch.full_like(self.loss, self.updates)
@@ -152,9 +152,18 @@ class EpochSums:
             self.loss, torch.full_like(self.loss, self.samples),
             self.norm, self.clipped, updates, self.overflowed,
         ])  # fmt: skip
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(numbers if self.apart else numbers[:2])
         return list(numbers.tolist())
+
+    def over_ranks(self, ranks: Sequence[Sequence[float]]) -> list[float]:
+        """What they have of an epoch, added up: of the loss and the samples. The rest is equal on
+        all ranks, or is added up too where ranks train apart, so that each rank's updates count.
+        """
+        added = [sum(numbers) for numbers in zip(*ranks, strict=True)]
+        return added if self.apart else [*added[:2], *ranks[0][2:]]
+
+    def total(self) -> list[float]:
+        """Those of all ranks (a collective)."""
+        return self.over_ranks(gather(self.own()))
 
     def restore(self, total: list[float], rank0: bool) -> None:
         """Go on from a checkpoint inside the epoch; sums over ranks are restored on rank 0."""

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers import TrainingArguments
 
 from harness.core.attempts import metric_name
@@ -21,6 +20,7 @@ from harness.core.identity import EVAL_BATCH
 from harness.core.settings import Settings, UserError
 from harness.train.measure.metrics import BatchMetrics
 from harness.train.run.failures import Diverged
+from harness.train.session import gather_rows
 from harness.train.strategy import sharding
 
 # A GPU that is driven from Python is kept busy by so many; a processor gains nothing from them.
@@ -82,9 +82,7 @@ def in_order(mine: torch.Tensor, samples: int, args: TrainingArguments) -> torch
     """
     if args.world_size == 1:
         return mine
-    everyone = [torch.empty_like(mine) for _ in range(args.world_size)]
-    dist.all_gather(everyone, mine.contiguous())
-    turns = zip(*(rows.split(args.eval_batch_size) for rows in everyone), strict=True)
+    turns = zip(*(rows.split(args.eval_batch_size) for rows in gather_rows(mine)), strict=True)
     return torch.cat([rows for turn in turns for rows in turn])[:samples]
 
 

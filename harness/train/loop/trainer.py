@@ -35,7 +35,7 @@ from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
 from harness.train.measure.link import link_of_run
 from harness.train.measure.metrics import BatchMetrics, beside_ours
-from harness.train.run.checkpoints import complete, require_sound
+from harness.train.run.checkpoints import Written, agree_to_save, complete, require_sound
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import exchange_of, sharding, verify
@@ -436,27 +436,24 @@ class ExactTrainer(Trainer):
         if epoch_so_far and abs(epoch - round(epoch)) < 1e-6:
             return  # a run resumed from here would never write this epoch's row: save after it
         sharding.average_buffers(self.model)
-        if self.is_apart:
-            self._require_finite_weights()  # the rank's own, which are not those that are shared
         folder = self.weights_file(self.state.global_step).parent
+        finite = not self.is_apart or sharding.has_finite_weights(self.model)  # the rank's own
         with self.exchange.shared():
-            self._require_finite_weights()
+            finite &= sharding.has_finite_weights(self.model)
         if self.recorder.attempt:
             attempts.require(self.context.folder)
         with writing_to(folder.parent):
+            all_finite, own_disk = agree_to_save(folder, self.context.world, finite)
+            if not all_finite:  # a loss of this update may not have been logged yet
+                where = f"at update {self.state.global_step}{self.exchange.caution}"
+                raise Diverged(f"weights are not finite {where}")
             # A rank that does not see it, on a disk of its own, would forget which is the best.
             folder.mkdir(parents=True, exist_ok=True)
             with self.exchange.shared():
                 super()._save_checkpoint(model, trial)
-            self.exchange.save(folder)
-            epoch_so_far["sums"] = self.sums.total()
-            complete(folder, self.context, self.state, epoch_so_far)
-
-    def _require_finite_weights(self) -> None:
-        """The last good checkpoint is kept: a loss of this update may not have been logged yet."""
-        if not sharding.has_finite_weights(self.model):
-            where = f"at update {self.state.global_step}{self.exchange.caution}"
-            raise Diverged(f"weights are not finite {where}")
+            epoch_so_far["sums"] = self.sums.own()
+            own = Written(self.exchange.save(folder), own_disk)
+            complete(folder, self.context, self.state, epoch_so_far, own)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         # Shards are put together on every rank, and written by one.

@@ -31,7 +31,7 @@ from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.measure.clock import seconds_between, stamp
 from harness.train.measure.rows import GIB, EpochMeasure
-from harness.train.session import barrier
+from harness.train.session import barrier, gather
 
 FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")
 PAIRS, LIMIT_S = 5, 5.0  # no pair is begun after so many seconds
@@ -130,11 +130,10 @@ class Exposure(EpochMeasure):
         if not count:
             return None
         known = len(exposed) == count and not any(map(math.isnan, exposed))
-        # A negative value says that it is unknown on one rank, and so on all.
-        least = torch.tensor(exposed if known else [-1.0] * count, dtype=torch.float64)
-        least = least.to(self.device)
-        dist.all_reduce(least, op=dist.ReduceOp.MIN)
-        return split_waiting(exposed, least.tolist()) if min(least.tolist()) >= 0 else None
+        everyone = gather(exposed if known else None)
+        if None in everyone:
+            return None  # unknown on one rank, and so on all
+        return split_waiting(exposed, [*map(min, zip(*everyone, strict=True))])
 
     def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
         share = None
@@ -229,13 +228,8 @@ class CommProbe(EpochMeasure, TrainerCallback):
             both = [0.0, 0.0]
             for number in (0, 1) if sharded or len(pairs) % 2 == 0 else (1, 0):
                 both[number] = self._seconds(exchange=number == 0)
-            numbers = torch.tensor(
-                [*both, time.perf_counter() - began_s],
-                dtype=torch.float64,
-                device=self.context.args.device,
-            )
-            dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-            with_s, without_s, took_s = numbers.tolist()
+            numbers = gather([*both, time.perf_counter() - began_s])
+            with_s, without_s, took_s = map(max, zip(*numbers, strict=True))
             pairs.append((with_s, without_s))
             left_s -= took_s  # the same on all ranks, which have to stop together
         if sharded:
@@ -309,13 +303,12 @@ def _too_large(model: nn.Module, context: Context) -> str | None:
         free = torch.cuda.mem_get_info(device)[0] + held
     else:
         free = psutil.virtual_memory().available // context.world.per_node
-    least = torch.tensor(free, dtype=torch.int64, device=device)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    if least.item() >= needed:
+    least = min(gather(free))
+    if least >= needed:
         return None
     return (
         f"a pass without exchange needs {needed / GIB:.3g} GiB more on each rank, and one has "
-        f"{least.item() / GIB:.3g} GiB"
+        f"{least / GIB:.3g} GiB"
     )
 
 

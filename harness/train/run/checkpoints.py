@@ -7,11 +7,14 @@ nothing is sent.
 
 from __future__ import annotations
 
+import base64
 import os
+import secrets
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from harness.train.manifest import FILES, checksum, damage, write_manifest
 from harness.train.session import barrier, broadcast, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
+RANDOM = "rng_state_{}.pth"  # of a rank, by the Trainer
 ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of other nodes alone
 
 
@@ -80,20 +84,6 @@ def usable_checkpoint(folder: Path, world: World) -> Path | None:
     return None
 
 
-def _only_here(folder: Path, world: World) -> dict[str, tuple[int, str]]:
-    """Length and checksum of what nodes have written that rank 0 does not see (a collective)."""
-    if world.nodes == 1:
-        return {}
-    seen = broadcast([file.name for file in folder.glob("*")])
-    mine = folder.glob("*") if world.local_rank == 0 and world.rank else ()
-    own = {}
-    for file in mine:
-        if file.name not in seen and file.is_file():
-            sync(file)
-            own[file.name] = file.stat().st_size, checksum(file)
-    return {name: of for rank in gather(own) for name, of in rank.items()}
-
-
 def _damaged_here(checkpoint: Path, world: World) -> str | None:
     """A file of this node alone that is not as it was written; whether one may be missing is for
     the strategy to say.
@@ -121,21 +111,63 @@ def remove_broken(folder: Path) -> None:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a rank brings to a checkpoint."""
+
+    files: Sequence[Path] = ()  # that it has written beside the Trainer's
+    own_disk: bool = False  # which rank 0 does not see
+
+
+ONLY_SEEN = Written()
+
+
+def agree_to_save(folder: Path, world: World, sound: bool) -> tuple[bool, bool]:
+    """Whether the weights of all ranks are sound, and whether this one is on a disk of its own: a
+    file that rank 0 has just made is not there (a collective).
+    """
+    mark = folder / f".{secrets.token_hex(8)}" if world.nodes > 1 and world.rank == 0 else None
+    if mark is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    answers = gather([sound, mark and mark.name])
+    all_sound = all(sound for sound, _ in answers)
+    if mark is not None and not all_sound:
+        mark.unlink()
+        with suppress(OSError):  # a checkpoint of this update that was written before is kept
+            folder.rmdir()
+    name = answers[0][1]
+    return all_sound, name is not None and not (folder / name).exists()
+
+
 def complete(
-    folder: Path, context: Context, state: TrainerState, epoch_so_far: dict[str, Any]
-) -> None:
-    """Mark a checkpoint that is written as whole (a collective).
+    folder: Path, context: Context, state: TrainerState, epoch_so_far: dict[str, Any],
+    own: Written = ONLY_SEEN,
+) -> None:  # fmt: skip
+    """Mark a checkpoint that is written as whole (a collective: every rank says what it wrote).
 
     The one before it is kept: should this one turn out to be damaged, the run continues from there.
     """
     args, world = context.args, context.world
-    for name in ("sent", "measured"):
-        epoch_so_far[name] = gather(epoch_so_far.get(name))
-    give_to_rank0(folder / f"rng_state_{world.rank}.pth", world)
-    if args.world_size > 1:
-        barrier()  # every rank has written its part
-    elsewhere = _only_here(folder, world)
+    of_rank = ("sent", "measured", "sums")
+    report: dict[str, Any] = {name: epoch_so_far.get(name) for name in of_rank}
+    report |= {"files": {}, "random": None}
+    if own.own_disk:
+        random = folder / RANDOM.format(world.rank)  # needed where another node takes over
+        report["random"] = base64.b64encode(random.read_bytes()).decode()
+        for file in own.files:
+            sync(file)
+            report["files"][file.name] = file.stat().st_size, checksum(file)
+    everyone = gather(report)
+    for name in of_rank:
+        epoch_so_far[name] = [rank[name] for rank in everyone]
     if args.should_save:
+        for mark in folder.glob(".*"):
+            mark.unlink()
+        for number, rank in enumerate(everyone):
+            if rank["random"] is not None:
+                content = base64.b64decode(rank["random"])
+                (folder / RANDOM.format(number)).write_bytes(content)
         position = {
             "update": state.global_step,
             "epoch": int((state.epoch or 0) + 1e-6),
@@ -145,13 +177,13 @@ def complete(
             "fingerprint": context.fingerprint,
             "processes": args.world_size,
             "best": _best(state),
-            ELSEWHERE: elsewhere,
+            ELSEWHERE: {name: of for rank in everyone for name, of in rank["files"].items()},
             "position": position,
             "epoch": epoch_so_far,
         }
         write_manifest(folder / COMPLETE, facts)
         sync(folder.parent)
-    if on_own_disk(folder / COMPLETE, world) or args.should_save:
+    if args.should_save or (own.own_disk and world.local_rank == 0):
         _keep(folder, 2, _best(state))
 
 
@@ -209,17 +241,6 @@ def on_own_disk(written: Path, world: World) -> bool:
     return world.local_rank == 0 and not written.is_file()
 
 
-def give_to_rank0(file: Path, world: World) -> None:
-    """Copy to rank 0's disk a small file that every rank has written on its own."""
-    if world.nodes == 1:
-        return
-    files = gather((file.name, file.read_bytes()))
-    if world.rank == 0:
-        for name, content in files:
-            if not (copy := file.with_name(name)).is_file():
-                copy.write_bytes(content)
-
-
 def hand_out(folders: list[Path], last: str, world: World) -> None:
     """Copy rank 0's folders, just compared with their checksums, to every node whose disk does not
     have them as they are.
@@ -235,10 +256,11 @@ def hand_out(folders: list[Path], last: str, world: World) -> None:
     marks = [(folder / last, checksum(folder / last)) for folder in folders if world.rank == 0]
     written = broadcast([(file, file.stat().st_mtime, of) for file, of in [*files, *marks]])
     first = world.local_rank == 0
-    missing = gather([f for f, _, content in written if first and _content(f) != content])
+    missing = gather([str(f) for f, _, content in written if first and _content(f) != content])
     for file, time, _ in written:
-        if any(file in of_rank for of_rank in missing):
-            _hand(file, time, takes=file in missing[world.rank], gives=world.rank == 0)
+        takers = [rank for rank, files in enumerate(missing) if str(file) in files]
+        if takers:
+            _hand(file, time, takes=world.rank in takers, gives=world.rank == 0)
     barrier()  # the other ranks of a node read what its first has written
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,9 @@ class Exchange:
         """The model holds the weights that all ranks share, to be evaluated or saved."""
         yield
 
-    def save(self, folder: Path) -> None:
-        """Write to a checkpoint what this rank needs besides the shared weights."""
+    def save(self, folder: Path) -> Sequence[Path]:
+        """Write to a checkpoint what this rank needs besides the shared weights: these files."""
+        return ()
 
     def load(self, folder: Path) -> None:
         """Restore exactly what save() wrote; called after attach()."""

@@ -7,7 +7,7 @@ kept by parameter, because buckets change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,13 +142,15 @@ class DdpExchange(Exchange):
         with self.powersgd.rehearsed() if self.powersgd else nullcontext():
             yield
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Sequence[Path]:
         """Each rank writes its own file, on its own disk where it has one: its residual is as large
         as the gradient, too large for a link that needs compression.
         """
-        if self.powersgd is not None:
-            file = folder / powersgd_file(self.context.world.rank)
-            safetensors.torch.save_file(self.powersgd.state_dict(), file)
+        if self.powersgd is None:
+            return ()
+        file = folder / powersgd_file(self.context.world.rank)
+        safetensors.torch.save_file(self.powersgd.state_dict(), file)
+        return (file,)
 
     def load(self, folder: Path) -> None:
         if self.powersgd is None:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from harness.core.settings import UserError
+from harness.train.direct import Direct
 
 Parts = dict[int, torch.Tensor]  # by the rank that sends them
 Receives = tuple[Parts, list[Any]]  # the buffers, and the pending receives into them
 
 
-class DirectAllreduce:
+class DirectAllreduce(Direct):
     """Means over the ranks of a group, several at a time: every rank begins the same ones.
 
     The group must serve nothing else: a receive that was posted for a row that never came would
@@ -33,10 +33,8 @@ class DirectAllreduce:
             raise UserError(
                 f"--exchange direct sends through gloo, and this run has {backend}: leave it out"
             )
-        self.group = group
+        super().__init__(group)
         self.sent_as = sent_as  # None: the dtype of the row
-        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self.others = [rank for rank in range(self.ranks) if rank != self.rank]
         # By slot: receives posted for the next row, and buffers for those of the row after it.
         self.posted: dict[int, Receives] = {}
         self.spare: dict[int, Parts] = {}
@@ -59,23 +57,23 @@ class DirectAllreduce:
         assert all(part.shape == own.shape for part in received.values())
         if again:
             self.posted[slot] = self._post_receives(own, slot)
-        sends = [self._send(parts[to], to, 2 * slot) for to in self.others]
+        sends = [self.send(parts[to], to, 2 * slot) for to in self.others]
         # A sum may overwrite the part that this rank has sent for it: whoever returns the sum has
         # received the part.
-        sums = [] if pair else [self._receive(parts[of], of, 2 * slot + 1) for of in self.others]
+        sums = [] if pair else [self.receive(parts[of], of, 2 * slot + 1) for of in self.others]
 
         def finish() -> None:
-            self._wait(receives)
+            self.wait(receives)
             if pair:
-                self._wait(sends)  # the sum is written where they read
+                self.wait(sends)  # the sum is written where they read
             total.copy_(own)
             add_in_rank_order(total, self.rank, received)
             if again:
                 self.spare[slot] = received
             if not pair:
                 own.copy_(total)
-                returns = [self._send(own, to, 2 * slot + 1) for to in self.others]
-                self._wait([*sums, *sends, *returns])
+                returns = [self.send(own, to, 2 * slot + 1) for to in self.others]
+                self.wait([*sums, *sends, *returns])
                 row.copy_(wire)
 
         return finish
@@ -83,26 +81,7 @@ class DirectAllreduce:
     def _post_receives(self, own: torch.Tensor, slot: int) -> Receives:
         """The others' parts are each as large as this rank's own."""
         parts = self.spare.pop(slot, None) or {of: torch.empty_like(own) for of in self.others}
-        return parts, [self._receive(part, of, 2 * slot) for of, part in parts.items()]
-
-    def _send(self, part: torch.Tensor, to: int, tag: int) -> Any:
-        return dist.isend(part, group=self.group, group_dst=to, tag=tag)
-
-    def _receive(self, part: torch.Tensor, of: int, tag: int) -> Any:
-        return dist.irecv(part, group=self.group, group_src=of, tag=tag)
-
-    def _wait(self, works: list[Any]) -> None:
-        for work in works:
-            work.wait(collective_timeout())
-
-
-def collective_timeout() -> timedelta:
-    """How long collectives of the training wait. It may change: an elastic run shortens it when
-    training begins.
-    """
-    world: Any = dist.group.WORLD
-    timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
-    return timeout
+        return parts, [self.receive(part, of, 2 * slot) for of, part in parts.items()]
 
 
 def add_in_rank_order(own: torch.Tensor, rank: int, received: Parts) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -319,13 +319,15 @@ class ReplicaExchange(Exchange):
             "together": self.merged,
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Sequence[Path]:
         state = self._own_state()  # on all ranks: it waits for exchanges in the background
-        if self.replicas.leads:
-            file = self._file(folder)
-            draft = file.with_name(f".{file.name}.{os.getpid()}")
-            torch.save({"marks": self._marks(), **state}, draft)
-            draft.replace(file)
+        if not self.replicas.leads:
+            return ()
+        file = self._file(folder)
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        torch.save({"marks": self._marks(), **state}, draft)
+        draft.replace(file)
+        return (file,)
 
     def load(self, folder: Path) -> None:
         saved, problem = self._read(self._file(folder))

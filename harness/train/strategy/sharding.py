@@ -31,7 +31,6 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from harness.core.settings import Settings, UserError
 from harness.train.context import HALF_PRECISION
 from harness.train.data.probes import skips_layers
-from harness.train.session import gather
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -145,14 +144,14 @@ def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def has_finite_weights(model: nn.Module) -> bool:
-    """Whether all weights of the model on all ranks are finite, with BatchNorm's statistics, which
-    an update that fp16 skips may have spoilt (a collective).
+    """Whether all weights of the model on this rank are finite, with BatchNorm's statistics, which
+    an update that fp16 skips may have spoilt.
     """
     statistics = (b for m in model.modules() if isinstance(m, BATCHNORM) for b in m.buffers())
     tensors = [*model.parameters(), *statistics]
     weights = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
     finite = torch.stack([torch.isfinite(weight).all() for weight in weights])
-    return all(gather(bool(finite.all())))
+    return bool(finite.all())
 
 
 def average_buffers(model: nn.Module) -> None:

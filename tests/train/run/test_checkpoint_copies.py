@@ -15,9 +15,10 @@ from transformers import TrainerState
 from harness.core.records import RunFolder, read_rows
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import (
+    Written,
+    agree_to_save,
     complete,
     follow_rank0,
-    give_to_rank0,
     hand_out,
     on_own_disk,
     usable_checkpoint,
@@ -46,8 +47,6 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
     aside = Path("run.earlier-1/old").is_file()
     dist.barrier()
     checkpoint.mkdir(parents=True)
-    (checkpoint / f"own_{world.rank}").write_text(f"of {world.rank}")
-    give_to_rank0(checkpoint / f"own_{world.rank}", world)
     if world.rank == 0:
         (checkpoint / "inner").mkdir()
         (checkpoint / "inner" / "weights").write_text("w" * 100)
@@ -70,11 +69,24 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
 def test_what_rank_0_has_the_other_node_gets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = {"own_0": "of 0", "own_1": "of 1", "inner/weights": "w" * 100}
+    whole = {"inner/weights": "w" * 100}
     first, second = ranks(2, hand_around, str(tmp_path))
     assert first[1:] == ([False, False], False)
     assert second[1:] == ([True, False], True)
     assert first[0] == second[0] and first[0].items() > whole.items()
+
+
+def unsound(folder: str) -> tuple[bool, list[str]]:
+    world = own_node(folder)
+    dist.init_process_group("gloo")
+    sound, _ = agree_to_save(Path("run/checkpoint-4"), world, sound=world.rank == 0)
+    left = sorted(str(path) for path in Path().rglob("*"))
+    dist.destroy_process_group()
+    return sound, left
+
+
+def test_one_rank_with_unsound_weights_ends_the_save_of_all(tmp_path: Path) -> None:
+    assert ranks(2, unsound, str(tmp_path)) == [(False, ["run"]), (False, [])]
 
 
 def go_on(folder: str, kind: str) -> Any:
@@ -89,10 +101,17 @@ def go_on(folder: str, kind: str) -> Any:
     )
     for update in (3, 6):
         checkpoint = run / f"checkpoint-{update}"
-        checkpoint.mkdir(parents=True)
+        sound, own_disk = agree_to_save(checkpoint, world, sound=True)
+        assert sound and own_disk == (world.rank == 1)
+        checkpoint.mkdir(parents=True, exist_ok=True)
         for name in (f"rng_state_{world.rank}.pth", f"apart_{world.rank}.pt"):
             (checkpoint / name).write_text(f"of {world.rank}, at {update}")
-        complete(checkpoint, context, TrainerState(global_step=update), {})
+        own = Written((checkpoint / f"apart_{world.rank}.pt",), own_disk)
+        complete(checkpoint, context, TrainerState(global_step=update), {}, own)
+        if world.rank == 0:  # small files of the others lie there too, and nothing else is left
+            names = ["apart_0.pt", "complete.json", "rng_state_0.pth", "rng_state_1.pth"]
+            assert sorted(os.listdir(checkpoint)) == names
+            assert (checkpoint / names[-1]).read_text() == f"of 1, at {update}"
     if world.rank == 1:
         plant(kind, run / "checkpoint-6" / "apart_1.pt")
     last = usable_checkpoint(run, world)

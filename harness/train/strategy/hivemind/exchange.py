@@ -7,7 +7,7 @@ updates that all peers have made together: an epoch ends when they make its last
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -283,8 +283,9 @@ class PeersExchange(Exchange):
         """This peer's row, and what the others published at the end of the epoch."""
         return [row, *self.other_rows]
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Sequence[Path]:
         write_json(folder / "peer.json", {"position": self.order_began_at + self.fed})
+        return ()  # each peer keeps a folder of its own
 
     def load(self, folder: Path) -> None:
         """The order goes on where it was; counts are those of a new peer."""
