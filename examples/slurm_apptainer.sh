@@ -1,0 +1,18 @@
+# Not tried: no cluster with Apptainer was at hand. The SLURM launcher itself is tested on SLURM 22.05.
+#
+#   apptainer build harness.sif docker-daemon://harness:latest       (examples/Dockerfile)
+#   python -m harness sweep experiments/topology.yaml --launcher slurm --partition gpu --timeout 4h \
+#     --requeue 5 --setup_script examples/slurm_apptainer.sh
+#
+# Each job sources this file: `python` is then the one in the image. SIF names the image. The
+# checkout and outputs must be on storage that all nodes share.
+SIF=${SIF:-$PWD/harness.sif}
+bin=$(mktemp -d)
+cat >"$bin/python" <<END
+#!/bin/sh
+exec apptainer exec --nv --bind "$PWD" --pwd "$PWD" "$SIF" /harness/.venv/bin/python "\$@"
+END
+chmod +x "$bin/python"
+export PATH="$bin:$PATH"
+# Nodes often have no way to the Hub: load model and data once on the login node.
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
