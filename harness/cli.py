@@ -356,6 +356,23 @@ def unpack(parser: Parser) -> None:
     out(parser, "folder of the records (that of the archive)")
 
 
+def push(parser: Parser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of any runs")
+    parser.add_argument("repo", metavar="USER/NAME", help="of a dataset, made if missing")
+    parser.add_argument(
+        "--public", action="store_true", help="all may read a dataset that is made (only you)"
+    )
+    parser.set_defaults(pushes=True)
+    parser.epilog = "HF_TOKEN in the environment is the token; it must be allowed to write."
+
+
+def pull(parser: Parser) -> None:
+    parser.add_argument("repo", metavar="USER/NAME", help="a dataset that harness push has made")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="for its archives of records")
+    parser.set_defaults(pushes=False)
+    parser.epilog = "HF_TOKEN in the environment is the token, for a dataset that is not public."
+
+
 def env(parser: Parser) -> None:
     parser.epilog = "The facts are printed as JSON with and without --json."
 
@@ -415,6 +432,8 @@ VERBS = {
     "report": Verb("read.report.report", "tables and figures of a folder on one page", report),
     "pack": Verb("read.records.packing", "the records of a folder as one file", pack),
     "unpack": Verb("read.records.packing", "an archive as folders again", unpack),
+    "push": Verb("read.records.sharing", "records of a folder to a dataset on the Hub", push),
+    "pull": Verb("read.records.sharing", "records from a dataset on the Hub, checked", pull),
     "doctor": Verb(
         "launch.doctor", "what works on this machine, what does not, and what to do", doctor
     ),

@@ -16,7 +16,7 @@ RIGHT = {
     "sweep": "f.yaml", "table": "outputs", "nodes": "2", "link": "", "figures": "f", "import": "f",
     "compare": "a b", "explain": "a", "batches": "a", "predict": "a --setup 1_1",
     "store": "29400", "report": "", "doctor": "", "env": "",
-    "pack": "outputs", "unpack": "a.jsonl.gz",
+    "pack": "outputs", "push": "outputs me/mine", "pull": "me/mine outputs", "unpack": "a.jsonl.gz",
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness.core.command_line import print_json
@@ -31,7 +32,36 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
-    """Every run and sweep below a folder; of a sweep its plan and its runs."""
+    root, name, folders = _collected(folder)
+    file = out or root / f"{name}{SUFFIX}"
+    if not file.name.endswith(SUFFIX):
+        raise UserError(f"--out {file}: expected a name that ends in {SUFFIX}")
+    with writing_to(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_archive(file, folders)
+    runs = _runs(folders)
+    if as_json:
+        print_json({"written": file, "runs": runs, "bytes": file.stat().st_size})
+    else:
+        print(f"{runs} runs in {file}, {file.stat().st_size / 1e6:.2f} MB; their folders stay")
+    return 0
+
+
+def pack_into(folder: Path, file: Path) -> int:
+    """Write the archive; the number of runs in it."""
+    _, _, folders = _collected(folder)
+    write_archive(file, folders)
+    return _runs(folders)
+
+
+def _runs(folders: Mapping[str, Files]) -> int:
+    return sum("settings.json" in files for files in folders.values())
+
+
+def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:
+    """Every run and sweep below a folder, of a sweep its plan and its runs; where they lie, and
+    the name of the whole.
+    """
     if sweep_file(existing(folder)) is not None:
         sweep = read_sweep(folder)
         root, name = sweep.output_dir, sweep.folder.name
@@ -43,22 +73,11 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
     if problems := [record.problem for record in found if record.problem]:
         raise UserError(problems[0])
     folders = {r.path.relative_to(root).as_posix(): files for r in found if (files := texts(r))}
-    runs = sum("settings.json" in files for files in folders.values())
-    if not runs:
+    if not _runs(folders):
         raise UserError(NO_RECORDS.format(folder))
     if "." in folders:
         raise UserError(f"{folder} is a single run: name a folder above it")
-    file = out or root / f"{name}{SUFFIX}"
-    if not file.name.endswith(SUFFIX):
-        raise UserError(f"--out {file}: expected a name that ends in {SUFFIX}")
-    with writing_to(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_archive(file, folders)
-    if as_json:
-        print_json({"written": file, "runs": runs, "bytes": file.stat().st_size})
-    else:
-        print(f"{runs} runs in {file}, {file.stat().st_size / 1e6:.2f} MB; their folders stay")
-    return 0
+    return root, name, folders
 
 
 def texts(record: RunFolder) -> Files:

@@ -1,0 +1,120 @@
+"""harness push and pull against the stand-in of the Hub: what arrives is what was recorded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from harness.cli import main
+from harness.read.records.frames import load_runs
+from tests.support.hub import TOKEN, Hub
+from tests.support.records import Plan
+
+ENDPOINT = constants.ENDPOINT
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with Hub() as opened:
+        monkeypatch.setattr(constants, "ENDPOINT", opened.endpoint)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(ENDPOINT, opened.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield opened
+
+
+@pytest.fixture
+def folder(plan: Plan) -> Path:
+    for seed in (1, 2):
+        plan.run(seed=seed)
+    return Path(plan.write())
+
+
+def test_records_travel_whole(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    assert main(["push", str(folder), "me/mine"]) == 0
+    assert main(["push", str(folder), "me/mine"]) == 0  # once more, as the next runs come
+    assert hub.made["datasets", "me/mine"]["visibility"] == "private"
+    repo = hub.repos["datasets", "me/mine"]
+    assert sorted(repo.commits[repo.main]) == ["README.md", f"{folder.name}.jsonl.gz"]
+    into = tmp_path / "pulled"
+    for _ in range(2):
+        assert main(["pull", "me/mine", str(into)]) == 0
+    assert [file.name for file in into.iterdir()] == [f"{folder.name}.jsonl.gz"]
+    ours, theirs = (load_runs(root) for root in (folder.parents[1], into))
+    assert len(ours) == 2 and list(theirs["accuracy"]) == list(ours["accuracy"])
+
+
+def test_public_is_asked_for(hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["push", str(folder), "me/open", "--public", "--json"]) == 0
+    assert hub.made["datasets", "me/open"]["visibility"] == "public"
+    said = json.loads(capsys.readouterr().out)
+    assert said["runs"] == 2 and said["commit"] == hub.repos["datasets", "me/open"].main
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main([*words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and TOKEN not in error
+    return error
+
+
+def test_what_is_not_pushed(
+    hub: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert "expected USER/NAME" in refused(capsys, "push", str(folder), "mine")
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(capsys, "push", str(tmp_path / "empty"), "me/mine")
+    odd = folder.rename(folder.with_name("a b"))
+    assert "letters, digits" in refused(capsys, "push", str(odd), "me/mine")
+    odd.rename(folder)
+    monkeypatch.setenv("HF_TOKEN", "hf_another")
+    assert "answers 401: check the name and HF_TOKEN" in refused(
+        capsys, "push", str(folder), "me/mine"
+    )
+    monkeypatch.delenv("HF_TOKEN")
+    assert "set HF_TOKEN" in refused(capsys, "push", str(folder), "me/mine")
+    assert not hub.repos
+
+
+def test_what_is_not_pulled(
+    hub: Hub, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into, made = tmp_path / "into", tmp_path / "made"
+    made.mkdir()
+    assert "answers 401" in refused(capsys, "pull", "me/none", str(into))
+    (made / "weights.bin").write_bytes(b"\x80pickled")
+    hub.add_dataset("me/other", made)
+    assert "has no archive of records" in refused(capsys, "pull", "me/other", str(into))
+    for content, said in (
+        (b"\x80pickled", "is not an archive of records"),
+        (gzip.compress(b'{"archive": "harness", "schema": 1}\nrubbish\n'), "damaged archive"),
+        (
+            gzip.compress(
+                b'{"archive": "harness", "schema": 1}\n'
+                b'{"file": "../../x/settings.json", "content": {}}\n'
+            ),
+            "damaged archive (it has the folder ../../x",
+        ),
+    ):
+        (made / "x.jsonl.gz").write_bytes(content)
+        hub.add_dataset("me/other", made)
+        assert said in refused(capsys, "pull", "me/other", str(into))
+    assert main(["push", str(folder), "me/mine"]) == 0
+    capsys.readouterr()
+    hub.spoils = "flipped"
+    assert "another checksum" in refused(capsys, "pull", "me/mine", str(into))
+    hub.spoils = ""
+    (into / f"{folder.name}.jsonl.gz").write_bytes(b"mine")
+    assert "has other content" in refused(capsys, "pull", "me/mine", str(into))
+    hub.down = "close"
+    assert "me/mine: " in refused(capsys, "pull", "me/mine", str(into))
+    assert [file.name for file in into.iterdir()] == [f"{folder.name}.jsonl.gz"]
