@@ -23,6 +23,10 @@ from harness.launch.plan import Job
 ELSEWHERE = "elsewhere"  # the state of a run that another runner or person measures
 KNOWN = (FINISHED, *FAILURES)
 NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
+# What a run prints that could not write its outcome.
+UNRECORDED = re.compile(
+    r"^(?:\[[^\]]+\] )?(failed|oom|diverged): (.*); it cannot be recorded", re.M
+)
 REFUSED = 2  # exit code of a script for a mistake in its arguments; its last line names it
 
 
@@ -179,7 +183,10 @@ def _silent(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> tuple
         if code == REFUSED:
             return None
         rank_log = log_of(log, rank)
-        line = _last_line(rank_log if rank_log.is_file() else log)  # a remote node has one log
+        rank_log = rank_log if rank_log.is_file() else log  # a remote node has one log
+        if unrecorded := UNRECORDED.search(_text_of(rank_log)):
+            return unrecorded[1], f"{unrecorded[2]} (rank {rank})"
+        line = _last_line(rank_log)
         if NO_MEMORY.search(line):
             return "oom", f"{line} (rank {rank})"
         how = (
@@ -215,13 +222,16 @@ def written_since(path: Path, unix: float) -> bool:
         return False
 
 
-def _last_line(log: Path) -> str:
-    """The last line that the run printed: of its error, where there is one."""
+def _text_of(log: Path) -> str:
     try:
-        text = log.read_text("utf-8", errors="replace")
+        return log.read_text("utf-8", errors="replace")
     except OSError:
         return ""
-    lines = [NODE.sub("", line) for line in text.strip().splitlines()[-200:]]
+
+
+def _last_line(log: Path) -> str:
+    """The last line that the run printed: of its error, where there is one."""
+    lines = [NODE.sub("", line) for line in _text_of(log).strip().splitlines()[-200:]]
     memory = [line for line in lines if NO_MEMORY.search(line)]
     refusals = [line for line in lines if re.match(r"\w+\.py: error: ", line)]
     errors = [line for line in lines if re.search(r"^\S*error", line, re.IGNORECASE)]

@@ -71,6 +71,14 @@ def test_a_runner_waits_for_a_run_that_a_person_started(job: Job, tmp_path: Path
     assert Lock(job.folder.lock("claim")).take()
 
 
+def test_the_reason_is_in_the_log_where_the_record_had_no_room(job: Job) -> None:
+    log = Path(job.settings.output_dir) / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("[b] failed: no space on out/x; it cannot be recorded\n[b] last words\n")
+    assert settled(job, Exit(1, [{"rank": 0, "exit_code": 1, "unix": 1.0}])) == "failed"
+    assert (read_json(job.folder.summary) or {})["reason"] == "no space on out/x (rank 0)"
+
+
 @pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
 def test_the_clock_does_not_say_which_outcome_is_new(
     job: Job, by_s: float, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,7 @@ from harness.launch.runner import Runner, Running
 from harness.launch.sweepfile import load
 from harness.read import load_sweep
 from tests.support import sockets
+from tests.support.memory import CGROUP, limited_group
 from tests.support.sweeps import (
     ROOT,
     alive,
@@ -124,10 +125,8 @@ def test_a_repetition_keeps_the_command_that_measured(tmp_path: Path) -> None:
 
 
 # What a script may print, and what its user has chosen to call things.
-PRIVATE = [
-    "/home/ada-l/data", str(Path.home() / "data"), f"{socket.gethostname()}:29500",
-    "https://ada:hunter2@example.org", "hf_abcdefghijklmnopqrstuvwxyz", "my-secret-plan",
-]  # fmt: skip
+PRIVATE = ["/home/ada-l/data", str(Path.home() / "data"), f"{socket.gethostname()}:29500",
+           "https://ada:hunter2@example.org", f"hf_{'a' * 20}", "my-secret-plan"]  # fmt: skip
 # A vit.py that fails in as many ways as there are seeds; the real one does the rest.
 PLANTED = f"""
 import importlib.util, os, resource, signal, sys, time
@@ -167,6 +166,10 @@ def planted(run):
     if seed == 9:
         os.write(2, b"terminate called after throwing std::bad_alloc\\n")
         os.abort()
+    if seed == 11 and rank == 1:
+        with open({str(CGROUP)!r} + "/cgroup.procs", "w") as group:
+            group.write(str(os.getpid()))
+        bytearray(2**28)
     if seed == 10:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sleep(rank)
@@ -179,7 +182,7 @@ FAILING = """
 script: vit
 settings: {epochs: 1, train_size: 1200, test_size: 64, setup: 1_2, per_gpu_batch: 600,
            run_name: my-secret-plan}
-seeds: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+seeds: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 """
 
 
@@ -226,7 +229,9 @@ def test_failures_are_results_and_the_sweep_goes_on(
     file, out = sweep_file(tmp_path, FAILING), tmp_path / "out"
     argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "off", "--timeout", "60"]
     # A rank that does not obey is killed with its launcher: that run comes last.
-    assert main([*argv, "--exclude", "seed=10"]) == 1
+    with limited_group() as limited:
+        skipped = [] if limited else ["--exclude", "seed=11"]
+        assert main([*argv, "--exclude", "seed=10", *skipped]) == 1
     runs = (out / "sweeps" / "mine-tiny" / "runs.csv").read_text()
     first = {s["seed"]: (s["outcome"], s["reason"]) for s in seeds_of(out)}
     # The next call goes on with what was interrupted, and with what failed if asked to.
@@ -249,6 +254,9 @@ def test_failures_are_results_and_the_sweep_goes_on(
     assert first[6] == ("failed", "rank 1 died of SIGSEGV")
     assert first[8] == ("interrupted", "rank 1 was killed (SIGKILL)")
     assert first[9][0] == "oom" and "bad_alloc" in first[9][1]
+    if limited:
+        killed = "rank 1 was killed by the kernel: the machine is out of memory; to try: "
+        assert first[11][0] == "oom" and first[11][1].startswith(killed)
     # They stand in the table as rows, with their reasons.
     assert runs.count("oom") >= 3 and "planted (rank 1)" in runs
     assert "[4/4] seed=8: finished" in printed and printed.count("started") == 3
@@ -259,16 +267,15 @@ def test_failures_are_results_and_the_sweep_goes_on(
     logs = [p.read_text() for p in (out / "sweeps/mine-tiny/logs").glob("vit_*")]
     marks = [re.findall(r"PROCESS (\d+) (\w+)", text) for text in logs]
     pids = [pid for run in marks for pid, _ in run]
-    assert len(marks) == 26 and all(marks) and len(set(pids)) == 26
+    assert len(marks) == 26 + 2 * limited and all(marks) and len(set(pids)) == len(marks)
     assert {left for run in marks for _, left in run} == {"False"}
-    # What they print is as private as a record.
     assert all("commit " + "c0ffee12" * 5 in text for text in logs)
     for path in (p for p in out.rglob("*") if p.is_file()):
         found = [
             word for word in (*PRIVATE, "hunter2", "ada-l") if word.encode() in path.read_bytes()
         ]
         assert found == [], path
-    # Each attempt that began has an end; nothing is left behind.
+    # Each attempt that began has an end.
     for folder in find_runs(out):
         rows, broken = read_rows(folder.attempts)
         events = [row["event"] for row in rows]
