@@ -91,8 +91,10 @@ class BatchMetrics:
         labels = torch.as_tensor(labels)
         scores = torch.log_softmax(torch.as_tensor(logits).double(), dim=-1)
         true_scores = scores.gather(1, labels[:, None])
-        # The number of classes that score higher than the true one: below 5 is a top-5 hit.
-        true_rank = (scores > true_scores).sum(-1)
+        # How many classes come before the true one: below 5 is a top-5 hit. Of those that score the
+        # same, as half precision makes them, the lowest comes first, as in the prediction.
+        lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
+        true_rank = ((scores > true_scores) | (lower & (scores == true_scores))).sum(-1)
         columns = (scores.argmax(-1), labels, true_rank, -true_scores[:, 0])
         rows = torch.stack([column.double() for column in columns], dim=1)
         if self.own is not None:

@@ -185,6 +185,14 @@ def test_logits_of_all_forms(form: str) -> None:
     assert answer == pytest.approx(expected(logits, labels), abs=1e-9)
 
 
+def test_of_equal_scores_the_lowest_class_comes_first() -> None:
+    """Of ten equal ones five are hits, not all; the prediction is the first."""
+    metrics = BatchMetrics(10)
+    metrics.add(torch.zeros(10, 10), torch.arange(10))
+    quality = metrics.result()
+    assert (quality["accuracy"], quality["top5_accuracy"]) == (0.1, 0.5)
+
+
 def test_five_classes_that_score_as_high_are_no_hit() -> None:
     """A place is the number of higher scores: a sixth place is none of the first five."""
     logits = np.arange(8, dtype=np.float32)[None].repeat(8, axis=0)
