@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ from harness.train.manifest import damage, write_manifest
 from harness.train.session import barrier
 
 FORMAT = 4  # raised when the prepared files change
+DAY_S = 86_400
 KEY = "key.json"  # the manifest of an entry: what was prepared, and the checksums of its files
 
 
@@ -46,6 +48,7 @@ def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:
         if problem is None:
             return folder
         print(f"harness: {folder} is damaged and prepared again ({problem})", file=sys.stderr)
+    _remove_drafts(root)
     draft = root / f".draft-{uuid.uuid4().hex}"
     try:
         draft.mkdir(parents=True)  # with the modes that the user gives to all new folders
@@ -62,6 +65,15 @@ def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def _remove_drafts(root: Path) -> None:
+    """What a killed process has left: nothing was written to it for a day."""
+    for draft in root.glob(".draft-*"):
+        with suppress(OSError):  # another process may end it or remove it at this moment
+            newest = max(path.stat().st_mtime for path in (draft, *draft.rglob("*")))
+            if time.time() - newest > DAY_S:
+                shutil.rmtree(draft, ignore_errors=True)
 
 
 def _put(draft: Path, folder: Path) -> None:

@@ -39,6 +39,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in NAMES}
 
 
+def test_what_killed_processes_left_is_removed_after_a_day(root: Path) -> None:
+    for name, at_work in (("old", False), ("busy", True)):
+        file = root / f".draft-{name}" / "inner" / "pixels.npy"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        for path in (file.parent.parent, file.parent, *([] if at_work else [file])):
+            os.utime(path, (0, 0))
+    cached({"of": 1}, build)
+    assert {path.name for path in root.glob(".draft-*")} == {".draft-busy"}
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_entry_is_made_again(
