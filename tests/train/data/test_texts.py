@@ -14,6 +14,7 @@ from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from harness.core.settings import Settings, UserError
@@ -71,6 +72,20 @@ def test_pairs_that_are_cut_off_are_counted(tmp_path: Path) -> None:
     data = load_texts(replace(options, text_column="text,text"), 1)
     cut = sum(max(0, longest - 11) for longest in (30, 30, 21))
     assert data.facts["truncated_texts"] == cut
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_types_are_for_models_whose_tokenizer_has_them(typed: bool, tmp_path: Path) -> None:
+    """GPT-2 would add the embeddings of its first two words to each token of a pair."""
+    options = saved(tmp_path, transformers.GPT2Config(**OF_GPT2), eos_token="[END]")
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
+    tokenizer = AutoTokenizer.from_pretrained(options.model, model_input_names=names)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A", pair="$A $B:1", special_tokens=[]
+    )
+    tokenizer.save_pretrained(options.model)
+    batch = load_texts(replace(options, text_column="text,text"), 1).collate([0, 7])
+    assert ("token_type_ids" in batch) is typed
 
 
 @pytest.mark.process
