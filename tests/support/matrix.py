@@ -282,7 +282,7 @@ auto`, accumulated, with ddp and with fsdp on two ranks. Loss, gradient norm and
 those of the padded run to 1e-5, and so is the test loss of the saved checkpoint with the
 tokenizer or image processor beside it, run by plain transformers. Dropout is off, and statistics
 of BatchNorm are frozen (`--batchnorm` says what they do). `make models` trains them
-all and writes this page; `make test` trains seven of them again, and the slow tests about forty.
+all and writes this page; `make test` trains seven of them again, and the slow tests about thirty.
 
 - **batches**: how `--padding auto` feeds texts on a CPU ([what each means](strategies.md)).
 - **unused**: whether ddp looks for parameters without a gradient, which takes time in each update.
