@@ -115,6 +115,25 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("baseline", "setups", "said"),
+    [
+        (None, ["1_1", "1_2"], "no baseline is named"),
+        ({"setup": "4_1"}, ["1_1", "1_2"], "no finished run of the baseline (setup 4_1)"),
+        ({"setup": "1_1"}, ["1_1"], "no finished run beside the baseline (setup 1_1)"),
+    ],
+)
+@pytest.mark.usefixtures("undrawn")
+def test_why_nothing_is_compared_is_one_line(
+    baseline: dict[str, str] | None, setups: list[str], said: str, plan: Plan, tmp_path: Path
+) -> None:
+    for setup in setups:
+        plan.run(setup, 4)
+    plan.write(axes=["setup"], baseline=baseline)
+    _, text, *_ = make_report(plan.output_dir, tmp_path / "report")
+    assert f"- Nothing is compared: {said}." in text.read_text().splitlines()
+
+
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures, for tests that look at their text alone."""

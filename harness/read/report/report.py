@@ -18,7 +18,8 @@ from harness.read.drawing import Drawn, colour_rules, for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all
 from harness.read.figures.panels import Styles
-from harness.read.records.baseline import group_rows, run_row
+from harness.read.labels import label_text
+from harness.read.records.baseline import baseline_of, group_rows, run_row
 from harness.read.records.recorded import warn
 from harness.read.records.sweeps import SweepResults, read_all
 from harness.read.table import Table, escaped, html_lines, markdown_lines, table_of
@@ -40,11 +41,12 @@ class Section:
     explained: list[str]
     fairness: list[str]
     problems: list[str]
+    uncompared: str  # why there is no answer
     drawings: dict[str, str] = field(default_factory=dict)  # SVG inside the page
 
     @property
     def answers(self) -> list[str]:
-        return self.table.answers or ["No baseline with finished runs: nothing is compared."]
+        return self.table.answers or [self.uncompared]
 
     @property
     def lists(self) -> list[tuple[str, Sequence[str]]]:
@@ -118,7 +120,17 @@ def _section_of(sweep: SweepResults, styles: Styles, taken: set[str]) -> Section
         explained=explain_sweep(sweep),
         fairness=fairness(sweep),
         problems=sweep.problems,
+        uncompared=_uncompared(sweep),
     )
+
+
+def _uncompared(sweep: SweepResults) -> str:
+    if sweep.baseline is None:
+        return "Nothing is compared: no baseline is named."
+    found = any(g.finished and baseline_of(sweep, g) is g for g in sweep.groups)
+    named = label_text(sweep.baseline, sweep.axes)
+    which = "beside" if found else "of"
+    return f"Nothing is compared: no finished run {which} the baseline ({named})."
 
 
 def _file_name(name: str, taken: set[str]) -> str:
