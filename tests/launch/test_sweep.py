@@ -275,7 +275,6 @@ def test_failures_are_results_and_the_sweep_goes_on(
             word for word in (*PRIVATE, "hunter2", "ada-l") if word.encode() in path.read_bytes()
         ]
         assert found == [], path
-    # Each attempt that began has an end.
     for folder in find_runs(out):
         rows, broken = read_rows(folder.attempts)
         events = [row["event"] for row in rows]
