@@ -135,18 +135,15 @@ def table(parser: Parser) -> None:
     add = parser.add_argument
     add("folder", nargs="?", default="outputs", type=Path, help="of runs or of a sweep (outputs)")
     add("--write", action="store_true", help="also write a sweep's table.md, table.csv, runs.csv")
-    add(
-        "--columns", type=column_names, metavar="A,B,...",
-        help="show these alone, by heading or by field: script,setup,samples/s",
-    )  # fmt: skip
+    columns = "show these alone, by heading or by field: script,setup,samples/s"
+    add("--columns", type=column_names, metavar="A,B,...", help=columns)
     add("--latex", action="store_true", help="print it for LaTeX, with booktabs")
 
 
 def column_names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise BadValue(f"{text}: expected names with commas between them")
-    return names
+    if all(names := [name.strip() for name in text.split(",")]):
+        return names
+    raise BadValue(f"{text}: expected names with commas between them")
 
 
 def nodes(parser: Parser) -> None:
@@ -381,6 +378,11 @@ def doctor(parser: Parser) -> None:
     parser.epilog = "Exit code: 0, or 1 if something stops training itself."
 
 
+def completion(parser: Parser) -> None:
+    parser.epilog = 'In ~/.bashrc: eval "$(harness completion bash)"'
+    parser.add_argument("shell", type=one_of("bash", "zsh", "fish"), help="bash, zsh or fish")
+
+
 def sweep(parser: Parser) -> None:
     # Three dozen flags, half of them of one launcher: they are defined beside what reads them.
     importlib.import_module("harness.launch.sweep").add_arguments(parser)
@@ -437,6 +439,7 @@ VERBS = {
     "doctor": Verb(
         "launch.doctor", "what works on this machine, what does not, and what to do", doctor
     ),
+    "completion": Verb("completion", "complete verbs and flags in a shell", completion, json=False),
     "env": Verb("train.measure.environment", "machine and versions, to paste into a question", env),
 }
 

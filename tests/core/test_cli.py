@@ -17,6 +17,7 @@ RIGHT = {
     "compare": "a b", "explain": "a", "batches": "a", "predict": "a --setup 1_1",
     "store": "29400", "report": "", "doctor": "", "env": "",
     "pack": "outputs", "push": "outputs me/mine", "pull": "me/mine outputs", "unpack": "a.jsonl.gz",
+    "completion": "bash",
 }  # fmt: skip
 
 

@@ -111,8 +111,8 @@ def test_commands_that_read_run_in_a_fresh_clone(
                     command_line(Path(words[1]).stem, words[2:])
                 assert stopped.value.code == 0, f"{page.name}: {command}"
             assert "error:" not in capsys.readouterr().err, command
-    # pack stands in the pages by name alone.
-    assert seen >= {*VERBS} - {"nodes", "link", "store", "pack", "report"}
+    # pack and completion stand in the pages by name alone.
+    assert seen >= {*VERBS} - {"nodes", "link", "store", "pack", "report", "completion"}
 
 
 @pytest.mark.slow
