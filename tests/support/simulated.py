@@ -47,6 +47,7 @@ class Training:
         self.settings = settings_of(job.settings)
         self.lock = Lock(self.folder.lock("run"))
         self.wall_s, self.update, self.begun = 0.0, 0, False
+        self.began_s = world.passed_s
         self.asked = job.settings
         self.batch = int(job.settings.per_gpu_batch or 1)
         self.fault: str | None = None  # what the next step meets
@@ -55,7 +56,8 @@ class Training:
     def step(self) -> int | None:
         """The exit code, once it has ended."""
         try:
-            self.wall_s += next(self.steps)
+            next(self.steps)
+            self.wall_s = self.world.passed_s - self.began_s
         except StopIteration as ended:
             self.lock.release()
             return int(ended.value)
