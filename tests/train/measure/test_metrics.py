@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ import torch
 from sklearn.metrics import recall_score
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import AutoModelForImageClassification, EvalPrediction
+from transformers import AutoModelForImageClassification, EvalPrediction, TrainerCallback
 
 from harness.core.command_line import parse
 from harness.core.records import find_runs, read_rows
@@ -24,7 +25,7 @@ from harness.train.loop.evaluation import eval_batch
 from harness.train.measure.metrics import BatchMetrics
 from tests.support.quality import expected
 from tests.support.ranks import ranks, script
-from tests.support.toys import CPU, Points, ours
+from tests.support.toys import CPU, Net, Points, ours
 
 SIZES = [(13, 4), (50, 8), (101, 8), (3, 4)]  # samples, batch of each rank
 CLASSES = (2, 5, 6, 9)
@@ -222,13 +223,25 @@ class Watched(BatchMetrics):
 
 COLLECTIVES = (
     "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier",
-    "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "scatter",
+    "broadcast", "broadcast_object_list", "gather", "gather_object", "isend", "reduce", "scatter",
 )  # fmt: skip
 
 
 def _noted(calls: list[str], call: Any, *args: Any, **kwargs: Any) -> Any:
     calls.append(call.__name__)
     return call(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def said() -> Iterator[list[str]]:
+    """The names of what is called meanwhile to tell other ranks something."""
+    calls: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for name in COLLECTIVES:
+            call = getattr(torch.distributed, name)
+            spy = functools.partial(_noted, calls, call)
+            stack.enter_context(mock.patch.object(torch.distributed, name, spy))
+        yield calls
 
 
 def kept(folder: str) -> dict[str, Any]:
@@ -240,12 +253,7 @@ def kept(folder: str) -> dict[str, Any]:
     metrics = trainer.compute_metrics = Watched(1000)
     trainer.evaluate()  # the first prepares the model
     metrics.seen, metrics.alive = [], []
-    calls: list[str] = []
-    with contextlib.ExitStack() as stack:
-        for name in COLLECTIVES:
-            call = getattr(torch.distributed, name)
-            spy = functools.partial(_noted, calls, call)
-            stack.enter_context(mock.patch.object(torch.distributed, name, spy))
+    with said() as calls:
         trainer.evaluate()
     return {
         "batches": len(metrics.seen), "alive": max(metrics.alive), "said": calls,
@@ -260,7 +268,34 @@ def test_no_pile_of_logits_and_one_collective(tmp_path: Path) -> None:
             assert outcome["batches"] == 256 // 8 // count
             assert outcome["alive"] <= 2  # this batch, and the one before where it is not yet freed
             assert outcome["bytes"] <= 4 * 8 * 256 / 250  # four numbers, not a thousand logits
-            assert outcome["said"] == (["all_gather"] if count > 1 else [])
+            assert outcome["said"] == ["isend"] * (count - 1)  # to each of the others
+
+
+def in_an_epoch(folder: str, save: str) -> list[str]:
+    more = ("--epochs=3", f"--save={save}", "--comm_probe=off")
+    trainer, run = ours(folder, Net(), Points(32), Points(16), *more)
+    ends: list[int] = []
+    with said() as calls, run:
+        trainer.add_callback(Noted(lambda: ends.append(len(calls))))
+        trainer.train()
+        told = calls[ends[0] : ends[1]]
+    return told
+
+
+class Noted(TrainerCallback):
+    def __init__(self, note: Callable[[], None]) -> None:
+        self.note = note
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.note()
+
+
+@pytest.mark.process
+def test_what_ranks_tell_each_other_in_an_epoch(tmp_path: Path) -> None:
+    """Sums, exposed communication, rows, evaluation; of a save: may we, and what was written."""
+    for save, messages in (("none", 4), ("last", 6)):
+        outcome = ranks(2, in_an_epoch, str(tmp_path / save), save, env=CPU)
+        assert outcome == [["isend"] * messages] * 2
 
 
 def to_the_bit(folder: str) -> dict[str, Any]:
