@@ -215,8 +215,8 @@ def batch_to_try(folder: RunFolder, settings: Settings) -> int | None:
     ends = ends_of(_attempts(folder))
     if not settings.auto_batch or not ends:
         return None
-    if "oom" not in (ends[-1].get("outcome"), folder.outcome()):
-        return last
+    if unended(folder) is not None or "oom" not in (ends[-1].get("outcome"), folder.outcome()):
+        return last  # it was not the memory that ended the last one
     return accumulated(own_batch(settings), last // 2)[0] if last > 1 else None
 
 

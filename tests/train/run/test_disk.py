@@ -132,6 +132,7 @@ def test_what_to_try_where_memory_lacks(tmp_path: Path) -> None:
     assert attempts.batch_to_try(folder, auto) is None
     for batch, then in ((6, 3), (3, 1), (1, None)):
         attempts.begin(folder, 0, 2, 24, None, batch)
+        assert attempts.batch_to_try(folder, auto) in (batch, None)  # as after a kill
         attempts.end(folder, "failed", None, 1.0)
         assert attempts.batch_to_try(folder, auto) == batch  # it is kept
         attempts.end(folder, "oom", None, 1.0, begun=False, per_gpu_batch=batch)
