@@ -128,9 +128,9 @@ def test_padding_compares_layouts_of_the_same_texts() -> None:
 @pytest.mark.process
 def test_report_is_timed_and_weighed() -> None:
     done = benchmark("report", "--quick")
-    figures, *numbers = map(float, cells(done.out, "5"))
+    figures, *numbers = map(float, cells(done.out, "4"))
     best, worst, target_s, size, target = numbers
-    assert figures == 5 and 0 < best <= worst < target_s and 0.05 < size < target
+    assert figures == 4 and 0 < best <= worst < target_s and 0.05 < size < target
 
 
 @pytest.mark.process
