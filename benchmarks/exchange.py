@@ -5,13 +5,15 @@
     python -m benchmarks.exchange --nodes 2 --links loopback --out found.json
     python -m benchmarks.exchange --training --links 10ms/1000mbit,40ms/1000mbit
     python -m benchmarks.exchange --training --caps 0,1,200 -- --model vit-tiny-patch32
+    python -m benchmarks.exchange --messages --nodes 4 --links 40ms/50mbit
 
 A link's delay is one way. Both ways take turns in the same processes. A row of a size is added up
 again and again, and one time is that of all of them divided by their number: who begins late makes
 the others wait. With --training the steps of vit.py --tiny are timed, with what follows -- added;
 --caps are DDP's sizes of buckets in MB, 0 for its own. What is possible: the bytes between two
 nodes at the rate of their link, which emulated nodes share with no others, and one delay for two
-nodes, two for more.
+nodes, two for more. With --messages each rank tells all others something, as rows of a record are
+told, by torch's all_gather_object and by gather(); then one delay is possible for any number.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.core.links import link_of
@@ -34,9 +36,11 @@ ROOT = Path(__file__).resolve().parents[1]
 MARK = "exchange: "
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
 SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
+MESSAGES = (1, 1000, 20_000)  # bytes; a row of a record has a thousand or two
 WAYS = ("backend", "direct")
 LONG_S = 1.5  # for one way and size in one round, if one exchange does not take longer
 Found = dict[str, list[float]]
+Once = Callable[[bool], None]  # whether it is done again
 
 
 def main(argv: list[str]) -> int:
@@ -45,6 +49,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--links", default=LINKS, help="with commas; loopback: one node")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--training", action="store_true", help="time the steps of a training")
+    parser.add_argument("--messages", action="store_true", help="time what ranks tell each other")
     parser.add_argument("--caps", default="0", help="MB of a bucket, with commas; 0: DDP's own")
     parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -55,7 +60,12 @@ def main(argv: list[str]) -> int:
         inside(options)
         return 0
     found = {link: measured(link, options) for link in options.links.split(",")}
-    lines = training_table(found) if options.training else table(found, options.nodes)
+    if options.training:
+        lines = training_table(found)
+    elif options.messages:
+        lines = table(found, options.nodes, MESSAGES, told_s)
+    else:
+        lines = table(found, options.nodes, SIZES, ideal_s)
     text = "\n".join(lines)
     print(text)
     if options.out:
@@ -69,6 +79,7 @@ def measured(link: str, options: argparse.Namespace) -> Found:
     """Seconds by way and size, or by way and cap."""
     words = [f"--rounds={options.rounds}", f"--caps={options.caps}", f"--link={link}"]
     words += ["--training"] if options.training else []
+    words += ["--messages"] if options.messages else []
     inner = ["-m", "benchmarks.exchange", "--inside", *words, "--", *options.flags]
     nodes, run = str(options.nodes), ["-m", "torch.distributed.run", "--standalone"]
     if link == "loopback":
@@ -92,7 +103,18 @@ def ideal_s(size: int, nodes: int, link: str) -> float | None:
     return sending_s + of.delay_ms / 1000 * (1 if nodes == 2 else 2)
 
 
-def table(found: dict[str, Found], nodes: int) -> list[str]:
+def told_s(size: int, nodes: int, link: str) -> float | None:
+    """One delay, and a message to each node over its own link."""
+    if link == "loopback":
+        return None
+    of = link_of(link).between(0, 1)
+    return of.delay_ms / 1000 + (size * 8e-6 / of.rate_mbit if of.rate_mbit else 0.0)
+
+
+Ideal = Callable[[int, int, str], float | None]
+
+
+def table(found: dict[str, Found], nodes: int, sizes: Sequence[int], ideal_of: Ideal) -> list[str]:
     """Medians over the rounds."""
     lines = [
         f"| {nodes} nodes, link one way | bytes | gloo, ms | direct, ms | times as fast | "
@@ -100,9 +122,9 @@ def table(found: dict[str, Found], nodes: int) -> list[str]:
         "|---|--:|--:|--:|--:|--:|",
     ]
     for link, by in found.items():
-        for size in SIZES:
+        for size in sizes:
             theirs, ours = by[f"backend {size}"], by[f"direct {size}"]
-            ideal = ideal_s(size, nodes, link)
+            ideal = ideal_of(size, nodes, link)
             lines.append(
                 f"| {link} | {size:,} | {_ms(statistics.median(theirs))} "
                 f"| {_ms(statistics.median(ours))} | {_ratio(theirs, ours)} "
@@ -140,9 +162,31 @@ def _ratio(theirs: list[float], ours: list[float]) -> str:
 
 
 def inside(options: argparse.Namespace) -> None:
-    found = trained(options) if options.training else added_up(options)
+    kind = trained if options.training else told if options.messages else added_up
+    found = kind(options)
     if os.environ["RANK"] == "0":
         print(MARK + json.dumps(found), flush=True)
+
+
+def told(options: argparse.Namespace) -> Found:
+    import torch.distributed as dist
+
+    from harness.train.session import gather
+
+    dist.init_process_group("gloo")
+    nodes, found = dist.get_world_size(), Found()
+    for size in MESSAGES:
+        text = "x" * size
+        everyone = [text] * nodes
+
+        def by_torch(again: bool, text: str = text, everyone: list[str] = everyone) -> None:
+            dist.all_gather_object(everyone, text)
+
+        def directly(again: bool, text: str = text) -> None:
+            gather(text)
+
+        _in_turn(found, size, (by_torch, directly), told_s(size, nodes, options.link), options)
+    return found
 
 
 def added_up(options: argparse.Namespace) -> Found:
@@ -153,7 +197,7 @@ def added_up(options: argparse.Namespace) -> Found:
 
     dist.init_process_group("gloo")
     direct = DirectAllreduce(dist.new_group())
-    found: Found = {}
+    nodes, found = dist.get_world_size(), Found()
     for slot, size in enumerate(SIZES):
         row = torch.zeros(size // 4)
 
@@ -163,20 +207,26 @@ def added_up(options: argparse.Namespace) -> Found:
         def directly(again: bool, row: torch.Tensor = row, slot: int = slot) -> None:
             direct.begin(row, slot, again)()
 
-        often = _often(ideal_s(size, dist.get_world_size(), options.link))
-        for number in range(-1, options.rounds):
-            for way, once in zip(WAYS, (by_backend, directly), strict=True):
-                seconds = _each_s(once, often if number >= 0 else 1)
-                if number >= 0:
-                    found.setdefault(f"{way} {size}", []).append(seconds)
+        _in_turn(found, size, (by_backend, directly), ideal_s(size, nodes, options.link), options)
     return found
+
+
+def _in_turn(
+    found: Found, size: int, ways: Sequence[Once], ideal: float | None, options: argparse.Namespace
+) -> None:
+    often = _often(ideal)
+    for number in range(-1, options.rounds):
+        for way, once in zip(WAYS, ways, strict=True):
+            seconds = _each_s(once, often if number >= 0 else 1)
+            if number >= 0:
+                found.setdefault(f"{way} {size}", []).append(seconds)
 
 
 def _often(ideal: float | None) -> int:
     return 20 if ideal is None else min(20, max(2, round(LONG_S / 2 / ideal)))
 
 
-def _each_s(once: Callable[[bool], None], often: int) -> float:
+def _each_s(once: Once, often: int) -> float:
     began_s = time.perf_counter()
     for number in range(often):
         once(number < often - 1)
