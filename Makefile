@@ -1,9 +1,10 @@
 # make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data;
 #             TORCH=cpu, cu126 or cu130 takes that build of torch (without an NVIDIA GPU: cpu)
-# make test   set up, then run all tests
+# make test   set up, then lint, types and all but the slow tests
+# make lint   format, lint and types alone
 # make faults   all trials with damaged files and planted faults, of which make test runs some
 # make models   train every architecture of transformers in five ways, and write docs/models.md
-# make test-gpu   test the code for GPUs on a stand-in whose kernels the CPU computes (5 GB, network)
+# make test-gpu   test the code for GPUs on a stand-in whose kernels the CPU computes (6 GB, network)
 # make figures   draw the published tables and figures, the tables in the pages and the notebook
 # make notebook   set up, then open plot_values.ipynb
 PYTHON ?= python3

@@ -1,6 +1,6 @@
 """Fine-tune a text classifier and record what it cost.
 
-    python bert.py --tiny                                             a laptop, no network, a minute
+    python bert.py --tiny                                        a laptop, no network, half a minute
     torchrun --standalone --nproc_per_node=4 bert.py --per_gpu_batch=16 --setup 1_4
     python bert.py --help
 

@@ -1,6 +1,6 @@
 """Fine-tune an image classifier and record what it cost.
 
-    python vit.py --tiny                                             a laptop, no network, a minute
+    python vit.py --tiny                                        a laptop, no network, half a minute
     torchrun --standalone --nproc_per_node=4 vit.py --per_gpu_batch=16 --setup 1_4
     python vit.py --help
 

@@ -7,7 +7,9 @@
 # Each job sources this file: `python` is then the one in the image. SIF names the image. The
 # checkout and outputs must be on storage that all nodes share.
 SIF=${SIF:-$PWD/harness.sif}
-bin=$(mktemp -d)
+# On the shared storage: srun looks there on every node.
+mkdir -p outputs
+bin=$(mktemp -d "$PWD/outputs/.bin-XXXXXX")
 cat >"$bin/python" <<END
 #!/bin/sh
 exec apptainer exec --nv --bind "$PWD" --pwd "$PWD" "$SIF" /harness/.venv/bin/python "\$@"

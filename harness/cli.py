@@ -459,7 +459,7 @@ def parser_of(verb: str) -> Parser:
 
 
 def usage() -> str:
-    verbs = "\n".join(f"  {name:<8} {verb.summary}" for name, verb in VERBS.items())
+    verbs = "\n".join(f"  {name:<10} {verb.summary}" for name, verb in VERBS.items())
     return f"usage: python -m harness VERB [...]    python -m harness VERB --help\n\n{verbs}"
 
 

@@ -110,7 +110,7 @@ def test_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in ([], ["--help"], ["-h"]):
         assert main(argv) == 0
         printed = capsys.readouterr().out
-        assert all(f"\n  {verb:<8} {VERBS[verb].summary}\n" in printed for verb in VERBS)
+        assert all(f"\n  {verb:<10} {VERBS[verb].summary}\n" in printed for verb in VERBS)
     for argv, hint in ((["tabel"], "did you mean table?"), (["qqqq"], "there are sweep, table")):
         assert main(argv) == 2
         assert capsys.readouterr().err.startswith(f"harness: error: unknown verb {argv[0]}: {hint}")

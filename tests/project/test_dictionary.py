@@ -44,6 +44,7 @@ NOT_WRITTEN_HERE = {
     "environment.observed.compiled_graphs", "environment.observed.compiled_in_updates",
     "environment.link.asked.nodes",
     "environment.inputs.dataset", "environment.inputs.model",  # tests/core/test_inputs.py
+    "environment.inputs.strategy",  # tests/train/strategy/test_own_strategy.py
     "environment.inputs.script", "environment.observed.own_model",  # of scripts of one's own
     "failure.rank", "failure.outcome", "failure.reason", "failure.unix",
     "settings.imported",  # tests/read/test_importing.py
