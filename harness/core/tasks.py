@@ -207,11 +207,16 @@ def parsed(file: Path) -> ast.Module:
 
 
 def module_from(file: Path) -> Any:
-    """The module in a file, which may import what lies beside it."""
+    """The module in a file, which may import what lies beside it. It takes no other's name: a file
+    may be called random.py.
+    """
     sys.path.insert(0, str(file.absolute().parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    there = getattr(sys.modules.get(file.stem), "__file__", None)
+    taken = file.stem in sys.modules and there != str(file)
+    name = f"{file.stem}_of_yours" if taken else file.stem
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
-    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

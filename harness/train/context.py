@@ -22,6 +22,7 @@ from harness.train.session import Session
 
 # In a checkpoint's folder, written last: a checkpoint without it is ignored.
 COMPLETE = "complete.json"
+CHECKPOINT_FORMAT = 2  # of what the harness writes into one beside the Trainer's files
 # Of --precision and --compress.
 HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -111,6 +112,7 @@ class Context:
         """What a checkpoint must agree with; resuming from another one would skip samples."""
         canonical = json.dumps(identity(self.settings), sort_keys=True, default=str)
         return {
+            "format": CHECKPOINT_FORMAT,
             "settings": hashlib.sha256(canonical.encode()).hexdigest(),
             "world": self._processes,
             "data": self.data_facts.get("data_checksum"),

@@ -99,6 +99,14 @@ def barrier() -> None:
             gather(None)
 
 
+def end_group() -> None:
+    """Leave the process group, if there is one. Its sockets close with the last that uses it."""
+    global _of_world
+    _of_world = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 _of_world: tuple[Any, Messages] | None = None
 
 

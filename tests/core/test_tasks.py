@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from harness.core.command_line import help_text, parse, to_argv
 from harness.core.identity import run_id
 from harness.core.records import find_runs, read_json
 from harness.core.settings import UserError
-from harness.core.tasks import TASKS
+from harness.core.tasks import TASKS, module_from
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
 from harness.read.imports.formats import settings_in
@@ -73,3 +75,13 @@ def test_its_script_trains_and_is_read(
     assert (read_json(run.settings) or {})["script"] == "reviews"
     assert main(["table", str(out)]) == 0
     assert "reviews" in capsys.readouterr().out
+
+
+def test_a_file_of_ones_own_takes_no_other_modules_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("random", "my_way"):
+        (tmp_path / f"{name}.py").write_text("FOUND = 7\n")
+        assert module_from(tmp_path / f"{name}.py").FOUND == 7
+    assert sys.modules["random"] is random and sys.modules.pop("my_way").FOUND == 7

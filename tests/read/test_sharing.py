@@ -11,7 +11,9 @@ import pytest
 from huggingface_hub import constants
 
 from harness.cli import main
+from harness.core.settings import UserError
 from harness.read.records.frames import load_runs
+from harness.read.records.sharing import _told
 from tests.support.hub import TOKEN, Hub
 from tests.support.records import Plan
 
@@ -50,6 +52,20 @@ def test_records_travel_whole(hub: Hub, folder: Path, tmp_path: Path) -> None:
     assert [file.name for file in into.iterdir()] == [f"{folder.name}.jsonl.gz"]
     ours, theirs = (load_runs(root) for root in (folder.parents[1], into))
     assert len(ours) == 2 and list(theirs["accuracy"]) == list(ours["accuracy"])
+
+
+def test_a_card_that_is_there_is_kept(hub: Hub, folder: Path) -> None:
+    assert main(["push", str(folder), "me/mine"]) == 0
+    repo = hub.repos["datasets", "me/mine"]
+    (repo.folders[repo.main] / "README.md").write_text("Measured in our basement.")
+    assert main(["push", str(folder), "me/mine"]) == 0
+    assert "basement" in (repo.folders[repo.main] / "README.md").read_text()
+
+
+def test_an_error_without_a_text_is_told_by_its_name() -> None:
+    told = "me/mine: ConnectionError: try again later"
+    with pytest.raises(UserError, match=told), _told("me/mine"):
+        raise ConnectionError
 
 
 def test_public_is_asked_for(hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

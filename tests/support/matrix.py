@@ -277,13 +277,14 @@ HEAD = """# Models
 
 Every architecture of transformers' mappings for sequence and image classification that can be
 built small trains with the same numbers however it is fed, except where the last column says
-otherwise; not tried are also those with more than 2,000,000 weights at their smallest here. Each
-has random weights, is saved to a folder and loaded as yours are, and makes three updates in five
-ways: padded, with `--padding auto`, accumulated, with ddp and with fsdp on two ranks. Loss,
-gradient norm and test loss are those of the padded run to 1e-5, and so is the test loss of the saved checkpoint with the
-tokenizer or image processor beside it, run by plain transformers. Dropout is off, and statistics
-of BatchNorm are frozen (`--batchnorm` says what they do). `make models` trains them
-all and writes this page; `make test` trains seven of them again, and the slow tests about thirty.
+otherwise; not tried are also those with more than 2,000,000 weights at their smallest here.
+Each has random weights, is saved to a folder and loaded as yours are, and makes three updates
+in five ways: padded, with `--padding auto`, accumulated, with ddp and with fsdp on two ranks.
+Loss, gradient norm and test loss are those of the padded run to 1e-5, and so is the test loss
+of the saved checkpoint with the tokenizer or image processor beside it, run by plain
+transformers. Dropout is off, and statistics of BatchNorm are frozen (`--batchnorm` says what
+they do). `make models` trains them all and writes this page; `make test` trains seven of them
+again, and the slow tests about thirty.
 
 - **batches**: how `--padding auto` feeds texts on a CPU: `packed` and `runs` in one row without
   padding, `parts` at most four of similar length, `batch` padded to the longest.

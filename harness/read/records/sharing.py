@@ -55,7 +55,9 @@ def _push(options: argparse.Namespace) -> tuple[dict[str, object], str]:
             raise UserError(f"{name}: a folder whose name has letters, digits, _, - and . alone")
         runs = pack_into(options.folder, file := Path(folder, name))
         api.create_repo(repo, repo_type="dataset", private=not options.public, exist_ok=True)
-        files: dict[str, Path | bytes] = {name: file, "README.md": CARD.format(repo=repo).encode()}
+        files: dict[str, Path | bytes] = {name: file}
+        if not api.file_exists(repo, "README.md", repo_type="dataset"):
+            files["README.md"] = CARD.format(repo=repo).encode()
         done = api.create_commit(
             repo, [CommitOperationAdd(path, content) for path, content in files.items()],
             commit_message=f"{runs} runs of {name}", repo_type="dataset",
@@ -112,6 +114,10 @@ def _token() -> str:
     )
 
 
+def _first_line(error: Exception) -> str:
+    return redacted((str(error) or type(error).__name__).splitlines()[0])
+
+
 @contextmanager
 def _told(repo: str) -> Iterator[None]:
     """What the Hub refuses, in one line."""
@@ -121,6 +127,6 @@ def _told(repo: str) -> Iterator[None]:
         if isinstance(error, UserError):
             raise
         status = getattr(getattr(error, "response", None), "status_code", None)
-        what = f"the Hub answers {status}" if status else redacted(str(error).splitlines()[0])
+        what = f"the Hub answers {status}" if status else _first_line(error)
         hint = "check the name and HF_TOKEN" if status in (401, 403, 404) else "try again later"
         raise UserError(f"{repo}: {what}: {hint}") from None

@@ -30,6 +30,7 @@ from harness.train.measure.resources import CpuTime
 from harness.train.run.checkpoints import remove_broken
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung
+from harness.train.session import end_group
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
 LOOK_EVERY_S = 1.0
@@ -141,7 +142,7 @@ def _restarts(launch: Launch | None, error: BaseException) -> bool:
 def _let_rank0_record(folder: RunFolder, leave_group: bool, within_s: float) -> None:
     """Rank 0 may be waiting for this one: let it see that it is gone, and write the record."""
     if leave_group and dist.is_initialized() and dist.get_backend() == "gloo":
-        dist.destroy_process_group()
+        end_group()
     until = time.monotonic() + within_s
     while time.monotonic() < until and not folder.summary.is_file():
         time.sleep(0.05)

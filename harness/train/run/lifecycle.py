@@ -28,7 +28,7 @@ from harness.train.run.elastic import limit_collectives
 from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung, Watchdog
-from harness.train.session import barrier
+from harness.train.session import barrier, end_group
 from harness.train.strategy import verify
 
 DEAF_S = 3.0  # within which the main thread handles a signal
@@ -206,4 +206,4 @@ class Lifecycle:
         if dist.is_initialized():
             # torchrun stops the others as soon as one has left.
             barrier()
-            dist.destroy_process_group()
+            end_group()

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import datasets
 import torch
-import torch.distributed as dist
 from huggingface_hub.utils.tqdm import disable_progress_bars as disable_hub_progress_bars
 from transformers import HfArgumentParser, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
@@ -42,7 +41,7 @@ from harness.train.rendezvous import bind_to_loopback, harden
 from harness.train.run.checkpoints import follow_rank0
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle
-from harness.train.session import Session, barrier, broadcast
+from harness.train.session import Session, barrier, broadcast, end_group
 from harness.train.strategy import session_of
 
 
@@ -263,8 +262,7 @@ def start(settings: Settings) -> Lifecycle | None:
         context.session.already_finished()
         if lock is not None:
             lock.release()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        end_group()
         return None
     if not context.session.open():
         return None

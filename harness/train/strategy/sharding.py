@@ -150,8 +150,9 @@ def has_finite_weights(model: nn.Module) -> bool:
     statistics = (b for m in model.modules() if isinstance(m, BATCHNORM) for b in m.buffers())
     tensors = [*model.parameters(), *statistics]
     weights = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
-    finite = torch.stack([torch.isfinite(weight).all() for weight in weights])
-    return bool(finite.all())
+    flags = [torch.isfinite(weight).all() for weight in weights]
+    # With --fsdp_offload the shards lie on the host, and BatchNorm's statistics do not.
+    return bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
 
 
 def average_buffers(model: nn.Module) -> None:
