@@ -126,8 +126,9 @@ class CalibrationRecord(TypedDict):
     process with as many threads, and cached."""
 
     fp32_tflops: Annotated[TflopPerSecond | None,
-        "of the product of two matrices of 1024 x 1024; null, and not cached, where other programs "
-        "took more than a tenth of the threads' processor time in each repetition"]
+        "of the product of two matrices of 1024 x 1024; null, and not cached, where the threads "
+        "had less than nine tenths of their processor time in each repetition: other programs or a "
+        "quota took it, or the product used fewer threads"]
     bf16_tflops: Annotated[TflopPerSecond | None, "likewise"]
     memory_gb_per_s: Annotated[GigabytePerSecond, "read and written by a large copy"]
     threads: Annotated[Positive, "torch's threads"]
