@@ -40,6 +40,7 @@ class State:
     began_s: float | None = None
     took_s: float | None = None
     batch: int | None = None  # per process, that is tried after a lack of memory (--auto_batch)
+    goes_on: bool = False  # with the record that this runner has made, whatever --rerun says
     known: bool = False  # had its outcome before this runner came to it
 
     @property

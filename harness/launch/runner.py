@@ -193,7 +193,8 @@ class Runner(Worker):
         except UserError:
             lock.release()
             raise
-        state.batch = self.batch_to_try(state) or state.batch
+        if state.goes_on:
+            state.batch = self.batch_to_try(state) or state.batch
         log = _new_log(self.folder / "logs", job, self.hosts)
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         self.running.append(
@@ -215,7 +216,7 @@ class Runner(Worker):
         return known
 
     def _request(self, state: State, devices: Devices, log: Path) -> LaunchRequest:
-        job, goes_on = state.job, {attempts.GOES_ON: "1"} if state.batch else {}
+        job, goes_on = state.job, {attempts.GOES_ON: "1"} if state.goes_on else {}
         launch = launched(self.folder.name, self.options, self.others, self.place.facts(job))
         on_cores = self.options.pack and not self.machine.gpus
         return LaunchRequest(
@@ -289,7 +290,7 @@ class Runner(Worker):
         if state.state == "oom" and (batch := self.batch_to_try(state)) is not None:
             self.screen.print(f"{self.name_of(state)}: oom; goes on with --per_gpu_batch {batch}")
             redact_logs(running.log, job.settings, self.hosts)
-            state.state = WAITING
+            state.state, state.goes_on = WAITING, True
             return
         self.report(state, took_s, running.log)
 

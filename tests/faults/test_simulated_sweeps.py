@@ -102,3 +102,20 @@ def test_no_history_loses_or_falsifies_a_row(part: int, monkeypatch: pytest.Monk
             with monkeypatch.context() as patch:
                 history(seed, jobs, out / "sweeps" / "mine", patch)
             shutil.rmtree(out)
+
+
+def test_rerun_all_measures_finished_runs_again_from_the_batch_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes on with half the batch is this sweep's own record, never the one to be replaced."""
+    jobs = jobs_of(tmp_path, SWEEP, out=tmp_path / "out")
+    world = SimulatedWorld(0, jobs, tmp_path / "out" / "sweeps" / "mine")
+    world.patch(monkeypatch)
+    world.plan, world.memory = [], jobs[0].settings.per_gpu_batch // 2
+    for rerun in ("failed", "all"):
+        world.begun.clear()
+        assert {s.state for s in world.work(Options(isolation="off", rerun=rerun))} == {FINISHED}
+        for job in jobs:
+            assert world.begun[job.folder.path] == 2  # out of memory once, then with half
+            asked, half = (row["per_gpu_batch"] for row in starts_of(job.folder.read_attempts()))
+            assert (asked, half) == (2 * world.memory, world.memory)
