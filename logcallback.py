@@ -325,6 +325,7 @@ class LogCallback(Recorder):
         outcome, reason = FINISHED, None
         if not self.finite:
             outcome, reason = "diverged", f"weights are not finite at update {update}"
-        attempts.end(self.folder, outcome, reason, wall_s, cpu_time, update)
+        batch = args.per_device_train_batch_size
+        attempts.end(self.folder, outcome, reason, wall_s, cpu_time, update, per_gpu_batch=batch)
         attempts.write_summary(self.folder, outcome, reason, best, facts)
         self.folder.progress.unlink(missing_ok=True)

@@ -11,10 +11,11 @@ import pytest
 
 from harness.read.compare.answers import answers
 from harness.read.compare.compare import compare
+from harness.read.predict.fitting import Overrides, step_s
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
-from tests.support.records import TARGET, Plan, epochs, row_of
+from tests.support.records import TARGET, Plan, epochs, lines, row_of
 
 BUSY = {"launch": {"cpu_busy_share": 0.6}}
 
@@ -150,3 +151,26 @@ def test_runs_side_by_side_disturb_each_other(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, environment={"launch": {"packed": True}})
     (group,) = plan.groups()
     assert group["disturbed"] == 1
+
+
+def test_a_run_in_another_batch_than_asked_for_has_no_times(plan: Plan, table: Verb) -> None:
+    """--auto_batch: its name and settings say 4, its attempts 2."""
+    with_rates(plan, "1_1", 100.0, 100.0)
+    for seed in (0, 1):
+        folder = plan.run("1_2", seed=seed, train_samples_per_s=70.0, accuracy=0.3)
+        (folder / "settings.json").write_text(json.dumps({"schema": 1, "per_gpu_batch": 4}))
+        batches = (4,) if seed == 0 else (4, 2)
+        starts = [{"event": "start", "attempt": n, "per_gpu_batch": b} for n, b in
+                  enumerate(batches, start=1)]  # fmt: skip
+        lines(folder / "attempts.jsonl", starts)
+    _, group = plan.groups()
+    assert group["finished"] == 2, [run.reason for run in groups_of(plan)[1].runs]
+    assert group["train_samples_per_s_values"] == [70, None] and group["disturbed"] == 1
+    assert group["accuracy_n"] == 2 and group["peak_memory_gib_n"] == 1
+    said = table(plan.write())
+    assert row_of(said, "1_2")[1] == "2/2§" and "§ 1 run in another batch per process" in said
+    assert any("batch: 1 of 2" in n for n in compare(*groups_of(plan)).verdicts["speed"].notes)
+    plan.content["runs"] = [r for r in plan.content["runs"] if r["path"] != "bert/1_2_4_0"]
+    verdict = compare(*groups_of(plan)).verdicts["speed"]
+    assert any("ran with 2 per process" in reason for reason in verdict.reasons)
+    assert step_s(groups_of(plan)[1].runs[0], Overrides()) is None  # predict cannot take it

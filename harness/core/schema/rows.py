@@ -342,7 +342,7 @@ class AttemptEnd(TypedDict):
                                  "null without one"]
     update: Annotated[Count | None, "the last update it completed"]
     per_gpu_batch: NotRequired[Annotated[Positive | None,
-        "samples per process and forward pass, where it ended by itself"]]
+        "samples per process and forward pass, as they were run; null where that is not known"]]
     wall_s: Annotated[Seconds | None,
         "how long it took; null where a killed process had reported nothing"]
     user_s_per_rank: CPU_OF_ATTEMPT

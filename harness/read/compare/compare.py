@@ -102,12 +102,21 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
 
 
 def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
-    """Times beside other programs are not those of a quiet machine."""
-    busy = [group for group in groups if group.disturbed == len(group.finished)]
+    """Times beside other programs are not those of a quiet machine, nor those of another batch."""
+    busy = [group for group in groups if all(run.is_beside_others for run in group.finished)]
     for group in groups:
-        if not group.disturbed:
+        if batches := {batch for run in group.finished for batch in run.other_batches}:
+            changed = sum(bool(run.other_batches) for run in group.finished)
+            text = f"batch: {changed} of {len(group.finished)} runs of {group.name} ran with "
+            text += f"{_listed(sorted(batches))} per process in place of the batch asked for "
+            text += "(--auto_batch), and have no times"
+            for question in (SPEED, TARGET):
+                verdict = verdicts[question]
+                whole = changed == len(group.finished)
+                (verdict.reasons if whole else verdict.notes).append(text)
+        if not (count := sum(run.is_beside_others for run in group.finished)):
             continue
-        text = f"other programs: {group.disturbed} of {len(group.finished)} runs of {group.name} "
+        text = f"other programs: {count} of {len(group.finished)} runs of {group.name} "
         text += f"began beside them (--pack, or more than {DISTURBING_SHARE:.0%} of the cores)"
         for question in (SPEED, TARGET):
             if len(busy) == 1 and group in busy:

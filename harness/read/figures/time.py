@@ -106,7 +106,8 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
 
 def _times(group: Group, target: Target) -> Times:
     """Of the finished runs that have the metric; a miss is infinite."""
-    results = ((run, time_to_target(run.epochs, target)) for run in group.finished)
+    runs = (run for run in group.finished if not run.other_batches)
+    results = ((run, time_to_target(run.epochs, target)) for run in runs)
     return [(run, times[TARGET_TIME]) for run, times in results if TARGET_TIME in times]
 
 

@@ -452,7 +452,8 @@ def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
     steps = [step_s(run, Overrides()) for run in group.finished]
     known = tuple(step for step in steps if step is not None)
     if len(known) < len(steps):
-        raise UserError("no steps were timed")
+        changed = any(run.other_batches for run in group.finished)
+        raise UserError("another batch ran than asked for" if changed else "no steps were timed")
     return PredictedGroup(group, known, predict(fitted.model, _scenario(group.finished)))
 
 

@@ -40,7 +40,7 @@ class Group:
 
     @property
     def disturbed(self) -> int:
-        """Finished runs beside which others used the machine."""
+        """Finished runs whose times do not count where others' do."""
         return sum(run.is_disturbed for run in self.finished)
 
     @property

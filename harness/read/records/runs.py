@@ -31,7 +31,8 @@ from harness.core.schema.dictionary import check_fields
 from harness.core.schema.rows import EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import machine_kind
-from harness.read.records.recorded import UNREADABLE, is_number, recorded
+from harness.read.records.recorded import UNREADABLE, attempts_of, is_number, recorded
+from harness.read.statistics import is_timed
 
 # What a run without summary.json is: it may still be going on, or have been killed.
 UNFINISHED = "unfinished"
@@ -122,6 +123,7 @@ class Run:
     epochs: tuple[EpochRow, ...] = ()
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
+    other_batches: tuple[int, ...] = ()  # per process, that ran instead of the one asked for
 
     @property
     def recorded_folder(self) -> RunFolder:
@@ -183,7 +185,12 @@ class Run:
 
     @property
     def is_disturbed(self) -> bool:
-        """Others used the machine when it began: its times are not those of a quiet machine."""
+        """Its times are not those of its settings on a quiet machine."""
+        return self.is_beside_others or bool(self.other_batches)
+
+    @property
+    def is_beside_others(self) -> bool:
+        """Others used the machine when it began."""
         launch = self.environment.get("launch") or {}
         return bool(launch.get("packed")) or (launch.get("cpu_busy_share") or 0) > DISTURBING_SHARE
 
@@ -305,11 +312,26 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
         measures |= link_numbers(environment)
         if state == FINISHED:
             measures |= _derived(record.epochs, summary, target)
+    if other_batches := _other_batches(folder, record.settings):
+        measures = {n: v for n, v in measures.items() if not _depends_on_batch(n, v)}
     return Run(
         label=dict(label), path=path, state=state, reason=reason, folder=folder,
         settings=record.settings, environment=environment, measures=measures,
         epochs=record.epochs, ranks=record.ranks, broken_lines=record.broken_lines,
+        other_batches=other_batches,
     )  # fmt: skip
+
+
+def _other_batches(folder: RunFolder, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of its attempts (--auto_batch, or nodes were missing)."""
+    asked = settings.get("per_gpu_batch")
+    batches = {row.get("per_gpu_batch") for row in attempts_of(folder)} if asked else set()
+    return tuple(sorted(batch for batch in batches if batch and batch != asked))
+
+
+def _depends_on_batch(measure: str, value: float) -> bool:
+    """Times, rates and memory; a target that is missed is missed in any batch."""
+    return (is_timed(measure) or "memory" in measure) and not math.isinf(value)
 
 
 def _derived(

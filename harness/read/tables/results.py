@@ -86,12 +86,13 @@ def _short(value: Any) -> str:
 
 
 def _disturbed(runs: list[Run]) -> Iterator[str]:
-    counted = {
+    counted: dict[str, list[Any]] = {
         "ran from a checkout with changed files": [r.environment.get("dirty") for r in runs],
         "had a link far from the one asked for": [r.link_warning for r in runs],
         "had more processes than cores": [
             (_launch(r, "processes_per_core") or 0) > 1 for r in runs
         ],
+        "ran in another batch per process than asked for": [bool(r.other_batches) for r in runs],
         "ran beside others of the sweep (--pack)": [_launch(r, "packed") for r in runs],
         f"began while others used more than {DISTURBING_SHARE:.0%} of the cores": [
             (_launch(r, "cpu_busy_share") or 0) > DISTURBING_SHARE for r in runs

@@ -207,13 +207,20 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
 
 def _disturbed(groups: Sequence[Group]) -> list[str]:
     """How many runs were disturbed, and what that does to the numbers."""
-    if not (count := sum(group.disturbed for group in groups)):
-        return []
-    return [
-        f"{DISTURBED} {_runs(count)} with others on the machine (--pack, or more than "
-        f"{DISTURBING_SHARE:.0%} of the cores in use at the start): where a group has quiet runs, "
-        "times are theirs alone"
-    ]
+    runs = [run for group in groups for run in group.finished]
+    texts = []
+    if busy := sum(run.is_beside_others for run in runs):
+        texts.append(
+            f"{DISTURBED} {_runs(busy)} with others on the machine (--pack, or more than "
+            f"{DISTURBING_SHARE:.0%} of the cores in use at the start): where a group has quiet "
+            "runs, times are theirs alone"
+        )
+    if changed := sum(bool(run.other_batches) for run in runs):
+        texts.append(
+            f"{DISTURBED} {_runs(changed)} in another batch per process than asked for "
+            "(--auto_batch, or nodes were missing): times and memory are left out"
+        )
+    return texts
 
 
 def _links(runs: Sequence[Run]) -> list[str]:
