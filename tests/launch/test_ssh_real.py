@@ -93,7 +93,7 @@ def test_a_sweep_over_two_hosts_is_that_of_one_machine(
     assert environment["nodes"] == 2 and environment["launch"]["launcher"] == "ssh"
     assert environment["variables"]["GLOO_SOCKET_IFNAME"] == "eth0"
     (log,) = (tmp_path / "out/sweeps/mine-tiny/logs").glob("vit_2_1*")
-    assert "[a]   epoch 2/2" in log.read_text()
+    assert "[node 0]   epoch 2/2" in log.read_text()
     # Each disk has its own part, and the checkpoint stays there.
     assert not list(run.path.glob("checkpoint-*"))
     there = two.a.checkout / run.path.relative_to(tmp_path)
@@ -162,7 +162,7 @@ def test_cold_over_ssh(two: Machines, here: dict[str, Any], tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert list(outcomes(tmp_path / "out").values()) == ["finished"] and nothing_runs(two)
     (log,) = (tmp_path / "out/sweeps/mine-tiny/logs").glob("vit_2_1*")
-    assert "[a]   epoch 1/1" in log.read_text()
+    assert "[node 0]   epoch 1/1" in log.read_text()
 
 
 def refused(two: Machines, here: dict[str, Any], *flags: str) -> str:

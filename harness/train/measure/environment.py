@@ -77,7 +77,7 @@ def launch() -> dict[str, Any] | None:
 def _recorded_launch(gpus: int) -> dict[str, Any] | None:
     """`harness nodes` cannot know how many processes its command starts."""
     facts = launch()
-    if facts and facts["sweep"] is None and "WORLD_SIZE" in os.environ and not gpus:
+    if facts and facts.get("sweep", "") is None and "WORLD_SIZE" in os.environ and not gpus:
         cores = len(os.sched_getaffinity(0))
         facts["processes_per_core"] = round(int(os.environ["WORLD_SIZE"]) / cores, 3)
     return facts

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -192,9 +193,13 @@ class Lifecycle:
             self._start_again()
 
     def _start_again(self) -> None:
-        """With --auto_batch, in place of this process; torchrun and sweeps start theirs."""
+        """With --auto_batch, in place of this process if it is the script's; torchrun and sweeps
+        start theirs, and a notebook goes on with its next cell.
+        """
         context = self.context
-        own = not context.world.launched and multiprocessing.parent_process() is None
+        program = getattr(sys.modules["__main__"], "__file__", None) or ""
+        own = not context.world.launched and Path(program).stem == context.settings.script
+        own &= multiprocessing.parent_process() is None
         if own and batch_to_try(context.folder, context.settings) is not None:
             sys.stdout.flush()
             sys.stderr.flush()
