@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness.core.command_line import command_line
 
-SETTINGS = command_line("vit")
+SETTINGS = command_line("vit", sys.argv[1:])  # with words of its own, the script is vit
 
 import vit
 from harness.train.run.start import leave
