@@ -50,7 +50,7 @@ lint: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Builds of torch have an index of their own; where it has none that fits, pip takes what it finds.
+# TORCH_INDEX is the index of torch's builds, if pip's own has none; else pip takes what it finds.
 BUILD := $(or $(TORCH),$(if $(shell command -v nvidia-smi),,cpu))
 # Without a TORCH of its own a later call keeps the build that is there.
 STAMP := $(or $(TORCH:%=.venv/torch-%),$(firstword $(wildcard .venv/torch-*)),.venv/torch-$(or $(BUILD),pip))
@@ -75,7 +75,7 @@ $(STAMP): | check-python
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@rm -f .venv/torch-*
 	@test -z "$(BUILD)" || $(PIP) --no-compile --no-deps --force-reinstall --retries 1 --timeout 20 \
-	  --index-url https://download.pytorch.org/whl/$(BUILD) torch==$(VERSION_OF_TORCH) 2>/dev/null || \
+	  $(TORCH_INDEX:%=--index-url %/$(BUILD)) torch==$(VERSION_OF_TORCH)+$(BUILD) 2>/dev/null || \
 	  echo "no $(BUILD) build of torch was found: pip takes the one that it finds"
 	@touch $@
 

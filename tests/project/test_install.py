@@ -124,7 +124,7 @@ def test_make_takes_the_build_of_torch_that_fits(root: Path, tmp_path: Path, tor
 
     said = plan(*([f"TORCH={torch}"] if torch else []))
     pin = re.findall(r"^torch==\S+", (root / "constraints.txt").read_text(), re.M)[0]
-    assert f"https://download.pytorch.org/whl/{torch or 'cpu'} {pin} " in said
+    assert f"{pin}+{torch or 'cpu'} " in said and "--index-url" not in said
     assert said.index(pin) < said.index("-c constraints.txt -e '.[trackers]'")
     assert said.splitlines()[-1].startswith('echo "open outputs/demo/report/report.html')
     # A later call keeps what is there, unless another is named.
@@ -132,7 +132,8 @@ def test_make_takes_the_build_of_torch_that_fits(root: Path, tmp_path: Path, tor
     for stamp in (f".venv/torch-{torch or 'cpu'}", ".venv/ready"):
         (tmp_path / stamp).touch()
     assert "pip install" not in plan()
-    assert "whl/cu118 " in plan("TORCH=cu118")
+    other = plan("TORCH=cu118", "TORCH_INDEX=https://here/whl")
+    assert f"--index-url https://here/whl/cu118 {pin}+cu118 " in other
 
 
 @pytest.mark.process
