@@ -93,7 +93,7 @@ def _times_s(work: Callable[[], Any]) -> list[tuple[float, float]]:
     """Of each repetition, with the share of the processor time of all threads that they had."""
     times: list[tuple[float, float]] = []
     end = time.perf_counter() + SECONDS
-    while not times or time.perf_counter() < end:
+    while len(times) < 2 or time.perf_counter() < end:
         began_s, used_s = time.perf_counter(), time.process_time()
         work()
         took_s, used_s = time.perf_counter() - began_s, time.process_time() - used_s

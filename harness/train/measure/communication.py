@@ -129,7 +129,7 @@ class Exposure(EpochMeasure):
         """
         if not count:
             return None
-        known = len(exposed) == count and not any(map(math.isnan, exposed))
+        known = len(exposed) == count and all(seconds >= 0 for seconds in exposed)  # and no NaN
         everyone = gather(exposed if known else None)
         if None in everyone:
             return None  # unknown on one rank, and so on all
