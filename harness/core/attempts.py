@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from harness.core.records import SCHEMA, DiskError, RunFolder, append_row, read_json, write_json
-from harness.core.schema.dictionary import believable, fields
+from harness.core.records import SCHEMA, RunFolder, append_row, read_json, write_json
+from harness.core.records.disk import DiskError
+from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
 from harness.core.settings import Settings
@@ -170,6 +171,7 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
             "per_gpu_batch": start.get("per_gpu_batch"),
             "outcome": failure["outcome"] if failure else "interrupted",
             "reason": failure["reason"] if failure else "the process was killed",
+            "in_step": failure.get("in_step") if failure else may_be_in_step(folder, last),
             **{name: last.get(name) for name in ("unix", "update", "wall_s", *CPU_TIME)},
         },
     )
@@ -185,9 +187,14 @@ NO_MEMORY = re.compile(
 
 
 def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: RunFolder) -> str:
-    """A reason with what to try where the memory did not do; how much would is not known."""
-    batch = _last_batch(folder, settings)
-    if outcome != "oom" or batch == 1 or "--per_gpu_batch" in reason:
+    """A reason with what to try where the memory did not do for a training step."""
+    batch, ends = last_batch(folder, settings), ends_of(_attempts(folder))
+    if outcome != "oom" or "_batch" in reason:
+        return reason
+    if not _lacked_in_step(ends):
+        loaded = ends[-1].get("attempt") is not None
+        return f"{reason}; outside training steps: try a smaller --eval_batch" if loaded else reason
+    if batch == 1:
         return reason
     half, grad_acc = accumulated(own_batch(settings), batch // 2)
     how = "with --auto_batch the same command goes on with" if settings.auto_batch else "to try:"
@@ -197,7 +204,25 @@ def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: Ru
     )
 
 
-def _last_batch(folder: RunFolder, settings: Settings) -> int:
+def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | None:
+    """Of a killed attempt, by what it reported last: False where all updates were made, or those of
+    an epoch whose row, which follows its evaluation, is not there. Else it is not known.
+    """
+    epoch, update, updates = (progress.get(name) for name in ("epoch", "update", "updates"))
+    if epoch is None or update is None or updates is None:
+        return None
+    rows = [believable("epochs", row) for row in folder.read_epochs()[0]]
+    recorded = max((row.get("epoch") or 0.0 for row in rows), default=0.0)
+    evaluated = epoch - recorded < 1e-6 or abs(epoch - round(epoch)) > 1e-6
+    return False if update >= updates or not evaluated else None
+
+
+def _lacked_in_step(ends: Sequence[AttemptEnd]) -> bool:
+    """Whether the last attempt may have ended at a training step: else its batch is not why."""
+    return not ends or ends[-1].get("in_step") is not False
+
+
+def last_batch(folder: RunFolder, settings: Settings) -> int:
     """Per process and forward pass, of the last attempt."""
     known = [row.get("per_gpu_batch") for row in _attempts(folder)]
     return next(filter(None, reversed(known)), settings.per_gpu_batch or 1)
@@ -208,21 +233,29 @@ GOES_ON = "HARNESS_GOES_ON"
 
 
 def batch_to_try(folder: RunFolder, settings: Settings) -> int | None:
-    """With --auto_batch: the batch per process of the next attempt; None: as asked for, or the
-    last one was the least.
+    """With --auto_batch, after a step that lacked memory: the smaller batch per process; None: no
+    other than that of the last attempt.
     """
-    last = _last_batch(folder, settings)
-    ends = ends_of(_attempts(folder))
-    if not settings.auto_batch or not ends:
+    last, ends = last_batch(folder, settings), ends_of(_attempts(folder))
+    if not settings.auto_batch or not ends or last == 1 or not _lacked_in_step(ends):
         return None
     if unended(folder) is not None or "oom" not in (ends[-1].get("outcome"), folder.outcome()):
-        return last  # it was not the memory that ended the last one
-    return accumulated(own_batch(settings), last // 2)[0] if last > 1 else None
+        return None  # it was not the memory that ended the last one
+    return accumulated(own_batch(settings), last // 2)[0]
 
 
 def only_follows(reason: str) -> bool:
     """Whether a rank failed because another was gone."""
     return "peer" in reason.lower()
+
+
+def with_rank(failure: FailureRecord) -> str:
+    """Its reason, with the rank that failed; a rank that was told of another one's names that."""
+    reason = failure["reason"]
+    return reason if NAMES_RANK.search(reason) else f"{reason} (rank {failure['rank']})"
+
+
+NAMES_RANK = re.compile(r" \(rank \d+\)$")
 
 
 def first_failure(
@@ -234,7 +267,7 @@ def first_failure(
     """
     # A file that lacks fields was not written by a rank.
     found = [believable("failure", failure) for failure in folder.read_failures()]
-    names = FailureRecord.__required_keys__
+    names = [name for name, field in fields("failure").items() if field.required]
     whole = [cast(FailureRecord, f) for f in found if all(f.get(n) is not None for n in names)]
     recent = filter(is_new, whole)
     return min(recent, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
@@ -249,6 +282,7 @@ def end(
     update: int | None = None,
     begun: bool = True,
     per_gpu_batch: int | None = None,
+    in_step: bool | None = None,
 ) -> None:
     """Record how the latest attempt ended; one that never began training has no number."""
     open_start = unended(folder)
@@ -265,6 +299,7 @@ def end(
             "unix": time.time(),
             "update": update,
             "per_gpu_batch": per_gpu_batch,
+            "in_step": False if open_start is None else in_step,
             "wall_s": wall_s,
             **{name: (cpu_time or {}).get(name) for name in CPU_TIME},
         },

@@ -30,8 +30,9 @@ from harness.core.identity import number
 from harness.core.process import end_with_parent, install_quit_handlers
 from harness.core.provenance import ROOT
 from harness.core.records import plain
-from harness.core.rules import MEANT, REFUSED, place, resolve
-from harness.core.settings import Settings, UserError, as_mapping, flag_fields
+from harness.core.refused import MEANT, REFUSED
+from harness.core.rules import place, resolve
+from harness.core.settings import NodeError, Settings, UserError, as_mapping, flag_fields
 from harness.core.strategies import STRATEGIES, own_strategy
 from harness.core.tasks import TASKS, listing, running_script, task_of
 from harness.core.topology import world_of
@@ -347,7 +348,8 @@ def quiet_when_closed() -> Iterator[None]:
 
 
 def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
-    """One clear line and exit code 2; only the first rank speaks."""
+    """One clear line and exit code 2; only the first rank speaks, of the run or of its node."""
+    leader |= isinstance(error, NodeError) and os.environ.get("LOCAL_RANK") == "0"
     raise SystemExit(complain(f"{script}.py", error, leader)) from None
 
 
@@ -394,15 +396,12 @@ def print_json(value: Any) -> None:
     print(json.dumps(plain(value, infinite=str), indent=2, default=str))
 
 
-def to_argv(settings: Settings, short: bool = False) -> list[str]:
-    """The command line that parse turns back into exactly these settings.
-
-    Short: without what is a field's default anyway.
-    """
+def to_argv(settings: Settings) -> list[str]:
+    """The command line that parse turns back into exactly these settings."""
     argv: list[str] = []
     for name, f in flag_fields().items():
         value = getattr(settings, name)
-        if value is None or value is False or (short and value == f.default):
+        if value is None or value is False or value == f.default:
             continue
         argv += [f"--{name}"] if value is True else [f"--{name}", number(value)]
     return argv + trainer_argv(settings)

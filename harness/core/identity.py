@@ -13,7 +13,7 @@ from harness.core.settings import Settings, flag_fields
 SHOWN_ONLY = (
     "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "report_to", "run_name",
     "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "push_to_hub",
-    "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
+    "hub_model_id", "hub_private_repo", "hub_revision",
     "save_steps", "save_on_each_node", "ddp_timeout",
 )  # fmt: skip
 
@@ -21,6 +21,8 @@ SHOWN_ONLY = (
 # Default of --eval_batch. GPUs use more (train/loop/evaluation.py), but the run id keeps 64: it is
 # made before the device is known, and metrics do not depend on it.
 EVAL_BATCH = 64
+# Flags that are newer than records: where they are off, a run keeps the name that it had.
+SINCE_RECORDS = ("lora", "balance")
 
 
 def number(value: Any) -> str:
@@ -46,6 +48,9 @@ def identity(settings: Settings) -> dict[str, Any]:
     if settings.validation_split is not None:
         # What is tested at the end depends on the weights that are kept until then.
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
+    for name in SINCE_RECORDS:
+        if not named[name]:
+            del named[name]
     passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
     return {"script": settings.script, **named, "trainer": passed}
 
@@ -55,7 +60,7 @@ def _how(settings: Settings) -> str:
     parts = [str(settings.strategy).rpartition(":")[2]]  # of FILE.py:CLASS the class
     if settings.compress != "none":
         parts.append(settings.compress.replace(":", ""))
-    if settings.exchange != "backend":
+    if settings.exchange not in ("auto", "backend"):
         parts.append(settings.exchange)
     if settings.sync_every is not None:
         parts.append(f"h{settings.sync_every}")
@@ -71,6 +76,10 @@ def stem(settings: Settings) -> str:
     if settings.grad_acc > 1:
         parts.append(f"acc{settings.grad_acc}")
     parts += [f"lr{number(settings.lr)}", f"e{settings.epochs}", f"s{settings.seed}"]
+    if settings.balance is not None:
+        parts.append("balanced")
+    if settings.lora:
+        parts.append(f"lora{settings.lora}")
     if settings.precision != "fp32":
         parts.append(settings.precision)
     if settings.repeat > 1:

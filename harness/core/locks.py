@@ -6,6 +6,7 @@ machines where the file system passes flock on, as NFS does.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -60,10 +61,11 @@ class Lock:
             return "another process"
 
     def release(self) -> None:
-        """Give it back; nothing is left of it."""
+        """Give it back; nothing is left of it, unless its disk has become read-only."""
         if self.file is None:
             return
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.unlink()
         self._tidy()
         os.close(self.file)
         self.file = None
@@ -72,14 +74,14 @@ class Lock:
         self.made += [p for p in self.path.parents if not p.exists() and p not in self.made]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)  # less the umask
         except (FileNotFoundError, FileExistsError):
             return False  # its folder has just been tidied away by somebody else
         except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be locked ({error.strerror}): the folder, or a lock in it, "
-                "may belong to another user"
-            ) from None
+            others = ": the folder, or a lock in it, may belong to another user"
+            forbidden = error.errno in (errno.EACCES, errno.EPERM)
+            why = f"({error.strerror}){others if forbidden else ''}"
+            raise UserError(f"{self.path} cannot be locked {why}") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

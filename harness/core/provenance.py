@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import getpass
-import glob
 import hashlib
 import os
-import re
-import shlex
-import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -18,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from harness.core.records import RunFolder, read_json, write_json
-from harness.core.schema.dictionary import believable
-from harness.core.settings import UNRECORDED, Settings, as_mapping
+from harness.core.schema.checks import believable
+from harness.core.settings import Settings
 from harness.core.strategies import own_strategy
 from harness.core.tasks import ROOT as ROOT
 from harness.core.tasks import TASKS, parsed, script_file
@@ -121,15 +116,20 @@ def inputs(settings: Settings) -> dict[str, Any]:
     local = not str(settings.dataset).startswith("embedded:") and dataset.exists()
     script = script_file(settings.script)
     own = script is not None and script.resolve() != ROOT / f"{settings.script}.py"
-    strategy = own_strategy(settings.strategy)
     return {
         "dataset": _content(dataset, _data_files(dataset)) if local else None,
         "model": _content(model, _model_files(model)) if model.is_dir() else None,
         "script": _code(script) if own and script is not None else None,
-        "strategy": _code(strategy[0]) if strategy else None,
+        "strategy": strategy_code(settings),
         "code": source_checksum(("harness/core", "harness/train")),
         "link": os.environ.get(NODES_LINK),
     }
+
+
+def strategy_code(settings: Settings) -> dict[str, Any] | None:
+    """Of a strategy of one's own."""
+    own = own_strategy(settings.strategy)
+    return _code(own[0]) if own else None
 
 
 def _code(file: Path) -> dict[str, Any]:
@@ -139,11 +139,11 @@ def _code(file: Path) -> dict[str, Any]:
         tree = parsed(file)
         whole.update(f"{file.name}\0{ast.unparse(tree)}\0".encode())
         for node in ast.walk(tree):
-            names = [alias.name for alias in getattr(node, "names", ())]
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
-            elif not isinstance(node, ast.Import):
-                continue
             found = (seen[0].parent / f"{name.replace('.', '/')}.py" for name in names)
             seen += [f for f in dict.fromkeys(found) if f.is_file() and f not in seen
                      and not f.resolve().is_relative_to(ROOT / "harness")]  # fmt: skip
@@ -230,107 +230,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-# What may stand in a record that others will read: no secrets, no home folder, no place.
-SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
-# Flags that name machines and people on them.
-PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers)$")
-
-
-CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
-# Known by what their services put in front; or by what stands before them, as 40 digits alone are
-# a commit.
-TOKENS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{10,}|gh[a-z]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|"
-    r"A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|sk-[\w-]{16,}|xox[a-z]-[\w-]{10,}|wandb_v1_\w{16,}|"
-    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})(?![\w-])"
-)
-NAMED_TOKENS = re.compile(
-    r"((?:TOKEN|KEY|SECRET|PASSWORD)=|(?i:token|key|secret|password|bearer)\W{1,3}"
-    r"(?=[0-9a-fA-F]{32,}\b))[^\s'\",;]+"
-)
-LEAST_SECRET = 12  # characters of a value in the environment
-HOMES = re.compile(r"(/(?:home|Users)/)[^/\s:;,'\"<>)]+")
-# Flags of the Trainer that name people, projects and their places.
-NAMES = ("run_name", "project", "hub_model_id", "trackio_space_id", "trackio_bucket_id",
-         "trackio_static_space_id")  # fmt: skip
-
-
-def redacted(text: str) -> str:
-    """A text as it may stand in a record: without home folder, account, host and secrets."""
-    for name, value in os.environ.items():
-        if SECRET.search(name) and len(value) >= LEAST_SECRET:
-            text = text.replace(value, "***")
-    text = CREDENTIALS.sub(r"\1***@", HOMES.sub(r"\1USER", without_home(text)))
-    text = NAMED_TOKENS.sub(r"\1***", TOKENS.sub("***", text))
-    user = re.escape(_account())
-    text = re.sub(rf"(?<=/){user}(?=/)", "USER", text)
-    host = socket.gethostname()
-    return text if host in ("", "localhost") else _renamed(text, host, "HOST")
-
-
-def _renamed(text: str, host: str, name: str) -> str:
-    return re.sub(rf"(?:(?<=://)|(?<![\w./-])){re.escape(host)}(?![\w-]|\.py)", name, text)
-
-
-def redact_logs(log: Path, settings: Settings, hosts: Sequence[str] = ()) -> None:
-    """What the ranks of a run have printed, once it has ended; hosts: of its nodes."""
-    own = [str(value) for name, value in settings.trainer if name in NAMES]
-    for file in (log, *log.parent.glob(f"{glob.escape(log.stem)}_rank*{log.suffix}")):
-        with contextlib.suppress(OSError), file.open("r+b") as content:
-            whole = content.read()
-            text = redacted(whole.decode("utf-8", errors="surrogateescape"))
-            for number, host in enumerate(hosts):
-                text = _renamed(text, host, f"node {number}")
-            for value in own:
-                text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
-            shown = text.encode("utf-8", errors="surrogateescape")
-            if shown != whole:  # in place: a process that is about to end may still print
-                content.seek(0)
-                content.write(shown)
-                content.truncate()
-
-
-def _account() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in some containers
-        return str(os.getuid())
-
-
-def without_home(text: str) -> str:
-    """Paths of a person's own, as anyone would write them."""
-    return text.replace(str(Path.home()), "~")
-
-
-def redacted_command(words: Sequence[str]) -> str:
-    """A command as typed, but for hosts and secrets: --token X, --token=X and --set token=X."""
-    shown = []
-    hide_next = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        named = SECRET.search(name) is not None and (equals or word.startswith("-"))
-        secret = named or PLACES.match(name) or name.lstrip("-") in NAMES
-        if hide_next and not word.startswith("-"):
-            word = "***"
-        elif secret and equals:
-            word = f"{name}=***"
-        hide_next = bool(secret) and not equals
-        shown.append(redacted(word))
-    return shlex.join(shown)
-
-
-def settings_of(settings: Settings) -> dict[str, Any]:
-    """All settings that a record keeps."""
-    named = as_mapping(settings)
-    for name in UNRECORDED:
-        del named[name]
-    for name in ("model", "dataset", *(("strategy",) if own_strategy(settings.strategy) else ())):
-        named[name] = redacted(str(named[name]))
-    named["trainer"] = {
-        name: "***" if name in NAMES else redacted(value) if isinstance(value, str) else value
-        for name, value in named["trainer"].items()
-    }
-    named["initial_peers"] = None
-    return named

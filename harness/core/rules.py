@@ -18,89 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.settings import BEST_METRICS, Settings, UserError, parse_setup, share_of
-from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES, Strategy, is_off
+from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES, Strategy, is_off, with_exchange
 from harness.core.tasks import TASKS, task_of
 from harness.core.topology import World, asked_processes, batch_of, own_batch
-
-# Flags of TrainingArguments that are not passed through: what to do instead, and why.
-REFUSED = {
-    "average_tokens_across_devices": "the mean over samples is always used (docs/traps.md)",
-    "accelerator_config": "it changes how batches are split; use --tail and --per_gpu_batch",
-    "auto_find_batch_size": "it changes the effective batch; use --auto_batch, which holds it",
-    "batch_eval_metrics": "metrics are always counted batch by batch",
-    "bf16": "use --precision bf16",
-    "bf16_full_eval": "it leaves the weights in bfloat16 for good; use --precision bf16",
-    "dataloader_drop_last": "it drops test samples too; --tail cut drops training samples only",
-    "ddp_broadcast_buffers": "buffers are averaged before evaluation; see --batchnorm",
-    "ddp_find_unused_parameters": "it is on where a model leaves parameters unused, else off",
-    "deepspeed": "not a strategy of this harness; see --strategy",
-    "do_eval": "evaluation runs after every epoch",
-    "do_predict": "evaluation runs after every epoch",
-    "do_train": "training always runs",
-    "enable_jit_checkpoint": "runs stop and resume by themselves; see --save",
-    "eval_strategy": "evaluation runs after every epoch",
-    "eval_steps": "evaluation runs after every epoch",
-    "eval_delay": "evaluation runs after every epoch",
-    "eval_on_start": "evaluation runs after every epoch",
-    "eval_use_gather_object": "it fails on the metrics of several ranks",
-    "fp16": "use --precision fp16",
-    "fp16_full_eval": "it leaves the weights in float16 for good; use --precision fp16",
-    "fsdp": "use --strategy fsdp",
-    "fsdp_config": "use --strategy fsdp with --fsdp_shard, --fsdp_offload, --precision",
-    "greater_is_better": "it follows from --best_metric",
-    "hub_token": "a token on the command line ends up in records; set HF_TOKEN instead",
-    "ignore_data_skip": "a resumed run goes on with the samples it has not seen",
-    "include_num_input_tokens_seen": "it synchronises every step",
-    "label_names": "the label is named by --label_column",
-    "load_best_model_at_end": "use --save best",
-    "local_rank": "torchrun sets it",
-    "logging_nan_inf_filter": "it hides a diverged run; NaN always ends a run here",
-    "parallelism_config": "use --strategy",
-    "prediction_loss_only": "the metrics are what is measured",
-    "remove_unused_columns": "only the columns that the model reads are loaded",
-    "restore_callback_states_from_checkpoint": "the records on disk are the state",
-    "resume_from_checkpoint": "the same command resumes by itself; --rerun starts afresh",
-    "save_only_model": "a run could not be resumed; use --save none",
-    "save_strategy": "use --save none, last or best",
-    "save_total_limit": "use --save last or best",
-    "tf32": "use --precision tf32",
-    "train_sampling_strategy": "it gives ranks different orders; samples are shuffled by --seed",
-}
-
-
-# Names that other scripts have for what is here: what to write instead.
-_DATA = "use --dataset FILE_OR_FOLDER"
-_PROCESSES = "start it with torchrun --standalone --nproc_per_node=N"
-MEANT = {
-    "batch": "use --per_gpu_batch",
-    "batch_size": "use --per_gpu_batch",
-    "bs": "use --per_gpu_batch",
-    "train_batch_size": "use --per_gpu_batch",
-    "global_batch_size": "use --per_gpu_batch and --grad_acc",
-    "test_batch_size": "use --eval_batch",
-    "train_file": _DATA,
-    "validation_file": "use --dataset FOLDER with a file for each split",
-    "test_file": "use --dataset FOLDER with a file for each split",
-    "train_dir": _DATA,
-    "data": _DATA,
-    "data_dir": _DATA,
-    "data_path": _DATA,
-    "max_seq_length": "use --max_length",
-    "max_seq_len": "use --max_length",
-    "nproc": _PROCESSES,
-    "nproc_per_node": _PROCESSES,
-    "num_gpus": _PROCESSES,
-    "gpus": _PROCESSES,
-    "devices": _PROCESSES,
-    "nnodes": "start it with torchrun --nnodes=N, see docs/nodes.md",
-    "num_nodes": "start it with torchrun --nnodes=N, see docs/nodes.md",
-    "output": "use --output_dir",
-    "resume": "the same command resumes by itself",
-    "amp": "use --precision fp16 or bf16",
-    "mixed_precision": "use --precision fp16 or bf16",
-    "device": "GPUs are used where torch has them; --use_cpu trains on the CPU",
-    "lr_rule": "a sweep file has lr_rule; a single run takes --lr as it is",
-}
 
 
 @dataclass(frozen=True)
@@ -129,6 +49,10 @@ class Combination:
     @property
     def compressions(self) -> str:
         return ", ".join(self.strategy.compress).replace("powersgd", "powersgd[:rank]")
+
+    @property
+    def why_no_lora(self) -> str:
+        return WITHOUT_LORA.get(self.strategy.name, "")
 
     @property
     def fsdp_flag(self) -> str:
@@ -193,13 +117,27 @@ def _unknown_compression(s: Settings, c: Combination) -> bool:
     return s.compress != "none" and not (known and c.compress in c.strategy.compress)
 
 
+def _no_speeds(s: Settings, _: Combination) -> bool:
+    asked = str(s.balance)
+    if asked == "measured":
+        return False
+    return not SPEEDS.fullmatch(asked) or min(map(float, asked.split(","))) == 0
+
+
 COMPRESSING = ", ".join(
     f"{name} ({', '.join(strategy.compress)})"
     for name, strategy in STRATEGIES.items()
     if strategy.compress
 )
+OWING = ("powersgd", "int8", "int4")  # compressions that carry over what they miss
 SENDING_DIRECTLY = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.direct)
 INSTALL = "pip install hivemind==1.1.12"
+INSTALL_PEFT = "pip install peft==0.21.2"
+WITHOUT_LORA = {
+    "dp": "which sends all weights to each GPU in every step, trained or not",
+    "fsdp": "which gathers all weights in every step, trained or not",
+    "hivemind": "whose peers would have to agree on the frozen weights, which they do not exchange",
+}
 # As libp2p writes the address of a peer.
 PEER_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
 # Optimizers whose state can be made before the first step, as peers need it to exchange it.
@@ -239,25 +177,23 @@ CONTRADICTIONS: tuple[Rule, ...] = (
 
 FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
     *(_flag_of_others(name) for name in OF_ONE_STRATEGY if name != "compress"),
+    (lambda s, c: s.lora and c.strategy.name in WITHOUT_LORA,
+     "--lora {s.lora} does not go with --strategy {c.strategy.name}, {c.why_no_lora}: use ddp, "
+     "local_sgd, diloco or single"),
     (lambda s, c: s.compress != "none" and not c.strategy.compress,
      "--compress {s.compress} does not go with --strategy {c.strategy.name}, but with "
      f"{COMPRESSING}"),
     (_unknown_compression,
      "--compress {s.compress}: --strategy {c.strategy.name} has none, {c.compressions}"),
-    (lambda s, c: c.compress == "powersgd" and s.precision == "fp16",
-     "--compress powersgd does not go with --precision fp16: the error that it carries over "
+    (lambda s, c: s.precision == "fp16" and c.compress in OWING and c.strategy.name == "ddp",
+     "--compress {c.compress} does not go with --precision fp16: the error that it carries over "
      "would have another scale in the next update; use --precision bf16"),
-    *_where(lambda s, c: s.exchange != "backend", (
+    *_where(lambda s, c: s.exchange not in ("auto", "backend"), (
         (lambda s, c: not c.strategy.direct,
          "--exchange {s.exchange} does not go with --strategy {c.strategy.name}, but with "
          f"{SENDING_DIRECTLY}"),
         (lambda s, c: c.compress == "powersgd",
-         "--exchange {s.exchange} does not go with --compress powersgd, whose sums are small and "
-         "follow one another: use --compress bf16, or --exchange backend"),
-        (lambda s, c: c.strategy.apart and s.compress != "none",
-         "--exchange {s.exchange} does not go with --compress {s.compress} of {c.strategy.name}, "
-         "which by itself sends each part straight to the process that adds it: leave --exchange "
-         "out"),
+         "--exchange {s.exchange} does not go with --compress powersgd: use --compress bf16"),
     )),
 )
 
@@ -278,6 +214,27 @@ SCHEDULES: tuple[Rule, ...] = (
          "take over what another trained apart"),
     )),
 )
+
+
+SPEEDS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)+")
+
+BALANCE: tuple[Rule, ...] = _where(lambda s, c: s.balance is not None, (
+    (_no_speeds,
+     "--balance {s.balance}: expected measured, or a number above 0 for each rank, such as 2,1"),
+    (lambda s, c: s.strategy not in ("ddp", "fsdp"),
+     "--balance {s.balance} does not go with --strategy {s.strategy}, but with ddp and fsdp, whose "
+     "ranks make each update together"),
+    (lambda s, c: c.world.size == 1,
+     "--balance {s.balance}: one process has no other to share its batch with; leave it out"),
+    (lambda s, c: s.balance != "measured" and len(str(s.balance).split(",")) != c.world.size,
+     "--balance {s.balance}: {c.world.size} ranks were started, and each needs a number"),
+    (lambda s, c: s.tail == "pad",
+     "--balance {s.balance} does not go with --tail pad, whose last batches are not whole: use "
+     "--tail cut"),
+    (lambda s, c: s.auto_batch or c.world.elastic,
+     "--balance {s.balance} does not go with --auto_batch or torchrun --max_restarts, which change "
+     "what the shares are of"),
+))
 
 # The processes that a launcher started, and whether they can do what is asked of them.
 NOT_ELASTIC: tuple[Rule, ...] = (
@@ -361,8 +318,8 @@ WITHOUT_A_GPU: tuple[Rule, ...] = (
 # The device, which is known once torch is loaded.
 DEVICE: tuple[Rule, ...] = (
     *_where(lambda s, c: not c.cuda, WITHOUT_A_GPU),
-    (lambda s, c: s.exchange == "direct" and c.cuda and not c.passed.get("use_cpu"),
-     "--exchange direct is for gloo, which CPUs use: leave it out on GPUs (NCCL), or add "
+    (lambda s, c: s.exchange not in ("auto", "backend") and c.cuda and not c.passed.get("use_cpu"),
+     "--exchange {s.exchange} is for gloo, which CPUs use: leave it out on GPUs (NCCL), or add "
      "--use_cpu"),
     (lambda s, c: s.precision == "tf32" and not c.ampere,
      "--precision tf32 needs an NVIDIA GPU of the Ampere generation or newer"),
@@ -392,11 +349,15 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 
     gpus is the number of visible GPUs, once known: DataParallel uses that many in one process.
     """
+    return with_exchange(_placed(settings, world, gpus))
+
+
+def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
     refuse(ELASTIC, Combination(settings, world))
     most = asked_processes(settings) if world.elastic else world.size
     strategy = settings.strategy or ("ddp" if most > 1 else "single")
     settings = _with_own_defaults(replace(settings, strategy=strategy))
-    refuse(PROCESSES, Combination(settings, world))
+    refuse(PROCESSES + BALANCE, Combination(settings, world))
     if STRATEGIES[strategy].processes == "peers":
         return _with_peers(settings, world)
     nodes, per_node = world.nodes, world.per_node

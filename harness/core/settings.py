@@ -15,6 +15,10 @@ class UserError(ValueError):
     """A mistake that the user can correct: shown as one line, exit code 2."""
 
 
+class NodeError(UserError):
+    """What lies on this node is wrong, maybe on no other: the first rank of each node says it."""
+
+
 def flag(
     default: Any,
     kind: str,
@@ -53,6 +57,11 @@ class Settings:
     dropout: float | None = flag(
         None, "share", "Model",
         "set every dropout rate of the model, 0 to below 1 (the model's own)",
+    )  # fmt: skip
+    lora: int = flag(
+        0, "natural", "Model",
+        "train low-rank adapters of this rank and the head, by peft, instead of all weights; what "
+        "is saved has them merged (0: all weights)",
     )  # fmt: skip
     max_length: int | None = flag(
         None, "count", "Model", "longest text, in tokens; longer ones are cut (512)", input="text"
@@ -196,15 +205,23 @@ class Settings:
         "--max_restarts=3): hold it, by accumulation, or scale it with the processes",
         choices=("hold", "scale"),
     )  # fmt: skip
+    balance: str | None = flag(
+        None, "text", "Distribution",
+        "give ranks shares of the effective batch by their speed, as measured for a second before "
+        "training, or as given, such as 2,1 for two ranks (equal shares)",
+    )  # fmt: skip
     compress: str = flag(
         "none", "text", "Slow links",
-        "compress what is sent: bf16, fp16 or powersgd[:rank] (rank 1) for ddp, "
-        "bf16 or int8 for diloco, fp16 or int8 for hivemind",
+        "compress what is sent: bf16, fp16, int8, int4 or powersgd[:rank] (rank 1) for ddp, "
+        "bf16, int8 or int4 for local_sgd and diloco, fp16 or int8 for hivemind",
     )  # fmt: skip
     exchange: str = flag(
-        "backend", "text", "Slow links",
-        "all-reduce of ddp, local_sgd and diloco: by the backend, or by direct sends between the "
-        "processes (one or two latencies; gloo only)", choices=("backend", "direct"),
+        "auto", "text", "Slow links",
+        "sums of ddp, local_sgd and diloco: by the backend, by direct sends to those who add a "
+        "part (two delays) or to all (one delay; both gloo only), or what the measured link makes "
+        "fastest; on one node, and with several processes a node that all send, auto is the "
+        "backend",
+        choices=("auto", "backend", "direct", "all_to_all"),
     )  # fmt: skip
     sync_every: int | None = flag(
         None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"

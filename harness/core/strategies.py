@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.settings import Settings, UserError
+from harness.core.settings import NodeError, Settings, parse_setup
 from harness.core.tasks import parsed
 
 
@@ -48,12 +48,12 @@ class _Strategies(dict[str, Strategy]):
             raise KeyError(name)
         file, wanted = own
         if not file.is_file():
-            raise UserError(f"--strategy {name}: there is no file {file}")
+            raise NodeError(f"--strategy {name}: there is no file {file}")
         classes = [node for node in parsed(file).body if isinstance(node, ast.ClassDef)]
         body = next((node.body for node in classes if node.name == wanted), None)
         if body is None:
             there = ", ".join(node.name for node in classes) or "none"
-            raise UserError(f"--strategy {name}: {file} has no class {wanted}; there is {there}")
+            raise NodeError(f"--strategy {name}: {file} has no class {wanted}; there is {there}")
         apart = any(ast.unparse(line) == "apart = True" for line in body)
         return Strategy(name, "one of your own", "what it says", "many", apart=apart)
 
@@ -72,7 +72,7 @@ STRATEGIES = _Strategies({
         "DistributedDataParallel: a whole model per process",
         "gradients, every step, while the backward pass runs",
         "many",
-        compress=("bf16", "fp16", "powersgd"),
+        compress=("bf16", "fp16", "int8", "int4", "powersgd"),
         direct=True,
     ),
     "fsdp": Strategy(
@@ -86,6 +86,7 @@ STRATEGIES = _Strategies({
         "nodes (or ranks) train apart, and their weights are averaged every sync_every updates",
         "weights, every sync_every updates",
         "many",
+        compress=("bf16", "int8", "int4"),
         direct=True,
         own={"sync_every": 10, "sync_scope": "node"},
         apart=True,
@@ -96,7 +97,7 @@ STRATEGIES = _Strategies({
         "with the average of what they changed",
         "what changed, every sync_every updates",
         "many",
-        compress=("bf16", "int8"),
+        compress=("bf16", "int8", "int4"),
         direct=True,
         own={
             "sync_every": 10, "sync_scope": "node", "outer_lr": 0.7, "outer_momentum": 0.9,
@@ -115,6 +116,8 @@ STRATEGIES = _Strategies({
 })  # fmt: skip
 
 
+# Ways of --exchange without the backend.
+SENT_DIRECTLY = ("direct", "all_to_all")
 # Flags that mean something with some strategies only.
 OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
 
@@ -127,3 +130,26 @@ def is_off(value: Any) -> bool:
 def is_apart(settings: Settings) -> bool:
     """Whether weights differ between processes from one exchange to the next."""
     return STRATEGIES[settings.strategy or "single"].apart
+
+
+def with_exchange(settings: Settings) -> Settings:
+    """--exchange auto without a choice is the backend: one name for one run."""
+    if settings.exchange != "auto" or chooses_exchange(vars(settings)):
+        return settings
+    return replace(settings, exchange="backend")
+
+
+def chooses_exchange(settings: Mapping[str, Any]) -> bool:
+    """Whether --exchange auto leaves a choice."""
+    if settings["setup"] is None or not sends_directly(settings):
+        return False
+    nodes, per_node, _ = parse_setup(settings["setup"])
+    apart = STRATEGIES[settings["strategy"] or "single"].apart
+    # Processes of a node that all send would share its link.
+    return nodes > 1 and (per_node == 1 or (apart and settings["sync_scope"] == "node"))
+
+
+def sends_directly(settings: Mapping[str, Any]) -> bool:
+    """Whether --exchange direct goes with the strategy and its compression."""
+    direct = STRATEGIES[settings["strategy"] or "single"].direct
+    return direct and not str(settings["compress"]).startswith("powersgd")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.settings import UserError
+from harness.core.settings import NodeError, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,7 +168,8 @@ def running_script(task: str) -> str:
 def script_file(script: str) -> Path | None:
     """The file of a script: the one that runs, or one of this folder or of the checkout."""
     files = (Path(sys.argv[0]), Path(f"{script}.py"), ROOT / f"{script}.py")
-    return next((f for f in files if f.name == f"{script}.py" and f.is_file()), None)
+    # os.path: a name that is too long is no file either
+    return next((f for f in files if f.name == f"{script}.py" and os.path.isfile(f)), None)
 
 
 def task_of(script: str) -> Task:
@@ -203,7 +205,7 @@ def parsed(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{file.name} is not readable as Python: {error}") from None
+        raise NodeError(f"{file.name} is not readable as Python: {error}") from None
 
 
 def module_from(file: Path) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from harness.core import attempts
-from harness.core.records import DiskError, RunFolder, append_row, read_rows, write_json
+from harness.core.records import RunFolder, append_row, read_rows, write_json
+from harness.core.records.disk import DiskError
 
 START = {"event": "start", "attempt": 1, "unix": 100.0, "from_update": 0, "processes": 1,
          "effective_batch": 16, "restarts": 0, "gap_s": None, "lost_s": None,
@@ -99,7 +100,8 @@ def test_a_clock_that_was_set_changes_no_duration() -> None:
 def test_a_killed_attempt_keeps_its_own_reason(tmp_path: Path) -> None:
     folder, now = RunFolder(tmp_path), time.time()
     append_row(folder.attempts, {**START, "unix": now - 60})
-    failure = {"rank": 0, "outcome": "failed", "reason": "of the next one", "unix": now - 1}
+    failure = {"rank": 0, "outcome": "failed", "reason": "of the next one", "unix": now - 1,
+               "in_step": False}  # fmt: skip
     write_json(folder.failure(0), failure)
     # It opened the run five seconds ago, and failed before training began.
     attempts.end(folder, "failed", "of the next one", wall_s=5.0, begun=False)
@@ -109,7 +111,29 @@ def test_a_killed_attempt_keeps_its_own_reason(tmp_path: Path) -> None:
     # One that began after the failure takes it for the cause.
     append_row(folder.attempts, {**START, "attempt": 2, "unix": now - 3})
     attempts.begin(folder, 0, 1, opened=attempts.Opened(now))
-    assert read_rows(folder.attempts)[0][-2]["reason"] == "of the next one"
+    closed = read_rows(folder.attempts)[0][-2]
+    assert (closed["reason"], closed["in_step"]) == ("of the next one", False)
+
+
+@pytest.mark.parametrize(("epoch", "update", "rows", "in_step"), [
+    (0, 0, 0, None), (0.5, 4, 0, None), (1.5, 12, 1, None),  # at a step
+    (1, 8, 0, False), (2, 16, 1, False),  # evaluating, or before its row
+    (1, 8, 1, None),  # saving, or the first steps of the next epoch
+    (3, 24, 2, False), (3, 24, 3, False), (2.5, 24, 2, False),  # no step is left
+    (None, 8, 0, None), (1, None, 0, None),
+])  # fmt: skip
+def test_where_a_killed_attempt_may_have_been(
+    epoch: float | None, update: int | None, rows: int, in_step: bool | None, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    for number in range(rows):
+        append_row(folder.epochs, {**EPOCH, "epoch": number + 1})
+    progress = {"attempt": 1, "epoch": epoch, "update": update, "updates": 24}
+    assert attempts.may_be_in_step(folder, progress) is in_step
+    append_row(folder.attempts, START)
+    attempts.tell_progress(folder, progress)
+    attempts.begin(folder, 0, 1)
+    assert read_rows(folder.attempts)[0][1]["in_step"] is in_step
 
 
 def test_a_removed_folder_is_not_made_anew(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from harness.core.command_line import (
     trainer_flags,
     without_package,
 )
-from harness.core.rules import MEANT, place
+from harness.core.refused import MEANT
+from harness.core.rules import place
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
 from harness.core.topology import World

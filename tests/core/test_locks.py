@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.core.locks import Lock
+from harness.core.records import append_row, read_rows
+from harness.core.records.disk import DiskError
 from harness.core.settings import UserError
 from tests.support.sweeps import ROOT
 
@@ -92,3 +97,54 @@ def test_a_full_disk_is_no_reason_against_a_lock(
     lock = Lock(tmp_path / "lock")
     assert lock.take() and lock.holder() == "another process"
     lock.release()
+
+
+GROUP, ADA, BOB = 4242, 4243, 4244
+
+
+def as_user(number: int, umask: int, function: Callable[[Path], None], folder: Path) -> int:
+    """The exit code of a function that this user calls, as a member of the group alone."""
+
+    def call() -> None:
+        os.setgroups([GROUP])
+        os.setgid(GROUP)
+        os.setuid(number)
+        os.umask(umask)
+        function(folder)
+        os._exit(0)  # a lock is left behind
+
+    process = multiprocessing.get_context("fork").Process(target=call)
+    process.start()
+    process.join()
+    return process.exitcode or 0
+
+
+def record(folder: Path) -> None:
+    assert Lock(folder / "run" / ".locks" / "run").take()
+    append_row(folder / "run" / "rows.jsonl", {"by": os.getuid()})
+
+
+def refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"Permission denied\): .* may belong to another user$"):
+        Lock(folder / "run" / ".locks" / "run").take()
+    with pytest.raises(DiskError, match=f"^no permission to write to {folder / 'run'}$"):
+        append_row(folder / "run" / "rows.jsonl", {"by": os.getuid()})
+
+
+@pytest.mark.process
+@pytest.mark.root
+@pytest.mark.parametrize(("umask", "second"), [(0o002, record), (0o022, refused)])
+def test_two_users_share_a_folder_as_their_umask_says(
+    umask: int, second: Callable[[Path], None], tmp_path: Path
+) -> None:
+    ours = [folder for folder in tmp_path.parents if folder.name.startswith(("pytest-", "popen-"))]
+    for folder in (tmp_path, *ours):
+        folder.chmod(0o755)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    os.chown(folder, ADA, GROUP)
+    folder.chmod(0o2775)
+    assert as_user(ADA, umask, record, folder) == 0
+    assert as_user(BOB, umask, second, folder) == 0
+    users = [row["by"] for row in read_rows(folder / "run" / "rows.jsonl")[0]]
+    assert users == ([ADA, BOB] if second is record else [ADA])

@@ -65,7 +65,7 @@ def test_what_is_no_script_is_refused(mine: Path, text: str, said: str) -> None:
 
 
 def test_a_finished_run_answers_for_its_code_alone(mine: Path) -> None:
-    (mine.parent / "net.py").write_text("SIZE = 1\n")
+    (mine.parent / "net.py").write_text("SIZE = 1\n\n\ndef grow():\n    global SIZE\n")
     mine.write_text("import net\n" + mine.read_text())
     settings = command_line("bert")
     before = inputs(settings)

@@ -17,24 +17,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.core import attempts, records
+from harness.core import attempts
 from harness.core.command_line import parse
-from harness.core.provenance import redact_logs, redacted, redacted_command, settings_of
 from harness.core.records import (
     ASIDE,
     FINISHED,
-    DiskError,
     RunFolder,
     append_row,
+    disk,
     find_runs,
     plain,
     read_json,
     read_rows,
+    redact,
     rows_in,
     sum_known,
     write_json,
-    writing_to,
 )
+from harness.core.records.disk import DiskError, writing_to
+from harness.core.records.redact import redact_logs, redacted, redacted_command, settings_of
 
 # The records need the standard library only, so these processes are there in a moment.
 OVERWRITE = """
@@ -262,18 +263,41 @@ def test_only_what_a_disk_refuses_is_said_of_its_folder(
         assert str(raised.value) == words.format(here=tmp_path)
 
 
+def test_a_draft_replaces_the_file_at_the_end_or_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "table.md"
+    with disk.draft_of(file) as draft:
+        draft.write_text("first")
+        assert not file.exists()
+
+    def broken_off() -> None:
+        with disk.draft_of(file) as draft:
+            draft.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert [*tmp_path.iterdir()] == [file] and file.read_text() == "first"
+    with pytest.raises(OSError, match="not empty"), disk.draft_of(tmp_path) as folder:
+        (folder / "inside").mkdir(parents=True)
+    assert [*tmp_path.iterdir()] == [file] and not folder.exists()
+
+
 def test_the_disk_that_is_full_is_the_one_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has no name may have been written to the folder of temporary files."""
     small = tmp_path / "small"
-    monkeypatch.setattr(records, "gettempdir", lambda: str(small))
+    monkeypatch.setattr(disk, "gettempdir", lambda: str(small))
 
     def statvfs(path: Path) -> SimpleNamespace:
-        full = path == small
-        return SimpleNamespace(f_bavail=0 if full else 2**30, f_frsize=1, f_files=9, f_favail=9)
+        free, flags = 0 if path == small else 2**30, os.ST_RDONLY if path == gone else 0
+        sizes = {"f_bavail": free, "f_frsize": 1, "f_files": 9, "f_favail": 9}
+        return SimpleNamespace(**sizes, f_flag=flags)
 
-    monkeypatch.setattr(records.os, "statvfs", statvfs)
+    gone = tmp_path / "remounted"
+    monkeypatch.setattr(disk.os, "statvfs", statvfs)
+    with pytest.raises(DiskError, match=f"read-only {gone}"), writing_to(gone):
+        raise RuntimeError("open file failed with strerror")
     with pytest.raises(DiskError, match=f"no space on {small}"), writing_to(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "full")
     with pytest.raises(RuntimeError, match="of a library"), writing_to(tmp_path / "out"):
@@ -330,7 +354,9 @@ def test_a_text_is_recorded_without_people_and_places(monkeypatch: pytest.Monkey
     assert redacted("localhost:1") == "localhost:1"
 
 
-def test_logs_of_all_ranks_are_redacted_in_place(tmp_path: Path) -> None:
+def test_logs_of_all_ranks_are_redacted_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = parse("vit", ["--tiny", "--run_name", "mine"], {})
     log = tmp_path / "vit_1_2_x[1]_1.txt"
     other = log.with_name(f"{log.stem}_rank1.txt")
@@ -343,6 +369,19 @@ def test_logs_of_all_ranks_are_redacted_in_place(tmp_path: Path) -> None:
     assert log.read_bytes() == b"[node 1] ***, not determined \xff gpu71\n"
     assert other.read_bytes() == b"/home/USER/x\nmore\n"
     redact_logs(tmp_path / "nothing.txt", settings)
+
+    def meanwhile(text: str) -> str:
+        """A process prints in each of the first two moments in which the log is looked at."""
+        if len(late):
+            with log.open("ab") as printing:
+                printing.write(late.pop())
+        return redacted(text)
+
+    monkeypatch.setattr(redact, "redacted", meanwhile)
+    late = [b"/home/eve/y\n", b"mine again\n"]
+    log.write_bytes(b"mine\n")
+    redact_logs(log, settings)
+    assert log.read_bytes() == b"***\n*** again\n/home/USER/y\n"
 
 
 def test_settings_are_recorded_without_places() -> None:

@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 
 from harness.core.command_line import command_line, help_text, parse, to_argv, trainer_flags
 from harness.core.identity import SHOWN_ONLY, number, run_id
-from harness.core.rules import REFUSED
+from harness.core.refused import REFUSED
 from harness.core.settings import Settings, UserError, as_mapping, flag_fields, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.tasks import TASKS
@@ -23,14 +23,14 @@ from tests.support.settings import ALONE, launched, refusal
 
 # Written out on purpose: a new flag, or a new name for one, must be a decision.
 FLAGS = """
-model model_name_or_path | from_scratch | dropout | max_length | image_size | batchnorm
+model model_name_or_path | from_scratch | dropout | lora | max_length | image_size | batchnorm
 trust_remote_code | dataset dataset_name | dataset_config dataset_config_name | text_column
 image_column | label_column | train_size max_train_samples | test_size max_eval_samples | test_split
 validation_split | data_seed | tail | augment | tiny | per_gpu_batch b per_device_train_batch_size
 grad_acc gradient_accumulation_steps | auto_batch | epochs num_train_epochs | lr learning_rate
 seed | precision
 rank_dropout | padding | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard
-fsdp_offload | elastic_batch | compress | exchange | sync_every | sync_scope | outer_lr
+fsdp_offload | elastic_batch | balance | compress | exchange | sync_every | sync_scope | outer_lr
 outer_momentum | fragments | overlap | target_batch | local_updates | initial_peers | repeat run
 num_workers dataloader_num_workers | log_every logging_steps
 telemetry_hz | hang_after | peak_tflops | comm_probe | save
@@ -42,8 +42,8 @@ activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2 a
 dataloader_in_order dataloader_multiprocessing_context dataloader_persistent_workers
 dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_bucket_cap_mb ddp_static_graph
 ddp_timeout debug disable_tqdm eval_accumulation_steps eval_do_concat_batches
-full_determinism gradient_checkpointing gradient_checkpointing_kwargs hub_always_push hub_model_id
-hub_private_repo hub_revision hub_strategy include_for_metrics label_smoothing_factor
+full_determinism gradient_checkpointing gradient_checkpointing_kwargs hub_model_id
+hub_private_repo hub_revision include_for_metrics label_smoothing_factor
 length_column_name liger_kernel_config log_level log_level_replica log_on_each_node
 logging_first_step logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps
 neftune_noise_alpha optim optim_args optim_target_modules project push_to_hub report_to run_name
@@ -64,6 +64,7 @@ KINDS: dict[str, Any] = {
 FITTING = {
     "strategy": "fsdp",
     "best_metric": "f1",
+    "balance": "2,1,1,1",
     "compress": "powersgd:2",
     "initial_peers": "/ip4/10.0.0.1/tcp/40123/p2p/12D3KooW",
     "fragments": 5,
@@ -155,7 +156,7 @@ def test_every_field_is_used(root: Path) -> None:
 PINNED = Settings(
     script="bert", model="google-bert/bert-base-uncased", dataset="fancyzhx/ag_news",
     train_size=8000, test_size="all", per_gpu_batch=16, grad_acc=2, epochs=3, lr=2e-5,
-    max_length=512, strategy="ddp", setup="2_2", repeat=2, precision="bf16",
+    max_length=512, strategy="ddp", setup="2_2", repeat=2, precision="bf16", exchange="backend",
     trainer=(("lr_scheduler_type", "cosine"), ("report_to", "none")),
 )  # fmt: skip
 
@@ -238,13 +239,13 @@ def test_settings_file_and_command_line(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-WAYS = "--strategy ddp has none, bf16, fp16, powersgd[:rank]"
+WAYS = "--strategy ddp has none, bf16, fp16, int8, int4, powersgd[:rank]"
 UNFIT = {
     "--strategy fsdp --compress bf16": "does not go with --strategy fsdp, but with ddp (bf16, fp16",
     "--strategy fsdp --optim adafactor": "--optim adafactor does not go with --strategy fsdp",
-    "--strategy local_sgd --compress none:1": "does not go with --strategy local_sgd",
+    "--strategy single --compress none:1": "does not go with --strategy single",
     "--strategy diloco --compress powersgd": "--strategy diloco has none, bf16, int8",
-    "--compress int8": f"--compress int8: {WAYS}",
+    "--compress int2": f"--compress int2: {WAYS}",
     "--compress zip": f"--compress zip: {WAYS}",
     "--compress none:1": f"--compress none:1: {WAYS}",
     "--compress bf16:2": f"--compress bf16:2: {WAYS}",

@@ -14,15 +14,12 @@ What each field means stands in outputs/README.md. Nothing is read back from a l
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, cast
 
 from harness.core.records.archives import (
@@ -32,8 +29,10 @@ from harness.core.records.archives import (
     is_archive,
     parsed,
     read_archive,
+    the_same,
     unpacked,
 )
+from harness.core.records.disk import draft_of, make_folder, sync, writing_to
 from harness.core.schema.environment import EnvironmentRecord
 from harness.core.schema.rows import FINISHED as FINISHED
 from harness.core.schema.rows import (
@@ -86,7 +85,7 @@ class File:
 class RunFolder:
     """The one place that knows the files of a run: their names, and what reading them gives.
 
-    Reading checks nothing but that a file is JSON (harness/core/schema/dictionary.py checks more):
+    Reading checks nothing but that a file is JSON (harness/core/schema/checks.py checks more):
     training and launching go on with whatever an interrupted process has left.
     """
 
@@ -236,106 +235,16 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     return math.fsum(value for value in known if value is not None)
 
 
-class DiskError(OSError):
-    """A disk that cannot be written to; its text says what, and which folder."""
-
-    def __init__(self, number: int, what: str) -> None:
-        super().__init__(number, what)
-
-    def __str__(self) -> str:
-        return str(self.strerror)
-
-
-REFUSALS = {
-    errno.ENOSPC: "no space on",
-    errno.EDQUOT: "the quota is used up on",
-    errno.EROFS: "nothing can be written to the read-only",
-    errno.EACCES: "no permission to write to",
-    errno.EPERM: "no permission to write to",
-    errno.ENOENT: "there is no folder",
-    errno.EIO: "the disk is broken that holds",
-}
-OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # what they may refuse
-NO_ROOM = 2**16  # bytes; a library that has met a full disk leaves less
-
-
-@contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
-    """Say in one line what the disk of a folder refuses, whoever of the libraries writes there."""
-    try:
-        yield
-    except DiskError:
-        raise
-    except Exception as error:
-        refusal = _refusal(error, folder)
-        if refusal is None:
-            raise
-        number, refused = refusal
-        raise DiskError(number, f"{REFUSALS[number]} {refused}") from error
-
-
-def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
-    """The error number and the folder, if a disk refused what was to be written there."""
-    if isinstance(error, OSError) and error.errno in REFUSALS:
-        if not isinstance(error.filename, (str, os.PathLike)):
-            if error.errno not in OF_OPEN_FILES:
-                return None  # not about a file
-            return error.errno, next(filter(_is_full, (folder, Path(gettempdir()))), folder)
-        file, folder = Path(error.filename).absolute(), folder.absolute()
-        inside = file.is_relative_to(folder) or folder.is_relative_to(file)
-        return (error.errno, folder) if inside else None  # otherwise it was to be read
-    # Some libraries raise errors of their own.
-    return (errno.ENOSPC, folder) if _is_full(folder) else None
-
-
-def _is_full(folder: Path) -> bool:
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return False
-    no_names = disk.f_files > 0 and disk.f_favail == 0  # some file systems do not count them
-    return disk.f_bavail * disk.f_frsize < NO_ROOM or no_names
-
-
-def sync(path: Path) -> None:
-    """What a file holds, or the names in a folder, survives a power cut once this has returned."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
-            raise
-    finally:
-        os.close(file)
-
-
-def _make(folder: Path) -> None:
-    """A folder whose name survives a power cut, as what is written into it does."""
-    if not folder.is_dir():
-        _make(folder.parent)
-        try:
-            folder.mkdir(exist_ok=True)
-        except FileExistsError:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
-        sync(folder.parent)
-
-
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
     """Whole or not at all: a reader never sees half a file. Durable: on disk when this returns."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing_to(path.parent):
-        _make(path.parent)
-        try:
-            with draft.open("w", encoding="utf-8") as file:
-                json.dump(plain(content), file, indent=2, allow_nan=False)
-                file.write("\n")
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
-            draft.replace(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        make_folder(path.parent)
+        with draft_of(path) as draft, draft.open("w", encoding="utf-8") as file:
+            json.dump(plain(content), file, indent=2, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
         if durable:
             sync(path.parent)
 
@@ -376,7 +285,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """
     line = json.dumps(plain(row), allow_nan=False) + "\n"
     with writing_to(path.parent):
-        _make(path.parent)
+        make_folder(path.parent)
         with path.open("ab+") as file:
             is_new = file.tell() == 0
             if not is_new:
@@ -444,7 +353,10 @@ def find_folders(name: str, root: Path) -> list[RunFolder]:
         below = archive == root or archive in archives
         for path, files in inside.items():
             if name in files and (below or path.is_relative_to(root)):
-                found.setdefault(path, RunFolder(path, files))
+                if path in found:  # what lies on disk counts
+                    the_same(path, archive, files, found[path].archived)
+                else:
+                    found[path] = RunFolder(path, files)
     return [found[path] for path in sorted(found)]
 
 

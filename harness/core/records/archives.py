@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
 
 SUFFIX = ".jsonl.gz"
@@ -94,9 +95,19 @@ def write_archive(file: Path, folders: Mapping[str, Files]) -> None:
         for folder in sorted(folders)
         for name, text in folders[folder].items()
     ]
-    draft = file.with_name(f".{file.name}")
-    draft.write_bytes(gzip.compress("\n".join([HEADER, *lines, ""]).encode(), mtime=0))
-    draft.replace(file)
+    with draft_of(file) as draft:
+        draft.write_bytes(gzip.compress("\n".join([HEADER, *lines, ""]).encode(), mtime=0))
+
+
+def files_of(path: Path) -> Files:
+    """The files of a record on disk, without checkpoints and whatever else lies beside them."""
+    below = (file for part in ("", "ranks", "telemetry") for file in (path / part).glob("*"))
+    named = {file.relative_to(path).as_posix(): file for file in sorted(below)}
+    return {
+        name: packed(name, file.read_bytes())
+        for name, file in named.items()
+        if RECORD_FILE.fullmatch(name) and file.is_file()
+    }
 
 
 def is_archive(file: Path) -> bool:
@@ -182,4 +193,18 @@ def readable(archive: Path) -> Mapping[Path, Files]:
 def archived(folder: Path) -> Files | None:
     """The files of a folder that lies in an archive alone."""
     archives = () if folder.exists() else archives_above(folder)
-    return next((f for a in archives if (f := readable(a).get(folder)) is not None), None)
+    found: Files | None = None
+    for archive in archives:
+        if (files := readable(archive).get(folder)) is not None:
+            found = the_same(folder, archive, files, found)
+    return found
+
+
+def the_same(folder: Path, archive: Path, files: Files, found: Files | None) -> Files:
+    """What an archive holds of a folder of which another one, perhaps, was found to hold this."""
+    if found is not None and found != files:
+        raise UserError(
+            f"{folder}: {archive} holds another record of it than an archive in the same folder: "
+            "move one of the two archives to a folder of its own"
+        )
+    return files

@@ -68,6 +68,14 @@ class CommProbeRecord(TypedDict):
     took_s: Annotated[Seconds, "total time of the probe; part of `wall_s` and of no other time"]
 
 
+class ExchangeEstimates(TypedDict, total=False):
+    """One exchange by each way, from the measured link."""
+
+    backend: Annotated[Seconds, "as measured, corrected for the bytes that are sent"]
+    direct: Annotated[Seconds, "to those who add a part, and back: two delays; one of two nodes"]
+    all_to_all: Annotated[Seconds, "of more than two nodes: one delay, and more bytes"]
+
+
 class ObservedRecord(TypedDict, total=False):
     strategy: Annotated[str, "how the trained model was really wrapped or sharded"]
     world: Annotated[Positive, "processes of the group"]
@@ -77,7 +85,10 @@ class ObservedRecord(TypedDict, total=False):
     devices: Annotated[Positive, "GPUs of one process; for dp only"]
     parameters: Annotated[Count, "tensors of the model"]
     sharded_parameters: Annotated[Count, "how many of them are split"]
+    batchnorm_layers: Annotated[Count, "layers of the model with BatchNorm, of any kind"]
     parameter_bytes: Annotated[Bytes, "of the whole model"]
+    trained_bytes: Annotated[Bytes,
+        "of its trained parameters, over all ranks; with `--lora` those of adapters and head"]
     parameter_bytes_per_rank: Annotated[Bytes, "on rank 0"]
     dtype: Annotated[str, "number format in which the first layer computed"]
     compiled_graphs: Annotated[Count,
@@ -91,6 +102,11 @@ class ObservedRecord(TypedDict, total=False):
     gradient_hook: Annotated[str | None,
         "what DDP calls to exchange gradients instead of its default, such as "
         "`DirectGradients.hook` with `--exchange direct`; null for the default, and without DDP"]
+    exchange: Annotated[str,
+        "with ddp, local_sgd and diloco: the way that their sums took, `backend`, `direct` or "
+        "`all_to_all`; `--exchange auto` has chosen it, and an attempt that goes on keeps it"]
+    exchange_estimates_s: Annotated[ExchangeEstimates,
+        "with `--exchange auto` over a link of 1 ms or more there and back: what it was chosen by"]
     padding: Annotated[str,
         "of texts, the layout of a batch: `packed`, all tokens in one row, with attention by "
         "`runs` of equal length (CPU), by torch's `kernel` for texts of any length (CUDA in half "
@@ -102,6 +118,9 @@ class ObservedRecord(TypedDict, total=False):
     padding_reason: Annotated[str | None,
         "why it is not the layout before it in this list: what about the model, the device or a "
         "setting rules that out; null for the kernel"]
+    shares: Annotated[list[Positive],
+        "with `--balance`: samples of each rank in a forward pass, which make `per_gpu_batch` on "
+        "average"]
     decayed_tensors: Annotated[Count, "tensors with weight decay"]
     decayed_vectors: Annotated[Count, "those among them with one dimension"]
     sync_every: Annotated[Positive,
@@ -147,8 +166,8 @@ class FlopsRecord(TypedDict):
     per_pair_of_tokens: Annotated[Operations | None,
         "of the forward and the backward pass, see above"]
     peak_tflops_per_gpu: Annotated[TflopPerSecond | None,
-        "dense peak of one device in the run's number format, on CPUs the mean over nodes; null "
-        "where unknown, as where other programs kept a node's processor busy"]
+        "dense peak of one device in the run's number format, the mean over ranks, on CPUs over "
+        "nodes; null where unknown, as where other programs kept a node's processor busy"]
     peak_from: Annotated[str | None, Value(choices=("table", "calibration", "flag")),
         "its source: the table in harness/train/measure/flops.py, from data sheets; on a CPU "
         "`cpu_calibration`, of a process; or the flag `--peak_tflops`"]
@@ -334,6 +353,9 @@ FLAG_KINDS = {
 }
 
 
+LATER = ("lora", "balance")  # flags that the published records are older than
+
+
 def setting_fields() -> dict[str, Field]:
     """A field of settings.json for each flag, from the flag's own definition."""
     declared = {}
@@ -344,7 +366,8 @@ def setting_fields() -> dict[str, Field]:
             choices = about["choices"] if name != "strategy" else ()  # or one of one's own
             value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, choices)
             meaning = about["help"].replace("|", "or")
-            declared[name] = Field(name, Kind(kind.base, value, True), meaning, True, "")
+            required = name not in LATER
+            declared[name] = Field(name, Kind(kind.base, value, True), meaning, required)
     return declared
 
 
@@ -360,6 +383,8 @@ class SweepRecord(TypedDict):
     schema: Annotated[Literal[1], "version of these definitions"]
     name: Annotated[str, "of the sweep"]
     question: Annotated[str | None, "what it answers"]
+    hypothesis: NotRequired[Annotated[str | None,
+        "what was expected, written down before the runs"]]
     file: Annotated[str, "the file that plans it"]
     tiny: Annotated[bool, "whether at laptop size"]
     command: Annotated[str, "the command line"]

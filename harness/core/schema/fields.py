@@ -1,4 +1,4 @@
-"""What a recorded value is: its Python type, its unit and its range (dictionary.py checks them).
+"""What a recorded value is: its Python type, its unit and its range (checks.py checks them).
 
 A record is declared as a TypedDict whose fields are `Annotated[type, meaning]`. The types below
 carry unit and range, so that each is stated once and a checker of types sees a plain float.
@@ -87,11 +87,6 @@ class Field:
     kind: Kind
     meaning: str
     required: bool
-    scope: str  # of what one value is: run, rank, node, device, or "" for the record itself
-
-
-# Where the name of a field does not follow the record that it stands in.
-SCOPES = {"_per_rank": "rank", "_per_gpu": "device"}
 
 
 @cache
@@ -106,8 +101,7 @@ def _field(name: str, hint: Any, required: bool) -> Field:
     if get_origin(hint) is NotRequired:
         hint, required = get_args(hint)[0], False
     meanings = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, str)]
-    scope = next((scope for end, scope in SCOPES.items() if name.endswith(end)), "")
-    return Field(name, kind_of(hint), "".join(meanings), required, scope)
+    return Field(name, kind_of(hint), "".join(meanings), required)
 
 
 def kind_of(hint: Any) -> Kind:

@@ -343,6 +343,8 @@ class AttemptEnd(TypedDict):
     update: Annotated[Count | None, "the last update it completed"]
     per_gpu_batch: NotRequired[Annotated[Positive | None,
         "samples per process and forward pass, as they were run; null where that is not known"]]
+    in_step: NotRequired[Annotated[bool | None,
+        "whether that was at a training step, not loading, evaluating or saving; null: unknown"]]
     wall_s: Annotated[Seconds | None,
         "how long it took; null where a killed process had reported nothing"]
     user_s_per_rank: CPU_OF_ATTEMPT
@@ -451,7 +453,7 @@ class SummaryRecord(TypedDict):
 
 
 class ProgressRecord(TypedDict):
-    """Where an attempt is; written once per second, removed at the end."""
+    """Where an attempt is; written once per second and as an epoch ends, removed at the end."""
 
     attempt: Annotated[Positive, "number of the attempt"]
     epoch: Annotated[Amount | None, "epochs trained, with their fraction"]
@@ -471,6 +473,8 @@ class FailureRecord(TypedDict):
     outcome: Annotated[Outcome, "see Outcomes"]
     reason: Annotated[str, "the error"]
     unix: Annotated[Unix, "when"]
+    in_step: NotRequired[Annotated[bool | None,
+        "whether it was at a training step, not loading, evaluating or saving; null: unknown"]]
 
 
 class PeerRecord(TypedDict):

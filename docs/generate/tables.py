@@ -1,0 +1,85 @@
+"""The tables and answers of a page, from the records that it names.
+
+python -m docs.generate.tables README.md
+
+    <!-- table outputs/published/sweeps/demo-tiny: script, setup, accuracy -->
+    <!-- end of table -->
+    <!-- answers outputs/published/sweeps/slow_links-tiny: setup=2_1, link=80ms/50mbit -->
+    <!-- end of answers -->
+
+What stands between such lines is replaced by these columns of the sweep's table, with the sample
+standard deviations over the seeds, or by what the sweep answers in these cases. Nothing else of
+the file is touched.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.core.settings import UserError
+from harness.read.compare.answers import answers
+from harness.read.records.sweeps import SweepResults, read_sweep
+from harness.read.table import chosen, escaped, markdown_lines
+from harness.read.tables.sweep_table import sweep_table
+
+PLACE = re.compile(
+    r"(?P<start><!-- (?P<kind>table|answers) (?P<folder>[^:\n]+)(: (?P<what>[^\n]+))? -->\n)"
+    r"(?P<old>.*?)(?=<!-- end of (?P=kind) -->)", re.DOTALL,
+)  # fmt: skip
+STARTS = re.compile(r"<!-- (table|answers) ")
+
+
+def main(argv: list[str]) -> int:
+    try:
+        if len(argv) != 1:
+            raise UserError("usage: python -m docs.generate.tables PAGE")
+        file = Path(argv[0])
+        try:
+            text = file.read_text("utf-8")
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        file.write_text(with_tables(text, file.parent), "utf-8")
+    except UserError as error:
+        print(f"readme: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def with_tables(text: str, root: Path) -> str:
+    """The text with its tables and answers as the records below root have them."""
+    places = PLACE.findall(text)
+    if len(places) != len(STARTS.findall(text)):
+        raise UserError(
+            "a table or a list of answers is not closed by <!-- end of table --> or "
+            "<!-- end of answers -->"
+        )
+    return PLACE.sub(lambda place: place["start"] + _filled(place, root), text)
+
+
+def _filled(place: re.Match[str], root: Path) -> str:
+    sweep = read_sweep(root / place["folder"])
+    lines = _answers if place["kind"] == "answers" else _table
+    return "\n".join(lines(sweep, place["what"] or "")) + "\n"
+
+
+def _table(sweep: SweepResults, columns: str) -> Iterator[str]:
+    table = sweep_table(sweep)[0].table
+    try:
+        return markdown_lines(chosen(table, [name.strip() for name in columns.split(",")]))
+    except UserError as error:
+        raise UserError(f"{sweep.folder}: {error}") from None
+
+
+def _answers(sweep: SweepResults, cases: str) -> Iterator[str]:
+    pairs = [case.strip().partition("=") for case in cases.split(",") if case.strip()]
+    found = answers(sweep, {axis: value for axis, _, value in pairs})
+    if not found:
+        raise UserError(f"{sweep.folder}: no answer for {cases or 'any case'}")
+    return (f"- {escaped(answer)}" for answer in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

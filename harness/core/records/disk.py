@@ -1,0 +1,123 @@
+"""Writes that leave whole files behind, whatever happens, and errors that name the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+
+
+class DiskError(OSError):
+    """A disk that cannot be written to; its text says what, and which folder."""
+
+    def __init__(self, number: int, what: str) -> None:
+        super().__init__(number, what)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+REFUSALS = {
+    errno.ENOSPC: "no space on",
+    errno.EDQUOT: "the quota is used up on",
+    errno.EROFS: "nothing can be written to the read-only",
+    errno.EACCES: "no permission to write to",
+    errno.EPERM: "no permission to write to",
+    errno.ENOENT: "there is no folder",
+    errno.EIO: "the disk is broken that holds",
+}
+OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # what they may refuse
+NO_ROOM = 2**16  # bytes; a library that has met a full disk leaves less
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say in one line what the disk of a folder refuses, whoever of the libraries writes there."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except Exception as error:
+        refusal = _refusal(error, folder)
+        if refusal is None:
+            raise
+        number, refused = refusal
+        raise DiskError(number, f"{REFUSALS[number]} {refused}") from error
+
+
+def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
+    """The error number and the folder, if a disk refused what was to be written there."""
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        if not isinstance(error.filename, (str, os.PathLike)):
+            if error.errno not in OF_OPEN_FILES:
+                return None  # not about a file
+            return error.errno, next(filter(_is_full, (folder, Path(gettempdir()))), folder)
+        file, folder = Path(error.filename).absolute(), folder.absolute()
+        inside = file.is_relative_to(folder) or folder.is_relative_to(file)
+        return (error.errno, folder) if inside else None  # otherwise it was to be read
+    # Some libraries raise errors of their own.
+    if _is_read_only(folder):
+        return errno.EROFS, folder
+    return (errno.ENOSPC, folder) if _is_full(folder) else None
+
+
+def _is_read_only(folder: Path) -> bool:
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    no_names = disk.f_files > 0 and disk.f_favail == 0  # some file systems do not count them
+    return disk.f_bavail * disk.f_frsize < NO_ROOM or no_names
+
+
+def sync(path: Path) -> None:
+    """What a file holds, or the names in a folder, survives a power cut once this has returned."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing
+            raise
+    finally:
+        os.close(file)
+
+
+def make_folder(folder: Path) -> None:
+    """A folder whose name survives a power cut, as what is written into it does."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
+        sync(folder.parent)
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """What is written to the draft inside the block gets this name at its end: a file, which
+    replaces the one before, or a folder.
+
+    Whole or not at all: a reader never sees half of it.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield draft
+        draft.replace(path)
+    except BaseException:
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,151 @@
+"""Which records there are, and whether one is as it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from harness.core.schema.environment import (
+    EnvironmentRecord,
+    SettingsRecord,
+    SweepRecord,
+    setting_fields,
+)
+from harness.core.schema.fields import LARGEST, Field, Kind, fields_of
+from harness.core.schema.rows import (
+    AttemptEnd,
+    AttemptStart,
+    EpochRow,
+    FailureRecord,
+    PeerRecord,
+    ProgressRecord,
+    RankRow,
+    SummaryRecord,
+    TelemetryRow,
+)
+from harness.core.settings import UserError
+
+
+@dataclass(frozen=True)
+class Record:
+    """One of the files of a run, or a row of it."""
+
+    declared: type
+    file: str
+    scope: str = "run"
+    numbers_of_others: bool = False  # metrics of one's own compute_metrics stand beside the fields
+
+
+RECORDS = {
+    "settings": Record(SettingsRecord, "settings.json"),
+    "environment": Record(EnvironmentRecord, "environment.json"),
+    "epochs": Record(EpochRow, "epochs.jsonl", numbers_of_others=True),
+    "ranks": Record(RankRow, "ranks/rank_<r>.jsonl", scope="rank"),
+    "start": Record(AttemptStart, "attempts.jsonl"),
+    "end": Record(AttemptEnd, "attempts.jsonl"),
+    "telemetry": Record(TelemetryRow, "telemetry/node_<n>.jsonl", scope="node"),
+    "progress": Record(ProgressRecord, "progress.json"),
+    "failure": Record(FailureRecord, "ranks/failure_<r>.json", scope="rank"),
+    "peers": Record(PeerRecord, "peers.json", scope="rank"),
+    "summary": Record(SummaryRecord, "summary.json", numbers_of_others=True),
+    "sweep": Record(SweepRecord, "sweeps/<name>/sweep.json", scope=""),
+}
+
+
+@cache
+def fields(kind: str) -> dict[str, Field]:
+    """The fields of a record, settings included."""
+    declared = fields_of(RECORDS[kind].declared)
+    return {**declared, **setting_fields()} if kind == "settings" else declared
+
+
+def check_fields(
+    kind: str, value: Mapping[str, Any], where: object, own_metrics: bool = False
+) -> None:
+    """Raise a UserError if a field that is there is not what its declaration allows.
+
+    Records that were imported or cut off know less. own_metrics: written by LogCallback in a
+    script of its user, whose accuracy may be in per cent.
+    """
+    if wrong := _wrong_in(_with_own_metrics(kind) if own_metrics else fields(kind), value):
+        raise UserError(f"{where}: {wrong}")
+    if RECORDS[kind].numbers_of_others:
+        for name in value.keys() - fields(kind).keys():
+            if type(number := value[name]) in (int, float) and not -LARGEST <= number <= LARGEST:
+                raise UserError(f"{where}: {name} is {_shown(number)}: expected a number")
+
+
+@cache
+def _with_own_metrics(kind: str) -> dict[str, Field]:
+    return {
+        name: replace(field, kind=Kind(float, nullable=True)) if _is_quality(field) else field
+        for name, field in fields(kind).items()
+    }
+
+
+def _is_quality(field: Field) -> bool:
+    return field.kind.value.unit == "share" and not field.name.endswith("_share")
+
+
+def believable(kind: str, value: Mapping[str, Any], own_metrics: bool = False) -> dict[str, Any]:
+    """A record that may be damaged: what has another type than the declared one is unknown."""
+    known = _with_own_metrics(kind) if own_metrics else fields(kind)
+    return {
+        name: None if name in known and _wrong(name, known[name].kind, content) else content
+        for name, content in value.items()
+    }
+
+
+def _wrong_in(known: Mapping[str, Field], value: Mapping[str, Any], at: str = "") -> str | None:
+    """The innermost value that does not fit, in a line; None if all that are declared fit."""
+    for name, content in value.items():
+        if content is None or name not in known:
+            continue
+        kind = known[name].kind
+        # Most of a record are such numbers.
+        if type(content) is kind.base is float and (
+            kind.value.minimum <= content <= kind.value.maximum
+        ):
+            continue
+        if wrong := _wrong(at + name, kind, content):
+            return wrong
+    return None
+
+
+def _wrong(name: str, kind: Kind, value: Any) -> str | None:
+    """As above, of one value; null is unknown, and always fits."""
+    if value is None:
+        return None
+    if not _fits(kind, value):
+        return f"{name} is {_shown(value)}: expected {kind}"
+    if kind.record is not None:
+        return _wrong_in(fields_of(kind.record), value, f"{name}.")
+    if kind.item is None or kind.item.base is object:
+        return None
+    named = type(value) is dict
+    for key, item in value.items() if named else enumerate(value):
+        if wrong := _wrong(f"{name}.{key}" if named else f"{name}[{key}]", kind.item, item):
+            return wrong
+    return None
+
+
+def _fits(kind: Kind, value: Any) -> bool:
+    """Whether a value is what its kind says, without a look at the values inside it."""
+    base, about = kind.base, kind.value
+    if base is object:
+        return True
+    if base not in (int, float):
+        return type(value) is base and (not about.choices or value in about.choices)
+    if type(value) not in (int, float) or not about.minimum <= value <= about.maximum:
+        return False
+    return base is float or float(value).is_integer()  # 8.0 as in JSON
+
+
+def _shown(value: Any) -> str:
+    """As much of it as a line takes; Python does not write integers of thousands of digits."""
+    try:
+        return repr(str(value)[:60])
+    except ValueError:
+        return "an integer of thousands of digits"
