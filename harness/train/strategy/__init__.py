@@ -7,7 +7,7 @@ Sharding is in sharding.py; verify.py proves that what runs is what was asked fo
 from functools import cache
 
 from harness.core.records import RunFolder
-from harness.core.settings import Settings, UserError
+from harness.core.settings import NodeError, Settings
 from harness.core.strategies import STRATEGIES, own_strategy
 from harness.core.tasks import module_from
 from harness.core.topology import World
@@ -36,14 +36,14 @@ def own_exchange(strategy: str) -> type[Exchange]:
         found = getattr(module_from(file), name, None)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"--strategy {strategy}: {file} cannot be loaded: {reason}") from error
+        raise NodeError(f"--strategy {strategy}: {file} cannot be loaded: {reason}") from error
     if not (isinstance(found, type) and issubclass(found, Exchange)):
-        raise UserError(
+        raise NodeError(
             f"--strategy {strategy}: {name} is no Exchange: derive it from "
             "harness.train.strategy.base.Exchange"
         )
     if found.apart != STRATEGIES[strategy].apart:
-        raise UserError(f"--strategy {strategy}: write apart = {found.apart} into class {name}")
+        raise NodeError(f"--strategy {strategy}: write apart = {found.apart} into class {name}")
     return found
 
 

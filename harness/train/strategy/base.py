@@ -36,6 +36,7 @@ class Exchange:
         # For the record: what was exchanged and how, and what is added to an epoch's row.
         self.observed: dict[str, Any] = {}
         self.epoch_fields: dict[str, Any] = {}
+        self.way = "backend"  # that sums take, see --exchange: set before attach()
         # How many trained in the epoch that has ended; None: all ranks.
         self.devices: int | None = None
         # Norm of the last update's gradient where the exchange clips it itself, as the average of

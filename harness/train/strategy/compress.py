@@ -1,4 +1,4 @@
-"""Exchanges that send fewer bits: DDP's gradients by torch's hooks, and a quantised mean of a row.
+"""DDP's exchange of gradients, in fewer bits: by torch's hooks, or coded (coded.py).
 
 Two of torch's hooks need help. torch refuses its bf16 hook (by function name) outside CUDA builds,
 though gloo adds bf16 as well, so it is wrapped. torch keeps PowerSGD's memory by bucket; here it is
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,81 +25,16 @@ from harness.train.context import COMPLETE, HALF_PRECISION, Context
 from harness.train.measure.communication import uncompiled
 from harness.train.session import broadcast, gather
 from harness.train.strategy.base import Exchange
-from harness.train.strategy.direct_allreduce import DirectGradients
+from harness.train.strategy.coded import CODECS, Coded, CodedGradients
+from harness.train.strategy.direct_allreduce import DirectGradients, coded_mean
 
-BLOCK = 1024  # values that share a scale in int8
-LEVELS = 127
 # The first updates send whole gradients; torch allows no fewer. DDP rebuilds its buckets after the
 # first, and the very first gradients are far from the later ones.
 WHOLE_UPDATES = 2
+# Coded by us; bf16 and fp16 of gradients are torch's hooks.
+GRADIENT_CODES = ("int8", "int4")
 # Added to the norm of a column before dividing by it: negligible, and a zero matrix gives no NaN.
 EPSILON = 1e-20
-
-
-@dataclass(frozen=True)
-class Codec:
-    """How values become bytes: rows of fp32 (whole blocks) to rows of uint8 and back."""
-
-    bits: float  # a value, including its share of the scale
-    encode: Callable[[torch.Tensor], torch.Tensor]
-    decode: Callable[[torch.Tensor], torch.Tensor]
-
-
-def _to_int8(rows: torch.Tensor) -> torch.Tensor:
-    blocks = rows.view(len(rows), -1, BLOCK)
-    # amax propagates NaN and infinity: such a block gets such a scale and decodes as non-finite.
-    scales = blocks.abs().amax(2, keepdim=True) / LEVELS
-    levels = torch.where(scales > 0, blocks / scales, 0.0).round().nan_to_num(1.0, 1.0, 1.0)
-    levels = levels.clamp(-LEVELS, LEVELS).to(torch.int8)
-    return torch.cat([levels.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
-
-
-def _from_int8(coded: torch.Tensor) -> torch.Tensor:
-    count = coded.shape[1] // (BLOCK + 4)  # blocks
-    levels = coded[:, : count * BLOCK].view(torch.int8).view(len(coded), count, BLOCK)
-    # Copied, because the bytes behind the levels may not be aligned for fp32.
-    scales = coded[:, count * BLOCK :].clone().view(torch.float32).view(len(coded), count, 1)
-    return (levels * scales).flatten(1)
-
-
-CODECS = {
-    "bf16": Codec(
-        16,
-        encode=lambda rows: rows.to(torch.bfloat16).view(torch.uint8),
-        decode=lambda coded: coded.view(torch.bfloat16).float(),
-    ),
-    "int8": Codec(8 + 32 / BLOCK, _to_int8, _from_int8),
-}
-
-
-def coded_bytes(values: int, ranks: int, codec: Codec) -> int:
-    """Size of a row as it is sent: whole blocks, the same number for each rank."""
-    return round(ranks * _part_size(values, ranks) * codec.bits / 8)
-
-
-def _part_size(values: int, ranks: int) -> int:
-    return -(-values // (ranks * BLOCK)) * BLOCK
-
-
-def quantised_mean(row: torch.Tensor, codec: Codec, group: Any = None) -> None:
-    """Replace the row by the mean over the group's ranks, bit for bit the same on each.
-
-    A plain all-reduce would add encoded values. As in a ring, each rank reduces one part of the row
-    and hands the result to all: two collectives send 2(n-1)/n of the row. Values that are not
-    finite stay so, in int8 with their whole block.
-    """
-    ranks = dist.get_world_size(group)
-    part = _part_size(row.numel(), ranks)
-    padded = row.new_zeros(ranks * part)
-    padded[: row.numel()] = row
-    coded = codec.encode(padded.view(ranks, part))
-    received = torch.empty_like(coded)
-    dist.all_to_all_single(received, coded, group=group)
-    own = codec.encode(codec.decode(received).mean(0, keepdim=True))
-    # torch 2.12 and older have it under the older name alone.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(coded, own, group=group)
-    row.copy_(codec.decode(coded).flatten()[: row.numel()])
 
 
 class DdpExchange(Exchange):
@@ -111,7 +45,7 @@ class DdpExchange(Exchange):
         self.kind, _, rank = context.settings.compress.partition(":")
         self.rank = int(rank or 1)
         self.payload_bytes = self.update_bytes = 0
-        self.powersgd: PowerSGD | None = None
+        self.memory: PowerSGD | Coded | None = None  # of what was not sent
         if self.kind == "fp16":
             self.caution = " (--compress fp16 carries no gradient above 65504: bf16 does)"
 
@@ -122,69 +56,90 @@ class DdpExchange(Exchange):
         self.update_bytes = sum(
             p.numel() * (dtype.itemsize if dtype else p.element_size()) for p in trained
         )
-        if self.context.settings.exchange == "direct":
-            direct = DirectGradients(dtype)
+        if self.kind in GRADIENT_CODES:
+            self._attach_coded(ddp, trained)
+        elif self.way != "backend":
+            direct = DirectGradients(dtype, self.way)
             ddp.register_comm_hook(direct, direct.hook)
         elif self.kind == "bf16":
             ddp.register_comm_hook(None, bf16_hook)
         elif self.kind == "fp16":
             ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif self.kind == "powersgd":
-            self.powersgd = PowerSGD(ddp.module, self.rank)
-            ddp.register_comm_hook(self.powersgd.state, self.powersgd.hook)
+            self.memory = PowerSGD(ddp.module, self.rank)
+            ddp.register_comm_hook(self.memory.state, self.memory.hook)
+
+    def _attach_coded(self, ddp: Any, trained: list[nn.Parameter]) -> None:
+        self.memory = Coded(CODECS[self.kind])
+        alone = self.context.world.size == 1
+        begin = _nothing if alone else coded_mean(self.memory, self.way, dist.new_group()).begin
+        coded = CodedGradients(trained, begin, f" in {self.kind} by {self.way}")
+        ddp.register_comm_hook(coded, coded.hook)
 
     def after_update(self, update: int, last: bool) -> None:
-        sent = self.update_bytes if self.powersgd is None else self.powersgd.take_sent()
+        sent = self.update_bytes if self.memory is None else self.memory.take_sent()
         self.count_sent(sent if self.context.world.size > 1 else 0)  # a single rank sends nothing
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        with self.powersgd.rehearsed() if self.powersgd else nullcontext():
+        with self.memory.rehearsed() if self.memory else nullcontext():
             yield
 
     def save(self, folder: Path) -> Sequence[Path]:
         """Each rank writes its own file, on its own disk where it has one: its residual is as large
         as the gradient, too large for a link that needs compression.
         """
-        if self.powersgd is None:
+        if self.memory is None:
             return ()
-        file = folder / powersgd_file(self.context.world.rank)
-        safetensors.torch.save_file(self.powersgd.state_dict(), file)
+        file = folder / memory_file(self.kind, self.context.world.rank)
+        safetensors.torch.save_file(self.memory.state_dict(), file)
         return (file,)
 
     def load(self, folder: Path) -> None:
-        if self.powersgd is None:
+        if self.memory is None:
             return
-        world, file = self.context.world, folder / powersgd_file(self.context.world.rank)
+        world = self.context.world
+        file = folder / memory_file(self.kind, world.rank)
         missing = gather(None if file.is_file() else file.name)
         if not any(missing) and not self.context.other_processes:
-            self.powersgd.load_state_dict(safetensors.torch.load_file(file))
+            self.memory.load_state_dict(safetensors.torch.load_file(file))
             return
         if not world.elastic:
             raise UserError(
-                f"{folder} lacks {', '.join(filter(None, missing))}, what PowerSGD still owed "
-                "there: copy it from the disk of the node that had this rank, or use --rerun"
+                f"{folder} lacks {', '.join(filter(None, missing))}, what "
+                f"--compress {self.kind} still owed there: copy it from the disk of the node that "
+                "had this rank, or use --rerun"
             )
-        self.powersgd.load_state_dict(broadcast(_mean_state(folder) if world.rank == 0 else None))
+        state = _mean_state(folder, self.kind) if world.rank == 0 else None
+        self.memory.load_state_dict(broadcast(state))
 
 
-def powersgd_file(rank: int) -> str:
-    """Name of a rank's PowerSGD state in a checkpoint's folder."""
-    return f"powersgd_{rank}.safetensors"
+def _nothing(row: torch.Tensor, again: bool) -> Callable[[], None]:
+    return lambda: None
 
 
-def _mean_state(folder: Path) -> dict[str, torch.Tensor]:
+def memory_file(kind: str, rank: int) -> str:
+    """Name of what a rank still owes, in a checkpoint's folder."""
+    return f"{kind}_{rank}.safetensors"
+
+
+def _mean_state(folder: Path, kind: str) -> dict[str, torch.Tensor]:
     """For another number of processes than saved it: the residuals of all are spread evenly, so
     that their mean over ranks, which is what the weights lack, stays the same. The residual of a
     node that is gone with its disk is lost.
     """
     mark = read_json(folder / COMPLETE) or {}
-    files = [folder / powersgd_file(rank) for rank in range(mark["processes"])]
-    states = [safetensors.torch.load_file(file) for file in files if file.is_file()]
-    return {
+    files = [folder / memory_file(kind, rank) for rank in range(mark["processes"])]
+    read = {file: safetensors.torch.load_file(file) for file in files if file.is_file()}
+    states = list(read.values())
+    result = {
         name: sum(s[name] for s in states) / len(files) if name.startswith("owed ") else first
         for name, first in states[0].items()
     }
+    if (owed := result.pop("sum 0", None)) is not None:  # each rank has that of its own part
+        parts = [read[f]["sum 0"] if f in read else torch.zeros_like(owed) for f in files]
+        result["owed 0"] += torch.cat(parts)
+    return result
 
 
 def bf16_hook(state, bucket):  # type: ignore[no-untyped-def] # torch takes no annotations in quotes

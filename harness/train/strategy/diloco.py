@@ -54,9 +54,9 @@ class Diloco(ReplicaExchange):
             else:
                 self.in_flight.append(sent)
         if last:
-            for number, fragment in enumerate(self.weights.fragments):
+            for number in range(self.fragments):
                 if number != due:
-                    self._average_weights(fragment)
+                    self._average_weights(number)
 
     def _due_fragment(self) -> int | None:
         """The number of the fragment that is exchanged after this update."""
@@ -66,7 +66,7 @@ class Diloco(ReplicaExchange):
     def _send_change(self, number: int, wait: bool) -> FragmentInFlight:
         fragment = self.weights.fragments[number]
         own = self.weights.row(fragment)
-        change = self._begin_mean(self.anchor[fragment] - own, wait)
+        change = self._begin_mean(self.anchor[fragment] - own, number, wait)
         return FragmentInFlight(number, self.update, own, change)
 
     def _outer_step(self, sent: FragmentInFlight) -> None:
@@ -85,8 +85,9 @@ class Diloco(ReplicaExchange):
         momentum = int(self.anchor.nbytes) if self.context.settings.outer_momentum else 0
         step = self.every // self.fragments
         in_flight = -(-self.overlap // step) or 1
-        largest = 4 * int(max(f.stop - f.start for f in self.weights.fragments))
-        return int(self.anchor.nbytes) + momentum + 2 * in_flight * largest
+        largest = 4 * max(self._row_sizes())
+        rows = 2 * in_flight * largest
+        return int(self.anchor.nbytes) + momentum + rows + self._owed_bytes()
 
     def _own_state(self) -> dict[str, Any]:
         pending = []

@@ -2,13 +2,14 @@
 
 gloo's own all-reduce keeps two segments of 1 MB in flight and then waits for a round trip. Here the
 whole row is in flight at once. Two ranks exchange everything, in one latency; with more ranks each
-one reduces a part and sends the result to all, in two. No rank sends more bytes than in a ring.
+one reduces a part and sends the result to all, in two, and no rank sends more bytes than in a ring.
+With all_to_all any number of ranks exchange everything, in one latency.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,40 @@ import torch.distributed as dist
 
 from harness.core.settings import UserError
 from harness.train.direct import Direct
+from harness.train.strategy.coded import Coded, CollectiveMean
 
+ALL_TO_ALL = "all_to_all"  # of --exchange
 Parts = dict[int, torch.Tensor]  # by the rank that sends them
 Receives = tuple[Parts, list[Any]]  # the buffers, and the pending receives into them
+
+
+class Plain:
+    """Rows as they are, or in a smaller dtype; sums are made at least in fp32, and rounded once."""
+
+    def __init__(self, ranks: int, sent_as: torch.dtype | None = None) -> None:
+        self.ranks, self.sent_as = ranks, sent_as  # None: the dtype of the row
+
+    def encode(
+        self, row: torch.Tensor, slot: int, count: int
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        row.mul_(1 / self.ranks)  # before anything is added, as DDP does it
+        wire = row if self.sent_as is None else row.to(self.sent_as)
+        return wire, wire.tensor_split(count)
+
+    def mean(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        first, *others = parts
+        total = first.to(torch.promote_types(first.dtype, torch.float32))
+        if others:
+            total = total + others[0]
+            for part in others[1:]:
+                total.add_(part)
+        return total
+
+    def encode_mean(self, mean: torch.Tensor, slot: int) -> torch.Tensor:
+        return mean
+
+    def decode(self, wire: torch.Tensor) -> torch.Tensor:
+        return wire
 
 
 class DirectAllreduce(Direct):
@@ -28,13 +60,17 @@ class DirectAllreduce(Direct):
     take the message of another operation.
     """
 
-    def __init__(self, group: Any, sent_as: torch.dtype | None = None) -> None:
+    def __init__(
+        self, group: Any, form: Plain | Coded | None = None, all_to_all: bool = False
+    ) -> None:
         if (backend := dist.get_backend(group)) != "gloo":
             raise UserError(
                 f"--exchange direct sends through gloo, and this run has {backend}: leave it out"
             )
         super().__init__(group)
-        self.sent_as = sent_as  # None: the dtype of the row
+        self.form = form or Plain(self.ranks)
+        self.all_to_all = all_to_all or self.ranks <= 2
+        self.parts = 1 if self.all_to_all else self.ranks
         # By slot: receives posted for the next row, and buffers for those of the row after it.
         self.posted: dict[int, Receives] = {}
         self.spare: dict[int, Parts] = {}
@@ -46,12 +82,10 @@ class DirectAllreduce(Direct):
         the same size, and its receives are posted now. gloo sends nothing before the receiver has
         announced its receive, which would cost one more latency.
         """
-        row.mul_(1 / self.ranks)  # before anything is added, as DDP does it
-        wire = row if self.sent_as is None else row.to(self.sent_as)
-        pair = self.ranks == 2
-        parts = [wire, wire] if pair else list(wire.tensor_split(self.ranks))
+        wire, parts = self.form.encode(row, slot, self.parts)
+        if self.all_to_all:
+            parts = list(parts) * self.ranks
         own = parts[self.rank]
-        total = row if pair else row.tensor_split(self.ranks)[self.rank]
         posted = self.posted.pop(slot) if slot in self.posted else self._post_receives(own, slot)
         received, receives = posted
         assert all(part.shape == own.shape for part in received.values())
@@ -60,21 +94,24 @@ class DirectAllreduce(Direct):
         sends = [self.send(parts[to], to, 2 * slot) for to in self.others]
         # A sum may overwrite the part that this rank has sent for it: whoever returns the sum has
         # received the part.
-        sums = [] if pair else [self.receive(parts[of], of, 2 * slot + 1) for of in self.others]
+        returned = [] if self.all_to_all else self.others
+        sums = [self.receive(parts[of], of, 2 * slot + 1) for of in returned]
 
         def finish() -> None:
             self.wait(receives)
-            if pair:
-                self.wait(sends)  # the sum is written where they read
-            total.copy_(own)
-            add_in_rank_order(total, self.rank, received)
+            # In the order of ranks: the result does not depend on who adds.
+            of_all = received | {self.rank: own}
+            mean = self.form.mean([of_all[rank] for rank in range(self.ranks)])
             if again:
                 self.spare[slot] = received
-            if not pair:
-                own.copy_(total)
-                returns = [self.send(own, to, 2 * slot + 1) for to in self.others]
-                self.wait([*sums, *sends, *returns])
-                row.copy_(wire)
+            if self.all_to_all:
+                self.wait(sends)  # the mean is written where they read
+                row.copy_(mean.view(-1)[: len(row)])
+                return
+            own.copy_(self.form.encode_mean(mean, slot))
+            sends.extend(self.send(own, to, 2 * slot + 1) for to in self.others)
+            self.wait([*sums, *sends])
+            row.copy_(self.form.decode(wire).view(-1)[: len(row)])
 
         return finish
 
@@ -84,30 +121,21 @@ class DirectAllreduce(Direct):
         return parts, [self.receive(part, of, 2 * slot) for of, part in parts.items()]
 
 
-def add_in_rank_order(own: torch.Tensor, rank: int, received: Parts) -> None:
-    """Add the received parts to this rank's own, in the order of ranks, at least in fp32, rounded
-    once: the result does not depend on who adds. The received parts are overwritten.
-    """
-    total = own.to(torch.promote_types(own.dtype, torch.float32))
-    before = [part for other, part in received.items() if other < rank]
-    if before:
-        first = before[0].to(total.dtype)
-        for part in before[1:]:
-            first.add_(part)
-        total.add_(first)
-    for other, part in received.items():
-        if other > rank:
-            total.add_(part)
-    if total is not own:
-        own.copy_(total)
+def coded_mean(form: Coded, way: str, group: Any) -> CollectiveMean | DirectAllreduce:
+    """Coded rows by the way of --exchange; the backend's collectives carry codes as well."""
+    if way == "backend":
+        return CollectiveMean(form, group)
+    return DirectAllreduce(group, form, way == ALL_TO_ALL)
 
 
 class DirectGradients:
     """A DDP communication hook: each bucket is a row, and several are in flight."""
 
-    def __init__(self, sent_as: torch.dtype | None = None) -> None:
-        self.sent_as = sent_as
-        self.allreduce = DirectAllreduce(dist.new_group(), sent_as)
+    def __init__(self, sent_as: torch.dtype | None = None, way: str = "direct") -> None:
+        self.how = "" if sent_as is None else f" in {str(sent_as).removeprefix('torch.')}"
+        self.how += " by all_to_all" if way == ALL_TO_ALL else ""
+        form = Plain(dist.get_world_size(), sent_as)
+        self.allreduce = DirectAllreduce(dist.new_group(), form, way == ALL_TO_ALL)
         self.exchanges = 0
 
     def hook(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations

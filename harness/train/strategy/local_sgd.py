@@ -10,12 +10,10 @@ step reads, are averaged at these points as with ddp.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.measure.communication import uncompiled
 from harness.train.session import gather
 from harness.train.strategy.base import Exchange
-from harness.train.strategy.compress import CODECS, coded_bytes, quantised_mean
-from harness.train.strategy.direct_allreduce import DirectAllreduce
+from harness.train.strategy.coded import CODECS, Coded, CollectiveMean, coded_bytes, part_size
+from harness.train.strategy.direct_allreduce import ALL_TO_ALL, DirectAllreduce, coded_mean
 
 
 class Replicas:
@@ -78,6 +77,7 @@ class BackgroundTask:
         self, work: Callable[[], Any], previous: BackgroundTask | None, device: torch.device
     ) -> None:
         self.previous = previous
+        self.work: Callable[[], Any] | None = work  # a stream needs its tensors until wait()
         self.error: BaseException | None = None
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self.stream is not None:
@@ -100,6 +100,7 @@ class BackgroundTask:
     def wait(self) -> None:
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            self.work = self.previous = None
             return
         self.thread.join()
         if self.error is not None:
@@ -167,15 +168,21 @@ class ReplicaExchange(Exchange):
         self.replicas = Replicas(self.context.world, settings.sync_scope)
         ddp = uncompiled(model)
         self.weights = FlatWeights((p for p in ddp.parameters() if p.requires_grad), self.fragments)
+        if self.weights.size < self.fragments:
+            raise UserError(
+                f"--fragments {self.fragments}: {self.weights.size} weights are trained: use at "
+                f"most {self.weights.size}"
+            )
         self.anchor = self.weights.row()
         self.update = self.exchanges = self.payload_bytes = 0
         self.updates: int | None = None
         self.merged = False  # the last update has been made: all replicas are equal
         self.background: BackgroundTask | None = None
-        self.direct: DirectAllreduce | None = None
-        self.direct_slots = 0
-        if settings.exchange == "direct" and self.replicas.count > 1 and self.replicas.leads:
-            self.direct = DirectAllreduce(self.replicas.between)
+        codec = CODECS.get(settings.compress) if self.replicas.count > 1 else None
+        self.coded = None if codec is None else Coded(codec)
+        self.mean: DirectAllreduce | CollectiveMean | None = None  # None: the backend's all-reduce
+        if self.replicas.count > 1 and self.replicas.leads:
+            self.mean = self._mean_of()
         if self.replicas.count > 1:
             # A single replica is plain DDP, bit for bit.
             ddp.register_comm_hook(None, self._average_inside)
@@ -186,6 +193,12 @@ class ReplicaExchange(Exchange):
             "exchanged_bytes": self._exchanged_bytes(),
             "kept_bytes": self._kept_bytes(),
         }
+
+    def _mean_of(self) -> DirectAllreduce | CollectiveMean | None:
+        group, way = self.replicas.between, self.way
+        if self.coded is not None:
+            return coded_mean(self.coded, way, group)
+        return None if way == "backend" else DirectAllreduce(group, None, way == ALL_TO_ALL)
 
     def _average_inside(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads it
         """DDP's communication hook, restricted to the ranks of this replica."""
@@ -199,20 +212,16 @@ class ReplicaExchange(Exchange):
         work = dist.all_reduce(gradients, group=self.replicas.inside, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    def _begin_mean(self, row: torch.Tensor, wait: bool = True) -> PendingMean:
-        """Begin to average a row over replicas; _finish_mean() ends it. wait: it will be awaited at
-        once, and needs no thread.
+    def _begin_mean(self, row: torch.Tensor, number: int, wait: bool = True) -> PendingMean:
+        """Begin to average a row, of this fragment, over replicas; _finish_mean() ends it. wait: it
+        will be awaited at once, and needs no thread.
         """
-        replicas, codec = self.replicas, CODECS.get(self.context.settings.compress)
+        replicas = self.replicas
         if replicas.count == 1 or not replicas.leads:
             return PendingMean(row)
-        if self.direct is not None:
-            self.count_sent(row.nbytes)
-            self.direct_slots += 1
-            average: Callable[[], None] = self.direct.begin(row, self.direct_slots)
-        elif codec is not None:
-            self.count_sent(coded_bytes(row.numel(), replicas.count, codec))
-            average = partial(quantised_mean, row, codec, replicas.between)
+        if self.mean is not None:
+            average = self.mean.begin(row, number, again=True)
+            self.count_sent(row.nbytes if self.coded is None else self.coded.take_sent())
         else:
             self.count_sent(row.nbytes)
             work = dist.all_reduce(row, group=replicas.between, async_op=True)
@@ -236,9 +245,17 @@ class ReplicaExchange(Exchange):
         self.exchanges += 1
         return pending.row
 
-    def _average_weights(self, fragment: slice) -> None:
-        """Average the weights of all replicas; each continues with the mean."""
-        row = self._finish_mean(self._begin_mean(self.weights.row(fragment)))
+    def _average_weights(self, number: int) -> None:
+        """Average the weights of all replicas; each continues with the mean. Codes are of changes,
+        which are smaller than weights.
+        """
+        fragment = self.weights.fragments[number]
+        row = self.weights.row(fragment)
+        if self.coded is None:
+            row = self._finish_mean(self._begin_mean(row, number))
+        else:
+            change = self._begin_mean(self.anchor[fragment] - row, number)
+            row = self.anchor[fragment] - self._finish_mean(change)
         self.anchor[fragment] = row
         self.weights.put(row, fragment)
 
@@ -274,14 +291,27 @@ class ReplicaExchange(Exchange):
 
     def _exchanged_bytes(self) -> int:
         """What one replica sends to exchange all weights once."""
-        codec, count = CODECS.get(self.context.settings.compress), self.replicas.count
-        if count == 1 or codec is None:
+        count = self.replicas.count
+        if self.coded is None:
             return self.anchor.nbytes if count > 1 else 0
-        return sum(coded_bytes(f.stop - f.start, count, codec) for f in self.weights.fragments)
+        parts = self.mean.parts if self.mean else count
+        return sum(coded_bytes(size, parts, self.coded.codec) for size in self._row_sizes())
+
+    def _row_sizes(self) -> list[int]:
+        return [fragment.stop - fragment.start for fragment in self.weights.fragments]
 
     def _kept_bytes(self) -> int:
         """The most memory that a rank needs for it, in addition to DDP's."""
-        return 2 * int(self.anchor.nbytes)  # the anchor, and the row that is being averaged
+        # The anchor, and the row that is being averaged.
+        return 2 * int(self.anchor.nbytes) + self._owed_bytes()
+
+    def _owed_bytes(self) -> int:
+        """What is owed: of each row, and of the sum that this rank adds if rows are in parts."""
+        if self.coded is None:
+            return 0
+        parts = self.mean.parts if self.mean else self.replicas.count
+        own = (part_size(size, parts, self.coded.codec) for size in self._row_sizes())
+        return 4 * sum(own) * (parts + (parts > 1))
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -312,6 +342,7 @@ class ReplicaExchange(Exchange):
             "own": self.weights.row().cpu(),
             # The weights beside the file hold it, unless they are coarser.
             "anchor": None if self.weights.exact else self.anchor.cpu(),
+            "owed": self.coded.state_dict() if self.coded else {},
             "states": {n: s.state_dict() for n, s in self.states.items() if s is not None},
             "update": self.update,
             "exchanges": self.exchanges,
@@ -324,9 +355,8 @@ class ReplicaExchange(Exchange):
         if not self.replicas.leads:
             return ()
         file = self._file(folder)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        torch.save({"marks": self._marks(), **state}, draft)
-        draft.replace(file)
+        with draft_of(file) as draft:
+            torch.save({"marks": self._marks(), **state}, draft)
         return (file,)
 
     def load(self, folder: Path) -> None:
@@ -353,6 +383,8 @@ class ReplicaExchange(Exchange):
         self.weights.put(saved["own"].to(self.anchor.device))
         if saved["anchor"] is not None:
             self.anchor.copy_(saved["anchor"])
+        if self.coded is not None:
+            self.coded.load_state_dict(saved.get("owed", {}))  # older ones have none
         for name, state in saved["states"].items():
             self.states[name].load_state_dict(state)
         self.update, self.exchanges = saved["update"], saved["exchanges"]
@@ -366,4 +398,4 @@ class LocalSgd(ReplicaExchange):
 
     def _exchange(self, last: bool) -> None:
         if last or self.update % self.every == 0:
-            self._average_weights(self.weights.fragments[0])
+            self._average_weights(0)

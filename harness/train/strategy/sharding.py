@@ -30,6 +30,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from harness.core.settings import Settings, UserError
 from harness.train.context import HALF_PRECISION
+from harness.train.data import lora
 from harness.train.data.probes import skips_layers
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
@@ -84,16 +85,20 @@ def whole_weights(model: nn.Module) -> dict[str, Any]:
 
 def save_weights(model: nn.Module, folder: Path, weights: dict[str, Any] | None = None) -> None:
     """The model's own weights, or those of its shards put together, under the names that they have
-    in memory.
+    in memory; with --lora those of the plain model, and beside them what was trained.
     """
+    if adapted := lora.is_adapted(model):
+        weights = lora.merged(model)
     if isinstance(model, PreTrainedModel):
         model.save_pretrained(folder, state_dict=weights, save_original_format=False)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if weights is not None:
+    elif weights is not None:
+        folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_file(weights, folder / WEIGHTS)
     else:
+        folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_model(model, str(folder / WEIGHTS))
+    if adapted:
+        lora.save_trained(model, folder)
 
 
 def load_weights(
@@ -112,7 +117,9 @@ def load_weights(
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not everywhere)
         set_model_state_dict(model, weights, options=options)
         return
-    if rank0 or everywhere:
+    if (rank0 or everywhere) and settings.lora:
+        lora.load_trained(model, file)
+    elif rank0 or everywhere:
         safetensors.torch.load_model(model, file, strict=True)
     if not everywhere and dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in model.state_dict().values():

@@ -20,7 +20,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import is_apart, own_strategy
 from harness.core.topology import World
+from harness.train.data import lora
 from harness.train.measure.communication import uncompiled
+from harness.train.strategy.sharding import BATCHNORM
 
 # What torch says of a model that a strategy cannot train, and what that means.
 UNFIT = {
@@ -70,7 +72,14 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
         "parameter_bytes_per_rank": local_bytes,
         "sharded_parameters": len(sharded),
         "parameters": len(parameters),
+        "batchnorm_layers": sum(isinstance(module, BATCHNORM) for module in model.modules()),
+        "trained_bytes": sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
     }
+    if settings.lora and not lora.is_adapted(model):
+        raise UserError(
+            f"--lora {settings.lora}: the model of {settings.script}.py has no adapters: make it "
+            "with harness.train.data.models.build, or give it to harness.train.data.lora.add"
+        )
     if ran == "ddp":
         observed["find_unused_parameters"] = model.find_unused_parameters
     if isinstance(model, DataParallel):
@@ -93,15 +102,20 @@ HOOKS = {"bf16": "bf16_hook", "fp16": "fp16_compress_hook", "powersgd": "PowerSG
 DIRECT_HOOK = "DirectGradients.hook"
 
 
-def expected_hook(settings: Settings) -> str | None:
+def expected_hook(settings: Settings, way: str) -> str | None:
     kind, _, rank = settings.compress.partition(":")
-    if settings.exchange == "direct":
-        return DIRECT_HOOK + {"bf16": " in bfloat16", "fp16": " in float16"}.get(kind, "")
+    if settings.strategy == "ddp" and kind in ("int8", "int4"):
+        return f"CodedGradients.hook in {kind} by {way}"
+    if way != "backend":
+        dtype = {"bf16": " in bfloat16", "fp16": " in float16"}.get(kind, "")
+        return DIRECT_HOOK + dtype + (" by all_to_all" if way == "all_to_all" else "")
     return f"{HOOKS[kind]} of rank {rank or 1}" if kind == "powersgd" else HOOKS.get(kind)
 
 
-def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
-    """The hook that DDP calls instead of its own exchange; raises if it was not asked for."""
+def observe_hook(model: nn.Module, settings: Settings, way: str) -> dict[str, Any]:
+    """The hook that DDP calls instead of its own exchange; raises if it is not of this --exchange
+    and --compress.
+    """
     ddp = uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
         return {"gradient_hook": None}
@@ -109,12 +123,12 @@ def observe_hook(model: nn.Module, settings: Settings) -> dict[str, Any]:
     for _, state in ddp._comm_hooks:
         if rank := getattr(state, "matrix_approximation_rank", None):
             hook = f"{hook} of rank {rank}"
-        if dtype := getattr(state, "sent_as", None):
-            hook = f"{hook} in {str(dtype).removeprefix('torch.')}"
-    if settings.strategy == "ddp" and hook != expected_hook(settings):
+        if how := getattr(state, "how", ""):
+            hook = f"{hook}{how}"
+    if settings.strategy == "ddp" and hook != expected_hook(settings, way):
         flags = f"--compress {settings.compress}"
-        if settings.exchange != "backend":
-            flags += f" --exchange {settings.exchange}"
+        if way != "backend":
+            flags += f" --exchange {way}"
         raise RuntimeError(
             f"asked for {flags}, but DDP exchanges gradients by {hook}: "
             "refusing to record one as the other"

@@ -139,7 +139,8 @@ def test_bytes_of_an_update_are_those_of_theory_and_those_that_are_reduced() -> 
 
 
 HOOKED = ("none backend", "bf16 backend", "fp16 backend", "powersgd:2 backend", "none direct",
-          "bf16 direct", "fp16 direct")  # fmt: skip
+          "bf16 direct", "fp16 direct", "int8 backend", "int8 direct", "int4 direct",
+          "none all_to_all")  # fmt: skip
 
 
 def accepted_claims() -> list[str]:
@@ -151,12 +152,12 @@ def accepted_claims() -> list[str]:
         ddp = Arm(kind, exchange=way).ddp
         for claimed in (*HOOKED, "powersgd backend"):
             kind, way = claimed.split()
-            settings: Any = SimpleNamespace(strategy="ddp", compress=kind, exchange=way)
+            settings: Any = SimpleNamespace(strategy="ddp", compress=kind)
             try:
-                observe_hook(ddp, settings)
+                observe_hook(ddp, settings, way)
                 accepted.append(f"{registered} is {claimed}")
             except RuntimeError as error:
-                more = " --exchange direct" if way == "direct" else ""
+                more = f" --exchange {way}" if way != "backend" else ""
                 if f"asked for --compress {kind}{more}, but DDP exchanges" not in str(error):
                     raise
     return accepted

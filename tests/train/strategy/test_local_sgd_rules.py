@@ -33,9 +33,8 @@ REFUSED = {
     f"{LOCAL} --outer_momentum 0": ["--outer_momentum does nothing", "local_sgd"],
     f"{LOCAL} --overlap 0": ["--overlap does nothing", "local_sgd"],
     "--sync_every 5": ["--sync_every does nothing", "ddp", "local_sgd, diloco"],
-    f"{LOCAL} --compress bf16": ["--compress bf16", "local_sgd", "diloco (bf16, int8)"],
-    f"{DILOCO} --compress fp16": ["--compress fp16", "diloco has none, bf16, int8"],
-    f"{DILOCO} --compress int8:2": ["--compress int8:2", "none, bf16, int8"],
+    f"{LOCAL} --compress fp16": ["--compress fp16", "local_sgd has none, bf16, int8, int4"],
+    f"{DILOCO} --compress int8:2": ["--compress int8:2", "none, bf16, int8, int4"],
     f"{DILOCO} --fsdp_shard grads": ["--fsdp_shard grads", "--strategy fsdp", "diloco", "alone"],
     f"{LOCAL} --fsdp_offload": ["--fsdp_offload", "--strategy fsdp", "local_sgd", "alone"],
     f"{DILOCO} --batchnorm sync": ["--batchnorm sync", "diloco", "--batchnorm local"],
@@ -115,6 +114,14 @@ def test_what_it_costs_is_in_the_record() -> None:
         replica = exchange(*DILOCO.split(), "--sync_every", "10", *argv, size=100)
         assert replica.observed["kept_bytes"] == 100 * bytes_each
     assert exchange(*LOCAL.split(), size=100).observed["kept_bytes"] == 800
+
+
+def test_no_fragment_is_empty() -> None:
+    """Neither coded nor plain: 5 weights are no 6 fragments."""
+    for more in ([], ["--compress", "int4"]):
+        flags = ["--strategy", "diloco", "--sync_every", "6", "--fragments", "6", *more]
+        with pytest.raises(UserError, match="--fragments 6: 5 weights are trained: use at most 5"):
+            exchange(*flags, size=5)
 
 
 def test_weights_are_read_and_written_piece_by_piece() -> None:

@@ -9,15 +9,17 @@ import pytest
 
 from harness.core.command_line import parse
 from harness.core.identity import run_id
-from harness.core.provenance import changed_inputs, inputs, settings_of
+from harness.core.provenance import changed_inputs, inputs
 from harness.core.records import find_runs
+from harness.core.records.redact import settings_of
 from harness.core.settings import UserError
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
 from harness.read.labels import strategy_text
 from harness.read.records.selection import read_group
 from harness.train.strategy import own_exchange
-from tests.support.ranks import ROOT, script
+from tests.support.broken_runs import own_node
+from tests.support.ranks import ROOT, ran, run_script, script
 from tests.support.sweeps import sweep_file
 
 EXAMPLE = "docs/sign_mean.py:SignMean"
@@ -109,6 +111,30 @@ def test_the_example_trains_on_two_processes(tmp_path: Path) -> None:
     group = read_group("own", f"{tmp_path}:strategy={EXAMPLE}", None)
     assert group.finished and strategy_text(group.identity) == "sign_mean.py:SignMean"
     assert script("vit", *argv, count=2).out.startswith("already finished")
+
+
+def train_from_own_disk(folder: str, argv: list[str]) -> int:
+    own_node(folder)
+    return run_script("vit", argv, ".")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("other", [None, "SIZE = 2\n"])
+def test_a_node_without_the_same_file_is_named_before_training(
+    other: str | None, tmp_path: Path
+) -> None:
+    for rank, more in enumerate(["# with a comment\n", other]):
+        disk = tmp_path / str(rank)
+        disk.mkdir()
+        if more is not None:
+            (disk / "mine.py").write_text(f"{BASE}class Mine(Exchange): ...\n{more}")
+    argv = [*SMALL, "--setup", "2_1", "--strategy", "mine.py:Mine", "--o", "out"]
+    done = ran(2, train_from_own_disk, str(tmp_path), argv)
+    said = "there is no file mine.py\n" if other is None else (
+        "the file on rank 1 (node 1) is not that of rank 0: copy it to every node\n"
+    )  # fmt: skip
+    assert done.code == 2 and done.err == f"vit.py: error: --strategy mine.py:Mine: {said}"
+    assert not list(tmp_path.rglob("settings.json"))
 
 
 @pytest.mark.process

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.core.records import read_json, read_rows, write_json
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE
-from harness.train.strategy.compress import PowerSGD, _mean_state, powersgd_file
+from harness.train.strategy.compress import PowerSGD, _mean_state, memory_file
 from tests.support.broken_runs import alone, assert_same_training, broken_off, only_run
 from tests.support.exchanges import SHAPES, Arm, Given, drawn, exact, flat, group
 from tests.support.ranks import ranks, script
@@ -94,7 +94,7 @@ def with_feedback() -> dict[str, Any]:
     sent = torch.zeros(shapes[0], dtype=torch.float64)
     for _ in range(steps):
         sent += arm.step(gradient[rank])[0]
-    owed = arm.exchange.powersgd.state_dict()["owed own.0"].double().view(shapes[0])
+    owed = arm.exchange.memory.state_dict()["owed own.0"].double().view(shapes[0])
     dist.all_reduce(owed)
     values = torch.linalg.svdvals(true)
     return {
@@ -127,8 +127,8 @@ def in_other_buckets(folder: str) -> bool:
     for step in range(4, 8):  # DDP makes new buckets after the first of them
         if not all(map(torch.equal, whole.step(drawn(step, rank)), second.step(drawn(step, rank)))):
             return False
-    assert len(second.exchange.powersgd.buckets) > 1 == len(whole.exchange.powersgd.buckets)
-    one, other = whole.exchange.powersgd.state_dict(), second.exchange.powersgd.state_dict()
+    assert len(second.exchange.memory.buckets) > 1 == len(whole.exchange.memory.buckets)
+    one, other = whole.exchange.memory.state_dict(), second.exchange.memory.state_dict()
     assert one.keys() == other.keys()
     return all(torch.equal(one[name].flatten(), other[name].flatten()) for name in one)
 
@@ -136,7 +136,10 @@ def in_other_buckets(folder: str) -> bool:
 @pytest.mark.process
 def test_its_memory_does_not_depend_on_buckets_and_outlives_a_process(tmp_path: Path) -> None:
     assert ranks(2, in_other_buckets, str(tmp_path)) == [True, True]
-    assert {p.name for p in tmp_path.iterdir()} == {powersgd_file(0), powersgd_file(1)}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        memory_file("powersgd", 0),
+        memory_file("powersgd", 1),
+    }
 
 
 @pytest.mark.process
@@ -168,24 +171,24 @@ def test_what_was_owed_is_mean_state_when_processes_come_or_go(tmp_path: Path) -
     owed = {rank: torch.randn(5, generator=torch.Generator().manual_seed(rank)) for rank in (0, 2)}
     for rank, value in owed.items():  # what rank 1 had is lost with its disk
         content = {"updates": torch.tensor(9), "owed w": value, "right w": torch.ones(2, 1)}
-        save_file(content, tmp_path / powersgd_file(rank))
-    results = _mean_state(tmp_path)
+        save_file(content, tmp_path / memory_file("powersgd", rank))
+    results = _mean_state(tmp_path, "powersgd")
     assert torch.allclose(results["owed w"], (owed[0] + owed[2]) / 3)
     assert int(results["updates"]) == 9 and torch.equal(results["right w"], torch.ones(2, 1))
 
 
 def of_lost_memory(folder: str) -> dict[str, Any]:
     """Files of another number of processes, and one file too few."""
-    rank, file = group(), Path(folder) / powersgd_file(group())
+    rank, file = group(), Path(folder) / memory_file("powersgd", group())
     first = Arm("powersgd")
     for step in range(4):
         first.step(drawn(step, rank))
     first.exchange.save(Path(folder))
     dist.barrier()
-    everyone = [load_file(Path(folder) / powersgd_file(r)) for r in range(2)]
+    everyone = [load_file(Path(folder) / memory_file("powersgd", r)) for r in range(2)]
     joined = Arm("powersgd", elastic=True, other_processes=True)
     joined.exchange.load(Path(folder))
-    content = joined.exchange.powersgd.state_dict()
+    content = joined.exchange.memory.state_dict()
     owed = [name for name in content if name.startswith("owed ")]
     means = {name: (everyone[0][name] + everyone[1][name]) / 2 for name in owed}
     mean = all(torch.equal(content[n].flatten(), means[n].flatten()) for n in owed) and bool(owed)

@@ -81,7 +81,7 @@ def addresses(dht: Dht) -> list[str]:
 def join_command(settings: Settings, at: list[str]) -> str:
     """The whole command with which another machine joins; it parses back to these settings."""
     joined = replace(settings, initial_peers=",".join(at), rerun=False)
-    return shlex.join(["python", f"{settings.script}.py", *to_argv(joined, short=True)])
+    return shlex.join(["python", f"{settings.script}.py", *to_argv(joined)])
 
 
 def own_address(towards: str, port: int = 9) -> str:

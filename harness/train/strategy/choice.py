@@ -1,0 +1,97 @@
+"""--exchange auto: the way that sums take, chosen by the link that was measured before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from harness.core.strategies import SENT_DIRECTLY, STRATEGIES, is_apart
+from harness.train.context import HALF_PRECISION, Context
+from harness.train.session import broadcast
+from harness.train.strategy.base import Exchange
+from harness.train.strategy.coded import CODECS
+from harness.train.strategy.compress import GRADIENT_CODES
+
+BACKEND = "backend"
+# Below this round trip a backend's waiting costs less than what direct sends cost the host.
+FAR_MS = 1.0
+# Whoever is faster by less than this may be so by noise: the backend is taken.
+WORTH = 0.8
+
+
+def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any]:
+    """For the record: the way that is taken, the same on all ranks, and with auto what it was
+    chosen by. An attempt that goes on keeps that of the attempt before, to whose bits it adds.
+    """
+    context, settings = exchange.context, exchange.context.settings
+    if not STRATEGIES[str(settings.strategy)].direct or context.world.size == 1:
+        return {}
+    found: dict[str, Any] = {"exchange": settings.exchange}
+    if settings.exchange == "auto":
+        rank0 = context.is_rank0
+        found = broadcast((_before(context) or _chosen(context, link)) if rank0 else None)
+    exchange.way = found["exchange"]
+    return found
+
+
+def _before(context: Context) -> dict[str, Any] | None:
+    if context.checkpoint is None:
+        return None
+    record: Mapping[str, Any] = context.folder.read_environment() or {}
+    observed = record.get("observed") or {}
+    kept = {n: observed.get(n) for n in ("exchange", "exchange_estimates_s") if observed.get(n)}
+    known = (BACKEND, *SENT_DIRECTLY) if dist.get_backend() == "gloo" else (BACKEND,)
+    return kept if kept.get("exchange") in known else None
+
+
+def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
+    far = link is not None and (link["rtt_min_ms"] or 0.0) >= FAR_MS
+    if link is None or not far or dist.get_backend() != "gloo" or not link["allreduce_s"]:
+        return {"exchange": BACKEND}
+    settings = context.settings
+    share = 0.5 if settings.compress in HALF_PRECISION else 1.0
+    coded = settings.compress in (CODECS if is_apart(settings) else GRADIENT_CODES)
+    if coded:
+        share = CODECS[settings.compress].bits / 32
+    size = share * link["gradient_bytes"] / (settings.fragments or 1)
+    expected = estimates(link, context.world.nodes, size, coded)
+    best = min(expected, key=expected.__getitem__)
+    worth = expected[best] < WORTH * expected[BACKEND]
+    return {"exchange": best if worth else BACKEND, "exchange_estimates_s": expected}
+
+
+def estimates(
+    link: Mapping[str, Any], nodes: int, size: float, coded: bool = False
+) -> dict[str, float]:
+    """Seconds by way, of so many bytes: delays, and bytes at the rate of the slowest pair. Emulated
+    nodes have a link to each other node, each with the whole rate; of real ones all leave by one.
+    """
+    delay_s = link["rtt_min_ms"] / 2000
+    rate = (link["bandwidth_mbit"] or math.inf) * 1e6 / 8  # bytes a second
+    others = 1 if link["asked"] is not None else nodes - 1
+    part_s = others * size / nodes / rate  # for a part of the row from each to each
+    direct_s = delay_s + part_s * nodes if nodes == 2 else 2 * (delay_s + part_s)
+    # Codes do not take the backend's all-reduce: they go to those who add them up, and then round
+    # the ring.
+    round_s = (nodes - 1) * size / nodes / rate
+    codes_s = 2 * nodes * delay_s + part_s + round_s
+    result = {BACKEND: codes_s if coded else _backend_s(link, nodes, size), "direct": direct_s}
+    if nodes > 2:  # two send each other everything in any case
+        result["all_to_all"] = delay_s + part_s * nodes
+    return result
+
+
+def _backend_s(link: Mapping[str, Any], nodes: int, size: float) -> float:
+    """From the measured all-reduce: what it waited beside its bytes are round trips, one for so
+    many bytes. But gloo's ring always makes two to each other node, which bytes may hide.
+    """
+    delay_s: float = link["rtt_min_ms"] / 2000
+    byte_s: float = 2 * (nodes - 1) / nodes / ((link["bandwidth_mbit"] or math.inf) * 1e6 / 8)
+    measured_s: float = link["allreduce_s"]
+    measured: float = link["allreduce_bytes"]
+    waited_s, least_s = max(0.0, measured_s - measured * byte_s), 4 * (nodes - 1) * delay_s
+    waits_s = max(min(waited_s, least_s), waited_s * size / measured)
+    return max(delay_s, min(measured_s, least_s), waits_s + size * byte_s)

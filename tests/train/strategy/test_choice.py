@@ -1,0 +1,165 @@
+"""--exchange auto: what the measured link makes fastest, the same on all ranks and attempts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from harness.core.command_line import parse
+from harness.core.identity import run_id
+from harness.read.predict.exchange import GLOO, Shape, Wire, allreduce, coded_mean
+from harness.read.records.recorded import settings_of
+from harness.read.records.runs import identity_settings
+from harness.train.loop import trainer as loop
+from harness.train.strategy.choice import estimates, set_way
+from tests.support import toys
+from tests.support.ranks import ranks
+from tests.support.replicas import SGD
+from tests.support.settings import launched
+
+MB = 10**6
+
+
+def link_of(rtt_ms: float, rate: float | None, backend_s: float, **more: Any) -> dict[str, Any]:
+    """As a run of many updates measures it; its gradient has a million bytes."""
+    sizes = {"gradient_bytes": MB, "allreduce_bytes": MB}
+    measured = {"rtt_min_ms": rtt_ms, "bandwidth_mbit": rate, "allreduce_s": backend_s}
+    return {"asked": None, **sizes, **measured, **more}
+
+
+def test_estimates_are_delays_and_bytes() -> None:
+    link = link_of(80.0, 80.0, 0.5)  # 10 MB a second
+    assert estimates(link, 2, MB) == pytest.approx({"backend": 0.5, "direct": 0.04 + 0.1})
+    # Half of what was measured: half of the bytes, of which each rank sends 2(n-1)/n, and half of
+    # the round trips.
+    assert estimates(link, 2, MB / 2)["backend"] == pytest.approx(0.5 / 2)
+    of_four = {"backend": 0.5, "direct": 2 * 0.04 + 2 * 3 / 4 * 0.1, "all_to_all": 0.04 + 3 * 0.1}
+    assert estimates(link, 4, MB) == pytest.approx(of_four)
+    # Emulated nodes have a link to each of the others.
+    own = estimates(link | {"asked": {"delay_ms": 40}}, 4, MB)
+    assert own == pytest.approx(of_four | {"direct": 2 * (0.04 + 0.1 / 4), "all_to_all": 0.14})
+    # Codes take two collectives: a round trip for each rank.
+    assert estimates(link, 4, MB, coded=True)["backend"] == pytest.approx(4 * 0.08 + 0.15)
+    # Of emulated nodes, the first of the two goes over all links at once.
+    codes = estimates(link | {"asked": {"delay_ms": 40}}, 4, MB, coded=True)["backend"]
+    assert codes == pytest.approx(4 * 0.08 + (1 + 3) / 4 * 0.1)
+    # What a transfer could not show costs nothing; no exchange is shorter than its delay.
+    assert estimates(link_of(80.0, None, 0.5), 4, MB)["direct"] == pytest.approx(0.08)
+    assert estimates(link_of(80.0, 80.0, 0.03), 4, MB / 4)["backend"] == 0.04
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("wire", [Wire(0.01, 12.5e6), Wire(0.01, 125e6), Wire(0.0025, 125e6)])
+def test_a_part_takes_the_backend_its_own_round_trips(nodes: int, wire: Wire) -> None:
+    """From the all-reduce of a whole row, by the form that was fitted to measurements."""
+    shape, rtt_ms = Shape(nodes), wire.round_trip_s * 1e3
+    whole_s = allreduce(GLOO, 25 * MB, shape, wire).alone_s
+    link = link_of(rtt_ms, wire.bytes_per_s * 8e-6, whole_s, allreduce_bytes=25 * MB)
+    for size in (25.0 * MB, 2.5 * MB, 0.1 * MB):
+        estimated = estimates(link, nodes, size)["backend"]
+        assert 0.65 < estimated / allreduce(GLOO, size, shape, wire).alone_s < 1.01
+        codes = estimates(link, nodes, size, coded=True)["backend"]
+        assert codes == pytest.approx(coded_mean(size, shape, wire).alone_s)
+
+
+# Nodes, the link, flags: what is chosen.
+CHOICES: dict[str, tuple[int, dict[str, Any] | None, str, str]] = {
+    "far": (2, link_of(80, 1000, 0.3), "", "direct"),
+    "near": (2, link_of(0.2, 1000, 0.3), "", "backend"),
+    "as fast by the backend": (2, link_of(80, 80, 0.17), "", "backend"),
+    "one node": (1, None, "", "backend"),
+    "no time for an all-reduce": (2, link_of(80, 1000, None), "", "backend"),  # type: ignore[arg-type]
+    "delays": (4, link_of(160, 1000, 1.3), "", "all_to_all"),
+    "bytes": (4, link_of(20, 80, 1.3), "", "direct"),
+    "fewer bytes": (4, link_of(160, 80, 1.3), "--compress int4", "all_to_all"),
+    # The backend waits for six round trips with numbers, for four with codes.
+    "gradients are codes in int8": (4, link_of(80, 2.1, 6.19), "--compress int8", "backend"),
+    "gradients are numbers in bf16": (4, link_of(80, 6, 2.48), "--compress bf16", "direct"),
+    "changes are codes in bf16": (
+        4, link_of(80, 6, 2.48), "--compress bf16 --strategy local_sgd", "backend"
+    ),
+    "in parts": (4, link_of(60, 80, 1.3), "--strategy diloco --fragments 10", "all_to_all"),
+    "as asked": (4, link_of(160, 1000, 1.3), "--exchange direct", "direct"),
+}  # fmt: skip
+
+
+def exchange_of(nodes: int, flags: str) -> Any:
+    settings = parse("bert", flags.split(), launched(2, 1))
+    world = SimpleNamespace(nodes=nodes, size=max(nodes, 2))
+    context = SimpleNamespace(settings=settings, world=world, is_rank0=True, checkpoint=None)
+    return SimpleNamespace(context=context, way="backend")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, link, flags, expected = CHOICES[name]
+    exchange = exchange_of(nodes, flags)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    assert set_way(exchange, link)["exchange"] == exchange.way == expected
+    if "--exchange" not in flags:
+        monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+        assert set_way(exchange, link) == {"exchange": "backend"}
+
+
+# Flags, nodes and processes of each: whether there is a choice.
+MAY_CHOOSE = {
+    ("", 2, 1): True, ("", 1, 2): False, ("", 2, 2): False, ("--strategy fsdp", 2, 1): False,
+    ("--compress powersgd:2", 2, 1): False, ("--compress int4", 2, 1): True,
+    ("--strategy local_sgd", 2, 2): True, ("--strategy diloco --sync_scope rank", 2, 2): False,
+}  # fmt: skip
+
+
+def test_without_a_choice_it_is_the_run_of_the_backend() -> None:
+    for (flags, nodes, per_node), may in MAY_CHOOSE.items():
+        settings = parse("bert", flags.split(), launched(nodes, per_node))
+        assert settings.exchange == ("auto" if may else "backend"), flags
+        same = run_id(settings) == run_id(replace(settings, exchange="backend"))
+        assert same != may
+    assert parse("bert", ["--exchange", "auto"], {}).exchange == "backend"
+
+
+def test_a_record_from_before_there_was_a_choice_is_of_the_backend() -> None:
+    for settings in ({}, {"exchange": "backend"}):
+        assert identity_settings({"script": "bert", **settings})["exchange"] == "backend"
+    assert identity_settings({"script": "bert", "exchange": "direct"})["exchange"] == "direct"
+
+
+def attempts(folder: str, way: list[str]) -> list[Any]:
+    """What three attempts record, the second and third of which find another link than the first;
+    the last one is another run.
+    """
+    found: list[Any] = []
+    links = [link_of(160, 1000, 1.3), link_of(0.1, 9000, 0.001), link_of(0.1, 9000, 0.001)]
+    argv = [*SGD, *way, "--save", "last", "--save_steps", "7"]
+    for number, (link, stop) in enumerate(zip(links, (7, None, None), strict=True)):
+        # Only rank 0 knows the link.
+        known = link if dist.is_initialized() is False or dist.get_rank() == 0 else None
+        loop.link_of_run = lambda *_, known=known: known  # type: ignore[assignment]
+        where = f"{folder}/{number // 2}"
+        calls = [toys.BreakOff(stop)] if stop else []
+        data = toys.Points(40 * 3)
+        trainer, run = toys.ours(where, toys.Net(), data, toys.Points(9, 1), *argv, callbacks=calls)
+        with suppress(toys.BrokenOffError):
+            run.train(trainer)
+        observed = trainer.observations.observed
+        found.append((observed["exchange"], observed["gradient_hook"], trainer.exchange.way))
+        found.append(sorted(observed.get("exchange_estimates_s", {})))
+        if run.context.is_rank0:  # as it is read
+            assert settings_of(run.context.folder)["exchange"] == observed["exchange"]
+    return found
+
+
+@pytest.mark.process
+def test_all_ranks_take_it_and_an_attempt_that_goes_on_keeps_it(tmp_path: Path) -> None:
+    env = {"LOCAL_WORLD_SIZE": "1"}
+    kept = ("all_to_all", "DirectGradients.hook by all_to_all", "all_to_all")
+    names = ["all_to_all", "backend", "direct"]
+    backend = ("backend", None, "backend")
+    for rank in ranks(3, attempts, str(tmp_path), ["--epochs", "2"], env=env):
+        assert rank == [kept, names, kept, names, backend, []]
