@@ -21,7 +21,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
 from harness.core.records import FINISHED, RunFolder, write_json
-from harness.core.schema.dictionary import believable
+from harness.core.schema.checks import believable
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
 from harness.train.measure import rows
@@ -207,6 +207,7 @@ class LogCallback(Recorder):
         self.cpu.report(everyone)
         if self.context is None:  # ExactTrainer ends a run that diverges
             self.finite = all(torch.isfinite(p).all() for p in kwargs["model"].parameters())
+        self._report_progress(state)  # what kills the run from now on is no step
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)

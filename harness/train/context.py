@@ -27,6 +27,14 @@ CHECKPOINT_FORMAT = 2  # of what the harness writes into one beside the Trainer'
 HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def autocast(settings: Settings, device: torch.device) -> torch.autocast:
+    """The number format of the run, for a model that accelerate has not prepared: kernels for half
+    precision refuse another one.
+    """
+    dtype = HALF_PRECISION.get(settings.precision)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
 @dataclass(frozen=True)
 class Launch:
     """What the torchrun agents of an elastic run agree on, over all nodes."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import xxhash
 
-from harness.core.records import plain, read_json, sync, write_json
+from harness.core.records import plain, read_json, write_json
+from harness.core.records.disk import sync
 
 FILES, OWN = "files", "checksum"  # of the files by name, and of the manifest itself
 PIECE = 2**20  # bytes that are read at once: as many as stay in the processor's cache

@@ -59,6 +59,10 @@ class Session:
         """This process ends without completing the run."""
 
 
+class OtherFailed(RuntimeError):
+    """Another rank has failed: with what, and which it is."""
+
+
 def gather(value: Any) -> list[Any]:
     """The value of each rank, in the order of ranks, on all of them."""
     if not dist.is_initialized() or dist.get_world_size() == 1:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import PartialState
+from transformers import TrainingArguments, training_args
 
+from harness.core.command_line import parse
 from harness.core.provenance import Driver
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 from harness.train import devices
 from harness.train.measure.environment import machine_label
 from harness.train.measure.flops import peak_tflops
+from harness.train.run.start import arguments_of
+from harness.train.session import Session
 
 FOUR = Driver(4, "580.1", (13, 0), (9, 0))
 ALONE = Settings(script="vit", strategy="single")
@@ -86,6 +92,21 @@ def test_the_cpu_on_purpose_hides_the_gpus_from_all_that_asks(cuda: FakeCuda) ->
     on_cpu = Settings(script="vit", strategy="ddp", trainer=(("use_cpu", True),))
     assert devices.choose_gpus(on_cpu, World(per_node=8)) == 0
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and not cuda.is_available()
+
+
+def test_a_mac_trains_on_its_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_args, "is_torch_mps_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    PartialState._reset_state()
+    try:
+        assert TrainingArguments(str(tmp_path)).device.type == "mps"
+        settings = parse("vit", ["--tiny"], {})
+        assert arguments_of(settings, tmp_path, Session(World())).device.type == "cpu"
+        mps = parse("vit", ["--tiny", "--use_cpu", "false"], {})
+        with pytest.raises(UserError, match="on CUDA or the CPU, not on mps: use --use_cpu"):
+            arguments_of(mps, tmp_path, Session(World()))
+    finally:
+        PartialState._reset_state()
 
 
 def test_gpus_hidden_by_the_user_are_no_mistake(

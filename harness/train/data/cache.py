@@ -24,11 +24,12 @@ from typing import Any
 import torch.distributed as dist
 
 from harness.core.provenance import cache_root
-from harness.core.records import sync, writing_to
-from harness.core.settings import UserError
+from harness.core.records.disk import DiskError, sync, writing_to
+from harness.core.records.redact import redacted
+from harness.core.settings import NodeError, UserError
 from harness.core.topology import World, world_of
 from harness.train.manifest import damage, write_manifest
-from harness.train.session import barrier
+from harness.train.session import OtherFailed, gather
 
 FORMAT = 4  # raised when the prepared files change
 DAY_S = 86_400
@@ -113,14 +114,40 @@ def in_turn(world: World) -> Iterator[None]:
     """Rank 0 goes first, then one rank of each other node, then the rest.
 
     What rank 0 downloads or prepares, the others read from the cache; a node that shares no disk
-    with rank 0 prepares its own copy once.
+    with rank 0 prepares its own copy once. What one fails at, those after it do not try.
     """
     turn = 0 if world.rank == 0 else 1 if world.local_rank == 0 else 2
     many = dist.is_initialized() and world.size > 1
     for _ in range(turn if many else 0):
-        barrier()
+        if not all(_told(True)):
+            raise UserError("a rank before this one could not load it, and says why")
+    done: bool | str | None = None  # interrupted
     try:
         yield
+        done = True
+    except UserError as error:
+        done = False
+        if turn == 1:
+            raise NodeError(str(error)) from None
+        raise
+    except Exception as error:
+        text = str(error) if isinstance(error, DiskError) else f"{type(error).__name__}: {error}"
+        done = redacted(" ".join(text.split()))
+        raise
     finally:
-        for _ in range(2 - turn if many else 0):
-            barrier()
+        turns = 2 - turn if done is True else min(1, 2 - turn)
+        told = [_told(done) for _ in range(turns if many else 0)]
+        if done is True and any(False in ranks for ranks in told):
+            raise UserError("the first rank of another node could not load it, and says why there")
+
+
+def _told(done: bool | str | None) -> list[bool | None]:
+    """Of each rank whether it has done its part, False where it was refused. A rank that has not
+    failed raises what another one has failed with: the record of that may lie on another disk.
+    """
+    everyone = gather(done)
+    if done is True:
+        for rank, told in enumerate(everyone):
+            if isinstance(told, str):
+                raise OtherFailed(f"{told[:300]} (rank {rank})")
+    return everyone

@@ -21,6 +21,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import task_of, task_with_model
 from harness.core.topology import world_of
+from harness.train.data import lora
 from harness.train.data.downloads import HTTP_ERROR, check_downloads, no_network
 
 # What can go wrong between here and the Hub, each in one line with the fix.
@@ -122,7 +123,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
 def build(settings: Settings, labels: list[str]) -> nn.Module:
     """The model with a head for these classes; with random weights if asked for."""
     config = configuration(settings, labels)
-    auto = auto_class(settings.script)
+    auto, drawn = auto_class(settings.script), []
     try:
         if named(settings) is not None or settings.from_scratch:
             model = auto.from_config(config, trust_remote_code=settings.trust_remote_code)
@@ -137,7 +138,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
                     trust_remote_code=settings.trust_remote_code,
                     use_safetensors=None if settings.trust_remote_code else True,
                 )
-            _refuse_missing_weights(settings, model, loaded)
+            drawn = _drawn(settings, model, loaded)
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
             kind = task_of(settings.script).input
@@ -154,6 +155,8 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
             f"--gradient_checkpointing: {config.model_type} does not support it; leave it out, or "
             "lower --per_gpu_batch and raise --grad_acc to save memory"
         )
+    if settings.lora:
+        lora.add(model, settings.lora, drawn)
     return model
 
 
@@ -173,11 +176,10 @@ def _refuse_other_inputs(settings: Settings, model: Any) -> None:
             raise UserError(f"--model {name} cannot be trained: {why}; choose another model")
 
 
-def _refuse_missing_weights(
-    settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]
-) -> None:
-    """transformers gives random values to what a checkpoint lacks. That is right for the head, and
-    for the pooler that heads stand on, which many pretrained checkpoints are without.
+def _drawn(settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]) -> list[str]:
+    """The weights that a checkpoint lacks, to which transformers gives random values. That is right
+    for the head, and for the pooler that heads stand on, which many pretrained checkpoints are
+    without; for others it is refused.
     """
     names = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
     body = f"{model.base_model_prefix}."
@@ -187,6 +189,7 @@ def _refuse_missing_weights(
             f"--model {settings.model}: its weights lack {len(lacking)} tensors of the model, such "
             f"as {lacking[0]}: take a whole checkpoint, or --from_scratch for random weights"
         )
+    return names
 
 
 def code_of(thing: Any) -> str | None:

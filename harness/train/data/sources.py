@@ -18,7 +18,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from harness.core.provenance import redacted
+from harness.core.records.redact import redacted
 from harness.core.settings import Settings, UserError, share_of
 from harness.core.tasks import task_of
 from harness.train.data import embedded

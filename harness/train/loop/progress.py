@@ -79,8 +79,18 @@ class Console(TrainerCallback):
             f"  effective batch {batch} = {terms}; {state.max_steps:,} updates at a learning "
             f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
         )
+        if shares := observed.get("shares"):
+            show(f"  shares of the ranks in a step: {', '.join(map(str, shares))} samples")
+        if settings.lora:
+            trained, whole = observed["trained_bytes"], observed["parameter_bytes"]
+            show(
+                f"  LoRA of rank {settings.lora}: {trained / whole:.2%} of the weights are trained"
+            )
         if (gain := self._bf16_gain()) >= WORTH_SAYING:
             show(f"  --precision bf16 would be {gain:.1f} times as fast on this processor")
+        if expected := observed.get("exchange_estimates_s"):
+            times = ", ".join(f"{way} {seconds * 1e3:,.0f}" for way, seconds in expected.items())
+            show(f"  exchange by {observed['exchange']}, chosen by the link; ms expected: {times}")
         if state.global_step:
             show(f"  goes on from update {state.global_step} of an earlier attempt")
 

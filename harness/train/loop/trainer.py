@@ -19,13 +19,14 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 from transformers.trainer_utils import align_special_tokens
 
 from harness.core import attempts
-from harness.core.records import writing_to
+from harness.core.records.disk import writing_to
 from harness.core.strategies import STRATEGIES, is_apart
-from harness.train.context import HALF_PRECISION, Context
+from harness.train.context import HALF_PRECISION, Context, autocast
 from harness.train.data import probes, text_layout
 from harness.train.data.samples import EpochOrder
 from harness.train.data.texts import join_predictions, parts_of
 from harness.train.loop import host_overhead
+from harness.train.loop.balance import Balance
 from harness.train.loop.elastic_schedule import ElasticSchedule, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
 from harness.train.loop.evaluation import Evaluation, eval_batch_of, test_metrics
@@ -38,7 +39,7 @@ from harness.train.measure.metrics import BatchMetrics, beside_ours
 from harness.train.run.checkpoints import Written, agree_to_save, complete, require_sound
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
-from harness.train.strategy import exchange_of, sharding, verify
+from harness.train.strategy import choice, exchange_of, sharding, verify
 
 
 class ExactTrainer(Trainer):
@@ -88,9 +89,11 @@ class ExactTrainer(Trainer):
                 context, self.model, self._samples, lambda: self.observations.devices,
                 lambda: self._samples(args.per_device_train_batch_size),
             )  # fmt: skip
+            self.balance = Balance(context, self.model, self._samples)
             self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
             if settings.strategy == "fsdp":
-                sharding.refuse_skipped_layers(self.model, self._samples())
+                with autocast(settings, args.device):
+                    sharding.refuse_skipped_layers(self.model, self._samples())
         if settings.strategy == "fsdp":
             sharding.shard(self.model, settings, self.args.device)
             # The Trainer's own name for a model that looks after its placement and gradients: it
@@ -149,12 +152,12 @@ class ExactTrainer(Trainer):
         return self.order
 
     def get_train_dataloader(self) -> Any:
-        # Seeds of workers come from a generator of their own: from torch's they would be drawn in
-        # the first epoch of a process only, and after a resume dropout would differ.
+        # Seeds of workers come from a generator of their own: torch's would be drawn from in the
+        # first epoch of a process only, and after a resume dropout would differ. Then --balance.
         loader = super().get_train_dataloader()
         if self.args.dataloader_num_workers > 0:
             loader.base_dataloader.generator = torch.Generator().manual_seed(self.settings.seed)
-        return loader
+        return self.balance.dealt(loader)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         # Normalising, augmenting and the like are done on the device, for the whole batch.
@@ -167,9 +170,8 @@ class ExactTrainer(Trainer):
     def compute_loss_context_manager(self) -> Any:
         # accelerate casts in the model that it prepares, and it does not prepare DataParallel.
         stack = super().compute_loss_context_manager()
-        dtype = HALF_PRECISION.get(self.settings.precision)
-        if self.settings.strategy == "dp" and dtype is not None:
-            stack.enter_context(torch.autocast(self.args.device.type, dtype=dtype))
+        if self.settings.strategy == "dp":
+            stack.enter_context(autocast(self.settings, self.args.device))
         return stack
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +208,8 @@ class ExactTrainer(Trainer):
         if model.training:
             loss = result[0] if isinstance(result, tuple) else result
             self.sums.add_loss(loss, samples)
-            return result if self.share == 1.0 else loss * self.share
+            if (share := self.share * self.balance.weight) != 1.0:
+                return loss * share
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -257,7 +260,7 @@ class ExactTrainer(Trainer):
         # DDP waits for the gradient of each parameter unless it is told to look for those without;
         # looking costs time in each update.
         if self.settings.strategy == "ddp":
-            with untouched_random_state():
+            with untouched_random_state(), autocast(self.settings, self.args.device):
                 unused = probes.unused_parameters(self.model, sample := self._samples(), True)
                 if unused and probes.skips_layers(self.model, sample):
                     self.comm_probe.missing = "layers are skipped at random: passes differ"
@@ -266,15 +269,16 @@ class ExactTrainer(Trainer):
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
         checked |= verify.observe_decay(self.optimizer) | self.laid_out
-        checked |= verify.own_model(self.model)
+        checked |= verify.own_model(self.model) | self.balance.observed
         self.exchange.states = {
-            "optimizer": self.optimizer,
-            "schedule": self.lr_scheduler,
+            "optimizer": self.optimizer, "schedule": self.lr_scheduler,
             "scaler": self.accelerator.scaler,
-        }
+        }  # fmt: skip
         self.exchange.record_norm = self._record_norm
+        self.observations.link = link_of_run(self.model, self.context.world, self.args.device)
+        checked |= choice.set_way(self.exchange, self.observations.link)
         self.exchange.attach(model, self.optimizer)
-        checked |= verify.observe_hook(model, self.settings)
+        checked |= verify.observe_hook(model, self.settings, self.exchange.way)
         self.exposure.watch(model)
         self.comm_probe.use(model)
         if self.context.checkpoint is not None:
@@ -283,7 +287,6 @@ class ExactTrainer(Trainer):
         self.compiled = Compiled(model, self.model) if self.args.torch_compile else None
         if self.compiled is None:
             verify.observe_dtype(self.model, self.settings, checked)
-        self.observations.link = link_of_run(self.model, self.context.world, self.args.device)
         return model, loader
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -451,7 +454,7 @@ class ExactTrainer(Trainer):
             folder.mkdir(parents=True, exist_ok=True)
             with self.exchange.shared():
                 super()._save_checkpoint(model, trial)
-            epoch_so_far["sums"] = self.sums.own()
+            epoch_so_far |= {"sums": self.sums.own(), "shares": self.balance.shares}
             own = Written(self.exchange.save(folder), own_disk)
             complete(folder, self.context, self.state, epoch_so_far, own)
 

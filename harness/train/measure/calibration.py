@@ -10,7 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import nn
 
 from harness.core.locks import Lock
 from harness.core.provenance import cache_root
+from harness.core.records import write_json
 from harness.core.settings import UserError
 from harness.train.data import probes
 from harness.train.measure.environment import cpu_name
@@ -51,9 +52,7 @@ def calibration() -> dict[str, Any]:
         known = _read(file) or _measured()
         if None not in known.values():
             with suppress(OSError):
-                draft = file.with_suffix(f".{os.getpid()}")
-                draft.write_text(json.dumps(known))
-                draft.rename(file)
+                write_json(file, known, durable=False)
     finally:
         lock.release()
     return known
@@ -117,15 +116,18 @@ def bf16_gain(
         # The first pass of each prepares its kernels.
         while len(times[True]) <= PASSES and time.perf_counter() - began_s < LIMIT_S:
             for in_half, of_format in times.items():
-                of_format.append(_pass_s(copy, inputs, in_half))
+                of_format.append(
+                    pass_s(copy, inputs, torch.autocast("cpu", torch.bfloat16, in_half))
+                )
         return min(times[False][1:]) / min(times[True][1:]) if len(times[True]) > 1 else None
     except Exception:  # any model of a user may fail here, and training goes on
         return None
 
 
-def _pass_s(model: nn.Module, inputs: Mapping[str, Any], half: bool) -> float:
+def pass_s(model: nn.Module, inputs: Mapping[str, Any], autocast: torch.autocast) -> float:
+    """Forward, in this number format, and backward."""
     began_s = time.perf_counter()
-    with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
+    with torch.enable_grad(), autocast:
         loss = model(**inputs)["loss"]
     loss.backward()
     model.zero_grad()

@@ -17,14 +17,8 @@ import torch
 
 from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
-from harness.core.provenance import (
-    commit,
-    nvidia_driver,
-    redacted,
-    redacted_command,
-    settings_of,
-    versions,
-)
+from harness.core.provenance import commit, nvidia_driver, versions
+from harness.core.records.redact import redacted, redacted_command, settings_of
 from harness.core.settings import Settings
 from harness.core.topology import World
 from harness.train.measure.rows import GIB

@@ -2,8 +2,9 @@
 
 A multiply-add counts as two. Only matrix multiplications count: linear layers, convolutions and
 attention. The backward pass takes twice the forward pass, except in the first layer of an image
-model, whose input needs no gradient. These are the FLOPs that the model takes: recomputation
-(activation checkpointing) is not counted, as is usual for MFU.
+model, whose input needs no gradient, and with --lora, where frozen weights need none: there it is
+counted. These are the FLOPs that the model takes: recomputation (activation checkpointing) is not
+counted, as is usual for MFU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.core.settings import Settings
 from harness.train.context import Context
-from harness.train.data import probes
+from harness.train.data import lora, probes
 from harness.train.data.models import first_position
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.calibration import bf16_gain, calibration
@@ -108,6 +110,8 @@ def work_of(
     """
     config = getattr(model, "config", None)
     kind = str(getattr(config, "model_type", None))
+    if lora.is_adapted(model):
+        return counted(model, one_sample, longest)
     if kind in TEXTS:
         return TEXTS[kind](config)
     if kind in IMAGES and image is not None:
@@ -311,18 +315,19 @@ def peak_of(
     settings: Settings, nodes: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[float | None, str | None]:
     """The peak of one device in the run's number format, and where it comes from; the mean over
-    nodes, where their processors train.
+    ranks or, where processors train, over nodes (a collective).
     """
     if settings.peak_tflops is not None:
         return settings.peak_tflops, "flag"
     if nodes or not torch.cuda.is_available():
-        peaks = [node.get(f"{settings.precision}_tflops") for node in nodes]
-        known = [peak for peak in peaks if peak is not None]
-        if not known or len(known) < len(peaks):
-            return None, None
-        return sum(known) / len(known), "calibration"
-    peak = peak_tflops(torch.cuda.get_device_name(), settings.precision)
-    return peak, None if peak is None else "table"
+        peaks, source = [node.get(f"{settings.precision}_tflops") for node in nodes], "calibration"
+    else:
+        peaks = gather(peak_tflops(torch.cuda.get_device_name(), settings.precision))
+        source = "table"
+    known = [peak for peak in peaks if peak is not None]
+    if not known or len(known) < len(peaks):
+        return None, None
+    return fmean(known), source
 
 
 def _processors(

@@ -21,7 +21,8 @@ from typing import Any
 
 from transformers import TrainerState
 
-from harness.core.records import RunFolder, read_json, sync
+from harness.core.records import RunFolder, read_json
+from harness.core.records.disk import draft_of, sync
 from harness.core.topology import World
 from harness.train.context import COMPLETE, Context
 from harness.train.manifest import FILES, checksum, damage, write_manifest
@@ -274,15 +275,15 @@ def _content(file: Path) -> str | None:
 
 def _hand(file: Path, time: float, takes: bool, gives: bool) -> None:
     """Send a file piece by piece: weights may be larger than the free memory."""
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
     with ExitStack() as stack:
         if takes:
             file.parent.mkdir(parents=True, exist_ok=True)
         source = stack.enter_context(file.open("rb")) if gives else None
-        copy = stack.enter_context(draft.open("wb")) if takes else None
+        draft = stack.enter_context(draft_of(file)) if takes else None
+        copy = stack.enter_context(draft.open("wb")) if draft is not None else None
         while piece := broadcast(source.read(PIECE) if source is not None else b""):
             if copy is not None:
                 copy.write(piece)
-    if takes:
-        os.utime(draft, (time, time))
-        draft.replace(file)
+        if draft is not None and copy is not None:
+            copy.close()  # what it still writes would set the time
+            os.utime(draft, (time, time))

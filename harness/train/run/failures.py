@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,17 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.provenance import redacted, settings_of
-from harness.core.records import DiskError, RunFolder, write_json
+from harness.core.records import RunFolder, write_json
+from harness.core.records.disk import DiskError
+from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.rows import FailureRecord
+from harness.core.settings import UserError
 from harness.train.context import Context, Launch
 from harness.train.measure.resources import CpuTime
 from harness.train.run.checkpoints import remove_broken
 from harness.train.run.recorder import Recorder
-from harness.train.run.watchdog import Hung
-from harness.train.session import end_group
+from harness.train.run.watchdog import Hung, is_beside_steps
+from harness.train.session import OtherFailed, end_group
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
 LOOK_EVERY_S = 1.0
@@ -64,8 +67,18 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
         return "diverged", text
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", text
-    named = isinstance(error, (DiskError, Hung))  # the text says it all
+    named = isinstance(error, (DiskError, Hung, OtherFailed, UserError))  # the text says it all
     return "failed", text if named else f"{type(error).__name__}: {text}"
+
+
+def was_at_step(error: BaseException) -> bool | None:
+    """Whether it was raised neither evaluating nor saving; None where another thread has found it.
+
+    Loading has no attempt.
+    """
+    if error.__traceback__ is None:
+        return None
+    return not any(is_beside_steps(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def record_failure(context: Context, recorder: Recorder, error: BaseException) -> None:
@@ -87,6 +100,7 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     outcome, reason = outcome_of(error)
     folder, rank, many = context.folder, context.world.rank, context.world.size > 1
     row = {"rank": rank, "outcome": outcome, "reason": reason, "unix": time.time()}
+    row["in_step"] = in_step = was_at_step(error)
     begun = bool(recorder.attempt)
     if begun:
         attempts.require(folder)
@@ -106,13 +120,13 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
     first = _first_failure(context, wait_s=2.0 if follows and many else 0.0)
     if first is not None and not hung:
-        outcome = first["outcome"]
-        reason = first["reason"] + (f" (rank {first['rank']})" if many else "")
+        outcome, in_step = first["outcome"], first.get("in_step")
+        reason = attempts.with_rank(first) if many else first["reason"]
     cpu_time = (recorder.cpu or CpuTime.of(context)).per_rank()
     begun = begun or (hung and attempts.unended(folder) is not None)
     update = recorder.update if begun else None
     batch = context.args.per_device_train_batch_size
-    attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun, batch)
+    attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun, batch, in_step)
     folder.progress.unlink(missing_ok=True)
     if restarts:
         # What becomes of the run is not known yet.

@@ -20,16 +20,18 @@ from harness.core.attempts import GOES_ON, batch_to_try
 from harness.core.command_line import refuse
 from harness.core.locks import Lock
 from harness.core.process import ending_signals
-from harness.core.records import DiskError, read_json
+from harness.core.records import read_json
+from harness.core.records.disk import DiskError
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
 from harness.train.measure.environment import launch
 from harness.train.run.checkpoints import finish, remove_broken, usable_checkpoint
 from harness.train.run.elastic import limit_collectives
 from harness.train.run.failures import Stopped, outcome_of, record_failure
+from harness.train.run.publish import publish
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung, Watchdog
-from harness.train.session import barrier, end_group
+from harness.train.session import OtherFailed, barrier, end_group
 from harness.train.strategy import verify
 
 DEAF_S = 3.0  # within which the main thread handles a signal
@@ -160,7 +162,7 @@ class Lifecycle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        context = self.context
+        context, begun = self.context, self.recorder.update is not None
         assert self.watchdog is not None
         self.watchdog.close(done=error is None)
         self.ending.acquire()
@@ -170,7 +172,9 @@ class Lifecycle:
         try:
             if context.sampler is not None:
                 context.sampler.close()  # which takes its time
-            if error is not None and not isinstance(error, (UserError, SystemExit)):
+            # Once training has begun, a mistake is an outcome as any other, of whichever rank.
+            refusals = SystemExit if begun else (SystemExit, UserError)
+            if error is not None and not isinstance(error, refusals):
                 record_failure(context, self.recorder, error)
             if error is not None:
                 context.session.fail(outcome_of(error)[0], isinstance(error, KeyboardInterrupt))
@@ -182,13 +186,16 @@ class Lifecycle:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(128 + error.signum)
-        if isinstance(error, UserError):
+        if isinstance(error, UserError) and not begun:
             # A hivemind peer has a terminal of its own.
             refuse(context.settings.script, error, context.is_rank0 or not context.world.launched)
-        if isinstance(error, DiskError):
-            sys.exit(1)  # the line that says it has been printed
+        if isinstance(error, (DiskError, OtherFailed, UserError)):
+            sys.exit(
+                2 if isinstance(error, UserError) else 1
+            )  # the line that says it has been printed
         if error is None:
             self._end_together()
+            publish(context)
         elif outcome_of(error)[0] == "oom":
             self._start_again()
 

@@ -28,11 +28,11 @@ from harness.core.attempts import larger_is_better, metric_name
 from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
 from harness.core.locks import Lock
-from harness.core.provenance import changed_inputs, inputs, recorded_inputs
+from harness.core.provenance import changed_inputs, inputs, recorded_inputs, strategy_code
 from harness.core.records import FINISHED, RunFolder
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import STRATEGIES
+from harness.core.strategies import STRATEGIES, own_strategy
 from harness.core.topology import accumulated, world_of
 from harness.train.context import Context
 from harness.train.devices import choose_gpus, refuse_impossible, trains_on_one
@@ -41,7 +41,8 @@ from harness.train.rendezvous import bind_to_loopback, harden
 from harness.train.run.checkpoints import follow_rank0
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle
-from harness.train.session import Session, barrier, broadcast, end_group
+from harness.train.run.publish import check_hub, publish
+from harness.train.session import Session, barrier, broadcast, end_group, gather
 from harness.train.strategy import session_of
 
 
@@ -56,6 +57,8 @@ def quiet(bars: bool) -> None:
     if not bars:
         datasets.disable_progress_bars()
         disable_hub_progress_bars()
+    # accelerate then takes as many threads as the node has cores, which stand in the record.
+    warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     # The Trainer passes it on by its older name; it means what it did.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
 
@@ -161,6 +164,7 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
             f"{world} processes were started, but the Trainer sees {args.world_size}: "
             "leave out --use_cpu and --ddp_backend"
         )
+    args.push_to_hub = False  # publish() uploads once, at the end; the Trainer would at every save
     # Copies out of pinned pages go on while the host does.
     args.accelerator_config.non_blocking = cuda and args.dataloader_pin_memory
     if isinstance(trackers, tuple):
@@ -202,6 +206,7 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
         folder = RunFolder(Path(settings.output_dir) / run_path(settings))
         if world.rank == 0:
             _check_writable(Path(settings.output_dir))
+            check_hub(settings)
         harden()
         bind_to_loopback(os.environ)
         session = session_of(settings, world, folder)
@@ -232,6 +237,20 @@ def _is_finished(context: Context) -> bool:
     return bool(before == FINISHED)
 
 
+def _require_one_strategy(context: Context) -> None:
+    """Each node reads the file of a strategy of one's own from its own disk."""
+    if not own_strategy(context.settings.strategy):
+        return
+    first, *others = gather(strategy_code(context.settings))
+    unlike = [rank for rank, code in enumerate(others, 1) if code != first]
+    if unlike:
+        reason = UserError(
+            f"--strategy {context.settings.strategy}: the file on rank {unlike[0]} (node "
+            f"{unlike[0] // context.world.per_node}) is not that of rank 0: copy it to every node"
+        )
+        refuse(context.settings.script, reason, context.is_rank0)
+
+
 def _refuse_changed_inputs(context: Context) -> None:
     """A finished run answers only for what it was measured with."""
     folder, change, code = context.folder, "", ""
@@ -258,11 +277,13 @@ def start(settings: Settings) -> Lifecycle | None:
     if context.is_rank0:  # as they are now, before they are read
         context = replace(context, inputs=inputs(context.settings))
     settings, world, args = context.settings, context.world, context.args
+    _require_one_strategy(context)
     if _is_finished(context):
         context.session.already_finished()
         if lock is not None:
             lock.release()
         end_group()
+        publish(context)
         return None
     if not context.session.open():
         return None
@@ -278,8 +299,12 @@ def start(settings: Settings) -> Lifecycle | None:
 def _take_smaller_batch(context: Context) -> None:
     """After a lack of memory, with --auto_batch: all ranks take what rank 0 has on record."""
     args, settings = context.args, context.settings
-    batch = broadcast(attempts.batch_to_try(context.folder, settings) if context.is_rank0 else None)
-    if batch is None or batch >= args.per_device_train_batch_size:
+    if not settings.auto_batch:
+        return
+    folder = context.folder
+    half = attempts.batch_to_try(folder, settings) if context.is_rank0 else None
+    batch = broadcast(half or (attempts.last_batch(folder, settings) if context.is_rank0 else None))
+    if batch >= args.per_device_train_batch_size:
         return
     total = args.per_device_train_batch_size * args.gradient_accumulation_steps
     args.per_device_train_batch_size, args.gradient_accumulation_steps = accumulated(total, batch)

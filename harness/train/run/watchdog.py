@@ -264,12 +264,15 @@ def main_frame() -> FrameType | None:
 def takes_long(frame: FrameType | None) -> bool:
     """Whether it compiles, evaluates or saves."""
     while frame is not None:
-        code = frame.f_code
-        of_trainer = code.co_name in LONG and code.co_filename.endswith(TRAINER)
-        if of_trainer or code.co_filename.endswith(COMPILING):
+        if is_beside_steps(frame) or frame.f_code.co_filename.endswith(COMPILING):
             return True
         frame = frame.f_back
     return False
+
+
+def is_beside_steps(frame: FrameType) -> bool:
+    """Whether it evaluates or saves."""
+    return frame.f_code.co_name in LONG and frame.f_code.co_filename.endswith(TRAINER)
 
 
 def where(frame: FrameType | None) -> str:

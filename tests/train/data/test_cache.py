@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.core.records import DiskError, sync
+from harness.core.records.disk import DiskError, sync
+from harness.core.settings import NodeError, UserError
+from harness.core.topology import World
+from harness.train.data import cache
 from harness.train.data.cache import cached, reserve
 from harness.train.manifest import damage
-from tests.support.broken_runs import only_run
+from harness.train.session import OtherFailed
+from tests.support.broken_runs import only_run, own_node
 from tests.support.damage import KINDS, plant
-from tests.support.ranks import script
+from tests.support.ranks import ran, run_script, script
 
 NAMES = ("pixels.npy", "inner/labels.npy", "key.json")
 
@@ -124,6 +129,83 @@ def test_a_file_system_that_can_neither_sync_folders_nor_reserve_is_used(
         monkeypatch.setattr(os, name, refusing(errno.ENOSPC), raising=False)
         with pytest.raises(OSError, match="No space left"):
             call(folder / "pixels.npy")
+
+
+@pytest.mark.parametrize(
+    ("fails", "error", "kinds", "loaded"),
+    [
+        (None, None, [None] * 4, [0, 1, 2, 3]),
+        (0, UserError, [UserError] * 4, []),
+        (2, UserError, [UserError, UserError, NodeError, UserError], [0]),
+        (0, KeyError, [KeyError, *[OtherFailed] * 3], []),
+        (2, KeyError, [OtherFailed, OtherFailed, KeyError, OtherFailed], [0]),
+        (2, DiskError, [OtherFailed, OtherFailed, DiskError, OtherFailed], [0]),
+    ],
+)
+def test_what_the_first_rank_of_a_node_fails_at_all_ranks_hear(
+    fails: int | None, error: Any, kinds: list[Any], loaded: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Two nodes without a shared disk, of two ranks each: here threads, whose every gather ends."""
+    worlds = [World(2, 2, rank=rank, local_rank=rank % 2, launched=True) for rank in range(4)]
+    told, meet, own = [None] * 4, threading.Barrier(4, timeout=10), threading.local()
+    did: list[int] = []
+
+    def gather(value: Any) -> list[Any]:
+        told[own.rank] = value
+        meet.wait()
+        everyone = [*told]
+        meet.wait()
+        return everyone
+
+    monkeypatch.setattr(cache.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(cache, "gather", gather)
+
+    def load(world: World) -> str | None:
+        own.rank = world.rank
+        try:
+            with cache.in_turn(world):
+                if world.rank == fails:
+                    raise error(*([errno.EIO] if error is DiskError else []), "no such data set")
+                did.append(world.rank)
+        except (KeyError, OSError, OtherFailed, UserError) as ending:
+            ended[world.rank] = type(ending)
+            return str(ending)
+        return None
+
+    ended: list[Any] = [None] * 4
+    with ThreadPoolExecutor(4) as pool:
+        said = [*pool.map(load, worlds)]
+    assert ended == kinds and sorted(did) == loaded
+    assert fails is None or "no such data set" in str(said[fails])
+    assert (said[0] == "the first rank of another node could not load it, and says why there") == (
+        fails == 2 and error is UserError
+    )
+    told = {KeyError: "KeyError: 'no such data set'", DiskError: "no such data set"}
+    for rank, kind in enumerate(kinds):
+        assert kind is not OtherFailed or said[rank] == f"{told[error]} (rank {fails})"
+
+
+def crash(folder: str, argv: list[str]) -> int:
+    """vit.py, each rank with a disk of its own, of which the second is broken."""
+    import vit
+
+    if own_node(folder).rank == 1:
+        vit.load_images = broken_reader
+    return run_script("vit", argv, ".")
+
+
+def broken_reader(*_: Any) -> None:
+    raise RuntimeError("planted")
+
+
+@pytest.mark.process
+def test_a_crash_on_another_disk_is_the_recorded_reason(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "96", "--test_size", "20", "--epochs", "1", "--o", "out"]
+    done = ran(3, crash, str(tmp_path), argv)
+    assert done.code == 1 and "failed: RuntimeError: planted (rank 1); the record is" in done.err
+    summary = only_run(tmp_path / "0" / "out").read_summary() or {}
+    assert (summary["outcome"], summary["reason"]) == ("failed", "RuntimeError: planted (rank 1)")
 
 
 def test_folders_have_the_modes_of_the_user(root: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import (
 
 from harness.core.command_line import trainer_flags
 from harness.core.records import read_json, read_rows
-from harness.core.rules import REFUSED
+from harness.core.refused import REFUSED
 from harness.core.settings import flag_fields
 from tests.support.broken_runs import only_run
 from tests.support.clients import Client
@@ -56,13 +56,13 @@ class OwnModel(BertForSequenceClassification):
     config_class = OwnConfig
 """
 
-# A script on so many ranks: its code, and what rank 0 printed.
+# A script on so many ranks: its code, what rank 0 printed, and what any rank complained of.
 CLIENT = """
 from tests.support.ranks import script
 
 def answer(count, name, *argv):
     done = script(name, *argv, count=count)
-    return done.code, done.out, done.err
+    return done.code, done.out, done.err + done.others
 """
 
 
@@ -110,7 +110,7 @@ def shared(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def hub(shared: Shared) -> Hub:
     """Up, and not yet asked."""
     shared.hub.requests.clear()
-    shared.hub.down = False
+    shared.hub.down, shared.hub.spoils = False, ""
     return shared.hub
 
 
@@ -194,6 +194,31 @@ def refused(client: Client, name: str, *argv: str) -> str:
     (line,) = err.strip().splitlines()
     assert line.startswith(f"{name}.py: error: ")
     return str(line)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("trouble", [
+    403, "close", "flipped", "half",
+    *(pytest.param(trouble, marks=pytest.mark.slow) for trouble in (401, 404, 429, 500, "silent")),
+])  # fmt: skip
+def test_ranks_in_trouble_say_it_once(
+    trouble: int | str, hub: Hub, shared: Shared, published: Path, tmp_path: Path
+) -> None:
+    """Also where each of them meets it."""
+    model = f"org/trouble-{trouble}"
+    hub.add_model(model, published / "bert")
+    if trouble in ("flipped", "half"):
+        hub.spoils = str(trouble)
+    else:
+        hub.down = trouble
+    argv = ["--model", model, "--dataset", DATA["bert"], *STILL, "--o", str(tmp_path / "out")]
+    code, _, err = shared.client(3, "bert", *argv)
+    assert code == 2 and err.count("\n") == 1, (code, err)
+    assert err.startswith("bert.py: error: --") and "org/t" in err, err
+    assert not (tmp_path / "out").exists()
+    hub.down, hub.spoils = False, ""
+    code, _, err = shared.client(3, "bert", *argv)
+    assert code == 0, err
 
 
 @pytest.mark.process

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +20,8 @@ from harness.train.data import embedded, models, probes
 from harness.train.strategy import sharding, verify
 from tests.support import architectures
 from tests.support.broken_runs import only_run
-from tests.support.ranks import script
+from tests.support.ranks import ranks, script
+from tests.support.toys import CPU, Net, Points, ours
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
@@ -158,6 +159,34 @@ def test_ddp_trains_a_model_that_skips_layers(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     observed = (only_run(tmp_path / "runs").read_environment() or {})["observed"]
     assert observed["find_unused_parameters"] is True
+
+
+class Computing(Net):
+    """Writes down the number format in which it computes."""
+
+    formats: ClassVar[list[str]] = []
+
+    def forward(self, x: Any, labels: Any, index: Any) -> Any:
+        logits = self.head(self.first(x))
+        if not x.is_meta:  # of shapes alone nothing is computed
+            self.formats.append(str(logits.dtype))
+        return {"loss": torch.nn.functional.cross_entropy(logits.float(), labels), "logits": logits}
+
+
+def formats(folder: str, strategy: str) -> list[str]:
+    data = Points(16)
+    flags = ["--strategy", strategy, "--precision", "bf16"]
+    trainer, run = ours(folder, Computing(), data, data, *flags)
+    run.train(trainer)
+    return Computing.formats
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_model_is_tried_in_the_format_of_the_run(strategy: str, tmp_path: Path) -> None:
+    # A kernel for packed texts takes no other one.
+    for seen in ranks(2, formats, str(tmp_path), strategy, env=CPU):
+        assert len(seen) > 4 and set(seen) == {"torch.bfloat16"}
 
 
 def test_dropout_0_leaves_nothing_to_chance() -> None:

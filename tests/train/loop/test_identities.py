@@ -133,6 +133,8 @@ ARMS = {
     "fsdp, gradients and optimizer": (
         2, ["--b", "16", "--strategy", "fsdp", "--fsdp_shard", "grads"]
     ),
+    "ddp, shares 3 to 1": (2, ["--b", "8", "--grad_acc", "2", "--balance", "3,1"]),
+    "fsdp, shares 3 to 1": (2, ["--b", "16", "--strategy", "fsdp", "--balance", "3,1"]),
     "fsdp, accumulation 2": (2, ["--b", "8", "--grad_acc", "2", "--strategy", "fsdp"]),
 }  # fmt: skip
 
@@ -152,6 +154,8 @@ def test_every_strategy_takes_the_same_twenty_steps(name: str, tmp_path: Path) -
     assert start_to_end > 0
     for arm, (other_row, other, environment) in seen.items():
         assert environment["observed"]["strategy"] == arm.split()[0].rstrip(",")
+        shares = environment["observed"].get("shares")
+        assert shares == {"ddp, shares 3 to 1": [12, 4], "fsdp, shares 3 to 1": [24, 8]}.get(arm)
         assert other.keys() == reference.keys()
         for key, weight in reference.items():
             torch.testing.assert_close(other[key], weight, rtol=1e-4, atol=2e-6, msg=f"{arm} {key}")

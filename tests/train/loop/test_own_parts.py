@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import EvalPrediction
 
 from harness.core.attempts import best_of
 from harness.core.records import find_runs
 from harness.core.rules import resolve
-from harness.core.schema.dictionary import validate
 from harness.core.settings import Settings, UserError
 from harness.train.measure.metrics import BatchMetrics
+from tests.support.declared import assert_declared
 from tests.support.paired import Verb
 from tests.support.ranks import script
 
 BERT = Path(__file__).resolve().parents[3] / "bert.py"
+TFIDF = BERT.parent / "docs" / "tfidf.py"
 METRIC = """
 def quality(p):
     right = p.predictions.argmax(-1) == p.label_ids
@@ -56,7 +61,7 @@ def trained(folder: Path, *flags: str, count: int = 1) -> dict[str, Any]:
     done = script("mine", *argv, count=count, cwd=folder)
     assert done.code == 0, done.err
     (run,) = find_runs(folder / "outputs")
-    validate("summary", run.read_summary() or {}, "summary.json")
+    assert_declared("summary", run.read_summary() or {})
     return json.loads(run.summary.read_text())
 
 
@@ -126,3 +131,42 @@ def test_a_metric_that_there_is_not_is_named(tmp_path: Path) -> None:
     assert done.code == 2
     assert "--best_metric mistake: the metrics are samples, loss, accuracy" in done.err
     assert "mistakes" in done.err
+
+
+def test_the_example_weighs_words_as_scikit_learn_does() -> None:
+    spec = importlib.util.spec_from_file_location("tfidf", TFIDF)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    texts = [[5, 5, 2], [2, 3], [7, 3, 3, 3, 2], [4]]
+
+    def collate(samples: list[int]) -> dict[str, torch.Tensor]:
+        longest = max(len(texts[sample]) for sample in samples)
+        rows = [texts[sample] + [0] * (longest - len(texts[sample])) for sample in samples]
+        ids = torch.tensor(rows)
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+    data = SimpleNamespace(
+        train=range(3), collate=collate, processing=range(9), labels=["one", "other"]
+    )
+    net = example.TfIdf(data)
+    net.head = torch.nn.Identity()
+    weights = net(**collate([0, 1, 2, 3]), labels=torch.zeros(4, dtype=torch.long))["logits"]
+    vectors = TfidfVectorizer(
+        analyzer=lambda text: text,
+        sublinear_tf=True,
+        lowercase=False,
+        vocabulary={token: token for token in range(9)},
+    )
+    expected = vectors.fit(texts[:3]).transform(texts).toarray()
+    np.testing.assert_allclose(weights, expected, atol=1e-6)
+
+
+@pytest.mark.process
+def test_the_example_learns(tmp_path: Path) -> None:
+    (tmp_path / "tfidf.py").write_text(TFIDF.read_text())
+    argv = ["--tiny", "--train_size", "256", "--test_size", "100", "--lr", "0.1"]
+    done = script("tfidf", *argv, cwd=tmp_path)
+    assert done.code == 0, done.err
+    (run,) = find_runs(tmp_path / "outputs")
+    assert (run.read_summary() or {})["accuracy"] > 0.5  # of four libraries

@@ -20,6 +20,7 @@ from harness.read import load_runs
 from harness.train.data.samples import SHAPE, BatchShape, Indices
 from harness.train.data.texts import load_texts
 from harness.train.loop.progress import utilisation
+from harness.train.measure import flops
 from harness.train.measure.flops import (
     COUNTED,
     SUMS,
@@ -287,6 +288,16 @@ def test_the_peak_is_that_of_the_number_format(monkeypatch: pytest.MonkeyPatch) 
     assert peak_of(parse("bert", ["--peak_tflops", "790"], {})) == (790, "flag")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card of tomorrow")
     assert peak_of(settings) == (None, None)
+
+
+@pytest.mark.parametrize(("other", "peak"), [(312.0, (650.5, "table")), (None, (None, None))])
+def test_the_peak_of_unlike_gpus_is_their_mean(
+    other: float | None, peak: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(flops, "gather", lambda own: [own, other])
+    assert peak_of(parse("bert", ["--precision", "bf16"], {})) == peak
 
 
 def test_mfu_stands_beside_gpu_utilisation() -> None:

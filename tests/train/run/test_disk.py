@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from dataclasses import replace
@@ -15,11 +16,12 @@ import pytest
 from transformers import TrainerCallback
 
 from harness.core import attempts
-from harness.core.records import DiskError, RunFolder
+from harness.core.records import RunFolder
+from harness.core.records.disk import DiskError
 from harness.core.settings import Settings
 from harness.train.run.failures import outcome_of
 from harness.train.run.start import remove_log_folder
-from tests.support.broken_runs import SHORT, only_run
+from tests.support.broken_runs import SHORT, attempts_of, only_run
 from tests.support.ranks import ran, script
 from tests.support.toys import CPU, Net, Points, ours
 
@@ -37,15 +39,26 @@ PRIVATE = {
 }
 
 
+IN_EVALUATION = ("oom in evaluation", "kill in evaluation")
+
+
 class Plant(TrainerCallback):
     """Once this update is made, the folder is removed, or the disk refuses."""
 
     def __init__(self, how: str, folder: RunFolder) -> None:
         self.how, self.folder = how, folder
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.how == "oom in evaluation":
+            raise MemoryError("planted")
+        if self.how == "kill in evaluation":
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step != 4 or self.how == "nothing":
+        if state.global_step != 4 or self.how in ("nothing", *IN_EVALUATION):
             return
+        if self.how == "unfit":
+            raise RuntimeError("aten.mm: got mixed torch.Tensor and DTensor")
         if self.how in PRIVATE:
             raise RuntimeError(f"{self.how}: {' '.join(PRIVATE.values())}")
         if self.how == "removed":
@@ -82,6 +95,40 @@ def test_what_a_disk_refuses_is_one_line(
     assert done.err.startswith(f"failed: {words} {tmp_path}/bert/1_1/")
     assert "; it cannot be recorded" in done.err
     assert only_run(tmp_path).outcome() is None
+
+
+def test_a_model_that_a_strategy_cannot_train_is_a_recorded_failure(tmp_path: Path) -> None:
+    """Its first steps show it: the attempt has an end, and the line is one."""
+    done = ran(1, train, str(tmp_path), "unfit", env=CPU)
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    folder = only_run(tmp_path)
+    _, (end,) = attempts_of(folder)
+    reason = "--strategy single: Net calls layers past the hooks"
+    assert (end["outcome"], end["update"]) == ("failed", 4) and end["reason"].startswith(reason)
+    assert (folder.read_summary() or {})["reason"] == end["reason"]
+    assert done.err == f"failed: {end['reason']}; the record is in {folder.path}\n"
+
+
+def test_no_smaller_batch_is_tried_for_what_an_evaluation_lacks(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = ran(1, train, str(tmp_path), "oom in evaluation", "--auto_batch", env=CPU)
+        assert done.code == 1 and "--per_gpu_batch" not in done.err, done.err
+    folder = only_run(tmp_path)
+    starts, ends = attempts_of(folder)
+    assert [row["per_gpu_batch"] for row in starts] == [4, 4]
+    assert [(row["outcome"], row["in_step"]) for row in ends] == [("oom", False)] * 2
+    reason = (folder.read_summary() or {})["reason"]
+    assert reason == "planted; outside training steps: try a smaller --eval_batch"
+
+
+def test_a_killed_evaluation_is_no_step(tmp_path: Path) -> None:
+    """By the position that it reported, as nothing else is left of it."""
+    done = ran(1, train, str(tmp_path), "kill in evaluation", "--epochs=2", env=CPU)
+    assert done.code == 128 + signal.SIGKILL
+    folder = only_run(tmp_path)
+    progress = folder.read_progress() or {}
+    assert (progress["epoch"], progress["update"], progress["updates"]) == (1, 16, 32)
+    assert attempts.may_be_in_step(folder, progress) is False
 
 
 def test_a_removed_folder_is_no_finished_run(tmp_path: Path) -> None:
@@ -130,15 +177,23 @@ def test_what_to_try_where_memory_lacks(tmp_path: Path) -> None:
     # With --auto_batch: half of what was run last, under the name that was asked for.
     auto = replace(some, per_gpu_batch=6, auto_batch=True)
     assert attempts.batch_to_try(folder, auto) is None
-    for batch, then in ((6, 3), (3, 1), (1, None)):
+
+    def lacked(batch: int, in_step: bool | None) -> int | None:
         attempts.begin(folder, 0, 2, 24, None, batch)
-        assert attempts.batch_to_try(folder, auto) in (batch, None)  # as after a kill
-        attempts.end(folder, "failed", None, 1.0)
-        assert attempts.batch_to_try(folder, auto) == batch  # it is kept
-        attempts.end(folder, "oom", None, 1.0, begun=False, per_gpu_batch=batch)
-        assert attempts.batch_to_try(folder, auto) == then
+        assert attempts.batch_to_try(folder, auto) is None  # as after a kill
+        attempts.end(folder, "oom", None, 1.0, per_gpu_batch=batch, in_step=in_step)
+        assert attempts.last_batch(folder, auto) == batch
         assert attempts.batch_to_try(folder, some) is None
+        return attempts.batch_to_try(folder, auto)
+
+    for batch, then in ((6, 3), (3, 1), (1, None)):
+        assert lacked(batch, True) == lacked(batch, None) == then
     assert advice("oom", "x", auto) == "x"
+    # What an evaluation, a checkpoint or the model itself lack, no batch gives.
+    assert lacked(6, False) is None
+    assert advice("oom", "x", auto) == "x; outside training steps: try a smaller --eval_batch"
+    attempts.end(folder, "oom", None, 1.0, begun=False, per_gpu_batch=6)
+    assert attempts.batch_to_try(folder, auto) is None and advice("oom", "x", auto) == "x"
 
 
 def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,6 @@ SMALL = [
 ]  # fmt: skip
 
 
-TRIED = [0]  # the sample with which ddp tries a copy of the model before it wraps it
-
-
 def writing_down(name: str, argv: list[str], cwd: str, log: str, stop: int | None) -> Any:
     """The script; each rank writes down the sample numbers of each batch that it is fed."""
     module = __import__(name)
@@ -58,10 +55,13 @@ def go(count: int, argv: list[str], log: Path, stop: int | None = None) -> Done:
 
 
 def fed(log: Path, count: int, batches: int, train_samples: int) -> list[list[int]]:
-    """For each of the first passes, the samples that all ranks had together."""
+    """For each of the first passes, the samples that all ranks had together. The first samples in
+    their order are tried before training, and on a quiet machine measured.
+    """
     of_ranks = [
         [batch for line in Path(f"{log}_{r}").read_text().splitlines()
-         if max(batch := json.loads(line)) < train_samples and batch != TRIED][:batches]
+         if max(batch := json.loads(line)) < train_samples
+         and batch != [*range(len(batch))]][:batches]
         for r in range(count)
     ]  # fmt: skip
     return [[n for batch in passes for n in batch] for passes in zip(*of_ranks, strict=True)]

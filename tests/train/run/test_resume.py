@@ -40,6 +40,7 @@ CASES = [
     ("vit", 1, "kill", 10, []),
     ("vit", 2, "kill", 6, ["--strategy", "fsdp"]),
     ("vit", 1, "kill", 11, ["--save_steps", "5", "--augment", "crop_flip"]),
+    ("vit", 2, "kill", 6, ["--save_steps", "5", "--balance", "3,1"]),
     ("bert", 1, "kill", 10, []),
     ("bert", 1, "kill row", 16, []),
     ("bert", 1, "term", 10, []),

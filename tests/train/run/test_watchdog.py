@@ -19,6 +19,7 @@ from torch.distributed import HashStore
 from transformers import TrainerCallback
 
 import vit
+from harness.core.settings import UserError
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.run import lifecycle, watchdog
 from harness.train.run.lifecycle import Lifecycle
@@ -306,6 +307,25 @@ def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str)
     assert wait_for(lambda: records, 10)
     time.sleep(0.5)
     assert records == [first] and exits.is_set() == (first == "watchdog")
+
+
+@pytest.mark.parametrize("update", [None, 0])
+def test_a_mistake_of_any_rank_is_recorded_once_training_has_begun(
+    update: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 alone has an attempt: it must hear of the others' mistakes, too."""
+    recorded: list[BaseException] = []
+    monkeypatch.setattr(lifecycle, "record_failure", lambda *args: recorded.append(args[2]))
+    context: Any = SimpleNamespace(
+        sampler=None, session=SimpleNamespace(fail=lambda *_: None), is_rank0=False,
+        settings=SimpleNamespace(script="vit"), world=SimpleNamespace(launched=True),
+    )  # fmt: skip
+    recorder, error = lifecycle.Recorder(), UserError("a mistake")
+    recorder.update = update
+    dog: Any = SimpleNamespace(close=lambda done: None)
+    with pytest.raises(SystemExit) as ended:
+        Lifecycle(context, recorder=recorder, watchdog=dog).__exit__(UserError, error, None)
+    assert ended.value.code == 2 and recorded == [error] * (update is not None)
 
 
 def stalling(name: str, argv: list[str], cwd: str, number: int, how: str) -> int:

@@ -1,0 +1,111 @@
+"""--balance: each rank gets a share of the effective batch by its speed, and no rank waits.
+
+Losses are weighted by the shares, so that loss and gradient are those of equal ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler
+
+from harness.core.settings import UserError
+from harness.train.context import Context, autocast
+from harness.train.data import probes
+from harness.train.measure.calibration import pass_s
+from harness.train.session import barrier, gather
+from harness.train.strategy.sharding import BATCHNORM
+
+SECONDS = 1.0  # of passes: a quota of processor time shows in its mean over several periods
+
+
+class RankBatches(BatchSampler):
+    """For each step the batches of all ranks, one after the other, as accelerate deals them out."""
+
+    def __init__(self, sampler: Any, shares: Sequence[int]) -> None:
+        self.sampler, self.shares = sampler, shares
+
+    def __len__(self) -> int:
+        return len(self.sampler) // sum(self.shares) * len(self.shares)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        samples = iter(self.sampler)
+        for _ in range(len(self) // len(self.shares)):
+            for share in self.shares:
+                yield list(islice(samples, share))
+
+
+class Balance:
+    """The shares of all ranks, agreed on before training (a collective)."""
+
+    def __init__(
+        self, context: Context, model: nn.Module, samples: Callable[[int], Mapping[str, Any]]
+    ) -> None:
+        equal = context.args.per_device_train_batch_size
+        self.shares = _agreed(context, model, samples, equal)
+        # The mean over ranks weighs them alike.
+        self.weight = self.shares[context.args.process_index] / equal if self.shares else 1.0
+        self.observed = {"shares": self.shares} if self.shares else {}
+
+    def dealt(self, loader: Any) -> Any:
+        """The loader, which accelerate has prepared, with this rank's share in each batch."""
+        if self.shares:
+            dealer = loader.batch_sampler
+            dealer.batch_sampler = RankBatches(dealer.batch_sampler.sampler, self.shares)
+            dealer.batch_size = None  # of unequal size
+        return loader
+
+
+def shares_of(speeds: Sequence[float], samples: int) -> list[int]:
+    """Whole samples for each rank, at least one, with which the last one is ready soonest."""
+    shares = [1] * len(speeds)
+    for _ in range(samples - len(speeds)):
+        ready = [(share + 1) / speed for share, speed in zip(shares, speeds, strict=True)]
+        shares[ready.index(min(ready))] += 1
+    return shares
+
+
+def _agreed(
+    context: Context, model: nn.Module, samples: Callable[[int], Mapping[str, Any]], equal: int
+) -> list[int]:
+    """Samples of each rank in a step, those of the checkpoint if there is one; none if not asked
+    for.
+    """
+    if (asked := context.settings.balance) is None:
+        return []
+    if any(isinstance(m, BATCHNORM) for m in model.modules()):
+        raise UserError(
+            f"--balance {asked}: {type(model).__name__} has BatchNorm, whose statistics depend on "
+            "the size of each rank's batch; leave --balance out"
+        )
+    if before := context.epoch_so_far.get("shares"):
+        return list(before)
+    if asked != "measured":
+        speeds = [float(number) for number in asked.split(",")]
+    else:
+        inputs = samples(equal)
+        barrier()  # at the same time, as they will train
+        speeds = gather(_passes_per_s(context, model, inputs))
+    return shares_of(speeds, equal * len(speeds))
+
+
+def _passes_per_s(context: Context, model: nn.Module, inputs: Mapping[str, Any]) -> float:
+    copy = probes.twin(model, lambda tensor: tensor).eval()
+    device = context.args.device
+
+    def one_pass() -> None:
+        pass_s(copy, inputs, autocast(context.settings, device))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    one_pass()  # prepares its kernels
+    passes, began_s = 0, time.perf_counter()
+    while (took_s := time.perf_counter() - began_s) < SECONDS or passes < 2:
+        one_pass()
+        passes += 1
+    return passes / took_s

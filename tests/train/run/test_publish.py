@@ -1,0 +1,187 @@
+"""--push_to_hub against the stand-in of the Hub: one upload, of what was measured, or one line."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard, constants
+from safetensors.torch import load_file
+from transformers import AutoModelForImageClassification
+
+from harness.core.command_line import parse
+from harness.core.records import RunFolder, write_json
+from harness.core.records.redact import redacted_command, settings_of
+from harness.core.settings import UserError
+from harness.read.records.frames import load_runs
+from harness.train.context import COMPLETE
+from harness.train.manifest import write_manifest
+from harness.train.run.publish import RECORD, _kept, _upload, card_of, check_hub
+from tests.support.broken_runs import only_run
+from tests.support.clients import Client
+from tests.support.hub import TOKEN, Hub
+
+CLIENT = """
+from tests.support.ranks import script
+
+def answer(token, *argv):
+    done = script("vit", *argv, count=2, env={"HF_TOKEN": token})
+    return done.code, done.out, done.err
+"""
+SMALL = ["--tiny", "--epochs", "1", "--train_size", "128", "--test_size", "64", "--lr", "0.0015"]
+PUSH = ["--push_to_hub", "--hub_model_id", "me/digits", "--hub_private_repo", "true"]
+
+
+@pytest.mark.process
+def test_a_refused_upload_loses_nothing_and_the_same_command_uploads(tmp_path: Path) -> None:
+    argv = [*SMALL, *PUSH, "--o", str(tmp_path / "out")]
+    with Hub() as hub, Client(CLIENT, hub.env(tmp_path / "cache")) as client:
+        code, out, err = client("hf_" + "x" * 20, *argv)
+        (line,) = (line for line in err.splitlines() if line.startswith("harness: "))
+        assert code == 1 and "--push_to_hub: nothing was uploaded (" in line, err
+        assert "the Hub answers 401: check the name and the token" in line
+        assert "Traceback" not in out + err
+        assert [r.status for r in hub.requests if r.method == "POST"] == [401]  # from one rank
+        folder = only_run(tmp_path / "out")
+        assert folder.outcome() == "finished"
+        code, out, err = client(TOKEN, *argv)
+        assert code == 0 and "already finished" in out, err
+        assert f"{hub.endpoint}/me/digits" in out
+        repo = hub.repos["models", "me/digits"]
+        assert hub.made["models", "me/digits"]["visibility"] == "private"
+        assert len(repo.commits) == 2  # when it was made, and one upload
+        there = shutil.copytree(repo.folders[repo.main], tmp_path / "there")
+    assert {file.name for file in there.iterdir()} == {
+        *("README.md", "record.jsonl.gz"),
+        *("config.json", "model.safetensors", "preprocessor_config.json"),
+    }
+    (checkpoint,) = folder.path.glob("checkpoint-*")
+    model = AutoModelForImageClassification.from_pretrained(there).state_dict()
+    kept = load_file(checkpoint / "model.safetensors")
+    assert {name: model[name].tolist() for name in kept} == {n: t.tolist() for n, t in kept.items()}
+    summary, text = dict(folder.read_summary() or {}), (there / "README.md").read_text()
+    assert f"| accuracy | {summary['accuracy']:.4f} |" in text
+    assert f"| samples/s | {summary['train_samples_per_s']:,.0f} |" in text
+    assert "| effective batch | 64 |\n| batch per process | 32 |" in text
+    card = ModelCard.load(there / "README.md").data
+    assert (card.pipeline_tag, card.base_model, card.datasets) == (
+        "image-classification",
+        None,
+        None,
+    )
+    assert card.eval_results
+    measured = {result.metric_type: result.metric_value for result in card.eval_results}
+    assert measured["f1"] == round(summary["f1"], 4)
+    record = gzip.decompress((there / RECORD).read_bytes()).decode()
+    assert str(tmp_path) not in record and "--o out" in record
+    read = load_runs(there)
+    assert [*read["accuracy"]] == [summary["accuracy"]] and [*read["setup"]] == ["1_2"]
+    for word in (str(tmp_path), socket.gethostname(), TOKEN, str(Path.home())):
+        assert word not in text
+
+
+def test_a_card_names_no_place_of_this_machine(tmp_path: Path) -> None:
+    names = ["--model", "/srv/ada/bert-small", "--dataset", "/srv/ada/reviews.csv"]
+    settings = parse("bert", [*names, "--label_column", "x", "--lr", "1e-05"], {})
+    folder = RunFolder(tmp_path / "bert" / "1_1" / "run")
+    write_json(folder.path / "summary.json", {"outcome": "finished", "energy_j": None})
+    write_json(folder.path / "environment.json", {"gpus": ["NVIDIA H200", "NVIDIA H200"]})
+    card = card_of(settings, folder, Path("checkpoint-8"), "mine")
+    assert "\nbert-small, trained on reviews.csv: one run, with seed 42.\n" in card
+    assert "| device | NVIDIA H200 |" in card
+    assert "ada" not in card and "energy" not in card and "None" not in card
+    public = parse("bert", ["--model", "org/bert", "--dataset", "org/news"], {})
+    data = ModelCard(card_of(public, folder, Path("checkpoint-8"), "mine")).data
+    assert (data.base_model, data.datasets) == ("org/bert", ["org/news"])
+
+
+def test_the_archive_names_no_place_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a revision of its own, which is made a branch before anything is sent to it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    place = tmp_path / "clients" / "a.c me"
+    named = {"model": place / "bert-small", "dataset": place / "reviews.csv",
+             "strategy": f"{place}/mine.py:Mine"}  # fmt: skip
+    argv = [word for name, value in named.items() for word in (f"--{name}", str(value))]
+    argv += [f"--output_dir={place}/out", "--hub_revision", "new", "--push_to_hub"]
+    settings = replace(
+        parse("bert", ["--hub_revision", "new"], {}),
+        output_dir=f"{place}/out", **{name: str(value) for name, value in named.items()},
+    )  # fmt: skip
+    folder = RunFolder(place / "out" / "bert" / "1_1" / "run")
+    write_json(folder.settings, settings_of(settings))
+    write_json(folder.path / "environment.json", {"command": redacted_command(["bert.py", *argv])})
+    reason = f"no space on {folder.path}, and no file:///{place}/reviews.csv"
+    write_json(folder.summary, {"outcome": "failed", "reason": reason})
+    model = folder.path / "checkpoint-2"
+    model.mkdir()
+    write_manifest(model / COMPLETE, {})
+    calls: dict[str, Any] = {}
+
+    class Api:
+        def __init__(self, token: str | None) -> None: ...
+
+        def create_repo(self, name: str, **kwargs: Any) -> Any:
+            return SimpleNamespace(repo_id=f"me/{name}")
+
+        def create_branch(self, repo: str, *, branch: str, exist_ok: bool) -> None:
+            assert exist_ok and not calls
+            calls["branch"] = (repo, branch)
+
+        def upload_folder(self, folder_path: str, **kwargs: Any) -> None:
+            calls["sent"] = kwargs["revision"]
+            calls["text"] = gzip.decompress(Path(folder_path, RECORD).read_bytes()).decode()
+
+    monkeypatch.setattr("harness.train.run.publish.HfApi", Api)
+    monkeypatch.setattr("harness.train.run.publish.get_token", lambda: None)
+    _upload(settings, folder)
+    assert calls["branch"] == ("me/run", "new") and calls["sent"] == "new"
+    for word in ("clients", "a.c me", str(tmp_path)):
+        assert word not in calls["text"]
+    assert '"reason": "no space on out/bert/1_1/run, and no file:///reviews.csv"' in calls["text"]
+    for word in ('"bert-small"', '"reviews.csv"', '"mine.py:Mine"', "--output_dir=out"):
+        assert word in calls["text"]
+    _upload(replace(settings, trainer=(("hub_revision", "refs/pr/1"),)), folder)
+    assert calls["branch"] == ("me/run", "new") and calls["sent"] == "refs/pr/1"
+
+
+def test_the_best_weights_go_and_no_damaged_ones(tmp_path: Path) -> None:
+    for update in (2, 4):
+        folder = tmp_path / f"checkpoint-{update}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_text("weights")
+        write_manifest(folder / COMPLETE, {"best": "checkpoint-2"})
+    assert _kept(tmp_path).name == "checkpoint-2"
+    (tmp_path / "checkpoint-2" / "model.safetensors").write_text("other")
+    with pytest.raises(UserError, match="checkpoint-2 is damaged"):
+        _kept(tmp_path)
+    with pytest.raises(UserError, match="it keeps no checkpoint"):
+        _kept(tmp_path / "none")
+
+
+def test_what_would_fail_at_the_end_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*flags: str) -> str:
+        with pytest.raises(UserError) as error:
+            check_hub(parse("vit", ["--tiny", "--push_to_hub", *flags], {}))
+        return str(error.value)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    check_hub(parse("vit", ["--tiny", "--push_to_hub"], {}))
+    check_hub(parse("vit", ["--tiny", "--save", "none"], {}))
+    assert "use --save last or best" in said("--save", "none")
+    with pytest.raises(UserError, match="--hub_strategy is not taken: the model is uploaded once"):
+        parse("vit", ["--hub_strategy", "end"], {})
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in said()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("harness.train.run.publish.get_token", lambda: None)
+    assert "set HF_TOKEN" in said()
