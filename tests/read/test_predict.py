@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import main
 from harness.core.command_line import parse
-from harness.read.predict.exchange import GLOO, NCCL
+from harness.core.strategies import STRATEGIES
+from harness.read.predict.exchange import GLOO, NCCL, Shape, Wire
 from harness.read.predict.fitting import Overrides, fit_records
+from harness.read.predict.model import EXPOSED
+from harness.read.predict.phases import EVALUATION
 from tests.support.paired import (
     GRADIENT,
     TEXT,
@@ -23,6 +27,7 @@ from tests.support.paired import (
     text_file,
     timed,
 )
+from tests.support.records import with_epochs
 
 FAR = ["--link", "20ms,200mbit"]
 
@@ -51,7 +56,8 @@ def test_planted_parameters_are_found(records: Path) -> None:
     assert line.spread == pytest.approx(0.01 * (6 / 4) ** 0.5, rel=1e-2)
     assert fitted.model.sharing == pytest.approx(0.1, rel=1e-2)
     assert (fitted.model.gradient_bytes, fitted.model.backend) == (GRADIENT, GLOO)
-    assert (fitted.runs, fitted.train_samples, fitted.eval_s) == (8, 1437, 0.4)
+    assert (fitted.runs, fitted.train_samples) == (8, 1437)
+    assert fitted.phases.at(Shape(1, 2), Wire())[EVALUATION].fixed_s == 0.2
     assert fitted.power_w is None and fitted.assumed == ()
 
 
@@ -104,8 +110,35 @@ def test_what_is_not_fitted_on(records: Path) -> None:
     before = fit_records(str(records), Overrides())
     timed(records, 16, 2, 1, step_s=9.0)
     timed(records, 16, 1, 2, "--compress", "bf16", step_s=9.0)
+    for way in ("direct", "all_to_all"):
+        timed(records / way, 16, 1, 2, "--exchange", way, step_s=9.0)
     timed(records, 16, 1, 2, "--strategy", "diloco", "--sync_scope", "rank", step_s=9.0)
     assert fit_records(str(records), Overrides()).model == before.model
+
+
+def test_what_adapters_send_is_a_share_of_what_is_trained(records: Path) -> None:
+    """A run that trains a hundredth of its weights says nothing of one that trains them all."""
+    words = ("--strategy", "diloco", "--compress", "int8")
+    for rank in (0, 4):
+        root = records if rank else records.parent / "all"
+        path = timed(root, 16, 2, 1, *words, "--lora", f"{rank}", link=measured(20, 200, 1.0))
+        file = path / "environment.json"
+        content = json.loads(file.read_text())
+        content["observed"] |= {"trained_bytes": GRADIENT // 100, "exchanged_bytes": 10_000}
+        file.write_text(json.dumps(content))
+    assert fit_records(str(records), Overrides()).model.payloads == {}
+    for batch in (8, 16, 32):
+        timed(records.parent / "all", batch)
+    found = fit_records(str(records.parent / "all"), Overrides()).model.payloads
+    assert found == {("diloco", "int8"): 0.25}
+
+
+def test_each_compression_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    said = text.partition("--compress COMPRESS")[2].partition("--exchange")[0]
+    known = {way for name in EXPOSED for way in STRATEGIES[name].compress}
+    assert set(re.findall(r"[a-z]+\d+|powersgd", said)) == known
 
 
 def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
@@ -136,6 +169,22 @@ def test_the_numbers_for_programs(records: Path, predicted: Verb) -> None:
     assert result["energy_j"] is None and result["assumed"] == []
 
 
+def test_a_restart_begins_again_and_repeats_half_an_epoch(records: Path, predicted: Verb) -> None:
+    """As planted: 1.5 s until the first step, of every run, and 0.25 s a save."""
+    for file in records.rglob("epochs.jsonl"):
+        rows = [{"epoch": 1.0, "updates": 44, "timed_steps": 44, "timed_s": 2.2, "wall_s": 4.1,
+                 "eval_time_s": 0.4}]  # fmt: skip
+        with_epochs(file.parent, rows)
+        summary = json.loads((file.parent / "summary.json").read_text())
+        more = {"save_time_s": 0.25, "eval_time_s": 0.4, "attempts": 1}
+        (file.parent / "summary.json").write_text(json.dumps(summary | more))
+    argv = [str(records), "--setup", "1_1", "--batch", "32", "--epochs", "3", "--json"]
+    once, twice = (json.loads(predicted(*argv, "--restarts", n)) for n in (0, 2))
+    epoch_s = once["epoch_s"] + 0.4
+    assert once["run_s"] == pytest.approx(1.5 + 3 * epoch_s + 2 * 0.25)
+    assert twice["run_s"] - once["run_s"] == pytest.approx(2 * (1.5 + epoch_s / 2))
+
+
 def test_energy_where_it_is_known(tmp_path: Path, predicted: Verb) -> None:
     for batch in (8, 16):
         path = timed(tmp_path, batch, energy_j=800.0)  # 200 W
@@ -162,33 +211,6 @@ def test_a_picture(records: Path, tmp_path: Path, predicted: Verb) -> None:
     assert "<svg" in text and "training samples/s" in re.sub(r"<!-- | -->", "", text)
 
 
-def test_advice(records: Path, predicted: Verb) -> None:
-    argv = [str(records), "--setup", "4_1", *FAR, "--epochs", "1000", "--advise"]
-    # One process needs 1000 x (44 x 42 ms + 0.4 s) = 0.62 h and waits for nobody.
-    out = predicted(*argv, "--deadline", "1")
-    assert re.search(r"\n +1_1 +ddp +32 +37 min", out) and "least device time first" in out
-    # In half of that only those do that exchange seldom.
-    out = predicted(*argv, "--deadline", "0.4", "--strategy", "diloco", "--sync_every", "50")
-    assert re.search(r"─ *\n +[24]_1 +diloco every 50 ", out)
-    out = predicted(*argv, "--budget", "5", "--cost_per_gpu_hour", "2")
-    assert "fastest first" in out and "quality is not predicted" in out
-    assert "nothing up to 4_1" in predicted(*argv, "--deadline", "0.0001", code=1)
-
-
-def test_advice_leaves_no_samples_out_and_lets_replicas_exchange(
-    records: Path, predicted: Verb
-) -> None:
-    """32 each on 16 nodes are 512 an update: two updates would leave 413 of 1437 samples out."""
-    argv = [str(records), "--setup", "16_1", *FAR, "--advise", "--deadline", "9", "--json"]
-    choices = json.loads(predicted(*argv, "--epochs", "3"))["choices"]
-    assert choices
-    for choice in choices:
-        updates, samples = 1437 // choice["effective_batch"], choice["effective_batch"]
-        assert 1437 - updates * samples <= 0.05 * 1437
-        assert choice["sync_every"] <= 3 * updates  # 10 for diloco
-    assert {"diloco", "ddp"} == {choice["strategy"] for choice in choices}
-
-
 def test_more_processes_of_a_machine_than_measured_are_an_extrapolation(
     records: Path, predicted: Verb
 ) -> None:
@@ -198,21 +220,6 @@ def test_more_processes_of_a_machine_than_measured_are_an_extrapolation(
     assert "extrapolated" not in predicted(str(records), "--setup", "1_2")
     timed(records, 16, 1, 4)
     assert "at most 4 were measured" in predicted(str(records), "--setup", "1_8")
-
-
-def test_advice_for_programs_is_of_all_epochs(records: Path, predicted: Verb) -> None:
-    argv = [str(records), "--setup", "2_1", *FAR, "--epochs", "1000", "--advise", "--json"]
-    choices = json.loads(predicted(*argv, "--deadline", "9", "--cost_per_gpu_hour", "2"))["choices"]
-    assert choices
-    for choice in choices:
-        assert choice["cost"] == pytest.approx(2 * choice["device_hours"])
-        assert "energy_j" not in choice and choice["energy_kwh"] is None
-    timed(records, 16, seed=7, energy_j=400.0)
-    argv = [*argv[:1], "--setup", "1_1", "--epochs", "1000", "--advise", "--json"]
-    choices = json.loads(predicted(*argv, "--deadline", "9"))["choices"]
-    for choice in choices:  # 400 J in 4 s of training
-        trained_h = 1000 * choice["epoch_s"] / 3600
-        assert choice["energy_kwh"] == pytest.approx(0.1 * trained_h)
 
 
 def test_what_differs_is_named_at_once(tmp_path: Path, predicted: Verb) -> None:
@@ -275,9 +282,7 @@ def test_two_nodes_of_others_from_their_one_gpu(tmp_path: Path, predicted: Verb)
     (["--setup", "3_1", "--link", "2+1:within=lan:between=continent"], "give the slowest"),
     (["--setup", "2_1", "--link", "20"], "expected none, 20ms"),
     (["--setup", "2_1", *FAR, "--fragments", "3"], "must divide --sync_every"),
-    (["--setup", "2_1", *FAR, "--deadline", "3"], "go with --advise"),
-    (["--setup", "2_1", *FAR, "--advise"], "one of them"),
-    (["--setup", "2_1", *FAR, "--advise", "--budget", "9"], "needs --cost_per_gpu_hour"),
+    (["--setup", "2_1", *FAR, "--exchange", "post"], "expected one of backend, direct"),
     (["--setup", "2_1", *FAR, "--batch", "0"], "--batch 0: must be at least 1"),
     (["--setup", "2_1", *FAR, "--sharing", "2"], "a share, 0 to 1"),
     (["--setup", "2_1", *FAR, "--cost_per_gpu_hour", "free"], "hour free: expected a number"),
@@ -304,8 +309,6 @@ def test_too_few_runs_say_which(tmp_path: Path, predicted: Verb) -> None:
     timed(alone, 16)
     assert "measure --setup 1_2" in predicted.refused(str(alone), "--setup", "2_2", *FAR)
     assert "(--sharing)" in predicted(str(alone), "--setup", "2_2", *FAR, "--sharing", "0.05")
-    text = predicted(str(alone), "--setup", "2_1", *FAR, "--advise", "--deadline", "9")
-    assert "2_1" in text
 
 
 def test_records_that_saw_other_numbers_of_gpus_of_one_kind(
@@ -338,4 +341,3 @@ def test_a_training_set_too_small_or_unknown(records: Path, predicted: Verb) -> 
         file.write_text(json.dumps({**json.loads(file.read_text()), "data": None}))
     argv = [str(records), "--setup", "2_1", *FAR]
     assert "epoch        unknown" in predicted(*argv)
-    assert "give --train_size" in predicted.refused(*argv, "--advise", "--deadline", "1")

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,17 @@ from harness.read.predict.exchange import (
     Reduction,
     Shape,
     Wire,
+    all_to_all_mean,
     allreduce,
     alpha_beta,
     buckets,
+    coded_mean,
     correction,
+    direct_mean,
     gloo_round_trips,
     last_end,
     ready_times,
+    restart_s,
     wire_of,
 )
 from harness.read.predict.fitting import recorded
@@ -35,6 +40,7 @@ from harness.read.predict.model import (
     COMPUTE,
     EXCHANGE,
     SHARING,
+    WIRE_SHARES,
     Model,
     Scenario,
     bend,
@@ -44,6 +50,7 @@ from harness.read.predict.model import (
     predict,
 )
 from harness.read.records.selection import read_selected
+from harness.train.strategy.coded import CODECS
 
 MB = 1e6
 # 10 ms + 1 ms a sample, without noise.
@@ -191,20 +198,123 @@ def test_a_worse_link_is_never_faster(strategy: str, backend: str) -> None:
         assert steps[0] < steps[-1]
 
 
-def test_what_makes_a_slow_link_bearable() -> None:
-    def exposed_s(**more: object) -> float:
-        return predict(MODEL, Scenario(Shape(2), 16, FAR, **more)).parts[EXCHANGE]  # type: ignore[arg-type]
+def exposed_s(shape: Shape | None = None, **more: object) -> float:
+    plan = Scenario(shape or Shape(2), 16, FAR, **more)  # type: ignore[arg-type]
+    return predict(MODEL, plan).parts[EXCHANGE]
 
+
+def test_what_makes_a_slow_link_bearable() -> None:
     whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
-    assert exposed_s(strategy="diloco", sync_every=50) == pytest.approx(whole_s / 50)
+    assert exposed_s(strategy="diloco", sync_every=9) == pytest.approx(whole_s / 9)
     going_on_s = 4 * 0.026
-    assert exposed_s(strategy="diloco", sync_every=50, overlap=4) == pytest.approx(
-        (whole_s - going_on_s) / 50
+    assert exposed_s(strategy="diloco", sync_every=9, overlap=4) == pytest.approx(
+        (whole_s - going_on_s) / 9
     )
     assert exposed_s(strategy="diloco", overlap=100, sync_every=200) == 0
     assert exposed_s(compress="bf16") < exposed_s()
     coded_s = (0.25 + 1 / 1024) * 4 * MB / 25e6 + 2 * 0.04
-    assert exposed_s(strategy="diloco", compress="int8") == pytest.approx(coded_s / 10)
+    assert exposed_s(strategy="diloco", sync_every=9, compress="int8") == pytest.approx(coded_s / 9)
+
+
+def test_a_window_opens_again_by_hand() -> None:
+    """Half of 4 MB at once, of which the link holds 1 MB: 14.48 kB doubles to it in seven round
+    trips, one of which an open window takes as well.
+    """
+    assert restart_s(4 * MB, Shape(2), FAR) == pytest.approx(6 * 0.04)
+    assert restart_s(28_000, Shape(2), FAR) == 0  # ten segments hold it
+    assert restart_s(29_000, Shape(2), FAR) == pytest.approx(0.04)
+    assert restart_s(4 * MB, Shape(2), Wire(0.0, 25e6)) == 0
+
+
+def test_connections_rest_between_exchanges_that_are_rare() -> None:
+    """More than 40 ms + 200 ms lie between two from 10 updates of 26 ms on; of more frequent ones,
+    the first of each epoch comes after an evaluation.
+    """
+    whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
+    slow_s = whole_s + restart_s(4 * MB, Shape(2), FAR)
+    assert exposed_s(strategy="diloco", sync_every=10) == pytest.approx(slow_s / 10)
+    found_s = exposed_s(strategy="local_sgd", sync_every=9, epoch_updates=44)
+    assert found_s == pytest.approx(whole_s / 9 + (slow_s - whole_s) / 44)
+    # Seven exchanges of 50 updates, and one after the last of 352.
+    found_s = exposed_s(strategy="diloco", sync_every=50, updates=352)
+    assert found_s == pytest.approx(8 * slow_s / 352)
+    half_s = allreduce(GLOO, 2 * MB, Shape(2), FAR).alone_s + restart_s(2 * MB, Shape(2), FAR)
+    # A half every 25 updates; after the last the other one, and where none was due then, both.
+    for updates, often in ((352, 16), (375, 16), (380, 17)):
+        halves_s = exposed_s(strategy="diloco", sync_every=50, updates=updates, fragments=2)
+        assert halves_s == pytest.approx(often * half_s / updates), updates
+
+
+def test_direct_exchange_by_hand() -> None:
+    assert direct_mean(5 * MB, Shape(2), FAR).alone_s == pytest.approx(0.2 + 0.02)
+    assert direct_mean(5 * MB, Shape(4), FAR).alone_s == pytest.approx(1.5 * 0.2 + 2 * 0.02)
+    assert direct_mean(5 * MB, Shape(1, 2), FAR) == Cost()
+    # The last of two buckets ends the backward pass, and all bytes have passed one delay later.
+    begins_s = (2**20 / (4 * MB)) * LINE.backward_s(16)
+    ends_s = max(begins_s + 0.16, LINE.backward_s(16) + (4 * MB - 2**20) / 25e6) + 0.02
+    assert exposed_s(exchange="direct") == pytest.approx(ends_s - LINE.backward_s(16))
+    found_s = exposed_s(strategy="diloco", sync_every=9, exchange="direct")
+    assert found_s == pytest.approx((0.16 + 0.02) / 9)
+
+
+def test_all_to_all_by_hand() -> None:
+    """Each of four sends all it has to three others, and waits for one delay; two do so anyway."""
+    assert all_to_all_mean(5 * MB, Shape(4), FAR).alone_s == pytest.approx(3 * 0.2 + 0.02)
+    assert all_to_all_mean(5 * MB, Shape(2), FAR) == direct_mean(5 * MB, Shape(2), FAR)
+    assert all_to_all_mean(5 * MB, Shape(1, 2), FAR) == Cost()
+    many = partial(exposed_s, Shape(4), exchange="all_to_all")
+    assert many(strategy="diloco", sync_every=9) == pytest.approx((3 * 0.16 + 0.02) / 9)
+    assert many(compress="int8") == pytest.approx(3 * (0.25 + 1 / 1024) * 0.16 + 0.02)
+    # All buckets are under way at a time.
+    begins_s = (2**20 / (4 * MB)) * LINE.backward_s(16)
+    assert many() == pytest.approx(begins_s + 3 * 0.16 + 0.02 - LINE.backward_s(16))
+    assert Scenario(Shape(4), 16, exchange="all_to_all").label == "ddp all_to_all"
+
+
+def test_emulated_nodes_have_a_link_for_each_pair() -> None:
+    """Its rate is that pair's: of four nodes, what three would send over one link, each sends over
+    its own. A ring sends to one neighbour either way.
+    """
+    by_pair = {"of_pairs": True}
+    assert all_to_all_mean(5 * MB, Shape(4), FAR, **by_pair).alone_s == pytest.approx(0.2 + 0.02)
+    assert direct_mean(5 * MB, Shape(4), FAR, **by_pair).wire_s == pytest.approx(2 / 4 * 0.2)
+    assert coded_mean(5 * MB, Shape(4), FAR).wire_s == pytest.approx(1.5 * 0.2)
+    assert coded_mean(5 * MB, Shape(4), FAR, **by_pair).wire_s == pytest.approx((3 + 1) / 4 * 0.2)
+    for mean in (direct_mean, all_to_all_mean, coded_mean):
+        for two in (Shape(2), Shape(2, 2)):
+            assert mean(5 * MB, two, FAR, **by_pair) == mean(5 * MB, two, FAR)
+    # Two processes of each node send to two of each other one: 4 rows on the link of a pair.
+    assert all_to_all_mean(5 * MB, Shape(2, 2), FAR).wire_s == pytest.approx(4 * 0.2)
+    assert all_to_all_mean(5 * MB, Shape(3, 2), FAR).wire_s == pytest.approx(8 * 0.2)
+    assert all_to_all_mean(5 * MB, Shape(3, 2), FAR, **by_pair).wire_s == pytest.approx(4 * 0.2)
+    often = {"strategy": "diloco", "sync_every": 5, "exchange": "all_to_all"}
+    found_s = exposed_s(Shape(4), **often, emulated=True)  # too often for connections to rest
+    assert found_s == pytest.approx((0.16 + 0.02) / 5)
+    coded_s = exposed_s(Shape(4), compress="int8", exchange="all_to_all", emulated=True)
+    assert coded_s == pytest.approx((0.25 + 1 / 1024) * 0.16 + 0.02)
+
+
+def test_codes_follow_the_backward_pass() -> None:
+    """One row of 4.125 or 8 bits a number and their scales: two round trips of two ranks, or one
+    delay if they send directly.
+    """
+    assert {name: CODECS[name].bits / 32 for name in CODECS} == {
+        name: WIRE_SHARES[name] for name in ("bf16", "int8", "int4")
+    }
+    row_s = (0.125 + 1 / 256) * 4 * MB / 25e6
+    assert exposed_s(compress="int4") == pytest.approx(row_s + 2 * 0.04)
+    assert exposed_s(compress="int4", exchange="direct") == pytest.approx(row_s + 0.02)
+    found_s = exposed_s(strategy="diloco", sync_every=9, compress="int4", exchange="direct")
+    assert found_s == pytest.approx((row_s + 0.02) / 9)
+
+
+def test_powersgd_by_hand() -> None:
+    """Three sums one after the other, of two round trips each, and 0.7 of one."""
+    model = replace(MODEL, payloads={("ddp", "powersgd"): 0.01})
+    found = predict(model, Scenario(Shape(2), 16, FAR, compress="powersgd"))
+    # In the 0.7 of one its bytes pass.
+    assert found.parts[EXCHANGE] == pytest.approx(6.7 * 0.04)
+    assert model.payload(found.plan) == pytest.approx(40_000)
 
 
 def test_fsdp_by_hand() -> None:
@@ -218,7 +328,17 @@ def test_fsdp_by_hand() -> None:
 
 @pytest.mark.parametrize(("model", "plan", "message"), [
     (MODEL, Scenario(Shape(2), 16, FAR, "hivemind"), "hivemind: not modelled"),
-    (MODEL, Scenario(Shape(2), 16, FAR, compress="powersgd"), "powersgd with ddp: not modelled"),
+    (MODEL, Scenario(Shape(2), 16, FAR, compress="powersgd"), "--setup 1_2 --strategy ddp --comp"),
+    (MODEL, Scenario(Shape(2), 16, FAR, compress="zip"), "zip: --strategy ddp has none, bf16"),
+    (MODEL, Scenario(Shape(2), 16, FAR, compress="powersgd:2", exchange="direct"),
+     "--exchange direct does not go with --compress powersgd: use --compress bf16"),
+    (MODEL, Scenario(Shape(2), 16, FAR, "fsdp", blocks=2, exchange="all_to_all"),
+     "--exchange all_to_all does not go with --strategy fsdp, but with ddp, local_sgd, diloco"),
+    (MODEL, Scenario(Shape(2), 16, FAR, "diloco", sync_every=10, fragments=3),
+     "--fragments 3: --sync_every 10 cannot be divided by it"),
+    (MODEL, Scenario(Shape(2), 16, FAR, "diloco", sync_every=10, overlap=10),
+     "--overlap 10: must be below --sync_every 10"),
+    (MODEL, Scenario(Shape(2), 16, FAR, exchange="post"), "backend, direct, all_to_all"),
     (MODEL, Scenario(Shape(2), 16, FAR, "fsdp"), "give --blocks"),
     (MODEL, Scenario(Shape(1, 2), 16, FAR, "fsdp", blocks=2), "fsdp on one node"),
     (replace(MODEL, gradient_bytes=None), Scenario(Shape(2), 16, FAR), "give --gradient_mb"),
@@ -284,8 +404,12 @@ def test_an_interval_needs_a_spread_of_every_part() -> None:
         prediction.correction.spread * prediction.parts[EXCHANGE],
     )
     assert prediction.high_s - prediction.step_s == pytest.approx(half, rel=1e-4)
-    assert predict(model, replace(plan, strategy="diloco")).low_s is None
     assert predict(model, Scenario(Shape(1), 16)).low_s is not None
+    # What all-reduces are off by says nothing of other ways.
+    assert predict(model, replace(plan, compress="bf16")).low_s is not None
+    for other in ({"exchange": "direct"}, {"exchange": "all_to_all"}, {"compress": "int8"},
+                  {"strategy": "diloco", "compress": "bf16"}):  # fmt: skip
+        assert predict(model, replace(plan, **other)).low_s is None, other
 
 
 def test_published_steps_over_links(root: Path) -> None:

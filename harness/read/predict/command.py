@@ -1,5 +1,5 @@
 """python -m harness predict RECORDS --setup 16_8 --link 25gbit,0.1ms: what a step, epochs, energy
-and cost come to there, where the curve over nodes bends, and what keeps a deadline or a budget.
+and cost come to there, and where the curve over nodes bends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import STRATEGIES
+from harness.core.topology import effective_batch
 from harness.read.drawing import FAINT, LINES, calm
 from harness.read.labels import UNKNOWN, duration
 from harness.read.predict.exchange import Shape, wire_of
@@ -25,18 +26,17 @@ from harness.read.predict.model import (
     Prediction,
     Scenario,
     bend,
+    is_untested,
     neighbours,
     over_nodes,
     predict,
 )
+from harness.read.predict.phases import EPOCH_END, EVALUATION, PROBE, SAVING, START
 from harness.read.table import Table, screen, show, table_of
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
-SHOWN = 5  # choices of --advise
-MOST_LEFT_OUT = 0.05  # of the training set, by an effective batch that does not divide it
 MOST = 100_000  # nodes; what is beyond is a typing error
-# What --advise tries beside the strategy named; fsdp only where it is named.
-ALTERNATIVES = (("ddp", "none"), ("ddp", "bf16"), ("diloco", "none"))
+INNER = ("prediction", "phases")  # of an Outcome: spread over other fields of --json
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,40 @@ class Outcome:
     eval_s: float | None
     energy_j: float | None  # of the devices, in training
     cost: float | None  # evaluation included where it is known
+    phases: dict[str, float]  # what else a run takes, as far as it is known
 
     @property
     def whole_s(self) -> float | None:
         """An epoch with its evaluation, as far as that is known."""
         return None if self.epoch_s is None else self.epoch_s + (self.eval_s or 0.0)
 
+    def run_s(self, epochs: int, restarts: int = 0) -> float | None:
+        """Until the last epoch is evaluated: saving comes after that. A restart begins again, and
+        makes half an epoch twice on average.
+        """
+        if self.whole_s is None:
+            return None
+        between_s = sum(self.phases.get(name, 0.0) for name in (SAVING, EPOCH_END))
+        once_s = sum(self.phases.get(name, 0.0) for name in (START, PROBE))
+        again_s = restarts * (once_s + self.whole_s / 2)
+        return once_s + epochs * self.whole_s + (epochs - 1) * between_s + again_s
+
 
 def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | None) -> Outcome:
     ranks = prediction.plan.shape.ranks
     # As with --tail cut: what fills no whole effective batch is left out.
     updates = fitted.train_samples // prediction.samples if fitted.train_samples else None
+    plan = prediction.plan
+    known = fitted.phases.at(plan.shape, plan.wire)
+    phases = {name: phase.fixed_s for name, phase in known.items()}
     whole = Outcome(
         prediction,
         updates,
         epoch_s=updates * prediction.step_s if updates else None,
-        eval_s=fitted.eval_s / ranks if fitted.eval_s is not None else None,
+        eval_s=phases.get(EVALUATION),
         energy_j=_energy(fitted, prediction, updates),
         cost=None,
+        phases=phases,
     )
     if cost_per_gpu_hour is None or whole.whole_s is None:
         return whole
@@ -103,72 +119,9 @@ def as_fields(result: Outcome) -> dict[str, Any]:
         "link_measured": each.correction.of_link,
         "samples_per_s": each.samples_per_s,
         "efficiency": each.efficiency,
-        **{name: value for name, value in vars(result).items() if name != "prediction"},
+        **{name: value for name, value in vars(result).items() if name not in INNER},
+        "phases_s": result.phases,
     }
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A candidate within the limit; all amounts are of the whole run, all epochs of it."""
-
-    outcome: Outcome
-    hours: float
-    device_hours: float
-    energy_kwh: float | None
-    cost: float | None
-
-
-def advise(
-    fitted: Fitted, plan: Scenario, epochs: int, deadline_h: float | None, budget: float | None,
-    cost_per_gpu_hour: float | None,
-) -> list[Choice]:  # fmt: skip
-    """Under a deadline the fewest device hours first, under a budget the fastest."""
-    if budget is not None and cost_per_gpu_hour is None:
-        raise UserError("--budget needs --cost_per_gpu_hour: what would it be spent on?")
-    if fitted.train_samples is None:
-        raise UserError("the size of the training set is in no record: give --train_size")
-    kept = []
-    for candidate in candidates(fitted, plan):
-        result = outcome(fitted, predict(fitted.model, candidate), cost_per_gpu_hour)
-        if result.whole_s is None or not _is_sound(fitted, result, epochs):
-            continue
-        hours = epochs * result.whole_s / 3600
-        cost = None if result.cost is None else epochs * result.cost
-        late = deadline_h is not None and hours > deadline_h
-        dear = budget is not None and cost is not None and cost > budget
-        if not (late or dear):
-            kwh = None if result.energy_j is None else epochs * result.energy_j / 3.6e6
-            kept.append(Choice(result, hours, hours * candidate.shape.ranks, kwh, cost))
-    if budget is not None:
-        return sorted(kept, key=lambda choice: (choice.hours, choice.device_hours))
-    return sorted(kept, key=lambda choice: (choice.device_hours, choice.hours))
-
-
-def _is_sound(fitted: Fitted, result: Outcome, epochs: int) -> bool:
-    """Not cheap because it leaves samples out, or ends before its replicas first exchange."""
-    plan, updates, samples = result.prediction.plan, result.updates or 0, fitted.train_samples or 0
-    left_out = samples - updates * result.prediction.samples
-    exchanges = plan.strategy not in APART or epochs * updates >= plan.sync_every
-    return exchanges and left_out <= MOST_LEFT_OUT * samples
-
-
-def candidates(fitted: Fitted, plan: Scenario) -> Iterator[Scenario]:
-    """Halves of the set-up, every batch that was measured, the alternatives of the strategy."""
-    named = (plan.strategy, plan.compress)
-    strategies = [named, *(each for each in ALTERNATIVES if each != named)]
-    for nodes in halves(plan.shape.nodes):
-        for per_node in halves(plan.shape.per_node):
-            shape = Shape(nodes, per_node)
-            for batch in fitted.model.line.batches:
-                # On one node the model does not distinguish strategies.
-                for strategy, compress in strategies if nodes > 1 else [("ddp", "none")]:
-                    yield replace(
-                        plan, shape=shape, batch=batch, strategy=strategy, compress=compress
-                    )
-
-
-def halves(most: int) -> list[int]:
-    return [*halves(most // 2), most] if most > 1 else [most]
 
 
 def curve_figure(curve: list[Prediction], title: str) -> Figure:
@@ -224,12 +177,14 @@ def fit_lines(fitted: Fitted) -> Iterator[str]:
         yield f"assumed: {assumption}"
 
 
-def prediction_lines(fitted: Fitted, result: Outcome, link: Link, epochs: int) -> Iterator[str]:
+def prediction_lines(
+    fitted: Fitted, result: Outcome, link: Link, epochs: int, restarts: int = 0
+) -> Iterator[str]:
     each = result.prediction
     plan = each.plan
     over = f" over {link}" if plan.shape.nodes > 1 else ""
     batch = f"batch {plan.batch} each ({each.samples} an update)"
-    yield f"{plan.shape} {_strategy(each)}, {batch}{over}"
+    yield f"{plan.shape} {plan.label}, {batch}{over}"
     interval = (
         f"{NOT_KNOWN}: {why_no_interval(fitted, each)}"
         if each.low_s is None or each.high_s is None
@@ -242,8 +197,10 @@ def prediction_lines(fitted: Fitted, result: Outcome, link: Link, epochs: int) -
     yield f"  efficiency   {each.efficiency:.3f} of {plan.shape.ranks} x one process"
     evaluation = _duration(result.eval_s)
     yield f"  epoch        {_duration(result.epoch_s)} of training, evaluation {evaluation}"
-    total = None if result.whole_s is None else epochs * result.whole_s
-    yield f"  {epochs:>3} epochs   {_duration(total)}"
+    whole = _duration(result.run_s(epochs, restarts))
+    yield f"  {epochs:>3} epochs   {whole}, all that is known included"
+    beside = [f"{name} {_ms(seconds)}" for name, seconds in result.phases.items()]
+    yield f"  beside steps {', '.join(beside) or NOT_KNOWN}"
     energy = (
         NOT_KNOWN if result.energy_j is None else f"{epochs * result.energy_j / 3.6e6:,.4g} kWh"
     )
@@ -252,6 +209,7 @@ def prediction_lines(fitted: Fitted, result: Outcome, link: Link, epochs: int) -
     if plan.shape.nodes > 1:
         yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
         yield _link_note(each)
+        yield _phases_note(fitted, plan.shape)
     if fitted.model.extrapolates(plan):
         yield (
             f"note: {neighbours(plan)} processes of a machine are extrapolated: at most "
@@ -275,16 +233,24 @@ def _link_note(prediction: Prediction) -> str:
     )
 
 
+def _phases_note(fitted: Fitted, shape: Shape) -> str:
+    recorded = fitted.phases.recorded(shape)
+    if recorded is None:
+        return (
+            "note: no run crossed a link: what starting takes over it is not known; evaluation and "
+            "saving wait as long as this version's"
+        )
+    nodes = "as many" if recorded == shape else f"other ({recorded})"
+    return f"note: starting, evaluation and saving wait as runs on {nodes} nodes did"
+
+
 def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
+    if prediction.plan.shape.nodes > 1 and is_untested(prediction.plan):
+        return "how far this way of exchanging is off its closed form was not measured"
     if fitted.model.line.spread is None:
         return "too few runs of one process repeat a batch"
     if fitted.model.extrapolates(prediction.plan):
         return f"at most {fitted.model.shared_by} processes of a machine were measured"
-    if prediction.plan.shape.nodes > 1 and prediction.plan.strategy in APART:
-        return (
-            "connections that rest between exchanges begin slowly again, which is not modelled: "
-            "over long delays a step takes longer"
-        )
     if prediction.plan.shape.nodes > 1 and prediction.correction.spread is None:
         return "no spread of all-reduces over links was measured"
     return "what processes of a machine cost each other was measured once"
@@ -312,29 +278,6 @@ def bend_line(curve: list[Prediction]) -> str:
     return f"the curve bends: from {bends.plan.shape.nodes:,} nodes on efficiency is below 0.5"
 
 
-def advice_table(choices: list[Choice]) -> Table:
-    rows = []
-    for choice in choices:
-        each = choice.outcome.prediction
-        rows.append((
-            str(each.plan.shape), _strategy(each), str(each.plan.batch),
-            duration(3600 * choice.hours), duration(3600 * choice.device_hours),
-            UNKNOWN if choice.energy_kwh is None else f"{choice.energy_kwh:,.3g}",
-            UNKNOWN if choice.cost is None else f"{choice.cost:,.2f}", f"{each.efficiency:.2f}",
-        ))  # fmt: skip
-    headings = (
-        "setup", "strategy", "batch", "time", "device time", "kWh", "cost", "efficiency",
-    )  # fmt: skip
-    return table_of(headings, rows, keys=2)
-
-
-def _strategy(prediction: Prediction) -> str:
-    plan = prediction.plan
-    compress = "" if plan.compress == "none" else f" {plan.compress}"
-    every = f" every {plan.sync_every}" if plan.strategy in APART else ""
-    return f"{plan.strategy}{compress}{every}"
-
-
 def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
@@ -350,17 +293,23 @@ def _duration(seconds: float | None) -> str:
 def run(options: argparse.Namespace) -> int:
     overrides = Overrides(options.gradient_mb, options.backend, options.sharing, options.train_size)
     fitted = fit_records(options.records, overrides)
-    link = _link(options.link)
+    link = link_without_losses(options.link)
     plan = _scenario(options, fitted, link)
-    if options.advise:
-        return _advise(options, fitted, plan)
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
     curve = over_nodes(fitted.model, plan, plan.shape.nodes) if plan.shape.nodes > 1 else []
     if options.json:
-        print_json({**as_fields(result), "assumed": fitted.assumed, "not_read": fitted.not_read})
+        run_s = result.run_s(options.epochs, options.restarts)
+        print_json(
+            {
+                **as_fields(result),
+                "run_s": run_s,
+                "assumed": fitted.assumed,
+                "not_read": fitted.not_read,
+            }
+        )
     else:
         console = screen()
-        lines = prediction_lines(fitted, result, link, options.epochs)
+        lines = prediction_lines(fitted, result, link, options.epochs, options.restarts)
         for line in (*fit_lines(fitted), "", *lines):
             console.print(line)
         if curve:
@@ -386,17 +335,23 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
         )
     if options.sync_every % options.fragments:
         raise UserError(f"--fragments {options.fragments}: must divide --sync_every")
-    if (options.deadline or options.budget) and not options.advise:
-        raise UserError("--deadline and --budget go with --advise")
     batch = options.batch or fitted.model.line.batches[-1]
     return Scenario(
         Shape(nodes, per_node), batch, wire_of(link), options.strategy, options.compress,
         options.sync_every, options.sync_scope, options.fragments, options.overlap, options.blocks,
-        options.emulated,
+        options.emulated, options.exchange, **_updates(options, fitted, batch, nodes * per_node),
     )  # fmt: skip
 
 
-def _link(text: str | None) -> Link:
+def _updates(
+    options: argparse.Namespace, fitted: Fitted, batch: int, ranks: int
+) -> dict[str, int | None]:
+    samples = effective_batch(batch, fitted.model.grad_acc, ranks)
+    updates = (fitted.train_samples or 0) // samples or None
+    return {"epoch_updates": updates, "updates": updates and updates * options.epochs}
+
+
+def link_without_losses(text: str | None) -> Link:
     """Commas are accepted for slashes; what the model has no place for is refused."""
     link = link_of("none" if text is None else text)
     if not isinstance(link, Link):
@@ -405,42 +360,3 @@ def _link(text: str | None) -> Link:
     if link.loss or link.jitter_ms:
         raise UserError(f"--link {text}: loss and jitter are not modelled: leave them out")
     return link
-
-
-def _totals(choice: Choice) -> dict[str, Any]:
-    """For programs: what the whole run takes; of one epoch are epoch_s and eval_s alone."""
-    of_run = {name: value for name, value in vars(choice).items() if name != "outcome"}
-    of_epoch = as_fields(choice.outcome)
-    return of_run | {name: of_epoch[name] for name in of_epoch if name not in ("cost", "energy_j")}
-
-
-def _advise(options: argparse.Namespace, fitted: Fitted, plan: Scenario) -> int:
-    if (options.deadline is None) == (options.budget is None):
-        raise UserError("--advise needs --deadline (hours) or --budget, one of them")
-    choices = advise(
-        fitted, plan, options.epochs, options.deadline, options.budget, options.cost_per_gpu_hour
-    )
-    if options.json:
-        print_json({
-            "choices": [_totals(choice) for choice in choices],
-            "not_read": fitted.not_read,
-        })  # fmt: skip
-        return 0 if choices else 1
-    console = screen()
-    limit = f"{options.deadline:g} h" if options.deadline else f"a budget of {options.budget:g}"
-    for line in (*fit_lines(fitted), ""):
-        console.print(line)
-    if not choices:
-        console.print(f"nothing up to {options.setup} keeps {limit} for {options.epochs} epochs")
-        return 1
-    how = "least device time" if options.deadline else "fastest"
-    console.print(f"{options.epochs} epochs within {limit}, {how} first:")
-    show(advice_table(choices[:SHOWN]))
-    console.print(
-        f"what leaves out more than {MOST_LEFT_OUT:.0%} of the training set, or ends before its "
-        "first exchange, is not proposed; quality is not predicted: other effective batches and "
-        "diloco are other trainings "
-        "(python -m harness batches says from which batch on larger ones do not pay); "
-        "over long delays diloco takes longer than predicted here (its connections rest)"
-    )
-    return 0

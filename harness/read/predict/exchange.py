@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -39,6 +39,11 @@ LANES = {GLOO: 2, NCCL: 1}  # exchanges that a backend has under way at a time
 
 # DDP's buckets: the first, of the last layers, is small, so that the exchange begins early.
 FIRST_BYTES, CAP_MB = MIB, 25.0
+# Where a connection has sent nothing for its timeout of retransmission, which is the round trip and
+# at least 200 ms, TCP begins again with ten segments and doubles them each round trip.
+RESTED_S, WINDOW_BYTES = 0.2, 10 * 1448
+# torch's PowerSGD sums what it does not compress, then either of its two factors.
+POWERSGD_SUMS = 3
 # Links this close to each other are one link.
 ALIKE_SHARE, ALIKE_S = 0.1, 0.0002
 
@@ -128,12 +133,60 @@ def alpha_beta(size: float, shape: Shape, wire: Wire) -> float:
     return 2 * (shape.ranks - 1) * wire.delay_s + wire_s
 
 
-def coded_mean(size: float, shape: Shape, wire: Wire) -> Cost:
-    """Of diloco's bf16 and int8: each piece to the rank that adds it up, then round the ring."""
+def coded_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
+    """Of codes: each piece to the rank that adds it up, then round the ring."""
     if shape.nodes == 1:
         return Cost()
+    round_s = _share(shape.ranks) / 2 * size / wire.bytes_per_s
+    to_all_s = on_a_link(size / shape.ranks, shape, of_pairs) / wire.bytes_per_s
+    return Cost(to_all_s + round_s, shape.ranks * wire.round_trip_s)
+
+
+def direct_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
+    """Of --exchange direct: all parts at once to those who add them up, and back. Two ranks send
+    each other all they have.
+    """
+    if shape.ranks == 2:
+        return all_to_all_mean(size, shape, wire, of_pairs)
+    if shape.nodes == 1:
+        return Cost()
+    sent = 2 * on_a_link(size / shape.ranks, shape, of_pairs)
+    return Cost(sent / wire.bytes_per_s, 2 * wire.delay_s)
+
+
+def all_to_all_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
+    """Of --exchange all_to_all: each sends all it has to all others, in one delay."""
+    if shape.nodes == 1:
+        return Cost()
+    return Cost(on_a_link(size, shape, of_pairs) / wire.bytes_per_s, wire.delay_s)
+
+
+def on_a_link(size: float, shape: Shape, of_pairs: bool) -> float:
+    """Bytes that a link carries one way when each process sends so many to each other one.
+
+    A node has one link to all others. Emulated nodes have one for each pair: the rate of an
+    emulated link is that of its pair, whatever other pairs send.
+    """
+    receivers = shape.per_node if of_pairs else shape.ranks - shape.per_node
+    return size * shape.per_node * receivers
+
+
+def powersgd_mean(size: float, shape: Shape, wire: Wire) -> Cost:
+    """Its sums follow one another, and ranks that have just met wait for no one again."""
+    waits, slack = gloo_round_trips(size / POWERSGD_SUMS, shape.ranks)
     wire_s = _share(shape.ranks) * size / wire.bytes_per_s
-    return Cost(wire_s, shape.ranks * wire.round_trip_s)
+    round_trip_s = wire.round_trip_s
+    return Cost(wire_s, POWERSGD_SUMS * waits * round_trip_s, slack * round_trip_s)
+
+
+def restart_s(size: float, shape: Shape, wire: Wire) -> float:
+    """What an exchange takes longer over connections that have rested: round trips until TCP's
+    window holds what a rank sends at once, or what the link holds.
+    """
+    if wire.delay_s == 0:
+        return 0.0
+    at_once = min(size / shape.ranks, wire.bytes_per_s * wire.round_trip_s)
+    return max(0, math.ceil(math.log2(at_once / WINDOW_BYTES + 1)) - 1) * wire.round_trip_s
 
 
 def _share(ranks: int) -> float:
@@ -211,6 +264,14 @@ def alike(one: Wire, other: Wire) -> bool:
     return math.isclose(*rates, rel_tol=ALIKE_SHARE) and math.isclose(
         *delays, rel_tol=ALIKE_SHARE, abs_tol=ALIKE_S
     )
+
+
+def joined(wires: Iterable[Wire]) -> dict[Wire, Wire]:
+    """Each link -> the one it counts as: what runs measured of one link differs by noise."""
+    found: dict[Wire, Wire] = {}
+    for wire in sorted({*wires}, key=lambda each: (each.delay_s, each.bytes_per_s)):
+        found[wire] = next((known for known in found.values() if alike(known, wire)), wire)
+    return found
 
 
 def buckets(size: float, cap_mb: float | None = None) -> list[float]:

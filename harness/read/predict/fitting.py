@@ -10,28 +10,19 @@ import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.core.links import Link
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
-from harness.core.schema.dictionary import check_fields
+from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError, parse_setup
-from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
+from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
 from harness.core.topology import effective_batch
 from harness.read.predict.exchange import BACKENDS, GLOO, NCCL, Reduction, Shape, Wire, wire_of
-from harness.read.predict.model import (
-    COMPRESSED,
-    EXPOSED,
-    Model,
-    Prediction,
-    Scenario,
-    StepTime,
-    fit_line,
-    fit_sharing,
-    predict,
-)
-from harness.read.records.groups import Group
+from harness.read.predict.model import APART, Model, StepTime, fit_line, fit_sharing
+from harness.read.predict.phases import Phases, fit_phases
 from harness.read.records.recorded import check_links, is_number, warn
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
@@ -40,7 +31,6 @@ from harness.read.records.selection import (
     several_kinds,
     without_flags,
 )
-from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 
 # Links that were measured by themselves: what `python -m harness link --json` prints.
@@ -83,7 +73,7 @@ class Fitted:
     runs: int
     assumed: tuple[str, ...]
     train_samples: int | None
-    eval_s: float | None  # an epoch's evaluation on one process
+    phases: Phases  # what a run takes beside its steps
     power_w: float | None  # of one device, while it trains
     idle_w: float | None
     not_read: tuple[str, ...] = ()  # a line for each selected run that is not believed
@@ -234,6 +224,7 @@ def fit_on(
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
         shared_by=shared_by,
+        payloads=_payloads(_same_training(first, runs)),
     )  # fmt: skip
     return Fitted(
         model,
@@ -242,7 +233,9 @@ def fit_on(
         runs=len(basis),
         assumed=tuple(assumed),
         train_samples=overrides.train_size or _train_samples(first),
-        eval_s=_mean_ratio(singles, "eval_time_s", "epochs_done"),
+        phases=fit_phases(
+            (shape_of(run), _wire_of(run), run) for run in _same_training(first, runs)
+        ),
         power_w=_mean_ratio(singles, "energy_j", "train_time_s"),
         idle_w=spread(
             [w for r in singles if is_number(w := r.environment.get("idle_power_w"))]
@@ -253,7 +246,8 @@ def fit_on(
 def _is_basis(run: Run) -> bool:
     """On one machine, as DDP or one process does it: what the model is fitted on."""
     settings = run.identity
-    plain = settings.get("compress") in (None, "none") and settings.get("exchange") != "direct"
+    by_backend = settings.get("exchange") not in SENT_DIRECTLY
+    plain = settings.get("compress") in (None, "none") and by_backend
     known = settings.get("strategy") in (None, "single", "ddp")
     if run.state != FINISHED or not (plain and known) or settings.get("per_gpu_batch") is None:
         return False
@@ -332,12 +326,56 @@ def _backend(run: Run, overrides: Overrides) -> str:
 def _gradient_bytes(first: Run, runs: Sequence[Run], overrides: Overrides) -> int | None:
     if overrides.gradient_mb is not None:
         return round(overrides.gradient_mb * 1e6)
-    for record, name in (("link", "gradient_bytes"), ("observed", "parameter_bytes")):
-        for run in runs:
-            size = (run.environment.get(record) or {}).get(name)
-            if run.identity.get("model") == first.identity.get("model") and size:
-                return int(size)
-    return None
+    alike = [run for run in runs if _model_of(run) == _model_of(first)]
+    of_links = (size for run in alike if (size := _at(run, ("link", "gradient_bytes"))))
+    size = next(chain(of_links, _trained_bytes(alike)), None)
+    return None if size is None else int(size)
+
+
+def _model_of(run: Run) -> list[Any]:
+    return [run.identity.get("model"), run.identity.get("lora") or 0]
+
+
+def _trained_bytes(runs: Sequence[Run]) -> Iterator[float]:
+    """Older records have only all parameters' bytes."""
+    for name in ("trained_bytes", "parameter_bytes"):
+        yield from (size for run in runs if (size := _at(run, ("observed", name))))
+
+
+def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
+    """Finished runs, wherever they ran and however they exchange, quiet ones where there are any:
+    they say what is sent, and what a run takes beside its steps.
+    """
+    alike = [
+        run for run in runs if run.state == FINISHED and _of_training(run) == _of_training(first)
+    ]
+    return [run for run in alike if not run.is_disturbed] or alike
+
+
+def _of_training(run: Run) -> list[Any]:
+    same = ("script", "dataset", "train_size", "test_size", "precision")
+    return [run.machine_kind, *_model_of(run), *(run.identity.get(name) for name in same)]
+
+
+def _wire_of(run: Run) -> Wire | None:
+    return wire_between(run.environment.get("link") or {})
+
+
+def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
+    """(strategy, compress) -> what a unit hands over at an exchange / bytes that are trained."""
+    shares: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        observed = run.environment.get("observed") or {}
+        whole, ranks = next(_trained_bytes([run]), None), run.processes
+        strategy, compress = str(run.identity.get("strategy")), run.identity.get("compress")
+        updates, payload = run.measures.get("updates"), run.measures.get("payload_bytes")
+        if strategy in APART:
+            sent = observed.get("exchanged_bytes")
+        else:
+            sent = payload / updates / ranks if payload and updates and ranks else None
+        if whole and sent and compress not in (None, "none"):
+            shares.setdefault((strategy, str(compress)), []).append(sent / whole)
+    return {each: statistics.median(found) for each, found in shares.items()}
 
 
 def _train_samples(run: Run) -> int | None:
@@ -361,138 +399,3 @@ def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
     drop = ["--setup", "--strategy", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
     kept = without_flags(run.command, drop)
     return f"python {shlex.join([*kept, *flags])}"
-
-
-class PredictedGroup(NamedTuple):
-    """A group on several nodes: what was measured, and what was predicted without it."""
-
-    group: Group
-    measured_s: tuple[float, ...]  # one a run
-    prediction: Prediction
-
-    @property
-    def mean_s(self) -> float:
-        return statistics.mean(self.measured_s)
-
-    @property
-    def error(self) -> float:
-        return self.prediction.step_s / self.mean_s - 1
-
-    @property
-    def baseline_error(self) -> float:
-        return self.prediction.baseline_s / self.mean_s - 1
-
-
-class Workload(NamedTuple):
-    """Runs of one training on one kind of machine, with what distinguishes it from the others."""
-
-    name: str
-    fitted: Fitted
-    cases: list[PredictedGroup]
-
-
-Kind = tuple[tuple[str, str], ...]  # settings that runs have in common, and their machine
-
-
-def workloads_of(sweep: SweepResults) -> tuple[list[Workload], dict[str, list[str]]]:
-    """What can be predicted; and reason -> the groups on several nodes of which it cannot."""
-    excluded: dict[str, list[str]] = {}
-    kinds: dict[Kind, list[Group]] = {}
-    for group in sweep.groups:
-        if group.finished:
-            kinds.setdefault(_kind(group), []).append(group)
-    names = _names([*kinds])
-    workloads = [
-        _workload(sweep, name, groups, excluded)
-        for name, groups in zip(names, kinds.values(), strict=True)
-    ]
-    return [workload for workload in workloads if workload is not None], excluded
-
-
-def _kind(group: Group) -> Kind:
-    settings = group.finished[0].characteristics | {"machine": group.machine_kind}
-    return tuple((n, str(value)) for n, value in settings.items() if n not in PREDICTED_OVER)
-
-
-def _names(kinds: list[Kind]) -> list[str]:
-    """By the first settings that distinguish them; one alone needs no name."""
-    labels = [dict(kind) for kind in kinds]
-    names = [""] * len(kinds)
-    for setting in dict.fromkeys(name for label in labels for name in label):
-        values = [label.get(setting, "None") for label in labels]
-        longer = [", ".join(filter(None, each)) for each in zip(names, values, strict=True)]
-        if len({*longer}) > len({*names}):
-            names = longer
-    return names
-
-
-def _workload(
-    sweep: SweepResults, name: str, groups: list[Group], excluded: dict[str, list[str]]
-) -> Workload | None:
-    """None where nothing of it is predicted; excluded: reason -> the groups."""
-    far = [group for group in groups if shape_of(group.finished[0]).nodes > 1]
-    runs = [run for group in groups for run in group.finished]
-    try:
-        fitted = fit_on(sweep.name, runs, Overrides(), recorded(runs))
-    except UserError as error:
-        if far:
-            excluded.setdefault(str(error), []).extend(sweep.short_name_of(g) for g in far)
-        return None
-    cases = []
-    for group in far:
-        try:
-            cases.append(_predicted(fitted, group))
-        except UserError as error:
-            excluded.setdefault(str(error), []).append(sweep.short_name_of(group))
-    return Workload(name, fitted, cases) if cases else None
-
-
-def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
-    """UserError where it is not modelled, or not measured."""
-    steps = [step_s(run, Overrides()) for run in group.finished]
-    known = tuple(step for step in steps if step is not None)
-    if len(known) < len(steps):
-        changed = any(run.other_batches for run in group.finished)
-        raise UserError("another batch ran than asked for" if changed else "no steps were timed")
-    return PredictedGroup(group, known, predict(fitted.model, _scenario(group.finished)))
-
-
-def _scenario(runs: Sequence[Run]) -> Scenario:
-    first = runs[0]
-    settings = first.identity
-    # Several processes are DDP's where no strategy is recorded.
-    strategy, compress = settings["strategy"] or "ddp", settings["compress"] or "none"
-    if strategy not in EXPOSED:
-        raise UserError(f"{strategy} is not modelled")
-    if compress not in COMPRESSED[strategy]:
-        raise UserError(f"{strategy} with {compress} is not modelled")
-    if strategy == "fsdp":
-        raise UserError("fsdp gathers layer by layer, and how many there are is in no record")
-    if settings["exchange"] == "direct":
-        raise UserError("--exchange direct is not modelled")
-    if settings["per_gpu_batch"] is None:
-        raise UserError("the batch is in no record")
-    own = {n: settings[n] for n in ("sync_every", "sync_scope", "fragments", "overlap")}
-    own = {n: STRATEGIES[strategy].own.get(n) if v is None else v for n, v in own.items()}
-    return Scenario(
-        shape_of(first), settings["per_gpu_batch"], _wire(runs), strategy, compress,
-        emulated=(first.environment.get("launch") or {}).get("launcher") == "netns",
-        **{name: value for name, value in own.items() if value is not None},
-    )  # fmt: skip
-
-
-def _wire(runs: Sequence[Run]) -> Wire:
-    """Of the link that was requested; where none was, the median of what runs measured."""
-    links = [run.environment.get("link") or {} for run in runs]
-    requested = links[0].get("asked")
-    if isinstance(requested, dict) and (requested.get("loss") or requested.get("jitter_ms")):
-        raise UserError("loss and jitter are not modelled")
-    if requested and not isinstance(requested, dict):
-        raise UserError("links that differ between pairs of nodes are not modelled")
-    wires = [wire for link in links if (wire := wire_between(link)) is not None]
-    if not wires:
-        raise UserError("the link between the nodes is in no record")
-    return Wire(
-        statistics.median(wire.delay_s for wire in wires),
-        statistics.median(wire.bytes_per_s for wire in wires),
-    )

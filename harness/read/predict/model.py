@@ -12,30 +12,46 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from harness.core.settings import UserError
+from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refuse
+from harness.core.settings import Settings, UserError
+from harness.core.strategies import STRATEGIES
 from harness.core.topology import effective_batch
 from harness.read.predict.exchange import (
     LANES,
+    RESTED_S,
     UNMEASURED,
     Correction,
     Cost,
     Reduction,
     Shape,
     Wire,
+    all_to_all_mean,
     allreduce,
     alpha_beta,
     buckets,
     coded_mean,
     correction,
+    direct_mean,
     last_end,
+    powersgd_mean,
     ready_times,
+    restart_s,
 )
 from harness.read.statistics import student_t
 
 # Backward passes take twice the operations of the forward pass.
 BACKWARD_SHARE = 2 / 3
-# Bytes of a number on the wire as a share of four: int8 has a scale of four bytes a block of 1024.
-WIRE_SHARES = {"none": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25 + 1 / 1024}
+# Bytes of a number on the wire as a share of four, where no record says what was sent: int8 has a
+# scale of four bytes a block of 1024, int4 one a block of 256.
+WIRE_SHARES = {
+    "none": 1.0,
+    "bf16": 0.5,
+    "fp16": 0.5,
+    "int8": 0.25 + 1 / 1024,
+    "int4": 0.125 + 1 / 256,
+}
+CODED = ("int8", "int4")  # as one row, after the backward pass
+MEANS = {"direct": direct_mean, "all_to_all": all_to_all_mean}  # --exchange without the backend
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 APART = ("local_sgd", "diloco")
 
@@ -69,7 +85,7 @@ def fit_line(runs: Sequence[tuple[int, float]]) -> StepTime:
     steps = np.array([step for _, step in runs], dtype=float)
     known = tuple(sorted({batch for batch, _ in runs}))
     several = len(known) > 1
-    fixed, slope = _least_squares(batches, steps) if several else (float(np.mean(steps)), 0.0)
+    fixed, slope = least_squares(batches, steps) if several else (float(np.mean(steps)), 0.0)
     freedom = len(runs) - 1 - several
     off = (steps - (fixed + slope * batches)) / steps
     spread = math.sqrt(float(off @ off) / freedom) if freedom > 0 else None
@@ -77,7 +93,8 @@ def fit_line(runs: Sequence[tuple[int, float]]) -> StepTime:
     return StepTime(fixed, slope, known, spread, freedom, residuals)
 
 
-def _least_squares(batches: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
+def least_squares(batches: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
+    """(fixed, slope) of the line with the least relative errors, neither of them below zero."""
     columns = np.stack([1 / steps, batches / steps], axis=1)
     (fixed, slope), *_ = np.linalg.lstsq(columns, np.ones(len(steps)), rcond=None)
     if slope < 0:
@@ -111,7 +128,18 @@ class Scenario:
     fragments: int = 1
     overlap: int = 0
     blocks: int | None = None  # layers that fsdp gathers one at a time
-    emulated: bool = False  # its nodes share one machine
+    emulated: bool = False  # its nodes share one machine, and have a link for each pair
+    exchange: str = "backend"
+    epoch_updates: int | None = None  # after each epoch connections rest
+    updates: int | None = None  # of the run: after the last one replicas exchange once more
+
+    @property
+    def label(self) -> str:
+        """Its strategy as tables name it."""
+        compress = "" if self.compress == "none" else f" {self.compress}"
+        every = f" every {self.sync_every}" if self.strategy in APART else ""
+        way = "" if self.exchange == "backend" else f" {self.exchange}"
+        return f"{self.strategy}{compress}{every}{way}"
 
 
 @dataclass(frozen=True)
@@ -128,6 +156,14 @@ class Model:
     cap_mb: float | None = None
     table: tuple[Reduction, ...] = ()
     shared_by: int = 1  # the most processes of one machine that were measured
+    # (strategy, compress) -> bytes that were sent as a share of the gradient's
+    payloads: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def payload(self, plan: Scenario) -> float:
+        """Bytes that a unit hands over at each exchange of all it has."""
+        known = self.payloads.get((plan.strategy, plan.compress))
+        share = WIRE_SHARES[plan.compress] if known is None else known
+        return (self.gradient_bytes or 0) * share
 
     def extrapolates(self, plan: Scenario) -> bool:
         """Whether more processes share a machine than were ever measured."""
@@ -191,10 +227,17 @@ def check(model: Model, plan: Scenario) -> None:
     if plan.strategy not in EXPOSED:
         known = ", ".join(EXPOSED)
         raise UserError(f"--strategy {plan.strategy}: not modelled; there is {known}")
-    if plan.compress not in COMPRESSED[plan.strategy]:
-        known = ", ".join(COMPRESSED[plan.strategy])
+    if plan.exchange not in ("backend", *MEANS):
+        there = ", ".join(("backend", *MEANS))
+        raise UserError(f"--exchange {plan.exchange} is not modelled; there is {there}")
+    own = STRATEGIES[plan.strategy].own.keys() & vars(plan).keys()
+    asked = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
+    # What a training refuses.
+    refuse((*FLAGS_OF_A_STRATEGY, *SCHEDULES), Combination(Settings("", **asked)))
+    if plan.compress not in WIRE_SHARES and (plan.strategy, plan.compress) not in model.payloads:
         raise UserError(
-            f"--compress {plan.compress} with {plan.strategy}: not modelled; there is {known}"
+            f"--compress {plan.compress}: how many bytes it sends is in no record: measure one "
+            f"run, with --setup 1_2 --strategy {plan.strategy} --compress {plan.compress}"
         )
     if plan.strategy == "fsdp" and plan.blocks is None:
         raise UserError(
@@ -220,12 +263,16 @@ def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> fl
     """Beyond the end of the backward pass, of the last forward pass of the update."""
     if plan.shape.nodes == 1:
         return _inside(model, plan)
+    if plan.compress in CODED:
+        cost = _coded(model.payload(plan), plan.shape, plan)
+        return max(cost.alone_s, _inside(model, plan))
     sizes = buckets(model.gradient_bytes or 0, model.cap_mb)
-    share = WIRE_SHARES[plan.compress]
-    costs = [_reduce(model, share * size, plan.shape, plan.wire, factors) for size in sizes]
+    share = model.payload(plan) / (sum(sizes) or 1)
+    costs = [_reduce(model, share * size, plan.shape, plan, factors) for size in sizes]
     backward_s = model.line.backward_s(plan.batch) * slower / model.grad_acc
     ready_s = ready_times(sizes, backward_s)
-    between_s = max(0.0, last_end(ready_s, costs, LANES[model.backend]) - backward_s)
+    lanes = len(sizes) if plan.exchange in MEANS else LANES[model.backend]
+    between_s = max(0.0, last_end(ready_s, costs, lanes) - backward_s)
     # What goes between nodes goes through them as well.
     return max(between_s, _inside(model, plan))
 
@@ -238,7 +285,7 @@ def _fsdp(model: Model, plan: Scenario, slower: float, factors: Correction) -> f
     if plan.shape.nodes == 1:
         raise UserError("--strategy fsdp on one node: what its exchange takes is in no record")
     size = (model.gradient_bytes or 0) / plan.blocks
-    half_s = _reduce(model, size, plan.shape, plan.wire, factors).alone_s / 2
+    half_s = _reduce(model, size, plan.shape, plan, factors).alone_s / 2
     backward_s = model.line.backward_s(plan.batch) * slower
     forward_s = backward_s / 2
     gathering_s, both_s = plan.blocks * half_s, 2 * plan.blocks * half_s
@@ -249,7 +296,7 @@ def _fsdp(model: Model, plan: Scenario, slower: float, factors: Correction) -> f
 
 def _textbook(model: Model, plan: Scenario) -> float:
     """Of an update: its exchange after all else, of local_sgd and diloco every so many updates."""
-    size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress]
+    size = model.payload(plan)
     if plan.strategy in APART:
         return alpha_beta(size, _units(plan), plan.wire) / plan.sync_every
     return alpha_beta(size, plan.shape, plan.wire)
@@ -261,19 +308,38 @@ def _units(plan: Scenario) -> Shape:
 
 
 def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
-    """Inside a unit as ddp; between units every sync_every updates, piece by piece."""
+    """Inside a unit as ddp; between units every sync_every updates, piece by piece. An exchange
+    takes longer where its connections have rested.
+    """
     inside_s = _inside(model, plan) if plan.sync_scope == "node" else 0.0
     units = _units(plan)
     if units.nodes == 1:
         return inside_s
-    size = (model.gradient_bytes or 0) * WIRE_SHARES[plan.compress] / plan.fragments
+    size = model.payload(plan) / plan.fragments
     if plan.compress == "none":
-        cost = _reduce(model, size, units, plan.wire, factors)
+        cost = _reduce(model, size, units, plan, factors)
     else:
-        cost = coded_mean(size, units, plan.wire)
-    going_on_s = plan.overlap * (model.line.step_s(plan.batch) * slower + inside_s)
-    waiting_s = max(0.0, cost.alone_s - going_on_s)
-    return inside_s + plan.fragments * waiting_s / plan.sync_every
+        cost = _coded(size, units, plan)
+    update_s = model.line.step_s(plan.batch) * slower + inside_s
+    going_on_s = plan.overlap * update_s
+    rested_s = cost.alone_s + restart_s(size, units, plan.wire)
+    often, rested = exchanges_of_update(plan, update_s)
+    waiting_s = (often - rested) * max(0.0, cost.alone_s - going_on_s)
+    return inside_s + waiting_s + rested * max(0.0, rested_s - going_on_s)
+
+
+def exchanges_of_update(plan: Scenario, update_s: float) -> tuple[float, float]:
+    """(exchanges of each update, those of them over connections that have rested): all where the
+    updates between two take long enough, else the first of each epoch.
+    """
+    every = plan.sync_every // plan.fragments
+    often = 1 / every
+    if plan.updates:  # the last update is followed by the fragments that were not due then
+        turns, rest = divmod(plan.updates, every)
+        often = (turns + plan.fragments - (rest == 0)) / plan.updates
+    if every * update_s > plan.wire.round_trip_s + RESTED_S:
+        return often, often
+    return often, min(often, 1 / plan.epoch_updates) if plan.epoch_updates else 0.0
 
 
 def _inside(model: Model, plan: Scenario) -> float:
@@ -281,17 +347,27 @@ def _inside(model: Model, plan: Scenario) -> float:
     return model.inside_s * 2 * (plan.shape.per_node - 1) / plan.shape.per_node
 
 
-def _reduce(model: Model, size: float, shape: Shape, wire: Wire, factors: Correction) -> Cost:
-    return allreduce(model.backend, size, shape, wire).scaled(factors.at(size))
+def _coded(size: float, shape: Shape, plan: Scenario) -> Cost:
+    return MEANS.get(plan.exchange, coded_mean)(size, shape, plan.wire, plan.emulated)
+
+
+def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Correction) -> Cost:
+    if plan.exchange in MEANS:
+        return MEANS[plan.exchange](size, shape, plan.wire, plan.emulated)
+    if plan.compress.startswith("powersgd"):
+        return powersgd_mean(size, shape, plan.wire).scaled(factors.at(size))
+    return allreduce(model.backend, size, shape, plan.wire).scaled(factors.at(size))
+
+
+def is_untested(plan: Scenario) -> bool:
+    """Whether its exchange is no all-reduce of the backend: how far the form of another one is off
+    was not measured, and the spread of all-reduces says nothing of it.
+    """
+    plain = ("none",) if plan.strategy in APART else ("none", "bf16", "fp16", "powersgd")
+    return plan.exchange in MEANS or plan.compress.split(":")[0] not in plain
 
 
 EXPOSED = {"ddp": _ddp, "fsdp": _fsdp, "local_sgd": _apart, "diloco": _apart}
-COMPRESSED = {
-    "ddp": ("none", "bf16", "fp16"),
-    "fsdp": ("none",),
-    "local_sgd": ("none",),
-    "diloco": ("none", "bf16", "int8"),
-}
 
 
 def _half(
@@ -300,14 +376,11 @@ def _half(
     """Half of the 95 % interval; None where one of its parts has an unknown spread.
 
     Errors of the parts are independent: their squares are added. Student's t is that of the part
-    with the fewest degrees of freedom. Connections that rest between the exchanges of local_sgd and
-    diloco begin slowly again, noticeably over long delays: that is not modelled, so their spread is
-    not known. Nor is the error of a line through fewer processes of a machine than are predicted.
+    with the fewest degrees of freedom. The error of a line through fewer processes of a machine
+    than are predicted is not known.
     """
-    if model.extrapolates(plan):
-        return None
     between = parts[EXCHANGE] > 0 and plan.shape.nodes > 1
-    if between and plan.strategy in APART:
+    if model.extrapolates(plan) or (between and is_untested(plan)):
         return None
     errors = [(parts[COMPUTE], model.line.spread, model.line.freedom)]
     if parts[SHARING] > 0:

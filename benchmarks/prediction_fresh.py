@@ -1,0 +1,132 @@
+"""Predictions that are written down before their runs, and what became of them.
+
+    python -m benchmarks.prediction_fresh --write          experiments/prediction_fresh.csv
+    python -m benchmarks.prediction_fresh --measured DIR   compared with the runs below DIR
+
+They are made from published runs of one machine and all-reduces that runs measured over other
+links; no step over a link is fitted on. A table that is there is not written again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.core.links import Link
+from harness.core.settings import UserError
+from harness.launch.plan import Job, plan
+from harness.launch.sweepfile import load
+from harness.read.predict.exchange import Shape, wire_of
+from harness.read.predict.fitting import Overrides, fit_records, step_s
+from harness.read.predict.model import Scenario, predict
+from harness.read.records.runs import Run
+from harness.read.records.selection import read_selected
+
+ROOT = Path(__file__).resolve().parents[1]
+BASIS = f"{ROOT}/outputs/published:script=vit,dataset=embedded:digits"
+SWEEP = ROOT / "experiments" / "prediction_fresh.yaml"
+TABLE = SWEEP.with_suffix(".csv")
+# A case is what its runs have in common; what is predicted of it are milliseconds.
+KEY = ("setup", "link", "strategy", "compress", "sync_every", "exchange")
+STEP = ("step_ms", "low_ms", "high_ms")
+
+
+def predictions() -> Iterator[dict[str, str]]:
+    fitted = fit_records(BASIS, Overrides())
+    jobs = plan(load(SWEEP, tiny=True))
+    for job in {key(job): job for job in jobs if job.nodes > 1}.values():
+        assert isinstance(job.link, Link)
+        own, samples = job.settings, job.settings.per_gpu_batch or 0
+        updates = (fitted.train_samples or 0) // (samples * job.nodes)
+        scenario = Scenario(
+            Shape(job.nodes), samples, wire_of(job.link), str(own.strategy), own.compress,
+            own.sync_every or 1, emulated=True, exchange=own.exchange, epoch_updates=updates,
+            updates=updates * int(own.epochs or 1),
+        )  # fmt: skip
+        try:
+            found = predict(fitted.model, scenario)
+        except UserError as error:
+            print(f"not predicted: {' '.join(key(job))}: {error}")
+            continue
+        times = (found.step_s, found.low_s, found.high_s)
+        texts = ["" if each is None else f"{1e3 * each:.2f}" for each in times]
+        yield dict(zip((*KEY, *STEP), (*key(job), *texts), strict=True))
+
+
+def key(job: Job) -> tuple[str, ...]:
+    own = job.settings
+    every = str(own.sync_every or 1)
+    return (
+        f"{job.nodes}_{job.processes}",
+        str(job.link),
+        str(own.strategy),
+        own.compress,
+        every,
+        own.exchange,
+    )
+
+
+def key_of(run: Run) -> tuple[str, ...]:
+    named = {name: run.identity.get(name) for name in KEY}
+    setup = "_".join(str(named["setup"]).split("_")[:2])
+    every = str(named["sync_every"] or 1)
+    return (setup, *(str(named[n]) for n in ("link", "strategy", "compress")), every,
+            str(named["exchange"]))  # fmt: skip
+
+
+def compared(folder: str) -> int:
+    measured: dict[tuple[str, ...], list[float]] = {}
+    for run in read_selected(folder, None).runs:
+        if (found := step_s(run, Overrides())) is not None:
+            measured.setdefault(key_of(run), []).append(1e3 * found)
+    with TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    errors, held = [], []
+    for row in rows:
+        steps = measured.get(tuple(row[name] for name in KEY))
+        if not steps:
+            continue
+        mean = statistics.mean(steps)
+        errors.append(float(row["step_ms"]) / mean - 1)
+        if row["low_ms"]:
+            held.append(float(row["low_ms"]) <= mean <= float(row["high_ms"]))
+        case = " ".join(row[name] for name in KEY)
+        print(f"{case}: {mean:.1f} ms, predicted {row['step_ms']} ms ({errors[-1]:+.1%})")
+    sizes = sorted(map(abs, errors))
+    if not sizes:
+        print(f"{folder}: no run of the {len(rows)} cases")
+        return 1
+    half = statistics.median(sizes)
+    print(f"{len(sizes)} of {len(rows)} cases: off by {half:.1%} in the median, "
+          f"{sizes[int(0.9 * len(sizes))]:.1%} in 9 of 10, {sizes[-1]:.1%} at most; "
+          f"{sum(held)} of {len(held)} intervals hold")  # fmt: skip
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="prediction_fresh")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--measured", metavar="DIR", help="the records of the runs")
+    options = parser.parse_args(argv)
+    if options.measured:
+        return compared(options.measured)
+    if TABLE.exists():
+        print(f"{TABLE.name} is there: predictions are not changed once they are made")
+        return 1
+    rows = list(predictions())
+    if options.write:
+        with TABLE.open("w", newline="") as file:
+            writer = csv.DictWriter(file, (*KEY, *STEP), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    for row in rows:
+        print(" ".join(row.values()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

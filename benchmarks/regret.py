@@ -1,0 +1,145 @@
+"""How good plans are: each case of the published slow links is planned without any run of its own,
+and the choice compared with the best that was measured there.
+
+    python -m benchmarks.regret                      all (link, nodes), without that link
+    python -m benchmarks.regret --without delay      likewise, without any link of that delay
+
+Nothing is run. It begins with how far off the steps of all published groups on several nodes are,
+each predicted from runs of one machine. A regret is how much longer the choice took than the best
+of the same effective batch, both as measured: the mean wall time to the target over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from harness.core.links import link_of
+from harness.core.settings import UserError
+from harness.read.predict.candidates import Candidate, candidates
+from harness.read.predict.cases import workloads_of
+from harness.read.predict.exchange import Wire, wire_of
+from harness.read.predict.fitting import Overrides, fit_on, recorded, shape_of, wire_between
+from harness.read.predict.model import EXPOSED, Scenario
+from harness.read.records.groups import Group
+from harness.read.records.runs import Run, Target
+from harness.read.records.selection import read_selected
+from harness.read.records.sweeps import read_results
+
+RECORDS = "outputs/published:script=vit,dataset=embedded:digits"
+TARGET = Target("accuracy", 0.9)
+BATCH = 16  # of slow_links.yaml: slow_links_four.yaml has one link alone, which cannot be left out
+
+
+class Case(NamedTuple):
+    nodes: int
+    link: str
+    chosen: Candidate
+    measured_s: dict[str, float]  # label -> mean wall time to the target, of those that reached it
+    held: list[bool]  # of each candidate with an interval: whether it holds what was measured
+    errors: list[float]  # of each candidate: predicted / measured - 1
+
+    @property
+    def regret(self) -> float:
+        """Infinite where the choice did not reach the target here."""
+        took_s = self.measured_s.get(self.chosen.plan.label, float("inf"))
+        return took_s / min(self.measured_s.values()) - 1
+
+
+def steps_text() -> str:
+    workloads, _ = workloads_of(read_results(RECORDS.partition(":")[0]))
+    found = [case for workload in workloads for case in workload.cases]
+    errors = sorted(abs(case.error) for case in found)
+    ends = [(case.prediction.low_s, case.mean_s, case.prediction.high_s) for case in found]
+    held = [low <= mean <= high for low, mean, high in ends if low is not None and high is not None]
+    return f"steps of {len(errors)} groups {off(errors)}; {sum(held)} of {len(held)} intervals hold"
+
+
+def off(errors: Sequence[float]) -> str:
+    """Of absolute values in their order."""
+    half, most = statistics.median(errors), errors[int(0.9 * len(errors))]
+    return f"off by {half:.1%} in the median, {most:.1%} in 9 of 10, {errors[-1]:.1%} at most"
+
+
+def wire_over(run: Run) -> Wire | None:
+    return wire_between(run.environment.get("link") or {})
+
+
+def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:
+    kinds = {(shape_of(run).nodes, str(run.identity["link"])) for run in runs}
+    for nodes, link in sorted(kind for kind in kinds if kind[0] > 1):
+        wire = wire_of(link_of(link))  # type: ignore[arg-type]
+
+        def is_left_out(run: Run, wire: Wire = wire) -> bool:
+            over = wire_over(run)
+            if over is None or shape_of(run).nodes == 1:
+                return False
+            return over == wire or (without_delay and over.delay_s == wire.delay_s)
+
+        basis = [run for run in runs if not is_left_out(run)]
+        there = [r for r in runs if shape_of(r).nodes == nodes and wire_over(r) == wire]
+        try:
+            fitted = fit_on(RECORDS, basis, Overrides(), recorded(basis))
+            found = candidates(fitted, basis, [nodes], wire, TARGET, emulated=True).reached
+        except UserError as error:
+            print(f"{nodes} nodes, {link}: {error}")
+            continue
+        times = {each.plan.label: took(there, each.plan) for each in found}
+        measured = {label: s for label, s in times.items() if s is not None and math.isfinite(s)}
+        pairs = [(each, measured[each.plan.label]) for each in found if each.plan.label in measured]
+        yield Case(
+            nodes, link, found[0], measured,
+            [e.interval[0] <= s <= e.interval[1] for e, s in pairs if e.interval is not None],
+            [each.wall_s / seconds - 1 for each, seconds in pairs],
+        )  # fmt: skip
+
+
+def took(there: Sequence[Run], plan: Scenario) -> float | None:
+    """The mean over runs of this strategy and way of exchange; infinite where one missed."""
+    same = [
+        run for run in there
+        if run.identity["strategy"] == plan.strategy and run.identity["compress"] == plan.compress
+        and (run.identity["sync_every"] or plan.sync_every) == plan.sync_every
+        and run.identity["exchange"] == plan.exchange
+    ]  # fmt: skip
+    counted = Group(tuple(same)).measured("tta_wall_s")
+    return statistics.mean(r.measures["tta_wall_s"] for r in counted) if counted else None
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="regret")
+    parser.add_argument("--without", choices=("link", "delay"), default="link")
+    options = parser.parse_args(argv)
+    runs = [
+        run for run in read_selected(RECORDS, TARGET).runs
+        if shape_of(run).nodes == 1
+        or (run.identity["per_gpu_batch"] == BATCH and "tta_wall_s" in run.measures
+            and (run.environment.get("launch") or {}).get("sweep") == "slow_links-tiny")
+    ]  # fmt: skip
+    found = list(cases([r for r in runs if r.identity["strategy"] in (*EXPOSED, "single")],
+                       options.without == "delay"))  # fmt: skip
+    print(steps_text(), "\n")
+    print("| nodes | link | chosen | predicted s (95 %) | measured s | best | best s | regret |")
+    print("|--:|---|---|--:|--:|---|--:|--:|")
+    for case in found:
+        best = min(case.measured_s, key=lambda label: case.measured_s[label])
+        chosen, ends = case.chosen, case.chosen.interval or (float("nan"), float("nan"))
+        print(f"| {case.nodes} | {case.link} | {chosen.plan.label} | {chosen.wall_s:.1f} "
+              f"({ends[0]:.1f} to {ends[1]:.1f}) | {case.measured_s.get(chosen.plan.label, 0):.1f} "
+              f"| {best} | {case.measured_s[best]:.1f} | {case.regret:.1%} |")  # fmt: skip
+    near = sum(case.regret <= 0.1 for case in found)
+    errors = sorted(abs(error) for case in found for error in case.errors)
+    held = [each for case in found for each in case.held]
+    print(
+        f"\n{near} of {len(found)} choices within 10 % of the best; wall times of {len(errors)} "
+        f"trainings {off(errors)}; {sum(held)} of {len(held)} intervals hold"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,245 @@
+"""What reaches a target over a link, how long it takes, and how sure that is.
+
+How many epochs a training needs is never modelled: it is counted in recorded runs of the same
+strategy, period, effective batch and nodes. How long an epoch takes over another link is predicted,
+and corrected by what runs of the same training took over the links that were recorded.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.core.records import FINISHED
+from harness.core.settings import UserError
+from harness.core.strategies import sends_directly
+from harness.core.topology import effective_batch
+from harness.read.predict.cases import scenario_of
+from harness.read.predict.exchange import Wire, joined
+from harness.read.predict.fitting import Fitted, Overrides, shape_of, step_s, wire_between
+from harness.read.predict.model import EXCHANGE, Prediction, Scenario, predict
+from harness.read.predict.phases import (
+    EPOCH_END,
+    EVALUATION,
+    PROBE,
+    SAVING,
+    START,
+    OverLinks,
+    PhaseFit,
+)
+from harness.read.records.runs import Run, Target, time_to_target
+from harness.read.statistics import spread, student_t
+
+STEPS = "steps"
+# What a training may differ in without being another one; the way of sums changes their last bits
+# alone, and --exchange auto chooses it by the link.
+ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange")
+MINOR = 0.05  # of the whole: a part whose error is not known counts as exact below this
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A training that reached the target, over the link that is asked for."""
+
+    plan: Scenario
+    samples: int  # of an update
+    runs: int
+    epochs: float  # to the target, the mean over seeds
+    parts: dict[str, float]  # seconds of all of it
+    share: float  # of a step, spent waiting for the exchange
+    half_s: float | None  # of the 95 % interval; None: not known
+    links: int  # over which its steps were recorded
+    between: bool  # the link's delay lies between recorded ones
+    direct_s: float | None  # by the closed form, where no run exchanged directly; None: cannot
+
+    @property
+    def wall_s(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        if self.half_s is None:
+            return None
+        return max(0.0, self.wall_s - self.half_s), self.wall_s + self.half_s
+
+    @property
+    def node_hours(self) -> float:
+        return self.plan.shape.nodes * self.wall_s / 3600
+
+
+@dataclass(frozen=True)
+class Candidates:
+    reached: list[Candidate]  # the fastest first
+    missed: list[str]  # trainings that did not reach the target in every run
+    left_out: list[str]  # those that cannot be predicted, with the reason
+
+
+def candidates(
+    fitted: Fitted, runs: Sequence[Run], nodes: Sequence[int], wire: Wire, target: Target,
+    batch: int | None = None, emulated: bool = False,
+) -> Candidates:  # fmt: skip
+    """UserError where no run says anything of these nodes and this effective batch."""
+    done = [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
+    here = [run for run in done if shape_of(run).nodes in nodes]
+    asked = " or ".join(map(str, nodes))
+    if not here:
+        there = ", ".join(map(str, sorted({shape_of(run).nodes for run in done}))) or "one alone"
+        raise UserError(
+            f"--nodes {asked}: quality was not measured on as many nodes, but on {there}: "
+            "measure it with harness nodes, over any link"
+        )
+    if batch is not None:
+        sizes = sorted({run.effective_batch for run in here if run.effective_batch})
+        here = [run for run in here if run.effective_batch == batch]
+        if not here:
+            raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
+                            f"{', '.join(map(str, sizes))}")  # fmt: skip
+    found = Candidates([], [], [])
+    for same in _trainings(here):
+        _add(found, fitted, same, wire, target, emulated)
+    if not found.reached:
+        raise UserError(_nothing(found, asked, target, here))
+    found.reached.sort(key=lambda each: each.wall_s)
+    return found
+
+
+def _nothing(found: Candidates, asked: str, target: Target, runs: Iterable[Run]) -> str:
+    values = [row.get(target.metric) for run in runs for row in run.epochs]
+    best = [float(value) for value in values if isinstance(value, (int, float))]
+    if not best:
+        return f"--target {target}: no run on {asked} nodes has {target.metric}"
+    if not found.missed:
+        return f"runs on {asked} nodes cannot be predicted: {found.left_out[0]}"
+    value = min(best) if target.smaller_is_better else max(best)
+    return (f"{target}: on {asked} nodes no strategy and period reached it in every run; the "
+            f"best epoch has {value:.4g}")  # fmt: skip
+
+
+def _trainings(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Runs that differ in seed, link and way of exchange alone."""
+    kinds: dict[str, list[Run]] = {}
+    for run in runs:
+        same = {n: v for n, v in run.identity.items() if n not in ELSEWHERE}
+        kinds.setdefault(f"{shape_of(run)} {sorted(same.items(), key=str)}", []).append(run)
+    yield from kinds.values()
+
+
+def _add(
+    found: Candidates, fitted: Fitted, runs: list[Run], wire: Wire, target: Target, emulated: bool
+) -> None:
+    """A candidate for each way of exchange that was recorded: of its steps its own runs tell, of
+    the epochs those of all ways.
+    """
+    name = f"{runs[0].identity.get('strategy')} on {shape_of(runs[0])}"
+    epochs = _epochs(runs, target)
+    ways: dict[str, list[Run]] = {}
+    for run in runs:
+        ways.setdefault(run.identity["exchange"] or "backend", []).append(run)
+    for exchanged in ways.values():
+        try:
+            plan = replace(scenario_of(exchanged[:1], wire), emulated=emulated)
+            if not epochs or not all(map(math.isfinite, epochs.values())):
+                reached = sum(map(math.isfinite, epochs.values()))
+                seeds = f"{reached} of {len(epochs)} seeds" if epochs else "no run"
+                found.missed.append(f"{plan.label}, batch {plan.batch}, on {plan.shape} ({seeds})")
+                continue
+            known = [*epochs.values()]
+            found.reached.append(_candidate(fitted, exchanged, plan, known, "direct" in ways))
+        except UserError as error:
+            found.left_out.append(f"{name}: {error}")
+
+
+def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
+    """Seed -> epochs to the target; a miss is infinite, a run without the metric says nothing."""
+    by_seed: dict[Any, list[float]] = {}
+    for run in runs:
+        needed = time_to_target(run.epochs, target).get("tta_epochs")
+        if needed is not None:
+            by_seed.setdefault(run.repetition, []).append(needed)
+    return {seed: statistics.mean(many) for seed, many in by_seed.items()}
+
+
+def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
+    """Of quiet runs where there are any over a link."""
+    over = [(wire, run) for run in runs if step_s(run, Overrides())
+            and (wire := wire_between(run.environment.get("link") or {})) is not None]  # fmt: skip
+    same = joined(wire for wire, _ in over)
+    by_link: dict[Wire, list[Run]] = {}
+    for wire, run in over:
+        by_link.setdefault(same[wire], []).append(run)
+    logs = {}
+    for wire, there in by_link.items():
+        quiet = [run for run in there if not run.is_disturbed] or there
+        predicted_s = predict(fitted.model, scenario_of(quiet[:1], wire)).step_s
+        measured = [step_s(run, Overrides()) or predicted_s for run in quiet]
+        logs[wire] = math.log(statistics.mean(measured) / predicted_s)
+    return OverLinks(logs)
+
+
+def _candidate(
+    fitted: Fitted, runs: list[Run], plan: Scenario, epochs: list[float], with_direct: bool
+) -> Candidate:
+    samples = effective_batch(plan.batch, fitted.model.grad_acc, plan.shape.ranks)
+    if plan.epoch_updates is None:
+        raise UserError("updates of an epoch are in no record")
+    prediction = predict(fitted.model, plan)
+    ratios = ratios_of(fitted, runs)
+    needed = statistics.mean(epochs)
+    updates = needed * plan.epoch_updates * math.exp(ratios.at(plan.wire))  # as ones of the model
+    phases = fitted.phases.at(plan.shape, plan.wire)
+    times = {START: 1.0, PROBE: 1.0, EVALUATION: needed,
+             SAVING: needed - 1, EPOCH_END: needed - 1}  # fmt: skip
+    parts = {STEPS: updates * prediction.step_s}
+    parts |= {name: times[name] * phase.fixed_s for name, phase in phases.items()}
+    epoch_s = parts[STEPS] + sum(parts.get(n, 0.0) for n in (EVALUATION, SAVING, EPOCH_END))
+    delays = [link.delay_s for link in ratios.by_link]
+    return Candidate(
+        plan, samples, len(runs), needed, parts,
+        share=prediction.parts[EXCHANGE] / prediction.step_s,
+        half_s=_half(prediction, ratios, phases, parts, _of_epochs(epochs, epoch_s / needed)),
+        links=len(delays),
+        direct_s=None if with_direct else _direct_s(fitted, prediction, parts, updates),
+        between=bool(delays) and min(delays) <= plan.wire.delay_s <= max(delays),
+    )  # fmt: skip
+
+
+def _direct_s(
+    fitted: Fitted, prediction: Prediction, parts: Mapping[str, float], updates: float
+) -> float | None:
+    plan = prediction.plan
+    if not sends_directly(vars(plan)) or plan.shape.per_node > 1:
+        return None
+    saved_s = prediction.step_s - predict(fitted.model, replace(plan, exchange="direct")).step_s
+    return sum(parts.values()) - updates * saved_s
+
+
+def _of_epochs(epochs: Sequence[float], epoch_s: float) -> float:
+    """Half of the interval that seeds leave open."""
+    mean = spread(epochs)
+    return 0.0 if mean.high is None or mean.mean is None else (mean.high - mean.mean) * epoch_s
+
+
+def _half(
+    prediction: Prediction, ratios: OverLinks, phases: Mapping[str, PhaseFit],
+    parts: Mapping[str, float], seeds_s: float,
+) -> float | None:  # fmt: skip
+    """Errors of parts are independent. Of steps: how far each recorded link is from what the others
+    say of it, or else the interval of the prediction; of phases: how far links are from the line.
+    """
+    squares = [seeds_s**2]
+    off, freedom = ratios.spread
+    if off is not None:
+        squares.append((student_t(freedom) * off * parts[STEPS]) ** 2)
+    elif prediction.high_s is not None:
+        squares.append(((prediction.high_s / prediction.step_s - 1) * parts[STEPS]) ** 2)
+    else:
+        return None
+    for name, phase in phases.items():
+        if phase.spread is not None and phase.freedom > 0:
+            squares.append((student_t(phase.freedom) * phase.spread * parts[name]) ** 2)
+        elif parts[name] > MINOR * sum(parts.values()):
+            return None
+    return math.sqrt(sum(squares))

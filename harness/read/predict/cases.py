@@ -1,0 +1,160 @@
+"""Groups of runs on several nodes, each predicted from the runs of one machine of its kind."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from harness.core.settings import UserError
+from harness.core.strategies import STRATEGIES
+from harness.read.predict.exchange import Wire
+from harness.read.predict.fitting import (
+    PREDICTED_OVER,
+    Fitted,
+    Overrides,
+    fit_on,
+    recorded,
+    shape_of,
+    step_s,
+    wire_between,
+)
+from harness.read.predict.model import EXPOSED, Prediction, Scenario, predict
+from harness.read.records.groups import Group
+from harness.read.records.runs import Run
+from harness.read.records.sweeps import SweepResults
+
+
+class PredictedGroup(NamedTuple):
+    """A group on several nodes: what was measured, and what was predicted without it."""
+
+    group: Group
+    measured_s: tuple[float, ...]  # one a run
+    prediction: Prediction
+
+    @property
+    def mean_s(self) -> float:
+        return statistics.mean(self.measured_s)
+
+    @property
+    def error(self) -> float:
+        return self.prediction.step_s / self.mean_s - 1
+
+    @property
+    def baseline_error(self) -> float:
+        return self.prediction.baseline_s / self.mean_s - 1
+
+
+class Workload(NamedTuple):
+    """Runs of one training on one kind of machine, with what distinguishes it from the others."""
+
+    name: str
+    fitted: Fitted
+    cases: list[PredictedGroup]
+
+
+Kind = tuple[tuple[str, str], ...]  # settings that runs have in common, and their machine
+
+
+def workloads_of(sweep: SweepResults) -> tuple[list[Workload], dict[str, list[str]]]:
+    """What can be predicted; and reason -> the groups on several nodes of which it cannot."""
+    excluded: dict[str, list[str]] = {}
+    kinds: dict[Kind, list[Group]] = {}
+    for group in sweep.groups:
+        if group.finished:
+            kinds.setdefault(_kind(group), []).append(group)
+    names = _names([*kinds])
+    workloads = [
+        _workload(sweep, name, groups, excluded)
+        for name, groups in zip(names, kinds.values(), strict=True)
+    ]
+    return [workload for workload in workloads if workload is not None], excluded
+
+
+def _kind(group: Group) -> Kind:
+    settings = group.finished[0].characteristics | {"machine": group.machine_kind}
+    return tuple((n, str(value)) for n, value in settings.items() if n not in PREDICTED_OVER)
+
+
+def _names(kinds: list[Kind]) -> list[str]:
+    """By the first settings that distinguish them; one alone needs no name."""
+    labels = [dict(kind) for kind in kinds]
+    names = [""] * len(kinds)
+    for setting in dict.fromkeys(name for label in labels for name in label):
+        values = [label.get(setting, "None") for label in labels]
+        longer = [", ".join(filter(None, each)) for each in zip(names, values, strict=True)]
+        if len({*longer}) > len({*names}):
+            names = longer
+    return names
+
+
+def _workload(
+    sweep: SweepResults, name: str, groups: list[Group], excluded: dict[str, list[str]]
+) -> Workload | None:
+    """None where nothing of it is predicted; excluded: reason -> the groups."""
+    far = [group for group in groups if shape_of(group.finished[0]).nodes > 1]
+    runs = [run for group in groups for run in group.finished]
+    try:
+        fitted = fit_on(sweep.name, runs, Overrides(), recorded(runs))
+    except UserError as error:
+        if far:
+            excluded.setdefault(str(error), []).extend(sweep.short_name_of(g) for g in far)
+        return None
+    cases = []
+    for group in far:
+        try:
+            cases.append(_predicted(fitted, group))
+        except UserError as error:
+            excluded.setdefault(str(error), []).append(sweep.short_name_of(group))
+    return Workload(name, fitted, cases) if cases else None
+
+
+def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
+    """UserError where it is not modelled, or not measured."""
+    steps = [step_s(run, Overrides()) for run in group.finished]
+    known = tuple(step for step in steps if step is not None)
+    if len(known) < len(steps):
+        changed = any(run.other_batches for run in group.finished)
+        raise UserError("another batch ran than asked for" if changed else "no steps were timed")
+    return PredictedGroup(group, known, predict(fitted.model, scenario_of(group.finished)))
+
+
+def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
+    """As the runs were made, over their own link or another one."""
+    first = runs[0]
+    settings = first.identity
+    # Several processes are DDP's where no strategy is recorded.
+    strategy, compress = settings["strategy"] or "ddp", settings["compress"] or "none"
+    if strategy not in EXPOSED:
+        raise UserError(f"{strategy} is not modelled")
+    if strategy == "fsdp":
+        raise UserError("fsdp gathers layer by layer, and how many there are is in no record")
+    if settings["per_gpu_batch"] is None:
+        raise UserError("the batch is in no record")
+    own = {n: settings[n] for n in ("sync_every", "sync_scope", "fragments", "overlap")}
+    own = {n: STRATEGIES[strategy].own.get(n) if v is None else v for n, v in own.items()}
+    return Scenario(
+        shape_of(first), settings["per_gpu_batch"], wire or _wire(runs), strategy, compress,
+        emulated=(first.environment.get("launch") or {}).get("launcher") == "netns",
+        exchange=settings["exchange"] or "backend",
+        epoch_updates=first.epochs[0].get("updates") if first.epochs else None,
+        updates=int(first.measures["updates"]) if "updates" in first.measures else None,
+        **{name: value for name, value in own.items() if value is not None},
+    )  # fmt: skip
+
+
+def _wire(runs: Sequence[Run]) -> Wire:
+    """Of the link that was requested; where none was, the median of what runs measured."""
+    links = [run.environment.get("link") or {} for run in runs]
+    requested = links[0].get("asked")
+    if isinstance(requested, dict) and (requested.get("loss") or requested.get("jitter_ms")):
+        raise UserError("loss and jitter are not modelled")
+    if requested and not isinstance(requested, dict):
+        raise UserError("links that differ between pairs of nodes are not modelled")
+    wires = [wire for link in links if (wire := wire_between(link)) is not None]
+    if not wires:
+        raise UserError("the link between the nodes is in no record")
+    return Wire(
+        statistics.median(wire.delay_s for wire in wires),
+        statistics.median(wire.bytes_per_s for wire in wires),
+    )

@@ -1,0 +1,179 @@
+"""What a run takes beside its steps: beginning, evaluating, saving, and what ends an epoch.
+
+Each is a time of its own and so many delays of the link. How many follows from runs over links, so
+it is that of the program that was recorded. Where none crossed a link, it is this program's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.read.predict.exchange import Shape, Wire, joined
+from harness.read.predict.model import least_squares
+from harness.read.records.runs import Run
+
+START, PROBE = "starting", "measuring the link"
+EVALUATION, SAVING, EPOCH_END = "evaluation", "saving", "ending an epoch"
+LEAST_LINKS = 3  # of which each is predicted from the others, for an interval
+NEAREST_S = 1e-4  # added to delays: links without any are not infinitely far from those with one
+# Delays that this program waits for: an evaluation adds up counts in one round trip, and a save
+# takes two messages of each rank to all.
+COUNTED = {EVALUATION: 2.0, SAVING: 2.0}
+
+
+@dataclass(frozen=True)
+class PhaseFit:
+    """fixed_s + delays x the link's delay, one way."""
+
+    fixed_s: float
+    delays: float
+    spread: float | None = None  # relative standard deviation of links from the line
+    freedom: int = 0
+
+    def takes_s(self, delay_s: float) -> float:
+        return self.fixed_s + self.delays * delay_s
+
+
+@dataclass(frozen=True)
+class OverLinks:
+    """Logarithms of what was measured over links, and what they say of another link."""
+
+    by_link: Mapping[Wire, float]
+
+    def at(self, wire: Wire, without: Wire | None = None) -> float:
+        """Between delays by their logarithms, at each delay that of the nearest rate."""
+        known = {link: log for link, log in self.by_link.items() if link != without}
+        nearest: dict[float, tuple[float, float]] = {}
+        for link, log in known.items():
+            off = abs(_log_rate(link) - _log_rate(wire))
+            nearest[link.delay_s] = min(nearest.get(link.delay_s, (math.inf, 0.0)), (off, log))
+        delays = sorted(nearest)
+        if not delays:
+            return 0.0
+        places = [math.log(delay + NEAREST_S) for delay in delays]
+        logs = [nearest[delay][1] for delay in delays]
+        return float(np.interp(math.log(wire.delay_s + NEAREST_S), places, logs))
+
+    @property
+    def spread(self) -> tuple[float | None, int]:
+        """How far each link is from what the others say of it, and the degrees of freedom."""
+        if len(self.by_link) < LEAST_LINKS:
+            return None, 0
+        off = [log - self.at(link, without=link) for link, log in self.by_link.items()]
+        return math.sqrt(statistics.mean(each**2 for each in off)), len(off) - 1
+
+
+def _log_rate(wire: Wire) -> float:
+    return math.log(min(wire.bytes_per_s, 1e12))
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Of the set-ups that were recorded on several nodes, and of one machine (Shape(1))."""
+
+    of: Mapping[Shape, Mapping[str, PhaseFit]] = field(default_factory=dict)
+    # Nodes -> seconds of measuring the link, which a run does before its first step.
+    probes: Mapping[int, OverLinks] = field(default_factory=dict)
+
+    def recorded(self, shape: Shape) -> Shape | None:
+        """The set-up on several nodes that is nearest to this one; None: no run crossed a link."""
+        known = [each for each in self.of if each.nodes > 1]
+        return min(known, key=lambda each: abs(each.ranks - shape.ranks), default=None)
+
+    def at(self, shape: Shape, wire: Wire) -> dict[str, PhaseFit]:
+        """Those that are known; each takes its fixed_s, the link's part included."""
+        near = self.recorded(shape) if shape.nodes > 1 else Shape(1)
+        known = dict(self.of.get(near or Shape(1), {}))
+        if shape.nodes > 1 and near is None:
+            known = {
+                name: PhaseFit(each.fixed_s / (shape.ranks if name == EVALUATION else 1),
+                            COUNTED.get(name, 0.0))
+                for name, each in known.items()
+            }  # fmt: skip
+        elif shape.nodes == 1 and EVALUATION in known:
+            known[EVALUATION] = PhaseFit(known[EVALUATION].fixed_s / shape.ranks, 0.0)
+        found = {
+            name: PhaseFit(each.takes_s(wire.delay_s), 0.0, each.spread, each.freedom)
+            for name, each in known.items()
+        }
+        if near is not None and (probe := self.probes.get(near.nodes)):
+            found[PROBE] = PhaseFit(math.exp(probe.at(wire)), 0.0, *probe.spread)
+        return found
+
+
+def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
+    """Medians of each link, and the line through them."""
+    samples: dict[Shape, dict[str, dict[Wire, list[float]]]] = {}
+    runs = list(runs)
+    same = joined(wire for _, wire, _ in runs if wire is not None)
+    for shape, wire, run in runs:
+        if wire is None and shape.nodes > 1:
+            continue
+        over = same[wire] if wire is not None and shape.nodes > 1 else Wire()
+        by_name = samples.setdefault(shape if shape.nodes > 1 else Shape(1), {})
+        for name, seconds in _phases_of(run, shape):
+            by_name.setdefault(name, {}).setdefault(over, []).append(seconds)
+    of, probes = {}, {}
+    local = samples.get(Shape(1), {})
+    for shape, by_name in samples.items():
+        if taken := by_name.pop(PROBE, None):
+            logs = {link: math.log(statistics.median(many)) for link, many in taken.items()}
+            probes[shape.nodes] = OverLinks(logs)
+        of[shape] = {
+            name: _fit([(link.delay_s, statistics.median(many)) for link, many in by_link.items()],
+                       local.get(name, {}).get(Wire()))
+            for name, by_link in by_name.items()
+        }  # fmt: skip
+    return Phases(of, probes)
+
+
+def _fit(points: list[tuple[float, float]], local: Sequence[float] | None) -> PhaseFit:
+    """Links of one delay are joined with the runs of one machine."""
+    if len({delay_s for delay_s, _ in points}) == 1 and points[0][0] > 0 and local:
+        points = [(0.0, statistics.median(local)), *points]
+    delays, seconds = np.array(points, dtype=float).T
+    if len({*delays}) == 1:
+        return PhaseFit(float(np.median(seconds)), 0.0)
+    fixed_s, slope = least_squares(delays, seconds)
+    off = (seconds - fixed_s - slope * delays) / seconds
+    freedom = len(points) - 2
+    spread = math.sqrt(float(off @ off) / freedom) if freedom else None
+    return PhaseFit(fixed_s, slope, spread, freedom)
+
+
+def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
+    """What rows and summary say of each; a run that was restarted has no times of its own."""
+    rows, epochs = run.epochs, run.measures.get("epochs_done")
+    evaluation_s, saving_s = run.measures.get("eval_time_s"), run.measures.get("save_time_s")
+    # Of one machine by one process: more of them share the test set and the cores.
+    if epochs and evaluation_s and (shape.nodes > 1 or shape.ranks == 1):
+        yield EVALUATION, evaluation_s / epochs
+    if epochs and saving_s:
+        yield SAVING, saving_s / epochs
+    if run.measures.get("attempts", 1) > 1 or not all(_is_timed(row) for row in rows) or not rows:
+        return
+    others, before = [], 0
+    for row in rows:
+        steps_s = row["timed_s"] / row["timed_steps"] * (row["updates"] - before)
+        others.append(row["wall_s"] - steps_s - (row["eval_time_s"] or 0.0))
+        before = row["updates"]
+    probe_s = (run.environment.get("link") or {}).get("took_s") or 0.0
+    if probe_s:
+        yield PROBE, probe_s
+    if (start_s := others[0] - probe_s) > 0:
+        yield START, start_s
+    ends = [
+        after - row["wall_s"] - (saving_s or 0.0) / (epochs or 1)
+        for row, after in zip(rows, others[1:], strict=False)
+    ]
+    if ends and statistics.mean(ends) > 0:
+        yield EPOCH_END, statistics.mean(ends)
+
+
+def _is_timed(row: Mapping[str, object]) -> bool:
+    return all(row.get(name) for name in ("timed_steps", "timed_s", "wall_s", "updates"))

@@ -1,0 +1,161 @@
+"""python -m harness plan RECORDS --nodes 4 --link 80ms/50mbit --target accuracy=0.9: which
+strategy, period, batch and exchange reach the target first there, what that takes, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from harness.core.command_line import print_json
+from harness.core.settings import UserError
+from harness.read.labels import UNKNOWN, duration
+from harness.read.predict.candidates import STEPS, Candidate, Candidates, candidates
+from harness.read.predict.command import link_without_losses
+from harness.read.predict.exchange import wire_of
+from harness.read.predict.fitting import Overrides, fit_on, measured_beside, recorded
+from harness.read.predict.model import APART
+from harness.read.records.runs import parse_target
+from harness.read.records.selection import read_selected
+from harness.read.table import Table, screen, show, table_of
+
+SHOWN = 6
+
+
+def run(options: argparse.Namespace) -> int:
+    nodes = _nodes(options.nodes)
+    link = link_without_losses(options.link)
+    target = parse_target(options.target)
+    runs, _, not_read = read_selected(options.records, target)
+    table = [*recorded(runs), *measured_beside(options.records)]
+    fitted = fit_on(options.records, runs, Overrides(), table)
+    found = candidates(
+        fitted, runs, nodes, wire_of(link), target, options.effective_batch, options.emulated
+    )
+    kept = within(found.reached, options.deadline, options.budget, options.cost_per_gpu_hour)
+    if options.json:
+        fields = [as_fields(each, options.cost_per_gpu_hour) for each in kept]
+        print_json({"choices": fields, "missed": found.missed, "left_out": found.left_out,
+                    "assumed": fitted.assumed, "not_read": not_read})  # fmt: skip
+        return 0 if kept else 1
+    console = screen()
+    if kept:
+        show(plan_table(kept[:SHOWN], options.cost_per_gpu_hour))
+        console.print(reasons(kept, len(found.reached), str(target), str(link)))
+    else:
+        fastest = found.reached[0]
+        console.print(
+            f"nothing keeps the limit: the fastest, {name_of(fastest)}, takes "
+            f"{duration(fastest.wall_s)} and {fastest.node_hours:.3g} node-hours"
+        )
+    for line in notes(found):
+        console.print(line)
+    return 0 if kept else 1
+
+
+def _nodes(text: str) -> list[int]:
+    counts = [int(word) for word in text.split(",") if word.strip().isdecimal()]
+    if len(counts) != len(text.split(",")) or min(counts) < 2:
+        raise UserError(f"--nodes {text}: expected 2 or more, or several of them: 2,4")
+    return counts
+
+
+def within(
+    found: list[Candidate], deadline_h: float | None, budget: float | None, price: float | None
+) -> list[Candidate]:
+    """The fastest first; with a deadline that which takes the fewest node-hours."""
+    kept = [
+        each for each in found
+        if (deadline_h is None or each.wall_s <= 3600 * deadline_h)
+        and (budget is None or (cost_of(each, price) or each.node_hours) <= budget)
+    ]  # fmt: skip
+    if deadline_h is not None and budget is None:
+        return sorted(kept, key=lambda each: (each.node_hours, each.wall_s))
+    return kept
+
+
+def cost_of(each: Candidate, price: float | None) -> float | None:
+    """None where no price is given."""
+    return None if price is None else price * each.plan.shape.ranks * each.wall_s / 3600
+
+
+def as_fields(each: Candidate, price: float | None) -> dict[str, Any]:
+    plan, interval = each.plan, each.interval or (None, None)
+    return {
+        "setup": str(plan.shape),
+        "strategy": plan.strategy,
+        "compress": plan.compress,
+        "sync_every": plan.sync_every if plan.strategy in APART else 1,
+        "exchange": plan.exchange,
+        "per_gpu_batch": plan.batch,
+        "effective_batch": each.samples,
+        "epochs": each.epochs,
+        "runs": each.runs,
+        "links": each.links,
+        "extrapolated": not each.between,
+        "wall_s": each.wall_s,
+        "wall_low_s": interval[0],
+        "wall_high_s": interval[1],
+        "parts_s": each.parts,
+        "node_hours": each.node_hours,
+        "cost": cost_of(each, price),
+    }
+
+
+def name_of(each: Candidate) -> str:
+    plan = each.plan
+    return f"{plan.label}, batch {plan.batch} on {plan.shape}"
+
+
+def plan_table(found: list[Candidate], price: float | None) -> Table:
+    rows = []
+    for each in found:
+        plan, most = each.plan, max(each.parts, key=lambda name: each.parts[name])
+        ends = each.interval
+        cost = cost_of(each, price)
+        rows.append((
+            plan.label, str(plan.shape), str(plan.batch), str(each.samples), f"{each.epochs:.3g}",
+            duration(each.wall_s) + ("" if each.between else "*"),
+            UNKNOWN if ends is None else f"{duration(ends[0])} to {duration(ends[1])}",
+            f"{each.node_hours:.3g}", UNKNOWN if cost is None else f"{cost:,.2f}",
+            f"{most} {each.parts[most] / each.wall_s:.0%}",
+        ))  # fmt: skip
+    headings = ("strategy", "setup", "batch", "effective", "epochs", "wall", "95 % interval",
+                "node-hours", "cost", "most")  # fmt: skip
+    return table_of(headings, rows, keys=2)
+
+
+def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
+    """What to take, and what makes it the best."""
+    best = kept[0]
+    interval = ""
+    if (ends := best.interval) is not None:
+        interval = f" (95 % interval {duration(ends[0])} to {duration(ends[1])})"
+    text = (
+        f"take {name_of(best)}, --exchange {best.plan.exchange}: {duration(best.wall_s)}{interval} "
+        f"to {target} over {link}; its steps are {best.parts[STEPS] / best.wall_s:.0%} of it and "
+        f"wait for the exchange {best.share:.0%} of their time"
+    )
+    if best.direct_s is not None:
+        text += f" (about {duration(best.direct_s)} with --exchange direct, of which no run tells)"
+    if len(kept) == 1:
+        others = "keeps the limit" if reached > 1 else "reached the target in every run"
+        return f"{text}; nothing else {others}"
+    other = kept[1]
+    text += (
+        f"; {name_of(other)} takes {other.wall_s / best.wall_s:.3g} times as long"
+        f" ({other.epochs:.3g} epochs instead of {best.epochs:.3g}, of its steps "
+        f"{other.share:.0%} waiting)"
+    )
+    ends, theirs = best.interval, other.interval
+    if ends is None or theirs is None:
+        return f"{text}; an interval is not known, so neither is which is faster"
+    return f"{text}; their intervals overlap" if theirs[0] < ends[1] else text
+
+
+def notes(found: Candidates) -> list[str]:
+    lines = [f"missed the target in some run: {each}" for each in dict.fromkeys(found.missed)]
+    lines += [f"not predicted: {each}" for each in dict.fromkeys(found.left_out)]
+    if any(not each.between for each in found.reached):
+        lines.append("*: the delay lies outside those that were recorded: extrapolated")
+    return lines

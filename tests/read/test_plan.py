@@ -1,0 +1,234 @@
+"""python -m harness plan: planted trainings over recorded links, asked for over others."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.regret import took, wire_over
+from harness.core.links import Link
+from harness.read.predict.exchange import GLOO, Shape, Wire, wire_of
+from harness.read.predict.model import Model, Scenario, fit_line, predict
+from harness.read.predict.phases import OverLinks
+from harness.read.records.runs import Target
+from harness.read.records.selection import read_selected
+from tests.support.paired import GRADIENT, Verb, measured, planted_s, timed
+from tests.support.records import with_epochs
+
+RATE, UPDATES, EPOCHS, PROBE_S = 200.0, 22, 4, 2.0
+MODEL = Model(fit_line([(b, planted_s(b)) for b in (8, 16, 32)]), 0.1, None, 0.0, GRADIENT, GLOO)
+DELAYS = (1.0, 20.0, 80.0)
+# Steps take so much longer than predicted, over every link; an asked link's rows are linear in its
+# delay: seconds and delays.
+RATIO = {"ddp": 1.25, "diloco": 1.1}
+START, EVALUATION, SAVING, END = (0.3, 10), (0.1, 2), (0.05, 4), (0.02, 1)
+SLOW = {"ddp": (), "diloco": ("--strategy", "diloco", "--sync_every", "10")}
+TO_ASK = ("--nodes", "4", "--link", "40ms/200mbit", "--target", "accuracy=0.9")
+
+
+def takes_s(phase: tuple[float, float], delay_ms: float) -> float:
+    return phase[0] + phase[1] * delay_ms / 1000
+
+
+def step_s(strategy: str, delay_ms: float) -> float:
+    plan = Scenario(Shape(4), 16, wire_of(Link(delay_ms, RATE)), strategy, epoch_updates=UPDATES,
+                    updates=UPDATES * EPOCHS)  # fmt: skip
+    return RATIO[strategy] * predict(MODEL, plan).step_s
+
+
+def wall_s(strategy: str, delay_ms: float, epochs: float) -> float:
+    """Until the evaluation of the last of so many epochs."""
+    once = takes_s(START, delay_ms) + PROBE_S
+    epoch = UPDATES * step_s(strategy, delay_ms) + takes_s(EVALUATION, delay_ms)
+    between = takes_s(SAVING, delay_ms) + takes_s(END, delay_ms)
+    return once + epochs * epoch + (epochs - 1) * between
+
+
+def reaching(
+    root: Path, strategy: str, delay_ms: float, needed: int, seed: int = 1, way: str = "backend"
+) -> Path:
+    """A run of four nodes that reaches 0.9 at the end of this epoch."""
+    each_s = step_s(strategy, delay_ms)
+    rows: list[dict[str, Any]] = [
+        {"epoch": n + 1.0, "updates": UPDATES * (n + 1), "accuracy": 0.9 if n + 1 >= needed else 0,
+         "timed_steps": UPDATES, "timed_s": UPDATES * each_s, "epoch_time_s": UPDATES * each_s,
+         "eval_time_s": takes_s(EVALUATION, delay_ms), "samples": 1408,
+         "wall_s": wall_s(strategy, delay_ms, n + 1)}
+        for n in range(EPOCHS)
+    ]  # fmt: skip
+    link = measured(delay_ms, RATE, 1.0, nodes=4) | {"took_s": PROBE_S}
+    folder = timed(
+        root / f"{delay_ms}{way}", 16, 4, 1, *SLOW[strategy], "--exchange", way, step_s=each_s,
+        link=link, seed=seed,
+        eval_time_s=EPOCHS * takes_s(EVALUATION, delay_ms), updates=UPDATES * EPOCHS,
+        save_time_s=EPOCHS * takes_s(SAVING, delay_ms), attempts=1,
+    )  # fmt: skip
+    return with_epochs(folder, rows)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """ddp takes two epochs or three, diloco three or four."""
+    root = tmp_path / "outputs"
+    for batch in (8, 16, 32):
+        timed(root, batch)
+    timed(root, 16, 1, 2)
+    for delay_ms in DELAYS:
+        for seed in (1, 2):
+            reaching(root, "ddp", delay_ms, 1 + seed, seed)
+            reaching(root, "diloco", delay_ms, 2 + seed, seed)
+    return root
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("plan", capsys)
+
+
+def test_a_planted_link_is_met_between_recorded_ones(records: Path, plan: Verb) -> None:
+    found = json.loads(plan(records, *TO_ASK, "--cost_per_gpu_hour", "3.6", "--json"))
+    choices = {each["strategy"]: each for each in found["choices"]}
+    assert [each["strategy"] for each in found["choices"]] == ["diloco", "ddp"]
+    for strategy, needed in (("ddp", 2.5), ("diloco", 3.5)):
+        each, expected_s = choices[strategy], wall_s(strategy, 40.0, needed)
+        assert each["wall_s"] == pytest.approx(expected_s, rel=1e-6), strategy
+        assert sum(each["parts_s"].values()) == pytest.approx(each["wall_s"])
+        assert each["node_hours"] == pytest.approx(4 * expected_s / 3600)
+        assert each["cost"] == pytest.approx(4 * expected_s / 1000)
+        assert (each["epochs"], each["links"], each["extrapolated"]) == (needed, 3, False)
+        # All links are alike but for their delay: what is left open are the seeds' epochs, of
+        # which Student's t of one degree of freedom makes 12.706 x 0.5.
+        between_s = takes_s(SAVING, 40.0) + takes_s(END, 40.0)
+        epoch_s = wall_s(strategy, 40.0, 2) - wall_s(strategy, 40.0, 1) - between_s
+        epoch_s += between_s * (needed - 1) / needed
+        assert each["wall_high_s"] - expected_s == pytest.approx(12.706 * 0.5 * epoch_s, rel=1e-3)
+        assert each["wall_low_s"] == max(0.0, 2 * each["wall_s"] - each["wall_high_s"])
+
+
+def test_the_choice_in_words(records: Path, plan: Verb) -> None:
+    text = plan.in_one_line(records, *TO_ASK)
+    assert "take diloco every 10, batch 16 on 4_1, --exchange backend: " in text
+    times = wall_s("ddp", 40.0, 2.5) / wall_s("diloco", 40.0, 3.5)
+    assert f"ddp, batch 16 on 4_1 takes {times:.3g} times as long (2.5 epochs instead of" in text
+    assert "their intervals overlap" in text and "extrapolated" not in text
+    # One delay and two, whatever the ring waits for: of that no run tells.
+    direct = Scenario(Shape(4), 16, wire_of(Link(40, RATE)), "diloco", exchange="direct",
+                      epoch_updates=UPDATES, updates=UPDATES * EPOCHS)  # fmt: skip
+    saved_s = predict(MODEL, replace(direct, exchange="backend")).step_s
+    saved_s = RATIO["diloco"] * 3.5 * UPDATES * (saved_s - predict(MODEL, direct).step_s)
+    assert f"{wall_s('diloco', 40.0, 3.5) - saved_s:.3g} s with --exchange direct" in text
+    far = plan.in_one_line(records, *TO_ASK, "--link", "200ms/200mbit")
+    assert "*: the delay lies outside those that were recorded" in far
+
+
+def test_deadlines_and_budgets(records: Path, plan: Verb) -> None:
+    hours = wall_s("diloco", 40.0, 3.5) / 3600
+    kept = json.loads(plan(records, *TO_ASK, "--budget", f"{4.01 * hours}", "--json"))["choices"]
+    assert [each["strategy"] for each in kept] == ["diloco"]
+    only = plan.in_one_line(records, *TO_ASK, "--deadline", 1.01 * hours)
+    assert "nothing else keeps the limit" in only and "nothing else reached" not in only
+    text = plan.in_one_line(records, *TO_ASK, "--deadline", f"{0.9 * hours}", code=1)
+    assert "nothing keeps the limit: the fastest, diloco every 10, batch 16 on 4_1" in text
+    money = ("--budget", f"{4 * hours}", "--cost_per_gpu_hour", "2", "--json")
+    assert json.loads(plan(records, *TO_ASK, *money, code=1))["choices"] == []
+
+
+def test_what_missed_or_cannot_be_predicted_is_named(records: Path, plan: Verb) -> None:
+    reaching(records, "diloco", 5.0, EPOCHS + 1, seed=3)
+    timed(records, 16, 4, 1, "--strategy", "hivemind")
+    text = plan.in_one_line(records, *TO_ASK)
+    assert "missed the target in some run: diloco every 10, batch 16, on 4_1 (2 of 3 seeds)" in text
+    assert "hivemind on 4_1: hivemind is not modelled" in text
+    assert "take ddp, batch 16 on 4_1" in text
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--nodes", "3"), "--nodes 3: quality was not measured on as many nodes, but on 1, 4"),
+    (("--nodes", "one"), "--nodes one: expected 2 or more, or several of them: 2,4"),
+    (("--nodes", "1"), "--nodes 1: expected 2 or more"),
+    (("--effective_batch", "128"), "--effective_batch 128: runs on 4 nodes have 64"),
+    (("--target", "accuracy=0.95"), "no strategy and period reached it in every run; the best "
+     "epoch has 0.9"),
+    (("--target", "f1=0.9"), "no run on 4 nodes has f1"),
+    (("--link", "20ms/loss1%"), "loss and jitter are not modelled"),
+])  # fmt: skip
+def test_outside_what_runs_support_it_refuses(
+    records: Path, plan: Verb, words: tuple[str, str], said: str
+) -> None:
+    assert said in plan.refused(records, *TO_ASK, *words)
+
+
+def test_each_recorded_way_of_exchange_has_its_steps_and_the_epochs_of_all(
+    records: Path, plan: Verb
+) -> None:
+    """--exchange auto took direct sends over the far link alone, where a third seed ran."""
+    reaching(records, "diloco", 80.0, 4, seed=3, way="all_to_all")
+    choices = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    found = {each["exchange"]: each for each in choices if each["strategy"] == "diloco"}
+    assert {way: each["links"] for way, each in found.items()} == {"backend": 3, "all_to_all": 1}
+    assert [each["epochs"] for each in found.values()] == pytest.approx([11 / 3] * 2)
+    assert found["all_to_all"]["extrapolated"] and not found["backend"]["extrapolated"]
+    text = plan.in_one_line(records, *TO_ASK)
+    assert "diloco every 10 all_to_all" in text and "with --exchange direct, of which" in text
+    reaching(records, "diloco", 80.0, 4, seed=3, way="direct")
+    assert "of which no run tells" not in plan.in_one_line(records, *TO_ASK)
+
+
+def test_measured_links_that_differ_by_noise_are_one(records: Path, plan: Verb) -> None:
+    for number, file in enumerate(sorted(records.rglob("environment.json"))):
+        content = json.loads(file.read_text())
+        if link := content["link"]:
+            own = {"rtt_min_ms": 2 * link["asked"]["delay_ms"] * (1 + number / 1000),
+                   "bandwidth_mbit": 193.0 + number / 10, "asked": None}  # fmt: skip
+            file.write_text(json.dumps(content | {"link": link | own}))
+    choices = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    assert [each["links"] for each in choices] == [3, 3]
+
+
+def test_what_a_choice_took_where_it_was_measured(records: Path) -> None:
+    """The mean of the quiet runs of its way; a run that missed did so on a busy machine too."""
+    busy = reaching(records, "ddp", 80.0, 1, seed=3) / "environment.json"
+    busy.write_text(json.dumps(json.loads(busy.read_text()) | {"launch": {"cpu_busy_share": 0.9}}))
+    reaching(records, "ddp", 80.0, 1, seed=4, way="all_to_all")
+
+    def seconds(way: str) -> float | None:
+        target = Target("accuracy", 0.9)
+        runs = read_selected(f"{records}:setup=4_1", target).runs
+        choice = Scenario(Shape(4), 16, exchange=way)
+        return took([r for r in runs if wire_over(r) == wire_of(Link(80.0, RATE))], choice)
+
+    assert seconds("backend") == pytest.approx((wall_s("ddp", 80, 2) + wall_s("ddp", 80, 3)) / 2)
+    assert seconds("all_to_all") == pytest.approx(wall_s("ddp", 80, 1))
+    assert seconds("direct") is None
+    with_epochs(busy.parent, [{"epoch": n + 1.0, "accuracy": 0.1} for n in range(EPOCHS)])
+    assert seconds("backend") == math.inf
+
+
+def test_runs_without_rows_of_their_updates_are_not_planned_with(
+    tmp_path: Path, plan: Verb
+) -> None:
+    timed(tmp_path, 16)
+    folder = timed(tmp_path, 16, 4, 1, link=measured(20.0, RATE, 1.0, nodes=4))
+    with_epochs(folder, [{"epoch": 1.0, "accuracy": 0.95}])
+    text = plan.refused(tmp_path, *TO_ASK)
+    assert "cannot be predicted: ddp on 4_1: updates of an epoch are in no record" in text
+
+
+def test_what_links_say_of_another_by_hand() -> None:
+    slow, fast = (lambda ms: Wire(ms / 1000, 1e6)), (lambda ms: Wire(ms / 1000, 1e8))
+    known = OverLinks({slow(1): 0.0, slow(100): 2.0, fast(1): 1.0})
+    assert known.at(fast(1)) == 1.0 and known.at(slow(1)) == 0.0
+    assert known.at(fast(1), without=fast(1)) == 0.0
+    # Halfway between the logarithms of 1.1 ms and 100.1 ms; beyond both as at the nearest.
+    middle_ms = 1e3 * (math.sqrt(0.0011 * 0.1001) - 0.0001)
+    assert known.at(slow(middle_ms)) == pytest.approx(1.0)
+    assert known.at(slow(500)) == 2.0 and OverLinks({}).at(slow(1)) == 0.0
+    # Each from the others: 0 from 1, 2 from 0 and 1 from 0.
+    off, freedom = known.spread
+    assert (off, freedom) == (pytest.approx(math.sqrt((1 + 4 + 1) / 3)), 2)
+    assert OverLinks({slow(1): 0.0, slow(2): 1.0}).spread == (None, 0)

@@ -1,0 +1,73 @@
+"""Groups that differ in a setting are told apart wherever they are compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from harness.read.figures.catalogue import draw
+from harness.read.labels import short_text
+from harness.read.records.sweeps import read_results
+from tests.support.paired import Verb
+from tests.support.records import Plan, epochs, record, with_epochs
+
+
+def test_few_words_tell_numbers_and_flags() -> None:
+    axes = ("strategy", "setup", "per_gpu_batch", "lr", "precision", "lora", "from_scratch")
+    label = {"strategy": "ddp", "setup": "1_2", "per_gpu_batch": 8, "lr": 1e-3, "lora": 0}
+    found = short_text(label | {"precision": "bf16", "from_scratch": True}, axes)
+    assert found == "ddp 1_2 b8 lr 0.001 bf16 lora 0 from scratch"
+    assert short_text(label | {"from_scratch": False}, axes) == "ddp 1_2 b8 lr 0.001 lora 0"
+
+
+def test_the_plain_table_has_a_column_for_what_else_differs(tmp_path: Path, table: Verb) -> None:
+    """Shares, adapters and passes of an update, where nothing else tells two runs apart."""
+    flags: dict[str, list[str]] = {
+        "equal": ["--b", "8", "--seed", "1"], "again": ["--b", "8", "--seed", "2"],
+        "shares": ["--b", "8", "--balance", "2,1"], "passed": ["--b", "8", "--optim", "sgd"],
+        "slow": ["--b", "8", "--lr", "1e-4", "--dropout", "0.5"],
+    }  # fmt: skip
+    for name, more in flags.items():
+        record(tmp_path / name, *more)
+    said = table(tmp_path).splitlines()
+    heading = next(line.split() for line in said if "accuracy" in line)
+    assert heading[:5] == ["setup", "lr", "balance", "optim", "seed"]
+    rows = sorted(line.split()[1:5] for line in said if line.strip().startswith("1_2"))
+    assert rows == [
+        ["0.0001", "-", "-", "42"], ["0.003", "-", "-", "1"], ["0.003", "-", "-", "2"],
+        ["0.003", "-", "sgd", "42"], ["0.003", "2,1", "-", "42"],
+    ]  # fmt: skip
+    # An older record lacks a flag, and had its default.
+    settings = tmp_path / "equal" / "settings.json"
+    kept = {n: v for n, v in json.loads(settings.read_text()).items() if n != "lora"}
+    settings.write_text(json.dumps(kept))
+    assert "lora" not in table(tmp_path)
+
+
+def test_the_frontier_names_all_that_differs(tmp_path: Path) -> None:
+    """Of runs without a sweep: number formats, adapters and shares, each its own sign."""
+    flags = {
+        "fp32": [], "bf16": ["--precision", "bf16"], "lora": ["--lora", "8"],
+        "shares": ["--balance", "2,1"],
+    }  # fmt: skip
+    for number, (name, more) in enumerate(flags.items()):
+        folder = record(tmp_path / name, *more)
+        with_epochs(folder.path, epochs(0.5, 0.5 + number / 10, seconds=1.0 + number))
+    drawn = draw("frontier", read_results(tmp_path))
+    (legend,) = drawn.figure.legends
+    assert {str(text.get_text()) for text in legend.get_texts()} == {
+        "lora 0, fp32", "lora 0, bf16", "lora 8, fp32", "lora 0, fp32, balance 2,1",
+    }  # fmt: skip
+    signs = [(mark.get_color(), mark.get_marker()) for mark in legend.get_lines()]
+    assert len({*signs}) == 4
+
+
+def test_the_frontier_says_what_one_style_does_not_tell(plan: Plan) -> None:
+    """Of 14 groups, more than a legend has room for."""
+    for batch in range(1, 8):
+        for setup in ("1_1", "1_2"):
+            plan.run(setup, batch, train_time_s=10.0 * batch, accuracy=batch / 10)
+    drawn = draw("frontier", read_results(plan.write()))
+    (legend,) = drawn.figure.legends
+    assert [str(text.get_text()) for text in legend.get_texts()] == ["1_1", "1_2"]
+    assert drawn.notes[0] == "points of one style differ in batch per GPU"
