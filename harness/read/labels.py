@@ -48,6 +48,10 @@ HEADINGS = {
     "comm_exposed_share": "exposed comm.",
 }
 
+# Values that are understood without the name of their axis.
+MACHINE = "machine"
+BARE = ("script", "model", "dataset", STRATEGY, "setup", "link", "precision", MACHINE)
+
 # Flags by one letter, where the field has one.
 SHORT_FLAGS = {"sync_every": "h", "outer_lr": "lr", "outer_momentum": "m", "target_batch": "t"}
 
@@ -128,14 +132,21 @@ def group_text(
 
 
 def short_text(label: Mapping[str, Any], axes: tuple[str, ...], machine: str | None = None) -> str:
-    """A group in few words, without the names of its axes: ddp 2_1 b16."""
+    """A group in few words: ddp 2_1 b16. A number has the name of its axis, a flag that is on is
+    that name.
+    """
     texts = []
     for axis in shown_axes(axes):
         value = strategy_text(label) if axis == STRATEGY else label.get(axis)
-        if value:
-            value = f"{value:g}" if isinstance(value, float) else str(value)
-            prefix = {"lr": "lr ", "per_gpu_batch": "b"}.get(axis, "")
-            texts.append(prefix + value)
+        if value is None or value is False:
+            continue
+        name = {"per_gpu_batch": "b"}.get(axis, f"{axis.replace('_', ' ')} ")
+        if value is True:
+            texts.append(name.strip())
+        elif axis in BARE:
+            texts.append(str(value))
+        else:
+            texts.append(name + (f"{value:g}" if isinstance(value, float) else str(value)))
     return " ".join(texts or ["all runs"]) + (f" {machine}" if machine else "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     keys: int = 1  # as many columns say which row it is
     numeric: tuple[bool, ...] | None = None  # columns that stand right; None: those of numbers
+    marks: tuple[Mapping[str, str], ...] = ()  # of each row on a page: data-NAME of its element
 
     @property
     def right(self) -> list[bool]:
@@ -47,6 +48,7 @@ class Table:
             tuple(tuple(row[n] for n in at) for row in self.rows),
             self.keys,
             tuple(right[n] for n in at),
+            self.marks,
         )
 
 
@@ -63,9 +65,9 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
 
 def table_of(
     headings: Sequence[str], rows: Iterable[Sequence[str]], keys: int = 1,
-    numeric: tuple[bool, ...] | None = None,
+    numeric: tuple[bool, ...] | None = None, marks: Iterable[Mapping[str, str]] = (),
 ) -> Table:  # fmt: skip
-    return Table(tuple(headings), tuple(map(tuple, rows)), keys, numeric)
+    return Table(tuple(headings), tuple(map(tuple, rows)), keys, numeric, tuple(marks))
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
@@ -195,16 +197,17 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 
 def html_lines(table: Table) -> Iterator[str]:
-    """With headings that are buttons, for sorting."""
+    """With headings that are buttons, for sorting; it scrolls by itself, also by the keyboard."""
     kinds = [' class="number"' if right else "" for right in table.right]
-    yield '<div class="wide"><table>\n<thead><tr>'
+    yield '<div class="wide" tabindex="0"><table>\n<thead><tr>'
     yield "".join(
         f'<th scope="col"{kind}><button type="button">{html.escape(heading)}</button></th>'
         for heading, kind in zip(table.headings, kinds, strict=True)
     )
     yield "</tr></thead>\n<tbody>"
-    for row in table.rows:
+    for row, marks in zip(table.rows, table.marks or ({},) * len(table.rows), strict=True):
         cells = zip(row, kinds, strict=True)
         texts = (f"<td{kind}>{html.escape(cell)}</td>" for cell, kind in cells)
-        yield "<tr>" + "".join(texts) + "</tr>"
+        said = (f' data-{name}="{html.escape(value)}"' for name, value in marks.items())
+        yield f"<tr{''.join(said)}>" + "".join(texts) + "</tr>"
     yield "</tbody></table></div>"

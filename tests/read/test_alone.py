@@ -10,7 +10,7 @@ import pytest
 from transformers import Trainer, TrainingArguments
 
 from harness.core.records import SCHEMA, RunFolder, read_json
-from harness.core.schema.dictionary import check_fields
+from harness.core.schema.checks import check_fields
 from harness.read.records.frames import load_runs
 from harness.read.report import report
 from harness.read.report.report import make_report

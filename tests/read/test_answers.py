@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from harness.core.records import RunFolder
 from harness.read.compare.answers import answers
 from harness.read.compare.compare import compare
+from harness.read.explain.explain import _notes, memory_bounds
+from harness.read.explain.time_breakdown import REST
+from harness.read.figures.time import _parts
 from harness.read.predict.fitting import Overrides, step_s
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import read_sweep
@@ -153,6 +158,31 @@ def test_runs_side_by_side_disturb_each_other(plan: Plan) -> None:
     assert group["disturbed"] == 1
 
 
+LACKED = {"event": "end", "attempt": 1, "outcome": "oom", "per_gpu_batch": 4, "in_step": True}
+FITTED = {"event": "end", "attempt": 2, "outcome": "finished", "per_gpu_batch": 2, "update": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "bounds"),
+    [
+        ({}, (2, 4)),
+        ({"in_step": None, "per_gpu_batch": None}, (2, 4)),  # its start knows the batch
+        ({"in_step": False}, None),
+        ({"outcome": "interrupted"}, None),
+    ],
+)
+def test_memory_did_for_what_made_updates_and_not_for_what_may_have_been_a_step(
+    changes: dict[str, Any], bounds: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    """The third attempt, with 3 samples, was stopped before its first update."""
+    starts = [{"event": "start", "attempt": n, "from_update": 8 * (n == 3), "per_gpu_batch": b}
+              for n, b in ((1, 4), (2, 2), (3, 3))]  # fmt: skip
+    stopped = {"event": "end", "attempt": 3, "outcome": "interrupted", "update": 8}
+    lines(tmp_path / "attempts.jsonl", [*starts, {**LACKED, **changes}, FITTED, stopped])
+    run: Any = SimpleNamespace(recorded_folder=RunFolder(tmp_path))
+    assert memory_bounds(run) == bounds
+
+
 def test_a_run_in_another_batch_than_asked_for_has_no_times(plan: Plan, table: Verb) -> None:
     """--auto_batch: its name and settings say 4, its attempts 2."""
     with_rates(plan, "1_1", 100.0, 100.0)
@@ -160,9 +190,9 @@ def test_a_run_in_another_batch_than_asked_for_has_no_times(plan: Plan, table: V
         folder = plan.run("1_2", seed=seed, train_samples_per_s=70.0, accuracy=0.3)
         (folder / "settings.json").write_text(json.dumps({"schema": 1, "per_gpu_batch": 4}))
         batches = (4,) if seed == 0 else (4, 2)
-        starts = [{"event": "start", "attempt": n, "per_gpu_batch": b} for n, b in
-                  enumerate(batches, start=1)]  # fmt: skip
-        lines(folder / "attempts.jsonl", starts)
+        starts = [{"event": "start", "attempt": n, "per_gpu_batch": b, "from_update": 0}
+                  for n, b in enumerate(batches, start=1)]  # fmt: skip
+        lines(folder / "attempts.jsonl", [*starts, *[LACKED, FITTED][: 2 * seed]])
     _, group = plan.groups()
     assert group["finished"] == 2, [run.reason for run in groups_of(plan)[1].runs]
     assert group["train_samples_per_s_values"] == [70, None] and group["disturbed"] == 1
@@ -173,4 +203,12 @@ def test_a_run_in_another_batch_than_asked_for_has_no_times(plan: Plan, table: V
     plan.content["runs"] = [r for r in plan.content["runs"] if r["path"] != "bert/1_2_4_0"]
     verdict = compare(*groups_of(plan)).verdicts["speed"]
     assert any("ran with 2 per process" in reason for reason in verdict.reasons)
-    assert step_s(groups_of(plan)[1].runs[0], Overrides()) is None  # predict cannot take it
+    own = groups_of(plan)[1]
+    assert step_s(own.runs[0], Overrides()) is None  # predict cannot take it
+    breakdown: Any = SimpleNamespace(parts={REST: None})
+    note, memory, *_ = _notes(own, breakdown)
+    assert memory == "Memory did for 2 samples per process and forward pass, and not for 4."
+    assert note.startswith("1 run(s) ran in another batch") and "not those of the batch" in note
+    unknown: dict[str, list[str]] = {}
+    assert _parts(SimpleNamespace(short_name_of=str), own, unknown) == {}  # type: ignore[arg-type]
+    assert [*unknown] == ["run in another batch per process than asked for"]

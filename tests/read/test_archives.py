@@ -12,6 +12,7 @@ import pytest
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs
 from harness.core.records import archives as of
+from harness.core.settings import UserError
 from harness.launch.ahead import ahead
 from harness.launch.outcome import State
 from harness.launch.plan import plan as planned
@@ -178,6 +179,26 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run.rename(tmp_path / "gone")
     assert main(["pack", str(tmp_path / "outputs")]) == 2
     assert "no records below" in capsys.readouterr().err
+
+
+def test_two_archives_with_unlike_records_of_one_run_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = (tmp_path / f"{name}{of.SUFFIX}" for name in ("one", "two"))
+    run = record(tmp_path / "outputs" / "bert" / "1_2" / "run").path
+    place = tmp_path / "bert" / "1_2" / "run"
+    pack = ["pack", str(tmp_path / "outputs"), "--out"]
+    assert main([*pack, str(one)]) == main([*pack, str(two)]) == 0
+    assert RunFolder.at(place).read_settings() is not None  # the same in both
+    assert main(["table", str(tmp_path / "bert")]) == 0
+    with (run / "epochs.jsonl").open("a") as rows:
+        rows.write("{}\n")
+    assert main([*pack, str(two)]) == 0
+    capsys.readouterr()
+    assert main(["table", str(tmp_path / "bert")]) == 2
+    assert "two.jsonl.gz holds another record of it" in capsys.readouterr().err
+    with pytest.raises(UserError, match="move one of the two archives"):
+        RunFolder.at(place)
 
 
 def test_the_published_archives_hold_the_published_sweeps(root: Path) -> None:

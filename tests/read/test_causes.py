@@ -28,6 +28,7 @@ from harness.read.explain.time_breakdown import (
     UNSEPARATED,
     SlowestRank,
     TimeBreakdown,
+    _from_ranks,
     mean_breakdown,
     time_breakdown,
 )
@@ -35,6 +36,7 @@ from harness.read.records.runs import Run
 from harness.read.records.selection import read_group
 from harness.read.statistics import spread
 from tests.support.paired import Verb, imported, pair, text_file
+from tests.support.paired import written as record_of
 from tests.support.records import lines, with_epochs, with_ranks
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
@@ -160,7 +162,10 @@ def test_what_limits_an_exchange() -> None:
     # 25 MB over 1000 Mbit/s are 0.2 s, less than half of it; over 500 they are more.
     link = {"nodes": 2, "payload_bytes": 25e6, "rtt_ms": 40.0, "requested_link": "20ms"}
     assert "The delay is the limit" in text_of(**link, bandwidth_mbit=1000.0)
-    assert "--exchange direct" in text_of(**link, bandwidth_mbit=1000.0)
+    assert "--exchange" not in text_of(**link, bandwidth_mbit=1000.0)
+    for way in ("auto", "direct"):
+        text = text_of(**link, bandwidth_mbit=1000.0, other_exchange=way)
+        assert f", or --exchange {way}. --compress" in text
     assert "The rate is the limit" in text_of(**link, bandwidth_mbit=500.0)
     assert "--compress" in text_of(**link, bandwidth_mbit=500.0)
     assert "--compress" not in text_of(**link, bandwidth_mbit=500.0, compress="bf16")
@@ -189,6 +194,56 @@ def test_ranks_that_take_turns_have_no_slow_one_among_them() -> None:
     slow = replace(run, slowest=SlowestRank(1, 0.5, 0.5))
     words, change = causes.stragglers(slow, replace(CONTEXT, nodes=2))
     assert "rank 1 is slower" in words and "waiting for its data" in words and "node 1" in change
+
+
+def test_a_rank_that_computes_slowly_could_have_fewer_samples() -> None:
+    """Passes of 1 and 2 s: in shares of 2 to 1 both take 4/3 s."""
+    ranks = [{"compute_s": s, "comm_exposed_s": 2 - s, "comm_wait_s": 2 - s} for s in (1.0, 2.0)]
+    parts, slowest = _from_ranks(ranks, 2.0, 1.0)
+    assert slowest == SlowestRank(1, 1.0, 0.0, pytest.approx(2 / 3))
+    run = replace(breakdown(parts=parts), slowest=slowest)
+    text = "--balance measured, for about 1.5 times as many samples/s, or finding out what else"
+    assert causes.stragglers(run, replace(CONTEXT, balances=True))[1].startswith(text)
+    assert "--balance" not in causes.stragglers(run, CONTEXT)[1]  # it is balanced, or cannot be
+    even = replace(run, slowest=replace(slowest, spared_s=0.01))
+    assert "--balance" not in causes.stragglers(even, replace(CONTEXT, balances=True))[1]
+
+
+# Nodes and processes of each, flags, device: what is advised in place of the backend.
+OTHER_EXCHANGES = [
+    ((2, 1), "--exchange backend", "cpu", "auto"), ((2, 1), "", "cpu", None),
+    ((2, 2), "", "cpu", "direct"), ((2, 2), "--strategy local_sgd", "cpu", None),
+    ((2, 1), "--exchange backend", "cuda", None), ((2, 1), "--exchange direct", "cpu", None),
+    ((2, 1), "--compress powersgd:2", "cpu", None), ((2, 1), "--strategy fsdp", "cpu", None),
+    ((1, 2), "", "cpu", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("world", "flags", "device", "advised"), OTHER_EXCHANGES)
+def test_another_exchange_is_advised_where_it_would_be_taken(
+    world: tuple[int, int], flags: str, device: str, advised: str | None, tmp_path: Path
+) -> None:
+    path, facts = tmp_path / "run", {"observed": {"device": device}}
+    record_of(path, "vit", flags.split(), world, facts, {})
+    run = read_group("RUN", str(path), None)
+    assert causes.run_context(run, None).other_exchange == advised
+
+
+def test_balance_is_advised_where_it_would_be_taken(tmp_path: Path) -> None:
+    flags = {
+        "": True, "--tail pad": False, "--auto_batch": False, "--balance measured": False,
+        "--per_gpu_batch 1": False, "--strategy fsdp": True, "--strategy diloco": False,
+    }  # fmt: skip
+    restarts = {"variables": {"TORCHELASTIC_MAX_RESTARTS": "3"}}
+    normed = {"observed": {"batchnorm_layers": 3}}  # which --balance refuses
+    plain = {"observed": {"batchnorm_layers": 0}}
+    cases = [*((words, {}, could) for words, could in flags.items()), ("", restarts, False),
+             ("", normed, False), ("", plain, True)]  # fmt: skip
+    for number, (words, facts, could) in enumerate(cases):
+        path = tmp_path / str(number)
+        record_of(path, "vit", words.split(), (1, 2), facts, {})
+        context = causes.run_context(read_group("RUN", str(path), None), None)
+        assert context.balances == could, words
 
 
 def test_several_runs_are_one_with_a_spread() -> None:
@@ -221,11 +276,11 @@ LINK = {"payload_bytes": 25.5e6, "rtt_ms": 40.2, "bandwidth_mbit": 1234.5, "requ
         {"nodes": 2, **LINK, "bandwidth_mbit": 12.3},
         {"nodes": 2, "compress": "bf16", "on_cpu": False, "throttled": 0.5, **LINK},
         {"micro_batch": 4, "padding_setting": "batch"},
-        {"baseline_threads": 2},
+        {"baseline_threads": 2, "balances": True},
         {"cpu_percent": 98.7, "others_cores": 1.25},
     ],
 )
-@pytest.mark.parametrize("slowest", [None, SlowestRank(1, 0.5, 0.5)])
+@pytest.mark.parametrize("slowest", [None, SlowestRank(1, 0.5, 0.5), SlowestRank(1, 0.5, 0.0, 0.2)])
 def test_sentences_are_shorter_than_25_words(
     facts: dict[str, Any], slowest: SlowestRank | None
 ) -> None:
@@ -373,3 +428,10 @@ def test_a_flag_of_several_values_is_compared(tmp_path: Path) -> None:
     run = read_group("RUN", str(path), None)
     assert run.identity["optim_args"] == '["a", {"b": 1}]'
     assert explain(run).sentences
+
+
+def test_a_run_beside_other_programs_is_compared_with_no_other(tmp_path: Path) -> None:
+    for busy, said in ((0.1, "No comparable run on one process"), (0.6, "It began beside other")):
+        folder = written(tmp_path / str(busy), environment={"launch": {"cpu_busy_share": busy}})
+        sentences = explain(read_group("RUN", str(folder), None)).sentences
+        assert sentences[1].startswith(said)

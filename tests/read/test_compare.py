@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from harness.cli import main
 from harness.core.records import SCHEMA
 from harness.core.settings import UserError
 from harness.read.compare.compare import compare
+from harness.read.records.groups import Group
 from harness.read.records.selection import command_for_seeds, read_group
 from tests.support.paired import TEXT, Verb, imported, pair, pairs, text_file
 from tests.support.records import with_epochs
@@ -262,6 +265,37 @@ def test_the_command_in_the_docs_compares_published_records(
         assert number in shown, shown
 
 
+def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
+    page = " ".join((root / "docs" / "reading.md").read_text().split())
+    published = root / "outputs" / "published"
+
+    def side(selected: str) -> Group:
+        return read_group("A", f"{published}/sweeps/news:{selected}", None)
+
+    times = []
+    for each, whole in ((16, 32), (4, 8)):
+        both = side(f"setup=1_2,per_gpu_batch={each}")
+        found = compare(side(f"setup=1_1,per_gpu_batch={whole},precision=bf16"), both)
+        rows = {row.measure.name: row for row in found.rows}
+        rate, time = rows["train_samples_per_s"], rows["epoch_time_s"]
+        points = rows["accuracy"].difference
+        assert points is not None and rate.difference is not None and time.difference is not None
+        assert rate.difference.paired and rate.difference.n == points.n == 3
+        ends = (rate.difference.value, rate.difference.low, rate.difference.high)
+        value, low, high = (rate.percent(end) or 0.0 for end in ends)
+        text = f"{value:.1f} % more samples a second ({low:+.1f} to {high:+.1f})"
+        assert text in page
+        value, low, high = (100 * (end or 0.0) for end in (points.value, points.low, points.high))
+        assert f"accuracy {value:+.2f} points ({low:+.2f} to {high:+.2f})" in page
+        times.append(f"{1 + (time.percent(time.difference.value) or 0.0) / 100:.2f} with {each}")
+        sent = both.values("payload_mb_per_update")
+        assert {round(mb / 2) for mb in sent} == {91} and "hands over 91 MB" in page
+    assert "it is " + " each, and ".join(times) in page
+    words = read_group("A", str(published / "words" / "news_words.jsonl.gz"), None)
+    accuracy = statistics.fmean(words.values("accuracy"))
+    assert len(words.finished) == 3 and f"an accuracy of {accuracy:.4f}." in page
+
+
 def test_commands_for_more_seeds(root: Path) -> None:
     sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
     far = read_group("A", f"{sweep}:script=vit,setup=2_1,link=20ms/100mbit", None)
@@ -289,6 +323,17 @@ def test_commands_of_every_start(
 ) -> None:
     pair(tmp_path / "a", 1, *flags, environment=facts)
     assert start in (command_for_seeds(read_group("A", str(tmp_path / "a"), None), 2) or "")
+
+
+def test_a_script_that_only_calls_logcallback_may_take_no_seed(
+    tmp_path: Path, compared: Verb
+) -> None:
+    for name in ("a", "b"):
+        file = pair(tmp_path / name, 1) / "settings.json"
+        settings = json.loads(file.read_text())
+        file.write_text(json.dumps({k: v for k, v in settings.items() if k != "script"}))
+    said = compared(tmp_path / "a", tmp_path / "b")
+    assert "A has 1 seed: noise is unknown; run its script with other seeds" in said
 
 
 def test_an_error_names_the_side(tmp_path: Path) -> None:

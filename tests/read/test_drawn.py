@@ -430,6 +430,27 @@ def test_usage_shows_every_device_of_every_node(plan: Plan) -> None:
     assert "GPU busy (%) 45.5 in the mean" in drawn.alt
 
 
+def test_usage_of_a_cpu_has_no_panels_of_gpus(plan: Plan) -> None:
+    """Neither beside a run with GPUs nor where that is not drawn; titles stand where panels do."""
+    rows = [reading(1000.0 + s, 10.0, 50.0, 30.0) for s in range(3)]
+    for batch, gpus in ((4, []), (8, rows[0]["gpus"])):
+        folder = plan.run("1_1", batch, epochs=epochs(0.5, 0.6)) / "telemetry" / "node_0.jsonl"
+        lines(folder, [{**row, "gpus": gpus} for row in rows])
+    shown = [axes for axes in draw("usage", measured(plan)).figure.axes if axes.get_visible()]
+    named = [(axes.get_title(), axes.get_ylabel(), axes.get_xlabel()) for axes in shown]
+    assert named == [
+        ("1_1 b8, seed 1", "GPU busy (%)", ""), ("", "GPU power (W)", ""),
+        ("", "GPU memory (GiB)", ""), ("1_1 b4, seed 1", "cores busy (%)", ""), ("", "", ""),
+        ("", "node memory (GiB)", "time since the start (s)"), ("", "", "time since the start (s)"),
+    ]  # fmt: skip
+    for batch in (1, 2):
+        folder = plan.run("1_1", batch) / "telemetry" / "node_0.jsonl"
+        lines(folder, [{**row, "gpus": []} for row in rows])
+    plan.content["runs"].append(plan.content["runs"].pop(1))  # fourth: not drawn
+    named = [axes.get_ylabel() for axes in draw("usage", measured(plan)).figure.axes]
+    assert named == ["cores busy (%)", "", "", "node memory (GiB)", "", ""]
+
+
 def test_many_readings_are_averaged_and_few_runs_drawn(plan: Plan) -> None:
     for batch in (1, 2, 4, 8):
         folder = plan.run("1_1", batch)

@@ -5,6 +5,7 @@ Records are made by hand; what is expected is worked out from the planted model,
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from dataclasses import replace
@@ -14,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.prediction_fresh import KEY, TABLE, key
 from harness.core.links import Link
 from harness.launch.plan import axes_of, plan
 from harness.launch.sweepfile import load
 from harness.read.drawing import FAINT, Drawn, NothingToDraw
 from harness.read.figures.catalogue import draw, figure_for
+from harness.read.predict.cases import workloads_of
 from harness.read.predict.exchange import GLOO, Reduction, Shape, allreduce, wire_of
-from harness.read.predict.fitting import workloads_of
 from harness.read.predict.model import Model, Scenario, fit_line, predict
 from harness.read.records.sweeps import PlannedRun, read_results
 from tests.support.paired import GRADIENT, measured, planted_s, timed
@@ -167,12 +169,13 @@ def test_a_prediction_has_its_interval_where_it_has_one(tmp_path: Path) -> None:
         far(tmp_path, 0.08, FAR, "--strategy", "diloco", seed=seed)
     found = read_results(tmp_path)
     ((workload,), _) = workloads_of(found)
-    diloco, ddp = sorted((c.prediction for c in workload.cases), key=lambda f: f.step_s)
-    assert diloco.low_s is None and ddp.low_s is not None and ddp.high_s is not None
+    pairs = sorted((c.prediction.low_s or 0.0, c.prediction.high_s or 0.0) for c in workload.cases)
+    assert len(pairs) == 2 and all(0 < low < high for low, high in pairs)
     lines = draw("prediction", found).figure.axes[0].lines
     bars = [line for line in lines if len({*np.asarray(line.get_xdata())}) == 1]
     upright = [np.asarray(bar.get_ydata()) for bar in bars if len(np.asarray(bar.get_ydata())) == 2]
-    assert [[*bar] for bar in upright] == [pytest.approx([1e3 * ddp.low_s, 1e3 * ddp.high_s])]
+    drawn = sorted((bar[0] / 1e3, bar[1] / 1e3) for bar in upright)
+    assert drawn == [pytest.approx(pair) for pair in pairs]
 
 
 def test_only_emulated_nodes_share_a_machine(tmp_path: Path) -> None:
@@ -209,8 +212,7 @@ SHAKY = {"link": {"asked": {"delay_ms": 20, "rate_mbit": 200, "jitter_ms": 2, "l
 
 @pytest.mark.parametrize(("flags", "facts", "reason"), [
     (("--strategy", "hivemind"), {}, "hivemind is not modelled"),
-    (("--compress", "powersgd"), {}, "ddp with powersgd is not modelled"),
-    (("--exchange", "direct"), {}, "--exchange direct is not modelled"),
+    (("--compress", "powersgd"), {}, "how many bytes it sends is in no record"),
     (("--strategy", "fsdp"), {}, "fsdp gathers layer by layer"),
     ((), SHAKY, "loss and jitter are not modelled"),
     ((), UNEQUAL, "links that differ between pairs of nodes are not modelled"),
@@ -268,7 +270,8 @@ def test_sweeps_that_it_answers(root: Path, tmp_path: Path) -> None:
         asked = load(file, tiny=True)
         planned = tuple(PlannedRun(job.label, job.path, None) for job in plan(asked))
         found[file.stem] = figure_for(replace(sweep, axes=tuple(axes_of(asked)), planned=planned))
-    assert [name for name, figure in found.items() if figure == "prediction"] == ["prediction"]
+    predicted = [name for name, figure in found.items() if figure == "prediction"]
+    assert predicted == ["prediction", "prediction_fresh"]
     assert found["propagation"] == "propagation" and found["slow_links"] == "strategies"
 
 
@@ -278,3 +281,15 @@ def test_the_sweep_holds_what_its_predictions_need(root: Path) -> None:
     others = {j.settings.per_gpu_batch for j in jobs if j.settings.setup != "1_1"}
     assert batches == {8, 16, 32} and others == {16}
     assert {j.settings.save for j in jobs} == {"none"}
+
+
+def test_each_fresh_case_has_its_prediction(root: Path) -> None:
+    """Written down before the runs: the table and the sweep name the same cases."""
+    jobs = plan(load(root / "experiments" / "prediction_fresh.yaml", tiny=True))
+    with TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 40
+    assert {tuple(row[name] for name in KEY) for row in rows} == {
+        key(job) for job in jobs if job.nodes > 1
+    }
+    assert all(float(r["low_ms"]) < float(r["step_ms"]) < float(r["high_ms"]) for r in rows)

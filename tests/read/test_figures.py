@@ -33,6 +33,7 @@ FIGURES = {
     "pictures": "epoch_time.png",
     "prediction-tiny": "prediction.png",
     "propagation-tiny": "propagation.png",
+    "slow_link_exchange-tiny": "time_to_accuracy.png",
     "slow_links-tiny": "strategies.png",
     "slow_links_four-tiny": "strategies.png",
     "weak_scaling-tiny": "throughput.png",
@@ -78,7 +79,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_what_is_published_is_that_of_the_records(name: str, copy: Path) -> None:
-    sweep = copy / "sweeps" / name
+    (sweep,) = copy.glob(f"**/sweeps/{name}")
     drawn = [FIGURES[name], FIGURES[name].replace(".png", "-dark.png")]
     assert sorted(file.name for file in sweep.glob("*.png")) == sorted(drawn)
     pictures = [(sweep / file).read_bytes() for file in drawn]
@@ -130,7 +131,7 @@ def outputs(notebook: nbformat.NotebookNode) -> list[str | bytes]:
 
 
 def test_all_published_sweeps_have_their_figure(root: Path) -> None:
-    assert {p.name for p in (root / PUBLISHED).parent.iterdir()} == FIGURES.keys()
+    assert {p.name for p in (root / "outputs/published").glob("**/sweeps/*")} == FIGURES.keys()
 
 
 def test_mistakes(
@@ -169,6 +170,12 @@ def test_a_figure_for_a_column_of_a_paper(root: Path, tmp_path: Path, figures: V
     assert {p.name for p in tmp_path.glob("*.svg")} == {"propagation.svg", "propagation-dark.svg"}
     wide = folder.with_name("slow_links-tiny")
     assert "2 columns and needs 8.0in or more" in figures.refused(wide, "--width", "3.3in")
+    said = figures(wide, "--all", "--format=pdf", "--width=3.3in", "-o", tmp_path / "all")
+    left_out = dict(re.findall(r"^not drawn: (.*?): (.*)$", said, re.MULTILINE))
+    assert "needs 8.0in or more" in left_out["Strategies on slow links"]
+    assert left_out["Where the time went"].endswith("its labels leave no room for its panels")
+    written = {file.stem for file in (tmp_path / "all").iterdir()}
+    assert {ALL[name][1] for name in ALL.keys() - written} == {*left_out}
     for text in ("3.3", "1in", "21in", "widein"):
         assert "expected 2in to 20in" in figures.refused(folder, "--width", text)
     assert "--format" in figures.refused(folder, "--format", "jpg")

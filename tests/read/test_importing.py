@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
-from harness.core.schema.dictionary import check_fields, fields
+from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.environment import DataRecord, ImportedRecord
 from harness.core.schema.fields import fields_of
 from harness.read import load, load_runs

@@ -15,6 +15,7 @@ from harness.read.records.packing import texts, write_folder
 
 SWEEPS = "outputs/published/sweeps"
 VIT = "outputs/published:script=vit,epochs=12,lr=0.0015,per_gpu_batch=32"
+PLANNED = "outputs/published:script=vit,dataset=embedded:digits"
 # A line -> names that the document must have.
 DOCUMENTS = {
     f"table {SWEEPS}/demo-tiny": {"sweep", "question", "rows", "runs"},
@@ -23,9 +24,7 @@ DOCUMENTS = {
     f"explain {SWEEPS}/demo-tiny:script=vit,setup=1_2": {"sentences", "main", "parts"},
     f"batches {SWEEPS}/batch_size-tiny:script=vit --target accuracy=0.85": {"target", "families"},
     f"predict {SWEEPS}/prediction-tiny:script=vit --setup 2_1 --link 20ms,200mbit": {"step_s"},
-    f"predict {SWEEPS}/prediction-tiny:script=vit --setup 2_1 --link lan --advise --deadline 9": {
-        "choices"
-    },
+    f"plan {PLANNED} --nodes 4 --link 80ms/50mbit --target accuracy=0.9": {"choices", "missed"},
     f"figures {SWEEPS}/demo-tiny --out OUT": {"written", "notes"},
 }  # fmt: skip
 

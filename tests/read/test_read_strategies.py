@@ -308,7 +308,10 @@ def test_strategies_setups_and_links_have_one_colour_on_a_page(plan: Links) -> N
     for sweep in sweeps:
         for name in ("strategies", "frontier"):
             for label, colour in colours(draw(name, sweep, styles).figure).items():
-                shown.setdefault(label, set()).add(colour)
+                # The frontier has set-ups in one panel, and tells them apart by their marks.
+                shown.setdefault(label.removesuffix(", 2_1").removesuffix(", 4_1"), set()).add(
+                    colour
+                )
     assert {*shown} == {"ddp", "diloco h50", "diloco h10", "ddp powersgd"}
     assert all(len(found) == 1 for found in shown.values())
     assert len({colour for (colour,) in shown.values()}) == len(shown)

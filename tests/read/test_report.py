@@ -6,6 +6,8 @@ import csv
 import json
 import re
 import time
+from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -68,10 +70,11 @@ def test_the_page_holds_everything_and_needs_nothing(made: list[Path]) -> None:
     drawings = re.findall(r'<figure id="sizes-(\w+)-figure">', html)
     assert {"accuracy", "loss", "throughput", "efficiency", "frontier", "usage"} <= {*drawings}
     for name in drawings:
-        for tone in ("", "-dark"):
-            for kind, begin in (("png", b"\x89PNG"), ("svg", b"<svg")):
-                file = out / "sizes" / "figures" / f"{name}{tone}.{kind}"
-                assert file.read_bytes().startswith(begin)
+        for kind, begin in (("png", b"\x89PNG"), ("svg", b"<svg")):
+            file = out / "sizes" / "figures" / f"{name}.{kind}"
+            assert file.read_bytes().startswith(begin)
+    # The page itself follows the reader's choice; `figures` writes dark files.
+    assert not [*(out / "sizes" / "figures").glob("*-dark*")]
     assert [folder.name for folder in folders] == [
         "sizes", "runs_of_bert_bert_nano_embedded_english",
     ]  # fmt: skip
@@ -81,6 +84,73 @@ def test_the_page_holds_everything_and_needs_nothing(made: list[Path]) -> None:
                   "1 run", "skipped: needs 2 nodes"):  # fmt: skip
         assert (words in html) == (words != "82 min"), words
     assert text.read_text().startswith("# What was measured: ")
+
+
+def test_every_row_says_what_it_is_of(made: list[Path]) -> None:
+    html = made[0].read_text()
+    rows = Counter(re.findall(r"<tr (data-[^>]*)><td", html))
+    single = 'data-script="-" data-setup="1_1" data-strategy="-" data-link="-"'
+    two = single.replace("1_1", "2_1")
+    # In the results and in what was compared: batch 4, 64 and 128 on 1_1 and batch 4 on another
+    # machine; the failed run has a row more, and so have the two nodes.
+    assert rows[single] == 2 * 4 + 1 and rows[two] == 2 * 1 + 2
+    # Runs that did not begin are counted together and belong to no filter.
+    assert re.search(r"<tr><td>1 run</td><td>skipped: needs 2 nodes", html)
+
+
+def test_where_a_figure_shows_time_alone_accuracy_stands_beside_it(made: list[Path]) -> None:
+    html = made[0].read_text()
+    section = html[html.index('<section id="sizes"') :]
+    shown = re.findall(
+        r'<figure id="sizes-(\w+)-figure">', section[: section.index("<summary><h3>")]
+    )
+    assert shown == ["epoch_time", "frontier"]
+    assert "More figures" in section and section.count('<figure id="sizes-frontier-figure">') == 1
+
+
+def test_each_section_opens_with_what_was_expected(plan: Plan, tmp_path: Path) -> None:
+    plan.run()
+    record(plan.output_dir / "bert" / "alone", "--seed", "7")
+    for told, said in (
+        ("four is <enough>.", "four is &lt;enough&gt;."),
+        (None, "none was written down before the runs."),
+    ):
+        page, text, *_ = make_report(plan.write(hypothesis=told).parents[1], tmp_path / "report")
+        assert page.read_text().count("<p>Hypothesis:") == 1  # none of runs of no sweep
+        assert f"<h2>Which batch?</h2>\n<p>Hypothesis: {said}</p>" in page.read_text()
+        assert f"Hypothesis: {told or said}".replace("<", r"\<").replace(">", r"\>") in (
+            text.read_text()
+        )
+
+
+@pytest.mark.process
+def test_several_processes_make_the_same_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_sweep(Plan(tmp_path / "outputs"))
+    monkeypatch.setattr("harness.read.report.report.os.cpu_count", lambda: 2)
+    found = []
+    for number, runs in (("one", 1000), ("two", 2)):
+        monkeypatch.setattr("harness.read.report.report.MANY_RUNS", runs)
+        files = make_report(plan.output_dir, tmp_path / number)
+        below = (file for file in (tmp_path / number).rglob("*") if file.is_file())
+        found.append({file.relative_to(tmp_path / number): file.read_bytes() for file in below})
+        assert len(files) == 4
+    assert found[0] == found[1] and len(found[0]) > 10
+
+
+def test_a_process_that_is_ended_from_outside_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Verb
+) -> None:
+    def ended(*_: object) -> None:
+        raise BrokenProcessPool
+
+    plan = make_sweep(Plan(tmp_path / "outputs"))
+    monkeypatch.setattr("harness.read.report.report.MANY_RUNS", 2)
+    monkeypatch.setattr("harness.read.report.report.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("harness.read.report.report.ProcessPoolExecutor.submit", ended)
+    said = report.refused(plan.output_dir)
+    assert "a process that draws was ended from outside" in said and "report one sweep" in said
 
 
 def test_the_tables_are_those_of_a_readme(made: list[Path]) -> None:
@@ -119,6 +189,7 @@ def test_durations(seconds: float, text: str) -> None:
     ("baseline", "setups", "said"),
     [
         (None, ["1_1", "1_2"], "no baseline is named"),
+        (None, ["1_1"], "all runs have the same settings"),
         ({"setup": "4_1"}, ["1_1", "1_2"], "no finished run of the baseline (setup 4_1)"),
         ({"setup": "1_1"}, ["1_1"], "no finished run beside the baseline (setup 1_1)"),
     ],
@@ -132,6 +203,14 @@ def test_why_nothing_is_compared_is_one_line(
     plan.write(axes=["setup"], baseline=baseline)
     _, text, *_ = make_report(plan.output_dir, tmp_path / "report")
     assert f"- Nothing is compared: {said}." in text.read_text().splitlines()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_runs_of_no_sweep_are_not_called_one(plan: Plan, tmp_path: Path) -> None:
+    plan.run("1_1", 4)
+    _, text, *_ = make_report(plan.output_dir, tmp_path / "report")
+    said = text.read_text()
+    assert "## runs of " in said and "sweep runs of" not in said and "\na-cpux2\n" in said
 
 
 @pytest.fixture

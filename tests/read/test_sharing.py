@@ -63,9 +63,18 @@ def test_a_card_that_is_there_is_kept(hub: Hub, folder: Path) -> None:
 
 
 def test_an_error_without_a_text_is_told_by_its_name() -> None:
-    told = "me/mine: ConnectionError: try again later"
+    told = "me/mine: ConnectionError: check the network"
     with pytest.raises(UserError, match=told), _told("me/mine"):
         raise ConnectionError
+
+
+def test_offline_is_said_as_what_it_is(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for words in (("push", str(folder), "me/mine"), ("pull", "me/mine", str(folder))):
+        said = "me/mine: HF_HUB_OFFLINE is set: unset it to reach the Hub\n"
+        assert refused(capsys, *words).endswith(said)
 
 
 def test_public_is_asked_for(hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

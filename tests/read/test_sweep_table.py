@@ -5,15 +5,19 @@ Every expected number here was worked out by hand.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
 from harness.read import load_sweep, load_sweep_runs
+from harness.read.figures.catalogue import draw
 from harness.read.records.runs import memory_of_devices
+from harness.read.records.sweeps import read_sweep
+from harness.read.tables.results import fairness
 from tests.support.paired import Verb
-from tests.support.records import TARGET, Plan, lines, row_of, timed_epochs
+from tests.support.records import TARGET, Plan, epochs, lines, row_of, timed_epochs
 
 
 def test_runs_that_differ_in_seed_or_repeat_are_one_group(plan: Plan) -> None:
@@ -37,6 +41,20 @@ def test_a_value_that_a_run_lacks_is_unknown_not_zero(plan: Plan) -> None:
     (group,) = plan.groups()
     assert (group["user_s"], group["user_s_n"], group["user_s_sd"]) == (12, 1, None)
     assert group["user_s_values"] == [12, None] and "system_s" not in group
+
+
+def test_a_mean_over_different_exchanges_is_named(plan: Plan, table: Verb) -> None:
+    """--exchange auto chooses for each run; table, fairness of a report and figures say so."""
+    for seed, way in ((1, "direct"), (2, "backend"), (3, "direct")):
+        row = epochs(0.7, 0.8, seconds=15.0)
+        path = plan.run(seed=seed, environment={"observed": {"exchange": way}}, epochs=row)
+        settings = {"schema": 1, "script": "bert", "exchange": "auto"}
+        (path / "settings.json").write_text(json.dumps(settings))
+        text = "1 of 1 groups: --exchange auto chose different ways for runs that are averaged here"
+        assert (text in table(plan.write())) == (seed > 1)
+        sweep = read_sweep(plan.folder)
+        assert (f"{text}." in fairness(sweep)) == (seed > 1)
+        assert (text in draw("accuracy", sweep).notes) == (seed > 1)
 
 
 def test_unlike_machines_are_never_averaged(plan: Plan, table: Verb) -> None:
@@ -365,6 +383,19 @@ def test_columns_of_devices_where_they_are_known(plan: Plan, table: Verb) -> Non
         assert row_of(said, "1_2")[2:] == ["40.0", "0.4125", "97.50", "-"]
         assert row_of(said, "1_1")[2:] == ["40.0", "-", "-", "0.500"]
     assert row_of(table(plan.write(columns=["energy_j"])), "1_2")[2:] == ["812.00"]
+
+
+def test_no_gpu_is_busy_in_a_table_of_cpus(plan: Plan, table: Verb) -> None:
+    """Where the peak of a processor is known its runs have an MFU, and its GPUs are none."""
+    cpu = {"observed": {"device": "cpu"}}
+    plan.run(seed=1, mfu=0.25, environment=cpu)
+    for content in ({}, {"columns": ["wall_s", "mfu"]}):
+        said = table(plan.write(**content))
+        assert "MFU" in said and "GPU busy" not in said
+    said = table(plan.output_dir).replace(str(plan.output_dir), "")
+    assert "MFU" in said and "busy" not in said
+    plan.run(seed=2, mfu=0.25, environment={"observed": {"device": "cuda:0"}})
+    assert "GPU busy" in table(plan.write())
 
 
 @pytest.mark.parametrize(

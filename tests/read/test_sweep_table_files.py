@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +97,18 @@ def test_markdown_cannot_be_broken_by_names(plan: Plan) -> None:
     widths = {line.replace(r"\|", "").count("|") for line in said.splitlines() if line[:1] == "|"}
     assert len(widths) == 1
     assert "torch 2.13.0" in said and "commit 0123456789ab" in said
+
+
+def test_the_hypothesis_stands_above_the_table(plan: Plan, table: Verb) -> None:
+    plan.run()
+    folder = plan.write(hypothesis="four is | enough.")
+    said = table(folder, "--write")
+    assert "Which batch?\nhypothesis: four is | enough.\n" in said
+    text = (plan.folder / "table.md").read_text()
+    assert text.startswith("### Which batch?\n\nHypothesis: four is \\| enough.\n\nsweep sizes")
+    assert json.loads(table(folder, "--json"))["hypothesis"] == "four is | enough."
+    plan.write(hypothesis=None)
+    assert "hypothesis:" not in table(folder)
 
 
 def test_the_file_itself_will_do(small: Path, table: Verb) -> None:
@@ -209,5 +224,36 @@ def test_latex_is_a_booktabs_table_whatever_the_names_hold() -> None:
 def test_latex_stands_alone(small: Path, table: Verb) -> None:
     for folder in (small, small.parents[1]):
         lines = table(folder, "--latex").splitlines()
-        assert lines[0].startswith("% ") and lines[1].startswith(r"\begin{tabular}{")
-        assert lines[-1] == r"\end{tabular}"
+        assert lines[0].startswith("% ") and lines[2].startswith(r"\begin{tabular}{")
+        assert lines[1] == r"% needs \usepackage{booktabs}" and lines[-1] == r"\end{tabular}"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs LaTeX")
+def test_latex_takes_every_published_table(root: Path, table: Verb, tmp_path: Path) -> None:
+    tables = [
+        table(folder, "--latex") for folder in sorted((root / "outputs/published/sweeps").iterdir())
+    ]
+    paper = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
+    (tmp_path / "all.tex").write_text("\n\n".join([paper, *tables, r"\end{document}"]))
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    if "booktabs.sty' not found" in done.stdout:
+        pytest.skip("needs the booktabs of texlive-latex-recommended")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Missing character" not in done.stdout and "all.pdf" in done.stdout
+
+
+def test_columns_of_one_kind_of_machine_stand_in_all_tables(
+    plan: Plan, table: Verb, tmp_path: Path
+) -> None:
+    plan.run(seed=1, updates=100)
+    plan.run(seed=2, updates=50, machine="b-gpux1", mfu=0.25)
+    said = [line.split() for line in table(tmp_path, "--columns", "updates,mfu").splitlines()]
+    assert [line for line in said if line[:1] in (["100"], ["50"])] == [
+        ["100", "-"],
+        ["50", "0.250"],
+    ]
+    assert "no column fun" in table.refused(tmp_path, "--columns", "updates,fun")

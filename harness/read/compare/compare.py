@@ -438,6 +438,12 @@ def more_seeds(comparison: Comparison) -> list[str]:
         if few < SEEDS:
             noise = "noise is unknown" if few == 1 else "a wide interval"
             command = command_for_seeds(group, SEEDS - few)
-            more = f"more: {command}" if command else "only its source can measure more"
+            imported = group.runs[0].imported
+            other = (
+                "only its source can measure more"
+                if imported
+                else "run its script with other seeds"
+            )
+            more = f"more: {command}" if command else other
             lines.append(f"{group.name} has {few} seed{'s' if few > 1 else ''}: {noise}; {more}")
     return lines

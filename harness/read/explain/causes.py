@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.identity import EVAL_BATCH
+from harness.core.strategies import SENT_DIRECTLY, STRATEGIES, chooses_exchange, sends_directly
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -42,6 +43,8 @@ PASSES = 3  # forward and backward cost three times the forward pass that evalua
 ROUGH, LARGER = 2, 4
 OTHERS_CORES = 0.25  # cores per process used by other programs, from which on they are mentioned
 
+WORTH_BALANCING = 1.05  # times as many samples/s, from which on --balance is advised
+
 LARGER_BATCH = "a larger --per_gpu_batch, which also communicates less often (a different training)"
 
 
@@ -69,6 +72,8 @@ class RunContext:
     compress: str | None
     padding_setting: str | None
     epochs: float | None = None
+    balances: bool = False  # equal shares, and --balance measured would be taken
+    other_exchange: str | None = None  # that may wait for fewer round trips
 
 
 def run_context(group: Group, baseline: Group | None) -> RunContext:
@@ -93,7 +98,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         eval_batch=min(batch, samples / processes),
         threads=environment.get("threads"),
         baseline_threads=None if other is None else other.get("threads"),
-        on_cpu=(environment.get("observed") or {}).get("device") == "cpu",
+        on_cpu=run.device == "cpu",
         emulated=(environment.get("launch") or {}).get("launcher") == "netns",
         cpu_percent=cpu_percent,
         others_cores=_others_cores(run, cpu_percent),
@@ -105,7 +110,33 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         compress=settings.get("compress"),
         padding_setting=settings.get("padding"),
         epochs=run.measures.get("epochs_done"),
+        balances=_could_balance(run),
+        other_exchange=_other_exchange(run),
     )
+
+
+def _could_balance(run: Run) -> bool:
+    """As far as the record tells; older ones do not count layers with BatchNorm."""
+    settings = run.settings
+    if (run.environment.get("observed") or {}).get("batchnorm_layers"):
+        return False
+    if settings.get("balance") or settings.get("auto_batch") or settings.get("tail") == "pad":
+        return False
+    variables = run.environment.get("variables") or {}
+    elastic = variables.get("TORCHELASTIC_MAX_RESTARTS") not in (None, "0")
+    more = (settings.get("per_gpu_batch") or 0) > 1  # than the one that each keeps
+    return run.identity["strategy"] in ("ddp", "fsdp") and more and not elastic
+
+
+def _other_exchange(run: Run) -> str | None:
+    """Of a run that took the backend, and not by a choice of its own."""
+    asked = (run.recorded_folder.read_settings() or {}).get("exchange")
+    on_cpu = run.device == "cpu"
+    if asked in ("auto", *SENT_DIRECTLY) or not on_cpu or (run.nodes or 1) == 1:
+        return None
+    if run.identity["strategy"] not in STRATEGIES or not sends_directly(run.identity):
+        return None
+    return "auto" if chooses_exchange(run.identity) else "direct"
 
 
 def _others_cores(run: Run, cpu_percent: float | None) -> float | None:
@@ -297,7 +328,8 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     if context.strategy == "ddp":
         less_often += ", --strategy diloco or local_sgd"
     if limit == "delay":
-        return text, f"{less_often}, or --exchange direct. --compress hardly helps against a delay"
+        way = f", or --exchange {context.other_exchange}" if context.other_exchange else ""
+        return text, f"{less_often}{way}. --compress hardly helps against a delay"
     if context.strategy == "ddp" and context.compress in (None, "none"):
         return text, f"{less_often}, or smaller gradients: --compress"
     return text, less_often
@@ -337,10 +369,17 @@ def stragglers(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     what = "waiting for its data" if slow.of_data_s > slow.more_s / 2 else "computing"
     node = f" on node {slow.rank // max(context.processes // context.nodes, 1)}"
     beside = f"rank {slow.rank}{node if context.nodes > 1 else ''}"
+    remedy = f"finding out what else runs beside {beside}, or what extra work it has"
+    gain = run.step_s / (run.step_s - slow.spared_s)
+    if what == "computing" and context.balances and gain >= WORTH_BALANCING:
+        remedy = (
+            f"--balance measured, for about {three_digits(gain)} times as many samples/s, or "
+            f"finding out what else runs beside {beside}"
+        )
     return (
         f"rank {slow.rank} is slower: it takes {seconds(slow.more_s)} longer per update for "
         f"{what}. Waiting for it takes {waiting}{_throttling(context)}",
-        f"finding out what else runs beside {beside}, or what extra work it has",
+        remedy,
     )
 
 

@@ -5,12 +5,12 @@ times as fast.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.core.attempts import starts_of
+from harness.core.attempts import ends_of, starts_of
 from harness.core.command_line import print_json
 from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
@@ -110,10 +110,7 @@ def explain(
     if baseline is not None and base is not None:
         sentences += _against(run, breakdown, baseline, base, was_searched=named is None)
     elif breakdown.devices > 1:
-        sentences.append(
-            "No comparable run on one process was found beside it, so it is unknown whether "
-            "computing is slower than on one process."
-        )
+        sentences.append(_alone(run))
     if base is not None and not does_lose:
         sentences.append(f"Less than {percent(LARGE)} is lost against the baseline.")
     if main is not None:
@@ -150,16 +147,18 @@ def why_not(group: Group, base: Group) -> str | None:
 
 def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
     """The runs of these folders that may be a baseline."""
-    runs = []
-    for folder in folders:
-        if not folder.path.parent.name.startswith("1_"):
-            continue
-        run = read_run(folder, {}, str(folder.path), None)
-        if run.state == UNREADABLE:
-            warn([f"{run.path}: {run.reason}"])  # it might have been the one to compare with
-        elif run.nodes == 1 and not run.imported:
-            runs.append(run)
-    return runs
+    runs = [read_run(folder, {}, str(folder.path), None) for folder in folders if _on_one(folder)]
+    # They might have been the ones to compare with.
+    warn([f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE])
+    return [run for run in runs if _may_be_baseline(run)]
+
+
+def _on_one(folder: RunFolder) -> bool:
+    return folder.path.parent.name.startswith("1_")
+
+
+def _may_be_baseline(run: Run) -> bool:
+    return run.state != UNREADABLE and run.nodes == 1 and not run.imported
 
 
 def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
@@ -226,12 +225,24 @@ def _per_device(group: Group) -> tuple[float, int] | None:
 
 
 def group_breakdown(group: Group) -> TimeBreakdown:
-    """The means over its finished runs."""
+    """The means over its finished runs, of those in the batch asked for if there are any."""
     if not group.finished:
         states = ", ".join(run.state for run in group.runs)
         why = next((f" ({run.reason})" for run in group.runs if run.reason), "")
         raise UserError(f"{group.selector} has no finished run to explain: {states}{why}")
-    return mean_breakdown([time_breakdown(run) for run in group.finished])
+    return mean_breakdown([time_breakdown(run) for run in group.in_own_batch or group.finished])
+
+
+def _alone(run: Group) -> str:
+    if all(one.is_beside_others for one in run.finished):
+        return (
+            "It began beside other programs, so its times are compared with those of no run on one "
+            "process: measure again with --rerun when nothing else runs."
+        )
+    return (
+        "No comparable run on one process was found beside it, so it is unknown whether "
+        "computing is slower than on one process."
+    )
 
 
 def _others(main: Cause | None, candidates: Sequence[Cause]) -> list[Cause]:
@@ -303,6 +314,15 @@ def cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
 
 
 def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
+    changed = [run for run in group.finished if run.other_batches]
+    if changed:
+        what = "left out here" if group.in_own_batch else "not those of the batch asked for"
+        yield (
+            f"{len(changed)} run(s) ran in another batch per process than asked for "
+            f"(--auto_batch, or nodes were missing): their times are {what}."
+        )
+    for fits, lacks in dict.fromkeys(filter(None, map(memory_bounds, changed))):
+        yield f"Memory did for {fits} samples per process and forward pass, and not for {lacks}."
     startup_s = breakdown.parts[REST]
     wall_s = sum(value or 0 for value in breakdown.parts.values())
     if startup_s is not None and startup_s > LONG_STARTUP * wall_s:
@@ -333,6 +353,25 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
         yield f"{torn} torn line(s) of epochs.jsonl are left out; every epoch has a whole one."
     if left_out := len(group.runs) - len(group.finished):
         yield f"{left_out} run(s) did not finish and are not counted."
+
+
+def memory_bounds(run: Run) -> tuple[int, int] | None:
+    """The largest batch per process that it made updates with, and the smallest whose step lacked
+    memory: the largest that fits lies from the one up to the other.
+    """
+    rows = attempts_of(run.recorded_folder)
+    ends: dict[Any, Mapping[str, Any]] = {row.get("attempt"): row for row in ends_of(rows)}
+    fits, lacks = set(), set()
+    for start in starts_of(rows):
+        end = ends.get(start.get("attempt"), {})
+        batch = end.get("per_gpu_batch") or start.get("per_gpu_batch") or 0
+        if (end.get("update") or 0) > (start.get("from_update") or 0):
+            fits.add(batch)
+        if end.get("outcome") == "oom" and end.get("in_step") is not False:
+            lacks.add(batch)
+    least = min(lacks - {0}, default=0)
+    most = max((batch for batch in fits if batch < least), default=0)
+    return (most, least) if most else None
 
 
 def interrupted_epochs(run: Run) -> list[int]:
@@ -368,8 +407,12 @@ def _ms(value: float | None, sd: float | None) -> str:
 def explain_sweep(sweep: SweepResults) -> list[str]:
     """A text for each chosen group; where it cannot be explained, the reason."""
     chosen = list(_chosen(sweep))
-    folders = (run.folder for run in sweep.runs if run.folder and run.state != UNREADABLE)
-    near = runs_on_one_node(folders) if chosen else []
+    # As if read by themselves: a baseline is looked for by settings, not by the axes of a sweep.
+    near = [
+        replace(run, label={}, path=str(run.folder.path))
+        for run in (sweep.runs if chosen else ())
+        if run.folder and _on_one(run.folder) and _may_be_baseline(run)
+    ]
     texts = []
     for group in chosen[:MOST_GROUPS]:
         name = sweep.name_of(group)

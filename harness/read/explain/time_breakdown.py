@@ -39,6 +39,7 @@ class SlowestRank:
     rank: int
     more_s: float  # per update, computing and waiting for data
     of_data_s: float  # of that, waiting for data
+    spared_s: float = 0.0  # of a step, if ranks had samples in proportion to their speeds
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,9 @@ def _from_ranks(
     parts: Parts = {COMPUTE: computing[median], DATA: data[median]}
     if len(ranks) > 1:
         parts |= {COMMUNICATION: exposed[median] - waited[median], STRAGGLERS: waited[median]}
-    return parts, SlowestRank(last, own[last] - own[median], data[last] - data[median])
+    spared_s = own[last] - statistics.harmonic_mean(own)
+    slowest = SlowestRank(last, own[last] - own[median], data[last] - data[median], spared_s)
+    return parts, slowest
 
 
 def _recorded_by_ranks(run: Run) -> list[dict[str, float]]:
@@ -231,4 +234,5 @@ def _usually_slowest(candidates: Sequence[SlowestRank | None]) -> SlowestRank | 
         rank,
         statistics.fmean(slowest.more_s for slowest in same),
         statistics.fmean(slowest.of_data_s for slowest in same),
+        statistics.fmean(slowest.spared_s for slowest in same),
     )

@@ -51,7 +51,9 @@ FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
 
 def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """styles: those of the page that the figure stands on; alone, those of its sweep."""
-    return FIGURES[name][0](sweep, styles or Styles([sweep]))
+    drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
+    drawn.notes += sweep.averaged_exchanges
+    return drawn
 
 
 def draw_all(
@@ -71,6 +73,8 @@ def figure_for(sweep: SweepResults) -> str:
     """The figure that answers a sweep's question, by what varies in it."""
     if {"link", "per_gpu_batch"} <= {*sweep.axes} and _has_one_process(sweep):
         return "prediction"
+    if "exchange" in sweep.axes and sweep.target is not None:
+        return "time_to_accuracy"
     if "link" in sweep.axes:
         ways = {"strategy", *OF_ONE_STRATEGY} & set(sweep.axes)
         return "strategies" if ways else "propagation"
@@ -82,6 +86,15 @@ def figure_for(sweep: SweepResults) -> str:
         if axis in sweep.axes:
             return name
     return "frontier"
+
+
+OF_TIME_ALONE = ("epoch_time", "throughput")
+
+
+def figures_for(sweep: SweepResults) -> tuple[str, ...]:
+    """What answers the question on a page: where that shows time alone, accuracy beside it."""
+    name = figure_for(sweep)
+    return (name, "frontier") if name in OF_TIME_ALONE else (name,)
 
 
 def _has_one_process(sweep: SweepResults) -> bool:
@@ -128,8 +141,9 @@ def run(options: argparse.Namespace) -> int:
     draw, kinds = (_every, KINDS) if options.all else (_one, ("png",))
     with page_width(options.width):
         kinds = (options.format,) if options.format else kinds
-        files, sweep = draw(options.folder, options.out, kinds)
-    notes = [*filter(None, (*sweep.problems, missing(sweep)))]
+        files, sweep, left_out = draw(options.folder, options.out, kinds)
+    not_drawn = (f"not drawn: {FIGURES[name][1]}: {reason}" for name, reason in left_out.items())
+    notes = [*filter(None, (*sweep.problems, missing(sweep))), *not_drawn]
     if options.json:
         print_json({"written": files, "notes": notes})
     else:
@@ -137,19 +151,24 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-Saved = tuple[list[Path], SweepResults]
+Saved = tuple[list[Path], SweepResults, dict[str, str]]
 
 
 def _one(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
     sweep = read_sweep(folder)
     name = figure_for(sweep)
-    return save(draw(name, sweep), out or sweep.folder, name, kinds), sweep
+    return save(draw(name, sweep), out or sweep.folder, name, kinds), sweep, {}
 
 
 def _every(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
     sweep = read_results(folder)
-    drawn, _ = draw_all(sweep)
+    drawn, left_out = draw_all(sweep)
     if not drawn:
         raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
-    into = out or folder / "figures"
-    return [f for name, figure in drawn.items() for f in save(figure, into, name, kinds)], sweep
+    files: list[Path] = []
+    for name, figure in drawn.items():
+        try:
+            files += save(figure, out or folder / "figures", name, kinds)
+        except UserError as error:
+            left_out[name] = str(error)
+    return files, sweep, left_out

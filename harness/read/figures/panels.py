@@ -14,6 +14,8 @@ from harness.core.strategies import STRATEGIES
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
 from harness.read.labels import (
+    BARE,
+    MACHINE,
     STRATEGY,
     column_of,
     heading_of,
@@ -32,9 +34,6 @@ INTO_PANELS = ("link", "strategy", "model", "per_gpu_batch", "lr")
 COLOUR_BY = ("strategy", "setup", "link", "lr", "per_gpu_batch")
 # These have one style on a whole page.
 OF_PAGE = ("strategy", "setup", "link")
-MACHINE = "machine"
-# Values that are understood without the name of their axis.
-BARE = ("script", "model", "strategy", "setup", "link", MACHINE)
 
 
 class Series(NamedTuple):

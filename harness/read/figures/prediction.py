@@ -19,7 +19,7 @@ from harness.read.figures.panels import (
     run_name,
 )
 from harness.read.labels import STRATEGY
-from harness.read.predict.fitting import PredictedGroup, Workload, workloads_of
+from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
 from harness.read.records.sweeps import SweepResults
 
 NO_NODES = (

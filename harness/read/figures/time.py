@@ -31,7 +31,8 @@ from harness.read.explain.time_breakdown import (
     time_breakdown,
 )
 from harness.read.figures.panels import (
-    MACHINE,
+    Panel,
+    Series,
     Styles,
     axis_text,
     failed_groups,
@@ -39,7 +40,7 @@ from harness.read.figures.panels import (
     left_out,
     run_name,
 )
-from harness.read.labels import duration
+from harness.read.labels import MACHINE, column_of, duration, heading_of, shown_axes
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, telemetry_of
 from harness.read.records.runs import Run, Target, time_to_target
@@ -48,7 +49,7 @@ from harness.read.records.sweeps import SweepResults
 TARGET_TIME, QUALITY = "tta_train_s", "accuracy"
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
-LONGEST_NAME = 46
+LONGEST_NAME, LETTERS_PER_INCH = 46, 10.5
 # Measure, title with unit, and the unit in those of the measure.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
@@ -58,8 +59,8 @@ COSTS = (
 Times = list[tuple[Run, float]]
 
 
-def cut(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 3] + "..."
+def cut(name: str, longest: int = LONGEST_NAME) -> str:
+    return name if len(name) <= longest else name[: longest - 3] + "..."
 
 
 def targets_of(sweep: SweepResults) -> dict[str, Target]:
@@ -106,8 +107,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
 
 def _times(group: Group, target: Target) -> Times:
     """Of the finished runs that have the metric; a miss is infinite."""
-    runs = (run for run in group.finished if not run.other_batches)
-    results = ((run, time_to_target(run.epochs, target)) for run in runs)
+    results = ((run, time_to_target(run.epochs, target)) for run in group.in_own_batch)
     return [(run, times[TARGET_TIME]) for run, times in results if TARGET_TIME in times]
 
 
@@ -166,7 +166,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)]
     if not costs:
         raise NothingToDraw("no finished run has accuracy and a time")
-    values, of_values = styles.of_groups(sweep, groups)
+    names, of_names, notes = _named_styles(sweep, groups, styles)
     given = Counter(map(partial(_given, sweep), groups))
     cases = [case for case, number in given.items() if number > 1]
     if not cases:
@@ -175,11 +175,12 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     wide = kit.panels_per_row(len(drawn_cases))
     shown = [(*cost, case) for cost in costs for case in drawn_cases]
     figure, axes = kit.panels(len(shown), 4.0 if len(cases) == 1 else 3.2, wide)
-    drawn, texts = Drawn(figure, notes=left_out(len(cases) - len(drawn_cases), "panels")), []
+    notes += left_out(len(cases) - len(drawn_cases), "panels")
+    drawn, texts = Drawn(figure, notes=notes), []
     for number, (place, (measure, title, unit, case)) in enumerate(zip(axes, shown, strict=True)):
         points = [
-            _point(drawn, place, sweep, group, (measure, unit), of_values[value])
-            for group, value in zip(groups, values, strict=True)
+            _point(drawn, place, sweep, group, (measure, unit), of_names[name])
+            for group, name in zip(groups, names, strict=True)
             if _given(sweep, group) == case and group.values(measure)
         ]
         if not points:
@@ -189,7 +190,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         kit.describe(place, case, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             kit.log_axis(place, "x")
-    kit.legend(figure, of_values)
+    kit.legend(figure, of_names)
     if failed := failed_groups(sweep):
         drawn.notes.append(f"failed runs have no place here: {failed}")
     drawn.notes.append("numbered: no other is both better and cheaper. " + " ".join(texts))
@@ -205,6 +206,31 @@ def _given(sweep: SweepResults, group: Group) -> str:
     varied = {*sweep.axes, *([MACHINE] if len(sweep.machines) > 1 else [])}
     texts = (axis_text(group, a) for a in GIVEN if a in varied or a == "script")
     return ", ".join(filter(None, texts))
+
+
+def _named_styles(
+    sweep: SweepResults, groups: Sequence[Group], styles: Styles
+) -> tuple[list[str], dict[str, Style], list[str]]:
+    """What each group is in the legend, the styles of these names, and notes.
+
+    A name has all that is chosen and differs. Of more names than a legend has room for the first
+    axis decides, and a note says in what groups of one style differ.
+    """
+    chosen = [axis for axis in shown_axes(sweep.axes) if axis not in GIVEN]
+    varied = [axis for axis in chosen if len({axis_text(group, axis) for group in groups}) > 1]
+    names = [", ".join(filter(None, (axis_text(g, axis) for axis in varied))) for g in groups]
+    if len({*names}) <= kit.MOST_LINES:
+        lines = [Series(name, [group]) for name, group in zip(names, groups, strict=True)]
+        return names, styles.of_lines(sweep, [Panel("", lines)]), []
+    names, of_names = styles.of_groups(sweep, groups)
+    alike: dict[str, list[Group]] = {}
+    for name, group in zip(names, groups, strict=True):
+        alike.setdefault(name, []).append(group)
+    told = ", ".join(
+        heading_of(column_of(axis)) for axis in varied
+        if any(len({axis_text(group, axis) for group in theirs}) > 1 for theirs in alike.values())
+    )  # fmt: skip
+    return names, of_names, [f"points of one style differ in {told}"]
 
 
 def _point(
@@ -286,6 +312,10 @@ def _parts(sweep: SweepResults, group: Group, unknown: dict[str, list[str]]) -> 
     """Mean parts of the runs that record them; adds the others to `unknown` by reason."""
     breakdowns = []
     for run in group.finished:
+        if run.other_batches:
+            why = "run in another batch per process than asked for"
+            unknown.setdefault(why, []).append(sweep.short_name_of(group))
+            continue
         try:
             breakdowns.append(time_breakdown(run))
         except UserError as error:
@@ -335,22 +365,27 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
     """Columns: the first run of some groups; rows: what was read; a line a device or node."""
     runs = [(g, r, readings) for g in sweep.groups for r in g.runs[:1]
             if (readings := _readings(r))]  # fmt: skip
-    shown = [q for q in QUANTITIES if any(_series(readings, q) for *_, readings in runs)]
-    if not shown:
+    if not any(_series(readings, q) for *_, readings in runs for q in QUANTITIES):
         raise NothingToDraw("no readings of devices and nodes (telemetry/) beside these records")
     notes = []
     if len(runs) > MOST_RUNS:
         notes.append(f"{len(runs) - MOST_RUNS} more groups have readings: not drawn")
         runs = _of_unlike_kinds(runs)[:MOST_RUNS]
+    known = [{q: of for q in QUANTITIES if (of := _series(readings, q))} for *_, readings in runs]
+    shown = [quantity for quantity in QUANTITIES if any(quantity in of for of in known)]
     figure, axes = kit.panels(len(shown) * len(runs), 1.6, len(runs))
     drawn, texts = Drawn(figure, notes=notes), []
-    for x, (group, run, readings) in enumerate(runs):
+    letters = int(LETTERS_PER_INCH * figure.get_figwidth() / len(runs))  # above a panel
+    for x, ((group, run, readings), series) in enumerate(zip(runs, known, strict=True)):
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
         means = []
         for y, quantity in enumerate(shown):
             place = axes[y * len(runs) + x]
-            values = _draw_series(place, _series(readings, quantity), begin)
+            if quantity not in series:  # a CPU's run beside that of a GPU
+                place.set_visible(False)
+                continue
+            values = _draw_series(place, series[quantity], begin)
             for row in run.epochs:
                 if is_number(row.get("unix")):
                     place.axvline(
@@ -358,14 +393,13 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                     )
             kit.describe(
                 place,
-                cut(name) if y == 0 else "",
-                "time since the start (s)" if y == len(shown) - 1 else "",
-                quantity.title if x == 0 else "",
+                cut(name, letters) if quantity == next(iter(series)) else "",
+                "time since the start (s)" if quantity == [*series][-1] else "",
+                quantity.title if not any(quantity in of for of in known[:x]) else "",
             )
-            top = 100 if quantity.title.endswith("%)") else max(values, default=1.0) * 1.1 or 1
+            top = 100 if quantity.title.endswith("%)") else max(values) * 1.1 or 1
             place.set_ylim(0, top)
-            if values:
-                means.append(f"{quantity.title} {np.mean(values):,.3g} in the mean")
+            means.append(f"{quantity.title} {np.mean(values):,.3g} in the mean")
         texts.append(f"{name}: {', '.join(means)}.")
     drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
     return drawn

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,6 +25,7 @@ from harness.core.records import (
     sum_known,
     write_json,
 )
+from harness.core.records.disk import draft_of
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import ROW, STATE, TEXT, Foreign, read_foreign
@@ -123,24 +122,23 @@ def _place(
 
 
 def _write_record(foreign: Foreign, source: str, path: Path) -> None:
-    """The whole folder or none of it: it is made beside its place and renamed."""
-    draft = RunFolder(path.with_name(f".{path.name}.{os.getpid()}"))
+    """The whole folder or none of it."""
     nodes, per_node, _ = parse_setup(foreign.settings["setup"])
     batch, grad_acc = foreign.settings.get("per_gpu_batch"), foreign.settings.get("grad_acc")
     samples = effective_batch(batch, grad_acc, nodes * per_node) if batch and grad_acc else None
     rows = [_full_row(foreign, row, samples) for row in foreign.rows]
+    environment = _environment(foreign, source, (nodes, per_node), samples)
     try:
-        # The file that makes a folder a run comes first, as in a run.
-        write_json(draft.settings, _settings(foreign, source))
-        write_json(draft.environment, _environment(foreign, source, (nodes, per_node), samples))
-        for row in rows:
-            append_row(draft.epochs, row)
-        write_json(draft.summary, _summary(foreign, rows))
-        draft.path.rename(path)
+        with draft_of(path) as draft:
+            folder = RunFolder(draft)
+            # The file that makes a folder a run comes first, as in a run.
+            write_json(folder.settings, _settings(foreign, source))
+            write_json(folder.environment, environment)
+            for row in rows:
+                append_row(folder.epochs, row)
+            write_json(folder.summary, _summary(foreign, rows))
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        shutil.rmtree(draft.path, ignore_errors=True)
 
 
 def _settings(foreign: Foreign, source: str) -> dict[str, Any]:

@@ -197,10 +197,10 @@ def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]
         row["reached"] = sum(map(math.isfinite, group.values("tta_epochs")))
         row |= against_target(group, base)
     for name in names:
-        counted = group.measured(name)
-        row |= _statistics(
-            name, [run.measures.get(name) if run in counted else None for run in group.finished]
-        )
+        # By their identity: comparing two runs compares everything that was read of them.
+        counted = {id(run) for run in group.measured(name)}
+        values = (r.measures.get(name) if id(r) in counted else None for r in group.finished)
+        row |= _statistics(name, [*values])
     if sweep.per_node:
         row |= per_node(group)
     return row

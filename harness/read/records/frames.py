@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.core.attempts import own_metrics
 from harness.read.records.recorded import UNREADABLE, Recorded, recorded_below
-from harness.read.records.runs import UNFINISHED, link_numbers
+from harness.read.records.runs import UNFINISHED, identity_settings, link_numbers
 
 # Fields of a row that hold further fields, or are null.
 DEVICES = ("gpu", "node")
@@ -34,12 +34,14 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
     """One row per run: its settings, its machine and the fields of summary.json.
 
     A run that is not believed has the outcome "unreadable" and no numbers. With dtype=object
-    integers stay integers where some runs do not have them.
+    integers stay integers where some runs do not have them. attrs: the metrics of the scripts'
+    own, and for each row the settings that can change its result.
     """
     records = [*recorded_below(root)]
     runs = pd.DataFrame([{**_shared(r), **_outcome(r)} for r in records], dtype=dtype)
     own = (name for record in records for row in record.epochs[-1:] for name in own_metrics(row))
     runs.attrs["own_metrics"] = [*dict.fromkeys(own)]
+    runs.attrs["identities"] = [identity_settings(record.settings) for record in records]
     return runs
 
 
@@ -88,6 +90,7 @@ def _shared(record: Recorded) -> dict[str, Any]:
         **{f"trainer_{name}": value for name, value in passed.items()},
         "imported": imported.get("source"),  # None: measured by this project
         "machine": environment.get("machine"),
+        "device": (environment.get("observed") or {}).get("device"),
         "nodes": nodes,
         "processes_per_node": per_node,
         "processes": nodes * per_node if nodes and per_node else None,

@@ -39,6 +39,11 @@ class Group:
         return quiet if quiet and is_timed(measure) and not missed else self.finished
 
     @property
+    def in_own_batch(self) -> list[Run]:
+        """The finished runs whose forward passes had the batch that was asked for."""
+        return [run for run in self.finished if not run.other_batches]
+
+    @property
     def disturbed(self) -> int:
         """Finished runs whose times do not count where others' do."""
         return sum(run.is_disturbed for run in self.finished)

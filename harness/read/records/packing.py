@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from harness.core.command_line import print_json
-from harness.core.records import SWEEP, RunFolder, find_folders, find_runs, writing_to
+from harness.core.records import SWEEP, RunFolder, find_folders, find_runs
 from harness.core.records.archives import (
-    RECORD_FILE,
     SUFFIX,
     Files,
+    files_of,
     is_archive,
-    packed,
     read_archive,
     unpacked,
     write_archive,
 )
+from harness.core.records.disk import draft_of, writing_to
 from harness.core.settings import UserError
 from harness.read.records.recorded import existing
 from harness.read.records.sweeps import NO_RECORDS, read_sweep, sweep_file
@@ -81,27 +79,16 @@ def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:
 
 
 def texts(record: RunFolder) -> Files:
-    """The files of a record, without checkpoints and whatever else lies beside them."""
     if record.archived is not None and not record.path.exists():
         return record.archived
-    below = (file for part in ("", "ranks", "telemetry") for file in (record.path / part).glob("*"))
-    named = {file.relative_to(record.path).as_posix(): file for file in sorted(below)}
-    return {
-        name: packed(name, file.read_bytes())
-        for name, file in named.items()
-        if RECORD_FILE.fullmatch(name) and file.is_file()
-    }
+    return files_of(record.path)
 
 
 def write_folder(path: Path, files: Files) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with draft_of(path) as draft:
         for name, text in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(unpacked(text))
-        draft.rename(path)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _unpack(file: Path, out: Path | None, as_json: bool) -> int:

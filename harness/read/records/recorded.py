@@ -26,7 +26,7 @@ from harness.core.records import (
     sum_known,
 )
 from harness.core.records.archives import is_archived
-from harness.core.schema.dictionary import check_fields
+from harness.core.schema.checks import check_fields
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import (
     AttemptEnd,
@@ -37,6 +37,7 @@ from harness.core.schema.rows import (
     TelemetryRow,
 )
 from harness.core.settings import UserError, flag_fields
+from harness.core.strategies import SENT_DIRECTLY
 
 # The outcome of a record that is not believed; it never stands in a file.
 UNREADABLE = "unreadable"
@@ -138,6 +139,11 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
         return {}
     del settings["schema"]
     _check_place(folder.path, settings)
+    if settings.get("exchange") == "auto":  # what it chose is what was measured
+        environment = folder.read_json(folder.environment)
+        observed = environment.get("observed") if isinstance(environment, dict) else None
+        way = observed.get("exchange") if isinstance(observed, dict) else None
+        settings["exchange"] = way if way in SENT_DIRECTLY else "backend"
     return settings
 
 

@@ -27,7 +27,7 @@ from harness.core.records import (
     RunFolder,
     sum_known,
 )
-from harness.core.schema.dictionary import check_fields
+from harness.core.schema.checks import check_fields
 from harness.core.schema.rows import EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import machine_kind
@@ -164,6 +164,11 @@ class Run:
         return self.nodes * per_node if self.nodes and per_node else None
 
     @property
+    def device(self) -> str | None:
+        """What it trained on: cpu, cuda:0."""
+        return (self.environment.get("observed") or {}).get("device")
+
+    @property
     def devices(self) -> int | None:
         """One process of dp drives several devices; each other process drives one."""
         observed = self.environment.get("observed") or {}
@@ -285,6 +290,8 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if ours:  # as in the run id: a record that names the default is not another run
         named["eval_batch"] = named["eval_batch"] or EVAL_BATCH
         named["augment"] = named["augment"] or "none"
+        if named["exchange"] == "auto":  # from before there was a choice, or not begun
+            named["exchange"] = "backend"
     passed = {name: value for name, value in passed.items() if name not in SHOWN_ONLY}
     values = {"script": settings.get("script"), **named, **passed}
     return {name: _comparable(value) for name, value in values.items()}

@@ -164,9 +164,11 @@ def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
 
 
 def command_for_seeds(group: Group, how_many: int) -> str | None:
-    """What measures more seeds; None where only others can, as of imported runs."""
+    """What measures more seeds; None where only others can, as of imported runs, or where a script
+    that only calls LogCallback may take no --seed.
+    """
     run = group.runs[0]
-    if not run.command or run.imported:
+    if not run.command or run.imported or "script" not in run.settings:
         return None
     script, *flags = without_flags(run.command, ["--seed"])
     path = run.recorded_folder.path

@@ -18,9 +18,9 @@ from huggingface_hub import CommitOperationAdd, HfApi, errors
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from harness.core.command_line import print_json
-from harness.core.provenance import redacted
-from harness.core.records import writing_to
 from harness.core.records.archives import SUFFIX, is_archive, read_archive
+from harness.core.records.disk import writing_to
+from harness.core.records.redact import redacted
 from harness.core.settings import UserError
 from harness.read.records.packing import pack_into
 
@@ -129,4 +129,8 @@ def _told(repo: str) -> Iterator[None]:
         status = getattr(getattr(error, "response", None), "status_code", None)
         what = f"the Hub answers {status}" if status else _first_line(error)
         hint = "check the name and HF_TOKEN" if status in (401, 403, 404) else "try again later"
+        if isinstance(error, errors.OfflineModeIsEnabled):
+            what, hint = "HF_HUB_OFFLINE is set", "unset it to reach the Hub"
+        elif not status and not isinstance(error, ValueError):
+            hint = "check the network"
         raise UserError(f"{repo}: {what}: {hint}") from None

@@ -22,7 +22,7 @@ from harness.core.records import (
     find_runs,
 )
 from harness.core.records.archives import is_archive
-from harness.core.schema.dictionary import check_fields
+from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
 from harness.read.labels import group_text, short_text
 from harness.read.records.groups import Group, group_key, make_groups
@@ -66,6 +66,7 @@ class SweepResults:
     axes: tuple[str, ...]
     planned: tuple[PlannedRun, ...]
     tiny: bool = False
+    hypothesis: str | None = None  # written down before the runs
     command: str | None = None
     baseline: dict[str, Any] | None = None
     target: Target | None = None
@@ -118,6 +119,14 @@ class SweepResults:
     def not_read(self) -> list[str]:
         """A line for each run that is not believed."""
         return [f"{run.path}: {run.reason}" for run in self.runs if run.state == UNREADABLE]
+
+    @property
+    def averaged_exchanges(self) -> list[str]:
+        """A sentence where groups hold runs that exchanged in different ways; else nothing."""
+        ways = [{run.identity["exchange"] for run in group.finished} for group in self.groups]
+        mixed = sum(len(of_group) > 1 for of_group in ways)
+        text = "--exchange auto chose different ways for runs that are averaged here"
+        return [f"{mixed} of {len(ways)} groups: {text}"] if mixed else []
 
     def _read(self, planned: PlannedRun) -> Run:
         if planned.path is None:
@@ -286,6 +295,7 @@ def _checked(file: Path, content: Mapping[str, Any]) -> SweepResults:
         axes=axes,
         planned=planned,
         tiny=bool(content.get("tiny")),
+        hypothesis=content.get("hypothesis"),
         command=content.get("command"),
         baseline=_baseline(content.get("baseline"), axes),
         target=_target(content.get("target")),

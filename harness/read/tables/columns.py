@@ -68,15 +68,24 @@ OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_
             *DEVICE_FIELDS)  # fmt: skip
 
 
-def usual(known: Collection[str]) -> list[str]:
+def usual(known: Collection[str], on_cpu: bool) -> list[str]:
     """The columns of devices where these are known."""
-    return paired([name for name in (MFU, BUSY, JOULES) if name in known])
+    return paired([name for name in (MFU, BUSY, JOULES) if name in known], on_cpu)
 
 
-def paired(names: list[str]) -> list[str]:
-    """The names, each with the one that belongs beside it."""
-    pair_of = {name: pair for pair in SIDE_BY_SIDE for name in pair}
+def paired(names: list[str], on_cpu: bool) -> list[str]:
+    """The names, each with the one that belongs beside it; no GPU is busy where all runs have
+    trained on CPUs.
+    """
+    pair_of = {
+        name: pair for pair in SIDE_BY_SIDE for name in pair if not (on_cpu and BUSY in pair)
+    }
     return [*dict.fromkeys(n for name in names for n in pair_of.get(name, (name,)))]
+
+
+def is_on_cpu(devices: Collection[str | None]) -> bool:
+    """Of what runs say that they have trained on; unknown is not a CPU."""
+    return {*devices} == {"cpu"}
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,11 @@ def _asked(sweep: SweepResults) -> list[str]:
     """The names asked for, without the axes: those are always there."""
     axes = {*sweep.axes, *map(column_of, sweep.axes)}
     names = (OTHER_NAMES.get(name, name) for name in sweep.columns or ())
-    return paired([*dict.fromkeys(name for name in names if name not in axes)])
+    return paired([*dict.fromkeys(name for name in names if name not in axes)], _on_cpu(sweep))
+
+
+def _on_cpu(sweep: SweepResults) -> bool:
+    return is_on_cpu({run.device for group in sweep.groups for run in group.finished})
 
 
 def _usual(sweep: SweepResults, rows: list[Row]) -> list[str]:
@@ -138,7 +151,7 @@ def _usual(sweep: SweepResults, rows: list[Row]) -> list[str]:
         if any(row[EFFICIENCY] is not None and not row["baseline"] for row in rows):
             shown.append(EFFICIENCY)
     known = {name for row in rows for name, value in row.items() if value is not None}
-    shown += [*usual(known), *(name for name in (RTT, BANDWIDTH) if name in known)]
+    shown += [*usual(known, _on_cpu(sweep)), *(name for name in (RTT, BANDWIDTH) if name in known)]
     shown += ["epoch_time_s", "train_time_s", "wall_s"]
     if sweep.target is not None:
         shown += [*TIMES, "reached"]

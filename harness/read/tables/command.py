@@ -1,30 +1,23 @@
 """python -m harness table [FOLDER]: what was measured, a row a run, failures included.
 
 In the folder of a sweep: a row for each group of runs that differ only in their seed. --write puts
-the table beside sweep.json; --columns and --latex shape what is shown. The tables of a README are
-made of records by
-
-    python -m harness.read.tables.command README.md
+the table beside sweep.json; --columns and --latex shape what is shown.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from harness.core.command_line import print_json, printable
-from harness.core.records import SWEEP
+from harness.core.records import FINISHED, SWEEP
+from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
-from harness.read.compare.answers import answers
-from harness.read.labels import UNKNOWN, heading_of, strategy_text
+from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, strategy_text
 from harness.read.records.baseline import run_row
 from harness.read.records.frames import load_runs
 from harness.read.records.recorded import none_readable, warn
@@ -93,6 +86,11 @@ SAID_ONCE = (
     "seed",
 )
 
+# Rows stand in this order, and are told apart by these columns.
+BY = ("script", "dataset", "model", "strategy", "number_format", "setup", "lr")
+TOLD = (*BY, "effective_batch", "machine", "imported")
+TOLD_BY = (*BY, "precision", "compress", "sync_every")  # settings that those columns show
+
 
 def run(options: argparse.Namespace) -> int:
     root = options.folder
@@ -108,8 +106,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _latex(table: Table, about: str) -> None:
-    """With what it shows as a comment: nothing else stands in the output."""
-    print(f"% {' '.join(printable(about).split())}", *latex_lines(table), sep="\n")
+    """With what it shows and what it needs as comments: nothing else stands in the output."""
+    needs = r"% needs \usepackage{booktabs}"
+    print(f"% {' '.join(printable(about).split())}", needs, *latex_lines(table), sep="\n")
 
 
 def _show_runs(root: Path, options: argparse.Namespace) -> None:
@@ -121,10 +120,20 @@ def _show_runs(root: Path, options: argparse.Namespace) -> None:
         return
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
+    more = _told_apart(runs)
     console = screen()
-    for machine, group in runs.groupby("machine", dropna=False):
-        name = "machine unknown" if pd.isna(machine) else str(machine)
-        _show_machine(console, group, name, options)
+    tables = [
+        _of_machine(
+            group, "machine unknown" if pd.isna(machine) else str(machine), runs, more, options
+        )
+        for machine, group in runs.groupby("machine", dropna=False)
+    ]
+    for title, table in tables:
+        if options.latex:
+            _latex(table, title)
+            continue
+        console.print(title, style="italic")
+        show(table)
     if options.latex:
         return
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
@@ -145,14 +154,41 @@ def _strategies(runs: pd.DataFrame) -> list[str | None]:
     return [strategy_text(dict(zip(names, row, strict=True))) for row in labels.to_numpy()]
 
 
-def _show_machine(
-    console: Console, runs: pd.DataFrame, machine: str, options: argparse.Namespace
-) -> None:
-    known = [name for name in columns.DEVICE_FIELDS if name in runs and runs[name].notna().any()]
-    hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known)}
+def _told_apart(runs: pd.DataFrame) -> tuple[tuple[str, str, str], ...]:
+    """Columns of settings in which runs differ that no other column tells apart; adds them."""
+    told = [runs[name].map(str) for name in TOLD if name in runs]
+    identities = runs.attrs["identities"]
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for row, key in enumerate(zip(*told, strict=True)):
+        alike.setdefault(key, []).append(row)
+    columns = []
+    for name in dict.fromkeys(name for each in identities for name in each):
+        texts = [plain_text(each.get(name)) for each in identities]
+        if name not in TOLD_BY and any(
+            len({texts[n] for n in rows}) > 1 for rows in alike.values()
+        ):
+            column = f"setting {name}"
+            runs[column] = texts
+            columns.append((heading_of(column_of(name)), column, "{}"))
+    return tuple(columns)
+
+
+def _of_machine(
+    runs: pd.DataFrame, machine: str, everything: pd.DataFrame,
+    more: tuple[tuple[str, str, str], ...], options: argparse.Namespace,
+) -> tuple[str, Table]:  # fmt: skip
+    """Columns that were asked for stand in the tables of all machines if one machine has them."""
+    having = everything if options.columns else runs
+    known = [
+        name for name in columns.DEVICE_FIELDS if name in having and having[name].notna().any()
+    ]
+    finished = having[having["outcome"] == FINISHED]
+    on_cpu = columns.is_on_cpu({*finished["device"]})
+    hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known, on_cpu)}
     own = tuple((name, name, "{:.4f}") for name in runs.attrs["own_metrics"])
     at = COLUMNS.index(("eval loss", "eval_loss", "{:.4f}"))
-    usual = (*COLUMNS[:at], *own, *COLUMNS[at:])
+    after = COLUMNS.index(("seed", "seed", "{:.0f}"))
+    usual = (*COLUMNS[:after], *more, *COLUMNS[after:at], *own, *COLUMNS[at:])
     shown = [column for column in usual if column[1] in runs and column[1] not in hidden]
     same = [c for c in shown if c[1] in SAID_ONCE and len(runs) > 1 and runs[c[1]].nunique() == 1]
     title = machine
@@ -161,7 +197,7 @@ def _show_machine(
         title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
     if not options.columns:
         shown = [column for column in shown if column not in same]
-    order = ("script", "dataset", "model", "strategy", "number_format", "setup", "lr", "seed")
+    order = (*BY, *(name for _, name, _ in more), "seed")
     ordered = runs.sort_values([name for name in order if name in runs])
     rows = [[_shown(run[c], form) for _, c, form in shown] for _, run in ordered.iterrows()]
     keys = sum(c in order for _, c, _ in shown)
@@ -169,11 +205,7 @@ def _show_machine(
     if options.columns:
         names = {name: heading for heading, name, _ in shown}
         table = chosen(table, [names.get(name, name) for name in options.columns])
-    if options.latex:
-        _latex(table, title)
-        return
-    console.print(title, style="italic")
-    show(table)
+    return title, table
 
 
 def _shown(value: Any, form: str) -> str:
@@ -193,13 +225,16 @@ def _show_sweep(path: Path, options: argparse.Namespace) -> None:
         return
     if options.json:
         print_json({
-            "sweep": sweep.name, "question": sweep.question, "answers": shown.answers, "rows": rows,
+            "sweep": sweep.name, "question": sweep.question, "hypothesis": sweep.hypothesis,
+            "answers": shown.answers, "rows": rows,
             "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
             "not_read": sweep.problems,
         })  # fmt: skip
         return
     console = screen()
     console.print(shown.title, style="bold")
+    if shown.hypothesis:
+        console.print(f"hypothesis: {shown.hypothesis}")
     console.print(shown.about)
     show(table)
     show_list(shown.answers)
@@ -225,12 +260,10 @@ def write_files(sweep: SweepResults, shown: SweepTable, rows: list[columns.Row])
     files = []
     for name, text in texts.items():
         file = sweep.folder / name
-        draft = file.with_name(f".{name}.{os.getpid()}")
         try:
-            draft.write_text(text, "utf-8")
-            draft.replace(file)
+            with draft_of(file) as draft:
+                draft.write_text(text, "utf-8")
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise UserError(f"{file} cannot be written: {error.strerror}") from None
         files.append(file)
     return files
@@ -256,6 +289,9 @@ def markdown(shown: SweepTable) -> str:
 def _markdown(shown: SweepTable) -> Iterator[str]:
     yield f"### {escaped(shown.title)}"
     yield ""
+    if shown.hypothesis:
+        yield f"Hypothesis: {escaped(shown.hypothesis)}"
+        yield ""
     yield escaped(shown.about)
     yield ""
     yield from markdown_lines(shown.table)
@@ -280,74 +316,3 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
 
 def _code(text: str) -> str:
     return f"`{' '.join(text.split()).replace('`', chr(39))}`"
-
-
-# In a README:
-#
-# <!-- table outputs/published/sweeps/demo-tiny: script, setup, accuracy -->
-# <!-- end of table -->
-# <!-- answers outputs/published/sweeps/slow_links-tiny: setup=2_1, link=80ms/50mbit -->
-# <!-- end of answers -->
-#
-# What stands between such lines is replaced by these columns of the sweep's table, with the sample
-# standard deviations over the seeds, or by what the sweep answers in these cases. Nothing else of
-# the file is touched.
-
-PLACE = re.compile(
-    r"(?P<start><!-- (?P<kind>table|answers) (?P<folder>[^:\n]+)(: (?P<what>[^\n]+))? -->\n)"
-    r"(?P<old>.*?)(?=<!-- end of (?P=kind) -->)", re.DOTALL,
-)  # fmt: skip
-STARTS = re.compile(r"<!-- (table|answers) ")
-
-
-def main(argv: list[str]) -> int:
-    try:
-        if len(argv) != 1:
-            raise UserError("usage: python -m harness.read.tables.command SWEEP")
-        file = Path(argv[0])
-        try:
-            text = file.read_text("utf-8")
-        except OSError as error:
-            raise UserError(f"{file} cannot be read: {error.strerror}") from None
-        file.write_text(with_tables(text, file.parent), "utf-8")
-    except UserError as error:
-        print(f"readme: error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def with_tables(text: str, root: Path) -> str:
-    """The text with its tables and answers as the records below root have them."""
-    places = PLACE.findall(text)
-    if len(places) != len(STARTS.findall(text)):
-        raise UserError(
-            "a table or a list of answers is not closed by <!-- end of table --> or "
-            "<!-- end of answers -->"
-        )
-    return PLACE.sub(lambda place: place["start"] + _filled(place, root), text)
-
-
-def _filled(place: re.Match[str], root: Path) -> str:
-    sweep = read_sweep(root / place["folder"])
-    lines = _answers if place["kind"] == "answers" else _table
-    return "\n".join(lines(sweep, place["what"] or "")) + "\n"
-
-
-def _table(sweep: SweepResults, columns: str) -> Iterator[str]:
-    table = sweep_table(sweep)[0].table
-    try:
-        return markdown_lines(chosen(table, [name.strip() for name in columns.split(",")]))
-    except UserError as error:
-        raise UserError(f"{sweep.folder}: {error}") from None
-
-
-def _answers(sweep: SweepResults, cases: str) -> Iterator[str]:
-    pairs = [case.strip().partition("=") for case in cases.split(",") if case.strip()]
-    found = answers(sweep, {axis: value for axis, _, value in pairs})
-    if not found:
-        raise UserError(f"{sweep.folder}: no answer for {cases or 'any case'}")
-    return (f"- {escaped(answer)}" for answer in found)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

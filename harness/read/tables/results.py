@@ -13,6 +13,7 @@ from harness.read.records.runs import PER_NODE, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 from harness.read.table import Table, table_of
+from harness.read.tables.marks import marks_of
 
 MOST_VALUES = 6  # named in a sentence
 
@@ -30,7 +31,8 @@ SHOULD_AGREE = {
 def fairness(sweep: SweepResults) -> list[str]:
     """A sentence for each thing that differs, or that disturbed."""
     runs = [run for run in sweep.runs if run.environment]
-    return [*_trainings(sweep), *_machines(sweep), *_differ(runs), *_disturbed(runs)]
+    exchanges = (f"{text}." for text in sweep.averaged_exchanges)
+    return [*_trainings(sweep), *_machines(sweep), *exchanges, *_differ(runs), *_disturbed(runs)]
 
 
 def _trainings(sweep: SweepResults) -> Iterator[str]:
@@ -131,7 +133,8 @@ def results(sweep: SweepResults) -> Table:
     ]
     cells = {heading: [text(group) for group in sweep.groups] for heading, text in columns}
     kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
-    return table_of(kept, zip(*(cells[heading] for heading in kept), strict=True))
+    rows = zip(*(cells[heading] for heading in kept), strict=True)
+    return table_of(kept, rows, marks=[marks_of(group.runs[0]) for group in sweep.groups])
 
 
 def _spread(group: Group, measure: str, factor: float, places: int) -> str:
@@ -146,15 +149,16 @@ def _time(group: Group, measure: str) -> str:
 
 def by_node(sweep: SweepResults) -> Table:
     """Of groups on several nodes, each node: processor time and accuracy of its own samples."""
-    rows = []
+    rows, marks = [], []
     for group in sweep.groups:
         if (group.fact("nodes") or 1) > 1:
             of_nodes = zip(*per_node(group).values(), strict=True)
             for node, values in enumerate(of_nodes):
                 texts = map(_of_node, PER_NODE, values)
                 rows.append([sweep.name_of(group), str(node), *texts])
+                marks.append(marks_of(group.runs[0]))
     headings = ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"]
-    return table_of(headings, rows)
+    return table_of(headings, rows, marks=marks)
 
 
 def _of_node(name: str, value: float | None) -> str:

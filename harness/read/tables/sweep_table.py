@@ -14,7 +14,7 @@ from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows,
 from harness.read.records.groups import Group
 from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
 from harness.read.records.sweeps import SweepResults
-from harness.read.table import Table
+from harness.read.table import Table, table_of
 from harness.read.tables.columns import (
     BUSY,
     DISTURBED,
@@ -33,6 +33,7 @@ from harness.read.tables.columns import (
     columns_of,
     number_text,
 )
+from harness.read.tables.marks import PART, marks_of
 
 NODE = "node"
 
@@ -42,6 +43,7 @@ class SweepTable:
     """A table that only has to be drawn."""
 
     title: str
+    hypothesis: str | None
     about: str  # what is the same for all rows
     table: Table
     answers: list[str]
@@ -62,15 +64,21 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
     keys = sum(column.axis for column in left)
     headings = [column.heading for column in left]
     right = [column.right for column in left]
-    lines = [tuple(cells) for row in rows for cells in _lines(sweep, row, left, keys)]
+    lines, marks = [], []
+    for row, group in zip(rows, sweep.groups, strict=True):
+        first, *parts = (tuple(cells) for cells in _lines(sweep, row, left, keys))
+        lines += [first, *parts]
+        of_group = marks_of(group.runs[0])
+        marks += [of_group, *[of_group | {PART: ""}] * len(parts)]
     if sweep.per_node:
         headings.insert(keys, NODE)
         right.insert(keys, True)
     missing = [baseline_of(sweep, g) is None for g in sweep.groups if g.finished]
     shown = SweepTable(
         title=sweep.question,
+        hypothesis=sweep.hypothesis,
         about=_about(sweep, rows, same),
-        table=Table(tuple(headings), tuple(lines), keys + sweep.per_node, tuple(right)),
+        table=table_of(headings, lines, keys + sweep.per_node, tuple(right), marks),
         answers=answers(sweep),
         legend=[*legend(sweep, rows, columns), *_disturbed(sweep.groups), *_links(runs)],
         notes=_notes(sweep, rows, any(missing)),
@@ -95,6 +103,8 @@ def _about(sweep: SweepResults, rows: list[Row], same: list[Column]) -> str:
     if same:
         texts = ((c, next(t for row in rows if (t := c.text(row)) != UNKNOWN)) for c in same)
         shared.append("all: " + ", ".join(f"{c.heading} {text}" for c, text in texts))
+    if sweep.question == sweep.name:  # runs beside each other, of no sweep: their title says it
+        return ", ".join(shared)
     return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *shared])
 
 
@@ -245,6 +255,7 @@ def _notes(sweep: SweepResults, rows: list[Row], none_alike: bool) -> list[str]:
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) on the same kind of machine")
         if any(row["baseline_finished"] == 0 for row in finished):
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
+    notes += sweep.averaged_exchanges
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}")
     return notes

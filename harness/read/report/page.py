@@ -1,0 +1,156 @@
+"""The page of a report: answers first, then the figure that answers, the rest folded."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.read.drawing import colour_rules
+from harness.read.figures.catalogue import FIGURES
+from harness.read.labels import heading_of
+from harness.read.report.sections import DEFINITIONS, Section
+from harness.read.table import Table, html_lines
+from harness.read.tables.marks import FILTERS
+
+OPEN = ("Limits", "Not read")  # lists that nobody should have to look for
+
+
+def page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> str:
+    return "\n".join(_page(folder, sections, problems)) + "\n"
+
+
+def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> Iterator[str]:
+    here = Path(__file__).parent
+    light, dark = colour_rules()
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield '<meta name="color-scheme" content="light dark">'
+    yield f"<title>What was measured: {_text(folder)}</title>"
+    yield f"<style>\n:root{{{light}}}"
+    yield f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+    yield (here / "report.css").read_text("utf-8")
+    yield f"</style>\n</head>\n<body>\n<h1>What was measured</h1>\n<p>{_text(folder)}</p>"
+    yield from _controls()
+    yield '<nav aria-label="answers"><ul>'
+    for section in sections:
+        yield f'<li><a href="#{section.name}">{_text(section.table.title)}</a>'
+        if len(sections) > 1:
+            yield from _list(section.answers)
+        yield "</li>"
+    yield '<li><a href="#definitions">Definitions</a></li></ul></nav>'
+    if problems:
+        yield '<section class="problems"><h2>Not read</h2>'
+        yield from _list(problems)
+        yield "</section>"
+    for section in sections:
+        yield from _section(section)
+    yield '<section id="definitions"><h2>Definitions</h2><dl>'
+    yield from (f"<dt>{_text(w)}</dt><dd>{_text(t)}</dd>" for w, t in DEFINITIONS.items())
+    yield '</dl></section>\n<div id="tip" role="status" hidden></div>'
+    yield f"<script>\n{(here / 'report.js').read_text('utf-8')}</script>\n</body>\n</html>"
+
+
+def _controls() -> Iterator[str]:
+    """Without the script there is nothing to choose from, and they stay hidden."""
+    yield '<form id="filter" hidden><strong>Rows of all tables</strong>'
+    for name in FILTERS:
+        yield f'<label>{_text(heading_of(name))} <select name="{name}"></select></label>'
+    yield '<button type="reset">all rows</button>'
+    yield '<button type="button" id="unfold" aria-pressed="false">open everything</button>'
+    yield "<output></output></form>"
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f'<section id="{section.name}" class="sweep">\n<h2>{_text(section.table.title)}</h2>'
+    if section.hypothesis:
+        yield f"<p>{_text(section.hypothesis)}</p>"
+    yield '<div class="lead"><div>\n<h3>Answer</h3>'
+    yield from _list(section.answers)
+    yield f'<p class="small">{_text(section.table.about)}</p>'
+    for title, texts in section.lists:
+        if title in OPEN:
+            yield f"<h3>{title}</h3>"
+            yield from _list(texts)
+    yield "</div>"
+    yield "<div>"
+    for name in [*section.figures][: section.answering]:
+        yield from _figure(section, name)
+    yield "</div></div>"
+    yield from _folded("Results", _table(section, section.results), section.results)
+    for title, table in (("Not finished", section.not_finished), ("By node", section.nodes)):
+        if table.rows:
+            yield from _folded(title, _table(section, table), table)
+    for title, texts in section.lists:
+        if title not in OPEN:
+            yield from _folded(title, _list(texts))
+    yield from _folded("More figures", _more_figures(section))
+    yield from _folded("All that was compared", _compared(section), section.table.table)
+    yield from _folded("Environment and command", _environment(section))
+    yield "</section>"
+
+
+def _folded(title: str, lines: Iterator[str], table: Table | None = None) -> Iterator[str]:
+    """Opened by a click; table: its rows are counted, also those that a filter leaves."""
+    count = f' <span class="count">{_rows(len(table.rows))}</span>' if table else ""
+    yield f"<details><summary><h3>{title}</h3>{count}</summary>"
+    yield from lines
+    yield "</details>"
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"
+
+
+def _table(section: Section, table: Table) -> Iterator[str]:
+    yield from html_lines(table)
+    yield (
+        f'<p class="small">All numbers as CSV: <a href="{section.name}/table.csv">by group</a>, '
+        f'<a href="{section.name}/runs.csv">by run</a></p>'
+    )
+
+
+def _compared(section: Section) -> Iterator[str]:
+    shown = section.table
+    yield from _table(section, shown.table)
+    yield from (f'<p class="small">{_text(text)}</p>' for text in (*shown.notes, *shown.legend))
+
+
+def _environment(section: Section) -> Iterator[str]:
+    yield from _list(section.table.environment or ["unknown"])
+    if section.table.command:
+        yield f"<pre><code>{_text(section.table.command)}</code></pre>"
+
+
+def _more_figures(section: Section) -> Iterator[str]:
+    yield '<div class="figures">'
+    for name in [*section.figures][section.answering :]:
+        yield from _figure(section, name)
+    yield "</div>"
+    if section.not_drawn:
+        yield "<h4>Not drawn</h4>"
+        yield from _list([f"{FIGURES[n][1]}: {why}" for n, why in section.not_drawn.items()])
+
+
+def _figure(section: Section, name: str) -> Iterator[str]:
+    shown = section.figures[name]
+    caption = "; ".join([FIGURES[name][1], *shown.notes])
+    yield f'<figure id="{section.name}-{name}-figure"><div class="wide" tabindex="0">'
+    yield shown.svg
+    files = ", ".join(
+        f'<a href="{section.name}/figures/{name}.{kind}">{kind.upper()}</a>'
+        for kind in ("svg", "png")
+    )
+    yield f"</div><figcaption>{_text(caption)} ({files})</figcaption>"
+    yield (
+        f'<details class="words"><summary>In words</summary><p>{_text(shown.alt)}</p></details>'
+        "</figure>"
+    )
+
+
+def _list(texts: Sequence[str]) -> Iterator[str]:
+    yield "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"
+
+
+def _text(text: str) -> str:
+    return html.escape(str(text))

@@ -1,0 +1,74 @@
+"""What a report says of one sweep, ready to be written as a page or as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.read.table import Table
+from harness.read.tables.sweep_table import SweepTable
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure as it stands on the page."""
+
+    svg: str
+    alt: str
+    notes: list[str]  # on what it leaves out
+
+
+@dataclass(frozen=True)
+class Section:
+    """One sweep, or the runs of one task that belong to no sweep."""
+
+    name: str  # of its folder of files
+    table: SweepTable
+    results: Table
+    nodes: Table
+    not_finished: Table
+    figures: dict[str, Shown]
+    answering: int  # so many of the figures, the first ones, answer the question
+    not_drawn: dict[str, str]
+    explained: list[str]
+    fairness: list[str]
+    problems: list[str]
+    uncompared: str  # why there is no answer
+    planned: bool  # by a sweep file: it has a question, and may have a hypothesis
+
+    @property
+    def answers(self) -> list[str]:
+        return self.table.answers or [self.uncompared]
+
+    @property
+    def hypothesis(self) -> str:
+        """In a sentence; nothing for runs of no sweep."""
+        if self.table.hypothesis:
+            return f"Hypothesis: {self.table.hypothesis}"
+        return "Hypothesis: none was written down before the runs." if self.planned else ""
+
+    @property
+    def lists(self) -> list[tuple[str, Sequence[str]]]:
+        """Lists of sentences that are not empty, with their titles."""
+        lists = (("Limits", self.fairness), ("Not read", self.problems),
+                 ("Explanation", self.explained))  # fmt: skip
+        return [(title, texts) for title, texts in lists if texts]
+
+
+# Words that all tables use; each table defines its own besides.
+DEFINITIONS = {
+    "samples/s": "training samples of the timed steps over all processes, divided by their time; "
+    "evaluation, saving and the first steps are left out.",
+    "training time": "the training part of all epochs, without evaluation and saving.",
+    "wall time": "everything from the start of a run to its end, all attempts added up.",
+    "loss, top-1, top-5": "of the last epoch, over the whole evaluation set, each sample once.",
+    "effective batch": "samples of one update over all processes.",
+    "±": "sample standard deviation over the seeds; bands and bars in figures are 95 % intervals "
+    "of the mean (Student's t), points are single runs.",
+    "scaling efficiency": "weak X_N/(N X_1) of samples/s at equal batch per device, strong "
+    "T_1/(N T_N) of training time at equal effective batch.",
+    "time to accuracy": "training time to the end of the first epoch that reaches the target; a "
+    "miss is infinite, and is counted.",
+    "where the time went": "of the median rank, means over the seeds; what the records do not "
+    "separate is one part.",
+}
