@@ -33,8 +33,9 @@ from harness.core.command_line import (
     without_package,
 )
 from harness.core.process import install_quit_handlers, restore_quit_handlers
-from harness.core.records import DiskError
+from harness.core.records.disk import DiskError
 from harness.core.settings import UserError
+from harness.core.strategies import SENT_DIRECTLY
 from harness.core.tasks import TASKS
 
 LONG_USAGE = 300  # characters
@@ -253,12 +254,8 @@ def compare(parser: Parser) -> None:
 
 def explain(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help=SIDE)
-    parser.add_argument(
-        "baseline",
-        nargs="?",
-        metavar="BASELINE",
-        help="likewise (a run of one process beside RUN that is like it)",
-    )
+    parser.add_argument("baseline", nargs="?", metavar="BASELINE", help="likewise (a run of one "
+                        "process beside RUN that is like it)")  # fmt: skip
 
 
 def batches(parser: Parser) -> None:
@@ -272,36 +269,45 @@ def predict(parser: Parser) -> None:
     parser.usage = "python -m harness predict RECORDS --setup N_M [--link LINK] [FLAGS]"
     parser.description = "Step time, samples/s, efficiency, epochs, energy and cost of a topology."
     add = parser.add_argument
-    add(
-        "records",
-        metavar="RECORDS",
-        help="a folder with runs of one process and of several on one machine; also "
-        "FOLDER:NAME=VALUE,NAME=VALUE",
-    )
-    add("--setup", required=True, help="N_M: N nodes of M processes; with --advise the largest")
+    add("records", metavar="RECORDS", help="a folder with runs of one process and of several on "
+        "one machine; also FOLDER:NAME=VALUE,NAME=VALUE")  # fmt: skip
+    add("--setup", required=True, help="N_M: N nodes of M processes")
     add("--link", help="between nodes, one way: 25gbit,0.1ms or 20ms/200mbit or a name")
     add("--batch", type=whole, help="samples per process and forward pass (the largest measured)")
     add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
-    add("--compress", default="none", help="bf16, fp16 for ddp; bf16, int8 for diloco")
+    add("--compress", default="none", help="bf16, int8 or int4; with ddp also fp16, powersgd")
+    add("--exchange", type=one_of("backend", *SENT_DIRECTLY), default="backend", help="as of a run")
     add("--sync_every", type=whole, default=10, help="of local_sgd and diloco (10)")
-    add(
-        "--sync_scope", type=one_of("node", "rank"), default="node",
-        help="node or rank: what trains apart (node)",
-    )  # fmt: skip
+    scopes = one_of("node", "rank")
+    add("--sync_scope", type=scopes, default="node", help="node or rank: what trains apart (node)")
     add("--fragments", type=whole, default=1, help="of diloco (1)")
     add("--overlap", type=natural, default=0, help="of diloco (0)")
     add("--blocks", type=whole, help="layers that fsdp gathers one at a time")
-    add("--emulated", action="store_true", help="the nodes share one machine and its cores")
+    add("--emulated", action="store_true", help="nodes share one machine; a link for each pair")
     add("--epochs", type=whole, default=1, help="for time, energy and cost (1)")
+    add("--restarts", type=natural, default=0, help="times that the run is lost and goes on (0)")
     add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
     add("--gradient_mb", type=positive, help="where the records do not say: 4 bytes a weight")
     add("--train_size", type=whole, help="samples of an epoch, where the records do not say")
     add("--backend", type=one_of("gloo", "nccl"), help="where the records do not say: gloo, nccl")
     add("--sharing", type=share, help="slowdown of each further process of a machine, 0 to 1")
     add("--plot", type=picture, metavar="FILE", help="draw samples/s over nodes: png, svg or pdf")
-    add("--advise", action="store_true", help="the best topology, batch and strategy")
-    add("--deadline", type=positive, help="hours, with --advise")
-    add("--budget", type=positive, help="with --advise and --cost_per_gpu_hour")
+
+
+def plan(parser: Parser) -> None:
+    parser.usage = "python -m harness plan RECORDS --nodes N --link LINK --target METRIC=VALUE"
+    parser.description = "Strategy, period, batch and exchange that reach a target over a link."
+    add = parser.add_argument
+    add("records", metavar="RECORDS", help="a folder with runs of one process and runs that reach "
+        "the target on as many nodes, over any link; also FOLDER:NAME=VALUE")  # fmt: skip
+    add("--nodes", required=True, help="how many there are, or several numbers to choose from: 2,4")
+    add("--link", required=True, help="between nodes, one way: 80ms/50mbit or a name")
+    add("--target", required=True, metavar="METRIC=VALUE", help="for example accuracy=0.9")
+    add("--effective_batch", type=whole, help="only of trainings with this one")
+    add("--emulated", action="store_true", help="nodes share one machine; a link for each pair")
+    add("--deadline", type=positive, help="hours: the fewest node-hours within it")
+    add("--budget", type=positive, help="node-hours, or money with --cost_per_gpu_hour")
+    add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
 
 
 def share(text: str) -> float:
@@ -335,7 +341,7 @@ def endpoint(text: str) -> tuple[str, int]:
 def report(parser: Parser) -> None:
     parser.description = (
         "Write report.html, which opens from disk without a network; beside it report.md, and for "
-        "each sweep its numbers as CSV and its figures as PNG and SVG, light and dark."
+        "each sweep its numbers as CSV and its figures as PNG and SVG, light."
     )
     parser.add_argument(
         "folder", nargs="?", default="outputs", type=Path, help="of the records (outputs)"
@@ -412,24 +418,18 @@ VERBS = {
         "read.imports.command", "take over others' records and trainer_state.json", import_
     ),
     "compare": Verb(
-        "read.compare.compare",
-        "two runs or groups: difference, interval, whether it exceeds the noise",
-        compare,
+        "read.compare.compare", "two runs or groups: difference, interval, noise", compare
     ),
     "explain": Verb("read.explain.explain", "why N processes were not N times as fast", explain),
     "batches": Verb(
-        "read.compare.critical_batch",
-        "the batch size beyond which larger batches stop paying off",
-        batches,
+        "read.compare.critical_batch", "the batch beyond which larger ones do not pay", batches
     ),
     "predict": Verb(
         "read.predict.command", "time and cost of topologies that were not measured", predict
     ),
+    "plan": Verb("read.predict.plan", "what reaches a target soonest over a link", plan),
     "store": Verb(
-        "train.run.elastic",
-        "a rendezvous for an elastic run, so that any node may be lost",
-        store,
-        json=False,
+        "train.run.elastic", "a rendezvous for runs that may lose any node", store, json=False
     ),
     "report": Verb("read.report.report", "tables and figures of a folder on one page", report),
     "pack": Verb("read.records.packing", "the records of a folder as one file", pack),

@@ -166,6 +166,12 @@ class Agent(ABC):
                 with suppress(OSError):  # what was not yet written has no reader any more
                     pipe.close()
 
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self.process is not None and self.process.stdin is not None
+        with suppress(OSError):  # it has died: receive() reports it
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+
     def _print(self, pipe: IO[bytes] | None) -> None:
         """Append the lines of a remote node to the log of the run, each with its mark."""
         assert pipe is not None
@@ -279,12 +285,6 @@ class WarmAgent(Agent):
             lines = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
         return " ".join(lines[-1].split())[:300] if lines else ""
 
-    def _send(self, message: Mapping[str, Any]) -> None:
-        assert self.process is not None and self.process.stdin is not None
-        with suppress(OSError):  # it has died: receive() reports it
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
-
 
 class TorchrunAgent(Agent):
     """torchrun for each run, as a person would: slower, to check the warm agent against."""
@@ -312,10 +312,7 @@ class TorchrunAgent(Agent):
             self.process = node.start(
                 command, environment, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT
             )
-            assert self.process.stdin is not None
-            with suppress(OSError):  # it has died: receive() reports it
-                self.process.stdin.write(json.dumps(secret).encode() + b"\n")
-                self.process.stdin.flush()
+            self._send(secret)
             self._print(self.process.stdout)
         else:
             with request.log.open("ab") as log:

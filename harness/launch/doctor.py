@@ -21,18 +21,12 @@ import psutil
 
 from harness.core.command_line import print_json
 from harness.core.links import Link
-from harness.core.provenance import (
-    PACKAGES,
-    ROOT,
-    Driver,
-    cache_root,
-    nvidia_driver,
-    without_home,
-)
-from harness.core.rules import INSTALL
+from harness.core.provenance import PACKAGES, ROOT, Driver, cache_root, nvidia_driver
+from harness.core.records.redact import without_home
+from harness.core.rules import INSTALL, INSTALL_PEFT
 from harness.core.settings import UserError
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.launch.places import disturbance, others, this_machine
+from harness.launch.places import amd_gpus, disturbance, others, this_machine
 
 OK, LIMITED, PROBLEM = "ok", "limited", "problem"
 ENOUGH_GIB = 5  # for packages' caches, a model and its checkpoints
@@ -75,7 +69,8 @@ def examine() -> list[Check]:
         _nodes(),
         _tool("ssh", "sweep --launcher ssh", "install an OpenSSH client"),
         _tool("sbatch", "sweep --launcher slurm", "run it on a login node; --dry_run works here"),
-        _hivemind(),
+        _package("hivemind", "--strategy hivemind", INSTALL),
+        _package("peft", "--lora", INSTALL_PEFT),
     ]
 
 
@@ -111,6 +106,9 @@ def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
         shown = f"driver {driver.version}" if driver else "no NVIDIA driver"
         return Check("devices", OK, f"{', '.join(facts['gpus'])}; {shown}; {cpus}")
     if driver is None or not driver.gpus:
+        if amd := amd_gpus():
+            found = f"{amd} GPU(s) of AMD that torch does not use; training uses {cpus}"
+            return Check("devices", LIMITED, found, "for them: a ROCm build of torch")
         return Check("devices", OK, f"no NVIDIA GPU; training uses {cpus}")
     if not machine.gpus:
         return Check("devices", LIMITED, f"CUDA_VISIBLE_DEVICES hides {driver.gpus} GPU(s); {cpus}")
@@ -201,7 +199,7 @@ def _tool(name: str, needed_for: str, advice: str) -> Check:
     return Check(name, LIMITED, f"not found; {needed_for} needs it", advice)
 
 
-def _hivemind() -> Check:
-    if importlib.util.find_spec("hivemind") is not None:
-        return Check("hivemind", OK, "installed")
-    return Check("hivemind", LIMITED, "not installed; --strategy hivemind needs it", INSTALL)
+def _package(name: str, needed_for: str, advice: str) -> Check:
+    if importlib.util.find_spec(name) is not None:
+        return Check(name, OK, "installed")
+    return Check(name, LIMITED, f"not installed; {needed_for} needs it", advice)

@@ -13,9 +13,9 @@ from typing import Any, Self
 from harness.core import attempts
 from harness.core.attempts import NO_MEMORY, with_smaller_batch, write_summary
 from harness.core.locks import Lock
-from harness.core.provenance import redacted, settings_of
 from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
-from harness.core.schema.dictionary import believable
+from harness.core.records.redact import redacted, settings_of
+from harness.core.schema.checks import believable
 from harness.core.schema.rows import SummaryRecord
 from harness.launch.launcher import Exit
 from harness.launch.plan import Job
@@ -134,7 +134,8 @@ def _with_cause(job: Job, summary: SummaryRecord, began: Began) -> str:
     if first is None or not first["rank"] or attempts.only_follows(first["reason"]):
         return outcome
     if first["reason"] not in reason:
-        cause = f"{first['reason']} (rank {first['rank']})"
+        cause = attempts.with_rank(first)
+        cause = with_smaller_batch(first["outcome"], cause, job.settings, job.folder)
         write_summary(job.folder, first["outcome"], cause, job.settings.best_metric)
     return job.folder.outcome() or outcome
 
@@ -201,18 +202,19 @@ def _from_inside(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> 
     """(outcome, reason) of a run that wrote no summary."""
     first = attempts.first_failure(folder, began.is_new)
     if first is not None:
-        rank = f" (rank {first['rank']})" if len(run_exit.failures) > 1 or first["rank"] else ""
-        return first["outcome"], first["reason"] + rank
+        named = len(run_exit.failures) > 1 or first["rank"]
+        return first["outcome"], attempts.with_rank(first) if named else first["reason"]
     return "failed", run_exit.error or _last_line(log) or f"exit code {run_exit.code}"
 
 
 def _close_attempt(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
-    begun, update = attempts.unended(folder), None
+    begun, update, in_step = attempts.unended(folder), None, None
     last = believable("progress", folder.read_progress() or {})
     if begun is not None and last.get("attempt") == begun.get("attempt") is not None:
         # Its own clock counts, as far as it was recorded.
         wall_s, update = last.get("wall_s") or wall_s, last.get("update")
-    attempts.end(folder, outcome, reason, wall_s, update=update)
+        in_step = attempts.may_be_in_step(folder, last)
+    attempts.end(folder, outcome, reason, wall_s, update=update, in_step=in_step)
     folder.progress.unlink(missing_ok=True)
 
 

@@ -17,7 +17,7 @@ import pynvml
 from harness.core.links import Link
 from harness.core.provenance import ROOT, nvidia_driver, visible_gpus
 from harness.core.records import DISTURBING_SHARE, SKIPPED
-from harness.core.rules import INSTALL, why_a_gpu
+from harness.core.rules import INSTALL, INSTALL_PEFT, why_a_gpu
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Launcher
 from harness.launch.outcome import State
@@ -59,6 +59,8 @@ def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str |
     machine = machine.of(job)
     if job.settings.strategy == "hivemind" and find_spec("hivemind") is None:
         return f"hivemind is not installed: {INSTALL}"
+    if job.settings.lora and find_spec("peft") is None:
+        return f"peft is not installed: {INSTALL_PEFT}"
     if not machine.gpus and (reason := why_a_gpu(job.settings)):
         return reason.removeprefix("--")
     needed = job.nodes * job.devices
@@ -93,11 +95,21 @@ def disturbance(others: dict[str, Any]) -> str | None:
 def _gpus() -> tuple[str, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, all without it; none without a driver."""
     driver = nvidia_driver()
-    count = driver.gpus if driver else _amd_gpus()
+    count = driver.gpus if driver else amd_gpus() if _torch_is_for_amd() else 0
     return visible_gpus(count) if count else ()
 
 
-def _amd_gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> int:
+def _torch_is_for_amd() -> bool:
+    """As its build says, without loading it: another one trains on the CPU, also where a laptop's
+    processor has graphics of AMD's.
+    """
+    found = find_spec("torch")
+    build = Path(found.origin).with_name("version.py") if found and found.origin else None
+    text = build.read_text() if build and build.is_file() else ""
+    return re.search(r"^hip\b.*= *['\"]", text, re.MULTILINE) is not None
+
+
+def amd_gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> int:
     """As the kernel lists them, where a CPU has no SIMD units."""
     texts = (file.read_text() for file in nodes.glob("*/properties"))
     return sum(re.search(r"^simd_count [1-9]", text, re.MULTILINE) is not None for text in texts)

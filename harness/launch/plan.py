@@ -172,10 +172,15 @@ def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> 
     if sweep.tiny:
         values["tiny"] = True
     typed = bare(script, values)
+    if dict(typed.trainer).get("push_to_hub"):
+        raise UserError(
+            "push_to_hub does not go with a sweep, whose runs would replace one another on the "
+            "Hub: leave it out, and give the command of the run that you choose by hand with it"
+        )
     one_process = typed.strategy is not None and STRATEGIES[typed.strategy].needs_gpu
     processes = 1 if one_process else devices
     settings = place(resolve(typed), World(nodes, processes, launched=True))
-    argv = tuple(to_argv(typed, short=True))
+    argv = tuple(to_argv(typed))
     return Job(label, settings, argv, nodes, devices, processes, link)
 
 

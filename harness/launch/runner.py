@@ -14,8 +14,8 @@ from typing import Any
 from harness.core import attempts
 from harness.core.locks import Lock
 from harness.core.process import GRACE_S
-from harness.core.provenance import redact_logs
 from harness.core.records import RUNNING, WAITING
+from harness.core.records.redact import redact_logs
 from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
@@ -111,6 +111,7 @@ class Runner(Worker):
     checked_s: float = 0.0  # the runs of other runners
     isolation_s: float = -ISOLATION_S  # who else uses the machine
     others: dict[str, object] = field(default_factory=dict)
+    logs: dict[Path, Job] = field(default_factory=dict)
 
     def work(self) -> None:
         """When this returns or raises, no run is left running."""
@@ -132,8 +133,10 @@ class Runner(Worker):
                 launcher.close()
             for running in self.running:
                 running.lock.release()
-            for state in self.states[:1]:
-                redact_logs(self.folder / "logs" / LAUNCHER_LOG, state.job.settings, self.hosts)
+            if self.states:
+                self.logs[self.folder / "logs" / LAUNCHER_LOG] = self.states[0].job
+            for log, job in self.logs.items():  # again: no process is left that could still print
+                redact_logs(log, job.settings, self.hosts)
 
     def stop_at_failure(self) -> None:
         if not self.stops:
@@ -196,6 +199,7 @@ class Runner(Worker):
         if state.goes_on:
             state.batch = self.batch_to_try(state) or state.batch
         log = _new_log(self.folder / "logs", job, self.hosts)
+        self.logs[log] = job
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         self.running.append(
             Running(state, launcher, lock, devices, log, Began.now(job.folder), outcome.oom_kills())

@@ -21,13 +21,7 @@ from harness.core.command_line import BadValue, field_of, natural, one_of, typed
 from harness.core.identity import number
 from harness.core.links import link_of
 from harness.core.process import ending_signals
-from harness.core.provenance import (
-    changed_inputs,
-    inputs,
-    recorded_inputs,
-    redacted_command,
-    without_home,
-)
+from harness.core.provenance import changed_inputs, inputs, recorded_inputs
 from harness.core.records import (
     FINISHED,
     RUNNING,
@@ -38,6 +32,7 @@ from harness.core.records import (
     read_json,
     write_json,
 )
+from harness.core.records.redact import redacted_command, without_home
 from harness.core.rules import why_not_elastic
 from harness.core.settings import UserError
 from harness.launch import slurm, ssh
@@ -389,6 +384,7 @@ def _describe(
         "schema": SCHEMA,
         **{name: getattr(sweep, name) for name in AS_THEY_ARE},
         "question": sweep.header.get("question"),
+        "hypothesis": sweep.header.get("hypothesis"),
         "file": without_home(sweep.file),
         "command": redacted_command(["python", "-m", "harness", "sweep", *argv]),
         "axes": axes_of(sweep),

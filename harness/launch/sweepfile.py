@@ -1,6 +1,7 @@
 """A sweep file: read and checked as a whole; every mistake is shown with its line.
 
     # Question: which batch per GPU is fastest, and what does it cost in quality?
+    # Hypothesis: 16, at a cost in quality. Written down before the runs
     script: [bert, vit]           one or both
     settings: {epochs: 3}         any flag of the script; bert: and vit: hold those of one script
     grid:                         every combination of these
@@ -43,7 +44,7 @@ from harness.core.links import link_of
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS, names, task_of
 
-HEADER = re.compile(r"^#\s*(Question|Command|Needs|Time|Runs):\s*(.*)$")
+HEADER = re.compile(r"^#\s*(Question|Hypothesis|Command|Needs|Time|Runs):\s*(.*)$")
 HOLDS = ("per_gpu_batch", "effective_batch")
 LR_RULES = ("none", "linear", "sqrt")
 KEYS = (
@@ -137,7 +138,9 @@ def _yaml(path: Path) -> Any:
 
 
 def header_of(path: Path) -> dict[str, str]:
-    """The comment at the top: question, command, needs, time, runs; lines may go on."""
+    """The comment at the top: question, hypothesis, command, needs, time, runs.
+
+    What is said goes on over further lines, until an empty one."""
     header: dict[str, str] = {}
     last = ""
     for line in path.read_text("utf-8").strip().splitlines():
@@ -146,10 +149,10 @@ def header_of(path: Path) -> dict[str, str]:
         if match := HEADER.match(line):
             last = match[1].lower()
             header[last] = match[2].strip()
-        elif last and line.startswith("#  "):
-            header[last] += " " + line.lstrip("# ").strip()
-        else:
+        elif not (more := line.strip("# ")):
             last = ""
+        elif last:
+            header[last] += f" {more}"
     return header
 
 
@@ -365,7 +368,7 @@ class _Reader:
         order = self.content.get("order") or []
         order = order if isinstance(order, list) else [order]
         for number, name in enumerate(order):
-            if name not in varied:
+            if not isinstance(name, str) or name not in varied:
                 raise self._wrong("order", _unknown(str(name), tuple(sorted(varied))), number)
         return tuple(order)
 

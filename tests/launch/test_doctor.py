@@ -15,6 +15,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.provenance import PACKAGES, Driver, nvidia_driver
+from harness.core.rules import INSTALL_PEFT
 from harness.core.settings import UserError
 from harness.launch import doctor
 from harness.launch.doctor import LIMITED, OK, PROBLEM, Check
@@ -58,7 +59,7 @@ def test_all_lines_of_this_machine(
     assert main(["doctor", "--json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert list(checks) == ["packages", "devices", "load", "cache", "outputs", "hub", "doors",
-                            "nodes", "ssh", "sbatch", "hivemind"]  # fmt: skip
+                            "nodes", "ssh", "sbatch", "hivemind", "peft"]  # fmt: skip
     assert checks["packages"]["state"] == OK and "torch 2" in checks["packages"]["finding"]
     assert checks["hub"]["state"] == OK
     assert "cores" in checks["devices"]["finding"]
@@ -102,6 +103,16 @@ def test_gpus_that_torch_cannot_use(
     check = doctor._devices({**FACTS, **facts}, Driver(2, "535", (12, 2), (8, 0)))
     assert check.state == state and part in check.finding
     assert ("install the cu126 build of torch, or a driver" in check.advice) == (state == PROBLEM)
+
+
+def test_a_machine_without_gpus_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine((), (0, 1)))
+    for amd, state, part in ((0, OK, "no NVIDIA GPU; training uses 2 cores"),
+                             (1, LIMITED, "1 GPU(s) of AMD that torch does not use")):  # fmt: skip
+        monkeypatch.setattr(doctor, "amd_gpus", lambda count=amd: count)
+        check = doctor._devices(FACTS, None)
+        assert check.state == state and part in check.finding
+        assert ("ROCm" in check.advice) == (state == LIMITED)
 
 
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +194,8 @@ def test_others_nodes_and_tools_that_are_not_there(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", "")
     assert doctor._tool("ssh", "x", "y") == Check("ssh", LIMITED, "not found; x needs it", "y")
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    assert doctor._hivemind().state == LIMITED
+    missing = Check("peft", LIMITED, "not installed; --lora needs it", INSTALL_PEFT)
+    assert doctor._package("peft", "--lora", INSTALL_PEFT) == missing
 
 
 @pytest.mark.process

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.core import attempts
 from harness.core.locks import Lock
 from harness.core.records import read_json, write_json
 from harness.launch.launcher import Exit
@@ -77,6 +79,26 @@ def test_the_reason_is_in_the_log_where_the_record_had_no_room(job: Job) -> None
     log.write_text("[b] failed: no space on out/x; it cannot be recorded\n[b] last words\n")
     assert settled(job, Exit(1, [{"rank": 0, "exit_code": 1, "unix": 1.0}])) == "failed"
     assert (read_json(job.folder.summary) or {})["reason"] == "no space on out/x (rank 0)"
+
+
+@pytest.mark.parametrize(("epoch", "advice"), [
+    (1.0, "outside training steps: try a smaller --eval_batch"),
+    (1.5, "to try: --per_gpu_batch 8 --grad_acc 2, which is the same effective batch"),
+])  # fmt: skip
+def test_a_lack_of_memory_in_evaluation_halves_no_batch(
+    epoch: float, advice: str, job: Job
+) -> None:
+    """The kernel kills without a word: the position of the attempt says where it was."""
+    attempts.begin(job.folder, 0, 1, per_gpu_batch=16)
+    position = {"attempt": 1, "epoch": epoch, "update": int(8 * epoch), "updates": 24}
+    attempts.tell_progress(job.folder, position)
+    killed = Exit(1, [{"rank": 0, "exit_code": -9, "unix": time.time()}])
+    assert settle(job, killed, Began(time.time() - 1), Path("none"), None, oom_kills=1) == "oom"
+    reason = (read_json(job.folder.summary) or {})["reason"]
+    killer = "rank 0 was killed by the kernel: the machine is out of memory"
+    assert reason == f"{killer}; {advice}"
+    auto = replace(job.settings, auto_batch=True)
+    assert attempts.batch_to_try(job.folder, auto) == (8 if epoch == 1.5 else None)
 
 
 @pytest.mark.parametrize("by_s", [-3600.0, 3600.0])

@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.command_line import parse
 from harness.core.identity import run_id
+from harness.core.records.archives import SUFFIX, read_archive
 from harness.core.settings import UserError
 from harness.launch.places import Local, Machine, Options, disturbance, others, this_machine
 from harness.launch.plan import Job, axes_of, commands, plan
@@ -18,6 +19,7 @@ from harness.read.tables.columns import GROUP_FACTS, OPTIONAL
 from tests.support.sweeps import ROOT, jobs_of, sweep_file
 
 FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
+PUBLISHED = sorted(p.name for p in (ROOT / "outputs" / "published" / "sweeps").glob("*-tiny"))
 
 
 def labels(jobs: list[Job]) -> list[str]:
@@ -178,6 +180,10 @@ WRONG = {
         "script: vit\ngrid: {setup: [1_1, 1_2]}\nlr_rule: linear",
         "lr_rule linear start from a baseline",
     ),
+    "uploads": (
+        "script: vit\nsettings: {push_to_hub: true, hub_model_id: me/one}\ngrid: {lr: [1, 2]}",
+        "lr=1: push_to_hub does not go with a sweep",
+    ),
     "contradiction": (
         "script: vit\nsettings: {fsdp_shard: grads}",
         "--fsdp_shard grads needs --strategy fsdp",
@@ -232,8 +238,9 @@ def test_shipped_files(file: Path, tiny: bool) -> None:
     sweep = load(file, tiny)
     jobs = plan(sweep)
     header = header_of(file)
-    assert sorted(header) == ["command", "needs", "question", "runs", "time"]
+    assert sorted(header) == ["command", "hypothesis", "needs", "question", "runs", "time"]
     assert header["question"].endswith("?") and all(header.values())
+    assert header["hypothesis"].endswith(".")  # a whole sentence: its lines are indented
     where = file.relative_to(ROOT)
     assert header["command"].removesuffix(" --tiny") == f"python -m harness sweep {where}"
     counted = re.fullmatch(r"(\d+), --tiny (\d+)", header["runs"])
@@ -250,6 +257,16 @@ def test_shipped_files(file: Path, tiny: bool) -> None:
             assert again == job.settings
             assert run_id(again) == job.path.split("/")[-1]
             assert words[0] == "torchrun" and f"--nproc_per_node={per_node}" in words
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sweeps_plan_the_runs_that_were_published(name: str) -> None:
+    """Another default must not change what the command of a published sweep measures."""
+    archive = ROOT / "outputs" / "published" / f"{name}{SUFFIX}"
+    published = {folder.relative_to(archive.parent).as_posix() for folder in read_archive(archive)}
+    (file,) = (file for file in FILES if file.stem == name.removesuffix("-tiny"))
+    planned = [job.path for job in plan(load(file, tiny=True))]
+    assert planned and not set(planned) - published
 
 
 def test_the_three_experiments_have_the_published_values() -> None:

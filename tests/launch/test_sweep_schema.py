@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness.launch.sweep_schema import EXPERIMENTS, json_schema
+from docs.generate.sweep_schema import EXPERIMENTS, json_schema
 from harness.launch.sweepfile import YamlSource, load
 
 
@@ -32,7 +32,7 @@ def valid(file: Path) -> bool:
 
 def test_what_is_shipped_is_what_is_generated() -> None:
     shown = json.loads((EXPERIMENTS / "schema.json").read_text())
-    assert shown == json_schema(), "python -m harness.launch.sweep_schema"
+    assert shown == json_schema(), "python -m docs.generate.sweep_schema"
     jsonschema.Draft7Validator.check_schema(shown)
     assert all(shown["properties"][key]["description"] for key in ("script", "runs", "tiny"))
 

@@ -24,6 +24,10 @@ def test_every_key_is_read_and_typed(tmp_path: Path) -> None:
 # Question: which batch
 #           is it?
 # Runs: 4
+#
+# Of whom nothing is asked.
+# Hypothesis: the small
+# one.
 script: [bert, vit]
 settings: {epochs: 3, report_to: [tensorboard, wandb]}
 bert: {max_length: 64}
@@ -63,7 +67,9 @@ per_node: true
     assert sweep.target == {"metric": "f1", "value": 0.9}
     assert (sweep.hold, sweep.lr_rule, sweep.per_node) == ("effective_batch", "sqrt", True)
     assert sweep.columns == ["wall_s"]
-    assert sweep.header == {"question": "which batch is it?", "runs": "4"}
+    assert sweep.header == {
+        "question": "which batch is it?", "hypothesis": "the small one.", "runs": "4"
+    }  # fmt: skip
 
 
 def test_tiny_replaces_whole_keys(tmp_path: Path) -> None:
@@ -115,6 +121,7 @@ WRONG = {
     "a list": ("- script", "expected keys"),
     "broken": ("script: [vit", "line 1: not readable as YAML"),
     "no script": ("grid: {}", "script is missing"),
+    "a script with a long name": (f"script: {'a' * 300}", f"line 1: unknown script {'a' * 300}"),
     "unknown script": ("script: vitt", "line 1: unknown script vitt: did you mean vit?"),
     "script twice": ("script: [vit, vit]", "name each script once"),
     "key": ("script: vit\n\ngird: {}", "line 3: unknown key gird: did you mean grid?"),

@@ -130,9 +130,18 @@ def test_gpus_without_a_driver_of_nvidia(tmp_path: Path, monkeypatch: pytest.Mon
     for node, units in enumerate((0, 304, 304)):  # a CPU and two GPUs of AMD
         (tmp_path / str(node)).mkdir()
         (tmp_path / str(node) / "properties").write_text(f"cpu_cores 8\nsimd_count {units}\n")
-    assert places._amd_gpus(tmp_path) == 2 and places._amd_gpus(tmp_path / "none") == 0
+    assert places.amd_gpus(tmp_path) == 2 and places.amd_gpus(tmp_path / "none") == 0
     monkeypatch.setattr(places, "nvidia_driver", lambda: None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(places, "amd_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(
+        places, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / "x"))
+    )
+    # Only a build for them trains on them: with another the cores are the devices.
+    for hip, gpus in (("'6.4.43482'", ("0", "1")), ("None", ())):
+        (tmp_path / "version.py").write_text(f"cuda = None\nhip: Optional[str] = {hip}\n")
+        assert places.this_machine().gpus == gpus
+    (tmp_path / "version.py").unlink()
     assert places.this_machine().gpus == ()
 
 

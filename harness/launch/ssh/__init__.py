@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.core.provenance import ROOT, without_home
+from harness.core.provenance import ROOT
+from harness.core.records.redact import without_home
 from harness.core.settings import UserError
 
 HOST = re.compile(

@@ -27,6 +27,7 @@ import psutil
 
 from harness.core import provenance
 from harness.core.records import ATTEMPTS, FAILURE_OF_RANK, SUMMARY, RunFolder, read_rows, rows_in
+from harness.core.records.disk import draft_of
 from harness.launch.places import Machine, disturbance, others, this_machine
 from harness.launch.ssh import Remote
 
@@ -240,11 +241,10 @@ def _write(path: Path, sent: Fetched, clock_s: float) -> None:
     if path.is_file() and path.read_bytes() == sent.content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(sent.content)
     written_unix = sent.unix - clock_s
-    os.utime(draft, (written_unix, written_unix))
-    draft.replace(path)
+    with draft_of(path) as draft:
+        draft.write_bytes(sent.content)
+        os.utime(draft, (written_unix, written_unix))
 
 
 def _latest(rows: list[dict[str, Any]]) -> float:
