@@ -19,11 +19,12 @@ import jsonschema
 import pytest
 import yaml
 
+from docs.generate.dictionary import json_schema
 from harness.cli import main
 from harness.core import attempts
 from harness.core.provenance import recorded_inputs
 from harness.core.records import RunFolder, find_runs
-from harness.core.schema.dictionary import check_fields, json_schema
+from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError, as_mapping
 from harness.launch import outcome
 from harness.launch.launcher import Exit

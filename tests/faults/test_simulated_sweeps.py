@@ -64,6 +64,8 @@ def history(seed: int, jobs: list[Job], folder: Path, patch: pytest.MonkeyPatch)
             # The same command is given again the next day, or with the clock set back.
             world.set_s += world.draw.choice([24, 0, -1, -24]) * ONE_HOUR_S
             states = world.work(Options(isolation="off", rerun="failed"))
+            private = [p for p in folder.glob("logs/*") if b"/home/eve" in p.read_bytes()]
+            assert not private, "a log is not redacted"
             for state in states:
                 run = state.job.folder
                 if run.settings.exists():

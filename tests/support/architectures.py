@@ -51,10 +51,14 @@ VISION = {
 TEXT = {**VISION, **SPECIAL, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
 TWO = {"text_config": TEXT, "vision_config": VISION, "projection_dim": 32}
 PATCH = {"patch_size": 8}
+LATENT = {
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 2,
+    "kv_lora_rank": 8, "q_lora_rank": 16, "topk_group": 1, "num_key_value_heads": 4,
+}  # fmt: skip
 # What the rules above do not fit.
 OWN: dict[str, dict[str, Any]] = {
-    "axk1": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 2,
-             "kv_lora_rank": 8, "q_lora_rank": 16, "topk_group": 1, "num_key_value_heads": 4},
+    "axk1": LATENT, "axk2": LATENT, "deepseek_v2": LATENT,
+    "deepseek_v3": {**LATENT, "first_k_dense_replace": 1},
     "big_bird": {"block_size": 4},
     "cohere_compass_text": {"rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -65,6 +69,8 @@ OWN: dict[str, dict[str, Any]] = {
     "layoutlmv3": {"visual_embed": False, "coordinate_size": 4, "shape_size": 8},
     "lilt": {"hidden_size": 48},
     "luke": {"entity_vocab_size": 8, "entity_emb_size": 16},
+    "markuplm": {"max_xpath_tag_unit_embeddings": 16, "max_xpath_subs_unit_embeddings": 16,
+                 "xpath_unit_hidden_size": 8, "max_depth": 4, "tag_pad_id": 15, "subs_pad_id": 15},
     "qwen3_5_text": LINEAR,
     "qwen3_next": {**LINEAR, "num_experts": 4},
     "reformer": {"axial_pos_embds": False, "hash_seed": 0,

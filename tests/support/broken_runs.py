@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from harness.core.records import RunFolder, read_rows
 from harness.core.topology import World, world_of
+from harness.train.context import COMPLETE
 from tests.support.ranks import Done, ran, run_script
 from tests.support.sweeps import untimed_rows
 
@@ -33,6 +35,7 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
     class Stopper(module.Console):  # type: ignore[name-defined,misc]
         def stop(self, reached: bool) -> None:
             if reached and self.context.world.rank == self.context.world.size - 1:
+                self.wait_for_checkpoint()
                 if how == "crash":
                     raise RuntimeError("planted")
                 if how.startswith("oom over"):
@@ -53,6 +56,15 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
                 os.kill(os.getpid(), number[how.split()[0]])
                 if "all" in how:
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, at_once)
+
+        def wait_for_checkpoint(self) -> None:
+            """A rank that trains apart may be ahead of rank 0, which marks it as whole."""
+            every, until_s = int(self.context.args.save_steps), time.monotonic() + 20
+            whole = Path(f"checkpoint-{(update - 1) // every * every}", COMPLETE)
+            apart = self.context.settings.strategy in ("local_sgd", "diloco") and every < update
+            while apart and not (self.context.folder.path / whole).exists():
+                assert time.monotonic() < until_s, whole
+                time.sleep(0.01)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             inside = how.split()[1:2] in ([], ["all"], ["over"])

@@ -59,6 +59,7 @@ class Arm:
             self.model, bucket_cap_mb=cap, gradient_as_bucket_view=True
         )
         self.exchange: Any = exchange_of(self.run)
+        self.exchange.way = self.run.settings.exchange
         self.exchange.attach(self.ddp, None)
 
     def step(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-OURS = re.compile(r"^(python|torchrun|accelerate launch) .*(\.py|-m harness)")
+OURS = re.compile(r"^(python|torchrun|accelerate launch) .*(\.py|-m harness|-m docs\.generate)")
 SHELL = re.compile(r"^([A-Z]+=\S+|cp \S+ \S+)$")  # what commands after it need
 
 

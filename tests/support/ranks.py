@@ -39,11 +39,14 @@ dynamic_rendezvous.get_method_name = _name_of_caller
 
 @dataclass
 class Done:
-    """What a script left: exit code, what rank 0 printed, what it complained of."""
+    """What a script left: exit code, what rank 0 printed, what it complained of; and the ranks that
+    neither recorded nor failed first.
+    """
 
     code: int
     out: str
     err: str
+    others: str = ""
 
 
 class Ended(RuntimeError):
@@ -116,8 +119,12 @@ def ran(
             failed, failure = error.get_first_failure()
             code = failure.exitcode
         names = ["out_0", "err_0", *([f"err_{failed}"] if failed else [])]
+        for name in names:
+            Path(folder, name).touch()  # a rank ended because of another may not have started yet
         out, *errors = (Path(folder, name).read_text(errors="replace") for name in names)
-        return Done(code, out, "".join(errors))
+        others = (file for file in Path(folder).glob("err_*") if file.name not in names)
+        silent = "".join(file.read_text(errors="replace") for file in others)
+        return Done(code, out, "".join(errors), silent)
 
 
 def _printing_to(folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

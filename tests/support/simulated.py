@@ -18,8 +18,8 @@ import pytest
 from harness.core import attempts, locks, records
 from harness.core.attempts import Opened
 from harness.core.locks import Lock
-from harness.core.provenance import settings_of
 from harness.core.records import FINISHED, append_row, read_json, write_json
+from harness.core.records.redact import settings_of
 from harness.launch import outcome, runner
 from harness.launch.agents import Event, LaunchRequest, Node, Rendezvous, WarmAgent
 from harness.launch.launcher import Launcher
@@ -82,7 +82,9 @@ class Training:
         saved = read_json(folder.path / "checkpoint.json") or {"update": 0}
         assert saved["update"] == self.world.saved[folder.path]  # nothing of it was lost
         self.update = saved["update"]
-        self.batch = attempts.batch_to_try(folder, self.asked) or self.batch
+        if self.asked.auto_batch:
+            half = attempts.batch_to_try(folder, self.asked)
+            self.batch = half or attempts.last_batch(folder, self.asked)
         opened = Opened(time.time() - self.wall_s)
         attempts.begin(folder, self.update, 1, 4, opened, self.batch)
         self.begun = True
@@ -198,7 +200,12 @@ class SimulatedAgent(WarmAgent):
         self.alive, self.training = False, None
 
     def close(self) -> None:
+        """A rank prints until its launcher is gone."""
         self.end()
+        if self.heard_s > self.opened_s:  # it has had a run
+            self.run_log.parent.mkdir(parents=True, exist_ok=True)
+            with self.run_log.open("ab") as log:
+                log.write(b"/home/eve/late\n")
 
 
 class SimulatedPlace(Local):

@@ -1,0 +1,101 @@
+"""A disk that is full, has no names left, is read-only or gone, from any write of a run on."""
+
+from __future__ import annotations
+
+import io
+import random
+import shutil
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from harness.core.records import RunFolder, find_runs
+from harness.read.records.recorded import recorded
+from tests.support.broken_runs import assert_same_training
+from tests.support.disks import FAULTS, Writes, release, small_disk
+from tests.support.mutants import amount
+from tests.support.ranks import ranks
+from tests.support.toys import CPU, Net, Points, ours
+
+pytestmark = [pytest.mark.process, pytest.mark.root]
+
+FLAGS = ["--save=last", "--save_steps=5", "--hang_after=0", "--telemetry_hz=0", "--epochs=2"]
+MOST = 400  # more than a run writes
+
+
+def train(folder: Path) -> tuple[int, str]:
+    """Its exit code, and what it prints to stderr."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+        try:
+            trainer, run = ours(folder, Net(), Points(32), Points(8), *FLAGS)
+            with run:
+                run.train(trainer)
+        except SystemExit as error:
+            return int(error.code or 0), said.getvalue()
+    return 0, said.getvalue()
+
+
+def run_of(folder: Path) -> RunFolder:
+    (found,) = find_runs(folder)
+    return found
+
+
+@contextmanager
+def failing(writes: Writes, disk: Path, fault: str, at: int) -> Iterator[None]:
+    if fault == "removed":
+        gone = partial(shutil.rmtree, disk / "out", ignore_errors=True)
+        writes.arm(at, gone)
+        yield
+        writes.arm(-1, gone)
+        return
+    writes.arm(at, partial(FAULTS[fault][0], disk))
+    try:
+        yield
+    finally:
+        writes.arm(-1, lambda: None)
+        release(disk)
+
+
+def trial(writes: Writes, disk: Path, fault: str, at: int, healthy: RunFolder) -> str | None:
+    """What is wrong after a run whose disk fails at this write; None if nothing is."""
+    with failing(writes, disk, fault, at):
+        code, said = train(disk / "out")
+    runs = find_runs(disk / "out") if (disk / "out").exists() else []
+    outcomes = [recorded(run).problem or run.outcome() for run in runs]
+    told = said.count("\n") == 1 and (code == 2 or fault == "removed" or FAULTS[fault][1] in said)
+    if (code and (not told or "finished" in outcomes)) or (said and not code):
+        return f"code {code}, {outcomes}: {said}"
+    if code and (ended := train(disk / "out"))[0]:
+        return f"then {ended}"
+    if not code and not runs:
+        return None  # it was removed when all was written
+    assert_same_training(run_of(disk / "out"), healthy)
+    return None
+
+
+def trials(folder: str, chosen: int) -> list[str]:
+    """What is wrong, of so many trials for each fault."""
+    healthy, disk, wrong = Path(folder, "healthy"), Path(folder, "disk"), []
+    writes = Writes(healthy)
+    assert train(healthy) == (0, "")
+    every, writes.root = range(1, writes.count + 1), disk
+    for fault in (*FAULTS, "removed"):
+        draw = random.Random(fault)
+        for at in every if chosen >= len(every) else sorted(draw.sample(every, chosen)):
+            with small_disk(disk):
+                try:
+                    problem = trial(writes, disk, fault, at, run_of(healthy))
+                except BaseException:
+                    problem = traceback.format_exc()
+            if problem is not None:
+                wrong.append(f"{fault} at write {at} of {len(every)}: {problem}")
+    return wrong
+
+
+def test_from_any_write_of_a_run_on(tmp_path: Path) -> None:
+    (wrong,) = ranks(1, trials, str(tmp_path), amount(1, MOST), env=CPU)
+    assert wrong == [], "\n".join(wrong)
