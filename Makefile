@@ -6,12 +6,13 @@
 # make models   train every architecture of transformers in five ways, and write docs/models.md
 # make test-gpu   test the code for GPUs on a stand-in whose kernels the CPU computes (6 GB, network)
 # make figures   draw the published tables and figures, the tables in the pages and the notebook
+# make docs   build the site of README.md and docs/ in site/, strict about links
 # make notebook   set up, then open plot_values.ipynb
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := outputs/demo
 
-.PHONY: demo test faults models test-gpu figures notebook lint check-python clean
+.PHONY: demo test faults models test-gpu figures docs notebook lint check-python clean
 
 demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
@@ -32,15 +33,18 @@ test-gpu: .venv/ready-dev
 
 # Without the times of cells, and with the language alone: the same records give the same notebook.
 figures: .venv/ready-notebook
-	for sweep in outputs/published/sweeps/*/; do \
+	for sweep in outputs/published/sweeps/*/ outputs/published/*/sweeps/*/; do \
 	  $(BIN)/python -m harness table "$$sweep" --write >/dev/null && \
 	  $(BIN)/python -m harness figures "$$sweep" || exit 1; \
 	done
 	for page in README.md docs/*.md; do \
-	  $(BIN)/python -m harness.read.tables.command "$$page" || exit 1; \
+	  $(BIN)/python -m docs.generate.tables "$$page" || exit 1; \
 	done
 	$(BIN)/python -m jupyter nbconvert --to notebook --execute --inplace plot_values.ipynb \
 	  --ExecutePreprocessor.record_timing=False
+
+docs: .venv/ready-docs
+	$(BIN)/python .ci/site.py
 
 notebook: .venv/ready-notebook
 	$(BIN)/python -m jupyter notebook plot_values.ipynb
@@ -68,7 +72,7 @@ endef
 .venv/ready: pyproject.toml constraints.txt $(STAMP)
 	$(call install,trackers)
 
-.venv/ready-dev .venv/ready-notebook: .venv/ready-%: .venv/ready
+.venv/ready-dev .venv/ready-notebook .venv/ready-docs: .venv/ready-%: .venv/ready
 	$(call install,$*)
 
 $(STAMP): | check-python

@@ -5,8 +5,11 @@
 #   benchmarks/gpu.sh OUT              PYTHON=python3.12 benchmarks/gpu.sh OUT names another Python
 #   benchmarks/gpu.sh --dry_run OUT    print the commands, one a line, and run nothing
 #   benchmarks/gpu.sh --quick OUT      the smallest models: a rehearsal, no measurement
+#   benchmarks/gpu.sh --speed OUT      only the comparison of speeds, which then has all the time
 #   DATA=FOLDER benchmarks/gpu.sh OUT  a folder with ag_news and cifar10, for the comparison of speeds
 #   WHEELS=FOLDER ...                  packages that this Python lacks (benchmarks/gpu_wheels.sh)
+#   LIMIT_S=2000 ...                   on a slower machine: all limits are longer in proportion
+#   JOBS=4 ...                         how many runs go on beside each other where times do not matter
 #
 # OUT gets a table, the failures with their reasons, and an archive of records and logs. They are
 # written in OUT.work: the same call again trains only the runs that have no finished record.
@@ -16,13 +19,18 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 END_S=${LIMIT_S:-500} # what is not begun by then is named as skipped, and counts as failed
 MOST_BYTES=16000000   # of a file in OUT
-DRY=false QUICK=false
-while [[ ${1:-} == --dry_run || ${1:-} == --quick ]]; do
-  [[ $1 == --dry_run ]] && DRY=true || QUICK=true
+DRY=false QUICK=false ONLY_SPEED=false
+while true; do
+  case ${1:-} in
+    --dry_run) DRY=true ;;
+    --quick) QUICK=true ;;
+    --speed) ONLY_SPEED=true ;;
+    *) break ;;
+  esac
   shift
 done
 if [[ $# -ne 1 || -z $1 || $1 == -* ]]; then
-  echo "usage: ${0##*/} [--dry_run] [--quick] OUT" >&2
+  echo "usage: ${0##*/} [--dry_run] [--quick] [--speed] OUT" >&2
   exit 2
 fi
 OUT=$(realpath -m -- "$1")
@@ -31,6 +39,7 @@ if [[ $PYTHON == */* ]]; then
   PYTHON=$(realpath -ms -- "$PYTHON") # no link is followed: it may be that of a virtual environment
 fi
 [[ -z ${WHEELS:-} ]] || WHEELS=$(realpath -m -- "$WHEELS")
+[[ -z ${DATA:-} ]] || DATA=$(realpath -m -- "$DATA")
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 # The driver is asked for GPUs, so that nothing initialises CUDA before its time.
@@ -53,7 +62,7 @@ if ! $DRY; then
   export HF_HOME
   trap 'rm -rf -- "$HF_HOME"' EXIT
 fi
-FAILED=0 RAN=0
+RAN=0
 
 # The lines of a log that say what went wrong: not the footer that torchrun puts under them.
 reasons() {
@@ -61,13 +70,15 @@ reasons() {
   local lines
   lines=$(grep -aE "$said" -- "$1" | grep -avE 'ChildFailedError|SignalException|^[EWI][0-9]{4} ' | tail -n 3 | cut -c1-600) || true
   [[ -n $lines ]] || lines=$(tail -n 3 -- "$1" | cut -c1-600)
+  [[ -n $lines ]] || lines="it wrote nothing"
   sed 's/^/    /' <<<"$lines"
 }
 
 # attempt NAME SECONDS COMMAND...: run it, keep its output, note a failure and go on.
 attempt() {
-  local name=$1 seconds=$2 left=$((LIMIT_S - SECONDS)) began=$SECONDS code=0
+  local name=$1 seconds=$(($2 * END_S / 500)) left=$((LIMIT_S - SECONDS)) began=$SECONDS code=0 why=
   shift 2
+  ! $ONLY_SPEED || [[ $name == speed ]] || return 0
   if $DRY; then
     printf '%q ' "$@"
     printf '\n'
@@ -77,46 +88,58 @@ attempt() {
   if ((left < 15)); then
     code=skipped
   else
+    seconds=$((seconds < left ? seconds : left))
     # torchrun gives its processes 30 s to end before it kills them; it must not go before.
-    timeout --kill-after=35 "$((seconds < left ? seconds : left))" "$@" \
-      >"$WORK/logs/$name.txt" 2>&1 || code=$?
+    timeout --kill-after=35 "$seconds" "$@" >"$WORK/logs/$name.txt" 2>&1 || code=$?
+    ((code != 124 && code != 137)) || why="    it did not end within $seconds s"$'\n'
+    ((code == 0)) || why+=$(reasons "$WORK/logs/$name.txt")
   fi
   echo "$name: $code ($((SECONDS - began)) s)"
-  if [[ $code != 0 ]]; then
-    FAILED=$((FAILED + 1))
-    {
-      echo "$name: $code  $*"
-      [[ $code == skipped ]] || reasons "$WORK/logs/$name.txt"
-    } >>"$OUT/failures.txt"
-  fi
+  # In one piece: others may write theirs at the same time.
+  [[ $code == 0 ]] || echo "$name: $code  $*${why:+$'\n'}$why" >>"$OUT/failures.txt"
 }
+
+# The same, beside others, where nobody looks at the times: most of such a run is its start.
+beside() {
+  if $DRY || $ONLY_SPEED; then
+    attempt "$@"
+    return
+  fi
+  while (($(jobs -rp | wc -l) >= JOBS)); do wait -n || true; done
+  RAN=$((RAN + 1))
+  attempt "$@" &
+}
+JOBS=${JOBS:-$((($(nproc) + 3) / 4))}
 
 # The sizes of all runs: a few seconds of training each on a large GPU.
 if $QUICK; then
   BERT=bert-nano DISTILBERT=bert-nano VIT=vit-nano VIT32=vit-nano
-  SIZES=(--tiny --max_steps 6) LENGTH=48 LARGE=(--per_gpu_batch 16) SMALL=(--image_size 16 --per_gpu_batch 8)
+  SIZE=(--quick) SPEED=(--quick) SIZES=(--tiny --max_steps 6) LENGTH=48 LARGE=(--per_gpu_batch 16) SMALL=(--image_size 16 --per_gpu_batch 8)
 else
   BERT=bert-base DISTILBERT=distilbert-base VIT=vit-base-patch16 VIT32=vit-base-patch32
-  SIZES=(--max_steps 40) LENGTH=128
+  SIZE=() SPEED=(--gpu) SIZES=(--max_steps 40) LENGTH=128
   LARGE=(--image_size 224 --per_gpu_batch 32) SMALL=(--image_size 32 --per_gpu_batch 32)
 fi
 RESNET=resnet-18-cifar
-COMMON=(--output_dir "$WORK/records" "${SIZES[@]}" --epochs 1 --save none --log_every 10 --lr 1e-4)
-TEXT=(--dataset embedded:english --train_size all --test_size 256 --max_length "$LENGTH")
+COMMON=("${SIZES[@]}" --epochs 1 --save none --log_every 10 --lr 1e-4)
+MEASURED=(--output_dir "$WORK/records") CHECKED=(--output_dir "$WORK/checks")
+TEXT=(--dataset embedded:english --train_size all --test_size 256 --max_length "$LENGTH" --per_gpu_batch 32)
 IMAGE=(--dataset embedded:digits --train_size 1280 --test_size 256)
 TORCHRUN=("$PYTHON" -m torch.distributed.run --standalone --nproc_per_node=1)
 TWO=("$PYTHON" -m benchmarks.two_ranks)
 
-bert() { attempt "bert_$1" 60 "$PYTHON" bert.py "${TEXT[@]}" --per_gpu_batch 32 "${COMMON[@]}" "${@:2}"; }
-vit() { attempt "vit_$1" 60 "$PYTHON" vit.py "${IMAGE[@]}" "${COMMON[@]}" "${@:2}"; }
+bert() { attempt "bert_$1" 60 "$PYTHON" bert.py "${TEXT[@]}" "${MEASURED[@]}" "${COMMON[@]}" "${@:2}"; }
+vit() { attempt "vit_$1" 60 "$PYTHON" vit.py "${IMAGE[@]}" "${MEASURED[@]}" "${COMMON[@]}" "${@:2}"; }
+bert_check() { beside "bert_$1" 90 "$PYTHON" bert.py "${TEXT[@]}" "${CHECKED[@]}" "${COMMON[@]}" "${@:2}"; }
+vit_check() { beside "vit_$1" 120 "$PYTHON" vit.py "${IMAGE[@]}" "${CHECKED[@]}" "${COMMON[@]}" "${@:2}"; }
 bert_run() {
-  attempt "bert_$1" 60 "${TORCHRUN[@]}" bert.py "${TEXT[@]}" --per_gpu_batch 32 "${COMMON[@]}" "${@:2}"
+  beside "bert_$1" 90 "${TORCHRUN[@]}" bert.py "${TEXT[@]}" "${CHECKED[@]}" "${COMMON[@]}" "${@:2}"
 }
-vit_run() { attempt "vit_$1" 60 "${TORCHRUN[@]}" vit.py "${IMAGE[@]}" "${COMMON[@]}" "${@:2}"; }
+vit_run() { beside "vit_$1" 90 "${TORCHRUN[@]}" vit.py "${IMAGE[@]}" "${CHECKED[@]}" "${COMMON[@]}" "${@:2}"; }
 # Two ranks with NCCL on the one GPU, over sockets: what ranks do to each other, not how fast.
 vit_two() {
-  attempt "vit_two_$1" 75 "${TWO[@]}" vit.py "${IMAGE[@]}" "${COMMON[@]}" --model "$VIT32" \
-    "${LARGE[@]}" --setup 2_1 "${@:2}"
+  beside "vit_two_$1" 90 "${TWO[@]}" vit.py "${IMAGE[@]}" "${CHECKED[@]}" "${COMMON[@]}" \
+    --model "$VIT32" "${LARGE[@]}" --setup 2_1 "${@:2}"
 }
 
 LIMIT_S=$((END_S * 56 / 100)) # of the checks: the measurements need the rest
@@ -125,49 +148,49 @@ attempt environment 60 "$PYTHON" -m harness env
 attempt tests 120 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu \
   tests/train/loop/test_gpu_steps.py tests/train/loop/test_identities.py \
   tests/train/data/test_padding.py tests/train/measure/test_exposure.py
-$QUICK || attempt roofline 30 "$PYTHON" -m benchmarks.roofline bf16
+attempt roofline 30 "$PYTHON" -m benchmarks.roofline bf16 "${SIZE[@]}"
 
-# One process: the kernel for packed texts, number formats, a compiled step.
+# One process, measured: the kernel for packed texts first.
 bert base_bf16 --model "$BERT" --strategy single --precision bf16
 vit base16_bf16 --model "$VIT" "${LARGE[@]}" --precision bf16
+# What works and what does not.
 vit_two ddp
 vit_two fsdp --strategy fsdp
 vit_two fsdp_offload --strategy fsdp --fsdp_offload --precision bf16
 vit_two diloco --strategy diloco --sync_every 10 --sync_scope rank --compress int8 --fragments 2 \
   --overlap 2 --precision bf16
+vit_check compile_bf16 --model "$VIT" "${LARGE[@]}" --precision bf16 --torch_compile
 vit_run resnet_ddp_sync --model "$RESNET" "${SMALL[@]}" --strategy ddp --setup 1_1 --batchnorm sync
-attempt vit_compile_bf16 120 "$PYTHON" vit.py "${IMAGE[@]}" "${COMMON[@]}" \
-  --model "$VIT" "${LARGE[@]}" --precision bf16 --torch_compile
-bert dp_bf16 --model "$DISTILBERT" --strategy dp --precision bf16
+bert_check dp_bf16 --model "$DISTILBERT" --strategy dp --precision bf16
 bert_run ddp_powersgd --model "$DISTILBERT" --strategy ddp --setup 1_1 --compress powersgd:4
-for precision in fp32 tf32 fp16; do
-  vit "base16_$precision" --model "$VIT" "${LARGE[@]}" --precision "$precision"
-done
 vit_run ddp_fp16 --model "$VIT32" "${LARGE[@]}" --strategy ddp --setup 1_1 --precision fp16
 bert_run fsdp_offload_bf16 --model "$BERT" --strategy fsdp --fsdp_offload --precision bf16
 if $DRY || "$PYTHON" -c 'import hivemind' 2>/dev/null; then
-  vit hivemind --model "$VIT32" "${LARGE[@]}" --strategy hivemind --target_batch 128
+  vit_check hivemind --model "$VIT32" "${LARGE[@]}" --strategy hivemind --target_batch 128
 fi
 # A sweep: its warm launcher must leave CUDA alone, or no run of it starts.
-attempt sweep 60 "$PYTHON" -m harness sweep experiments/precision.yaml --tiny --limit 0:4 \
-  --isolation off --output_dir "$WORK/records"
+beside sweep 90 "$PYTHON" -m harness sweep experiments/precision.yaml --tiny --limit 0:4 \
+  --isolation off "${CHECKED[@]}"
 # Two nodes with a link between them, on one GPU.
-attempt link 60 "$PYTHON" -m harness nodes 2 --link 1ms --oversubscribe -- \
+beside link 60 "$PYTHON" -m harness nodes 2 --link 1ms --oversubscribe -- \
   "$PYTHON" -m torch.distributed.run --nproc_per_node=1 -m harness link --mb 1
+wait
+# Number formats, measured.
+for precision in fp32 tf32 fp16; do
+  vit "base16_$precision" --model "$VIT" "${LARGE[@]}" --precision "$precision"
+done
 
 # What the apparatus costs.
 LIMIT_S=$((END_S * 72 / 100))
-SIZE=() SPEED=(--gpu)
-if $QUICK; then SIZE=(--quick) SPEED=(--quick); fi
 attempt overhead 100 "$PYTHON" benchmarks/overhead.py --pairs 3 --no_start_up "${SIZE[@]}" --out "$WORK/overhead.json"
 attempt telemetry 60 "$PYTHON" benchmarks/overhead.py --telemetry 6 --cases bert-nano "${SIZE[@]}" \
   --out "$WORK/telemetry.json"
 # Against what a user would run instead, whole epochs with their evaluation, each model beside the
 # measured peak of a matrix product: as many runs as the time allows, each in turn.
 LIMIT_S=$END_S
-LEFT_S=$((LIMIT_S - SECONDS - 30)) # the last run that is begun is to end
-attempt speed 200 "$PYTHON" -m benchmarks.speed "${SPEED[@]}" --arms examples,loop,ours --rounds 2 \
-  --limit_s "$((LEFT_S < 170 ? LEFT_S : 170))" ${DATA:+--data "$DATA"} --out "$WORK/speed"
+LEFT_S=$((LIMIT_S - SECONDS)) # the last run that is begun is to end in it
+attempt speed 500 "$PYTHON" -m benchmarks.speed "${SPEED[@]}" --arms examples,loop,ours --rounds 2 \
+  --limit_s "$((LEFT_S > 31 ? LEFT_S - 30 : 1))" ${DATA:+--data "$DATA"} --out "$WORK/speed"
 LIMIT_S=$((END_S + 30)) # the table is made in any case
 attempt table 60 "$PYTHON" -m harness table "$WORK/records"
 if $DRY; then
@@ -187,5 +210,6 @@ else
   cp -- "$WORK/gpu.tar.gz" "$OUT/"
 fi
 cat -- "$OUT/table.txt" "$OUT/failures.txt"
+FAILED=$(grep -c '^[^ ]' -- "$OUT/failures.txt" || true)
 echo "$FAILED of $RAN failed, $SECONDS s: $OUT"
 ((FAILED == 0))

@@ -1,6 +1,7 @@
 """What a device reaches at most: a large matrix product, and copying within its memory.
 
     python -m benchmarks.roofline bf16        in the number format of the training to be judged
+    python -m benchmarks.roofline bf16 --quick    small: does it run?
 
 Measured, not from a data sheet: benchmarks/speed.py puts it beside what training reaches.
 """
@@ -18,16 +19,16 @@ BEST_OF = 5
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def roofline(precision: str, side: int | None = None) -> dict[str, float]:
+def roofline(precision: str, quick: bool = False) -> dict[str, float]:
     """Of one process with its threads, or of one GPU: the best of a few tries each."""
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if cuda else "cpu")
-    side = side or (8192 if cuda else 1024)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    large = device.type == "cuda" and not quick
+    side, times = (8192, 20) if large else (1024, 3)
     a, b = (torch.randn(side, side, device=device).to(DTYPES[precision]) for _ in range(2))
-    matmul_s = _best(lambda: a @ b, 20 if cuda else 3)
-    source = torch.zeros((2**30 if cuda else 2**26) // 4, device=device)  # beyond any cache
+    matmul_s = _best(lambda: a @ b, times)
+    source = torch.zeros((2**30 if large else 2**26) // 4, device=device)  # beyond any cache
     target = torch.empty_like(source)
-    copy_s = _best(lambda: target.copy_(source), 20 if cuda else 3)
+    copy_s = _best(lambda: target.copy_(source), times)
     return {
         "matmul_tflops": 2 * side**3 / matmul_s / 1e12,
         # Each byte is read and written.
@@ -54,4 +55,4 @@ def _wait() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(roofline(sys.argv[1] if len(sys.argv) > 1 else "fp32"), indent=2))
+    print(json.dumps(roofline((*sys.argv[1:], "fp32")[0], "--quick" in sys.argv), indent=2))

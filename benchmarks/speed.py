@@ -174,7 +174,7 @@ def _prepare(name: str, options: argparse.Namespace, work: Path) -> dict[str, An
     env = {"HF_HOME": str(work / "prepared")}
     place = (case, work / name, options.data)
     (facts,) = call("benchmarks.speed_data:prepare", *place, env=env, log=log)
-    (limit,) = call("benchmarks.roofline:roofline", case.precision, log=log)
+    (limit,) = call("benchmarks.roofline:roofline", case.precision, options.quick, log=log)
     return {
         "case": asdict(case), "facts": facts, "threads": options.threads, "roofline": limit,
         "arms": options.arms, "processes": options.processes, "flags": options.flags, "runs": [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -172,6 +173,29 @@ def test_exchange_times_both_ways(
     assert table.count("| loopback |") == sizes and f"| {largest} |" in table
 
 
+@pytest.mark.parametrize(("without", "row"), [
+    ("link", "the link, on all nodes"), ("delay", "all links of its delay"),
+])  # fmt: skip
+def test_the_page_says_what_regret_prints(
+    without: str, row: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_benchmark("regret", ["--without", without]) == 0
+    said = capsys.readouterr().out.splitlines()
+    page = (root / "docs" / "prediction.md").read_text().replace(" %", "%")
+    _, near, off, held = cells(page, row)
+    half, most, worst = off.split(", ")
+    assert said[-1] == (
+        f"{near} choices within 10 % of the best; wall times of 42 trainings off by {half} in the "
+        f"median, {most} in 9 of 10, {worst} at most; {held} intervals hold"
+    )
+    groups, off, held, known = re.findall(
+        r"several nodes, (\d+) groups, .*? says: (off by .*? at most); (\d+) of the (\d+) int",
+        " ".join(page.split()),
+    )[0]
+    off = off.replace("nine of ten", "9 of 10")
+    assert said[0].strip() == f"steps of {groups} groups {off}; {held} of {known} intervals hold"
+
+
 def gpu_sh(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*GPU_SH, *argv],
@@ -204,7 +228,10 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
             words[named[0] + 1 :],
             environ=LAUNCHED if launched else TWO_NODES if two else {},
         )
-        assert settings.output_dir == f"{out}.work/records"
+        # What runs beside others is no measurement.
+        folder = Path(settings.output_dir).relative_to(f"{out}.work").name
+        measured = folder == "records"
+        assert folder in ("records", "checks") and not (measured and (launched or two))
         assert str(settings.dataset).startswith("embedded:")  # no network
         assert dict(settings.trainer)["max_steps"] <= 50
         seen |= {settings.model, settings.precision, settings.strategy, settings.batchnorm}
@@ -230,6 +257,10 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
     }
     assert seen >= {"bert-base", "distilbert-base", "vit-base-patch16", "vit-base-patch32"}
     assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}
+    (speed,) = gpu_sh("--dry_run", "--speed", str(out)).stdout.splitlines()
+    words = shlex.split(speed)
+    assert words[1:4] == ["-m", "benchmarks.speed", "--gpu"]
+    assert 460 <= int(words[words.index("--limit_s") + 1]) <= 470
 
 
 @pytest.mark.process
@@ -257,17 +288,21 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
         "*resnet-18-cifar*) echo 'failed: RuntimeError: out of order; the record is in x' >&2\n"
         f"  echo '{torchrun}' >&2; seq 9 >&2; exit 3 ;;\n"
         "*'harness sweep'*) echo no reason in it; exit 4 ;;\n"
+        "*'harness link'*) exec sleep 60 ;;\n"
         "*'harness table'*) echo the table ;;\nesac\n"
     )
     python.chmod(0o755)
-    done = gpu_sh(str(out), PYTHON=str(python))
+    # Limits of a minute are 5 s then. Eight at a time lose no count and no line of a failure.
+    done = gpu_sh(str(out), PYTHON=str(python), LIMIT_S="42", JOBS="8")
     assert done.returncode == 1, done.stderr
     assert (out / "table.txt").read_text() == "the table\n"
     failures = (out / "failures.txt").read_text()
     assert failures.count(": 3  ") == 1 and failures.count("RuntimeError: out of order") == 1
     assert "sweep: 4  " in failures and "    no reason in it" in failures
     assert "footer" not in failures and "    9" not in failures
-    assert done.stdout.splitlines()[-1].startswith("2 of 25 failed")
+    assert "link: 124  " in failures and "    it did not end within 5 s\n" in failures
+    assert "    it wrote nothing" in failures
+    assert done.stdout.splitlines()[-1].startswith("3 of 25 failed")
     assert sorted(path.name for path in out.iterdir()) == [
         "failures.txt", "gpu.tar.gz", "table.txt",
     ]  # fmt: skip
@@ -285,7 +320,7 @@ def test_gpu_sh_names_what_it_had_no_time_for_and_splits_a_large_archive(tmp_pat
     (logs / "large.bin").write_bytes(os.urandom(17_000_000))
     done = gpu_sh("--quick", str(out), PYTHON=str(python), LIMIT_S="0")
     failures = (out / "failures.txt").read_text()
-    assert done.returncode == 1 and failures.count(": skipped  ") == 23
+    assert done.returncode == 1 and failures.count(": skipped  ") == 24
     assert {path.name for path in out.iterdir()} == {
         "failures.txt", "gpu.tar.gz.0", "gpu.tar.gz.1", "table.txt",
     }  # fmt: skip

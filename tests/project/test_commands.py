@@ -1,8 +1,8 @@
 """Every command in README and docs/ runs, in the order in which a reader meets it, in a clone.
 
 Commands that read run here. Those that train run in the slow walk, with everything else of their
-page, as a shell runs them. What would need a GPU, a cluster, the Hub or hours is parsed and planned
-in test_readme.py, and PARSED says why.
+page, those of README as a shell runs them. What would need a GPU, a cluster, the Hub or hours is
+parsed and planned in test_readme.py, and PARSED says why.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 from harness.cli import VERBS, main
 from harness.core.command_line import command_line
 from tests.support.pages import SHELL, commands_of, pages
+from tests.support.ranks import script
 
 PARSED = {
     r"--launcher (ssh|slurm)(?!.*--dry_run)": "a cluster",
@@ -29,11 +30,13 @@ PARSED = {
     r"--nnodes=": "several machines",
     r"-m harness store|--strategy hivemind": "other machines that join",
     r"(slow_links|propagation|prediction)\.yaml --tiny --launcher": "8 minutes to 5 hours",
-    r"benchmarks\.|schema\.dictionary": "has a test of its own",
+    r"docs\.generate": "has a test of its own",
     r"^python script\.py|\.\.\.": "names no command of ours, or only the start of one",
     r"\b(FOLDER|FILES?|NAME|[AB])\b": "has no real name",
     r"-m harness [a-z]+$(?<!doctor)(?<!env)|torchrun$": "names a verb",
 }
+PAGES = pages(Path(__file__).resolve().parents[2])
+SCRIPT = re.compile(r"^(python|torchrun --standalone --nproc_per_node=2) \w+\.py ")
 TRAINS = ("sweep", "nodes", "link", "store")
 # Half a minute of drawing; tests/read draws of smaller records.
 LATER = re.compile(r"-m harness report|--all|outputs/own|outputs/vit/2_1")
@@ -118,23 +121,59 @@ def test_commands_that_read_run_in_a_fresh_clone(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("name", [p.name for p in pages(Path(__file__).resolve().parents[2])])
-def test_a_reader_types_every_command(name: str, clone: Path, root: Path) -> None:
-    """Page after page, in one clone: what one page left is there for the next."""
-    page = root / name if name == "README.md" else root / "docs" / name
+def test_a_reader_types_every_command_of_readme(clone: Path, root: Path) -> None:
+    """As a shell runs them, each with processes of its own."""
+    lines = [
+        command if SHELL.match(command) else f"{command} >>out.log 2>err.log"
+        for command in to_run(root / "README.md")
+    ]
+    shell(lines, clone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [page.name for page in PAGES[1:] if commands_of(page)])
+def test_a_reader_types_every_command_of_a_page(
+    name: str, clone: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page after page: what one page left is there for the next.
+
+    What reads runs in this process and scripts run in warm ones, which saves imports.
+    """
+    variables: dict[str, str] = {}
+    for command in to_run(root / "docs" / name):
+        variable, equals, value = command.partition("=")
+        if SHELL.match(command) and equals:
+            variables[variable] = value
+            continue
+        words = shlex.split(string.Template(command).safe_substitute(variables))
+        if "harness" in words and not {*TRAINS} & {*words}:
+            argv = words[words.index("harness") + 1 :]
+            with monkeypatch.context() as there:  # warm processes begin elsewhere
+                there.chdir(clone)
+                assert main(argv) == 0 or argv == ["doctor"], command
+        elif SCRIPT.match(command):
+            at = next(number for number, word in enumerate(words) if word.endswith(".py"))
+            count = 2 if "--nproc_per_node=2" in words[:at] else 1
+            done = script(Path(words[at]).stem, *words[at + 1 :], count=count, cwd=clone)
+            assert done.code == 0, f"{command}\n{done.err}"
+        else:
+            shell([f"{command} >>out.log 2>err.log"], clone)
+
+
+def to_run(page: Path) -> list[str]:
     found = [command for command in commands_of(page) if not parsed_only(command)]
-    # Commands on emulated nodes need root, or user namespaces with /dev/net/tun.
-    if os.geteuid() != 0:
-        found = [c for c in found if "harness nodes" not in c and "outputs/vit/2_1" not in c]
-    lines = []
-    for command in found:
-        may_find_fault = " || true" if command.endswith("doctor") else ""
-        lines.append(f"{command} >>out.log 2>err.log{may_find_fault}" if not SHELL.match(command)
-                     else command)  # fmt: skip
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    if os.geteuid() == 0:
+        return found
+    # Emulated nodes need root, or user namespaces with /dev/net/tun.
+    return [c for c in found if "harness nodes" not in c and "outputs/vit/2_1" not in c]
+
+
+def shell(lines: list[str], clone: Path) -> None:
     done = subprocess.run(
-        ["bash", "-exc", "\n".join(lines)], cwd=clone, env={**os.environ, "PATH": path},
-        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ["bash", "-exc", "\n".join(lines)], cwd=clone, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     told = (clone / "err.log").read_text() if (clone / "err.log").exists() else ""
     assert done.returncode == 0, f"{done.stderr.splitlines()[-1]}\n{told[-2000:]}"
