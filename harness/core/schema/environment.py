@@ -145,9 +145,10 @@ class CalibrationRecord(TypedDict):
     process with as many threads, and cached."""
 
     fp32_tflops: Annotated[TflopPerSecond | None,
-        "of the product of two matrices of 1024 x 1024; null, and not cached, where the threads "
-        "had less than nine tenths of their processor time in each repetition: other programs or a "
-        "quota took it, or the product used fewer threads"]
+        "of the product of two matrices of 1024 x 1024, or of 256 x 256 where such a product takes "
+        "over 10 ms; null, and not cached, where the threads had less than nine tenths of their "
+        "processor time in each repetition: other programs or a quota took it, or the product used "
+        "fewer threads"]
     bf16_tflops: Annotated[TflopPerSecond | None, "likewise"]
     memory_gb_per_s: Annotated[GigabytePerSecond, "read and written by a large copy"]
     threads: Annotated[Positive, "torch's threads"]

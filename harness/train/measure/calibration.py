@@ -26,6 +26,7 @@ from harness.train.data import probes
 from harness.train.measure.environment import cpu_name
 
 SIDE = 1024  # of the matrices: larger ones are no faster
+SMALL, SLOW_S = 256, 0.01  # their side where such a product takes longer: no unit for this format
 COPIED = 1 << 27  # bytes, more than caches hold
 SECONDS = 0.3  # of each of the three measurements
 OWN_SHARE = 0.9  # of the processor time of its threads: with less, other programs took some
@@ -77,10 +78,12 @@ def _measured() -> dict[str, Any]:
     """
     peaks: dict[str, float | None] = {}
     for name, dtype in FORMATS.items():
-        one = torch.randn(SIDE, SIDE).to(dtype)
+        one = torch.randn(SMALL, SMALL).to(dtype)
+        if min(_times_s(partial(torch.mm, one, one), 0.0))[0] < SLOW_S:
+            one = torch.randn(SIDE, SIDE).to(dtype)
         times = _times_s(partial(torch.mm, one, one))
         alone = [took_s for took_s, share in times if share >= OWN_SHARE]
-        peaks[f"{name}_tflops"] = 2 * SIDE**3 / min(alone) / 1e12 if alone else None
+        peaks[f"{name}_tflops"] = 2 * len(one) ** 3 / min(alone) / 1e12 if alone else None
     source = torch.ones(COPIED, dtype=torch.uint8)
     target = torch.zeros_like(source)
     # Read once and written once.
@@ -88,10 +91,10 @@ def _measured() -> dict[str, Any]:
     return {**peaks, "memory_gb_per_s": rate, "threads": torch.get_num_threads()}
 
 
-def _times_s(work: Callable[[], Any]) -> list[tuple[float, float]]:
+def _times_s(work: Callable[[], Any], seconds: float | None = None) -> list[tuple[float, float]]:
     """Of each repetition, with the share of the processor time of all threads that they had."""
     times: list[tuple[float, float]] = []
-    end = time.perf_counter() + SECONDS
+    end = time.perf_counter() + (SECONDS if seconds is None else seconds)
     while len(times) < 2 or time.perf_counter() < end:
         began_s, used_s = time.perf_counter(), time.process_time()
         work()

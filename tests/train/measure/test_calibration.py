@@ -51,6 +51,7 @@ def test_what_was_measured_beside_other_programs_is_unknown_and_not_cached(
     clock = SimpleNamespace(perf_counter=lambda: float(next(walls)), process_time=process_time)
     monkeypatch.setattr(calibration, "time", clock)
     monkeypatch.setattr(calibration.torch, "mm", lambda *_: None)
+    monkeypatch.setattr(calibration, "SLOW_S", 2)  # each product takes one second of this clock
     share = 0.5
     busy = calibration.calibration()
     assert busy["fp32_tflops"] is None is busy["bf16_tflops"] and busy["memory_gb_per_s"] > 0
@@ -60,6 +61,9 @@ def test_what_was_measured_beside_other_programs_is_unknown_and_not_cached(
     alone = calibration.calibration()
     assert alone["fp32_tflops"] == pytest.approx(2 * 1024**3 / 1e12)
     assert alone == calibration.calibration() and list(tmp_path.rglob("*.json"))
+    # A processor without a unit for a format would take seconds for a large product.
+    monkeypatch.setattr(calibration, "SLOW_S", 1)
+    assert calibration._measured()["bf16_tflops"] == pytest.approx(2 * 256**3 / 1e12)
 
 
 def test_the_peak_of_a_processor_is_that_of_its_calibration() -> None:
