@@ -228,7 +228,8 @@ class RankRow(TypedDict):
         "the end of the backward pass, in which DDP completes the exchange; null without DDP"]]
     comm_wait_s: NotRequired[Annotated[Seconds | None,
         "the part of `comm_exposed_s` beyond the smallest of all ranks at the same update: here "
-        "this rank waited for slower ones"]]
+        "this rank waited for slower ones. Where sums are sent directly, a difference of up to one "
+        "round trip at an update is none, unless the ranks' sums over the epoch differ as well"]]
     peak_memory_gib: Annotated[Gib | None,
         "as in epochs.jsonl, of this rank; for dp the largest of its GPUs"]
     reserved_memory_gib: NotRequired[Annotated[Gib | None,

@@ -279,7 +279,7 @@ class ExactTrainer(Trainer):
         checked |= choice.set_way(self.exchange, self.observations.link)
         self.exchange.attach(model, self.optimizer)
         checked |= verify.observe_hook(model, self.settings, self.exchange.way)
-        self.exposure.watch(model)
+        self.exposure.watch(model, choice.early_s(self.exchange, self.observations.link))
         self.comm_probe.use(model)
         if self.context.checkpoint is not None:
             self.exchange.load(self.context.checkpoint)

@@ -2,7 +2,9 @@
 
 Exposure, with DDP, at every update. Until a rank's last own gradient is ready, communication is
 hidden behind computing. What is exposed lies between then and the end of the backward pass: on the
-rank that is ready last it is communication itself, on the others also waiting for that rank.
+rank that is ready last it is communication itself, on the others also waiting for that rank. Sums
+that are sent directly over a delay reach a rank that is ready later while it still computes. Then
+the ranks take turns in waiting for the delay: this is no waiting for a slower rank.
 
 CommProbe, with DDP and FSDP, once for each start of the processes, after the warm-up steps: passes
 with exchange and without alternate on one and the same batch. No weight is changed, and what a pass
@@ -55,10 +57,12 @@ class Exposure(EpochMeasure):
         self.handles: dict[nn.Parameter, Any] = {}
         self.ready: Any = None
         self.last: nn.Parameter | None = None
+        self.early_s = 0.0  # that one rank may wait less than another for the delay alone
         self.marks: list[tuple[Any, Any]] = []  # last gradient (None: unknown), end of backward
 
-    def watch(self, model: nn.Module) -> bool:
+    def watch(self, model: nn.Module, early_s: float = 0.0) -> bool:
         """Begin with the next backward pass; False if DDP does not average over all ranks."""
+        self.early_s = early_s
         ddp = uncompiled(model)
         if not isinstance(ddp, DistributedDataParallel) or self.context.settings.strategy != "ddp":
             return False
@@ -123,17 +127,14 @@ class Exposure(EpochMeasure):
         return fields
 
     def _split(self, exposed: list[float], count: int) -> tuple[float, float] | None:
-        """Exposed seconds of so many updates, and those of them spent waiting for other ranks.
-
-        At each update the rank that is ready last has the least exposed time and waits for nobody.
-        """
+        """Exposed seconds of so many updates, and those of them spent waiting for other ranks."""
         if not count:
             return None
         known = len(exposed) == count and all(seconds >= 0 for seconds in exposed)  # and no NaN
-        everyone = gather(exposed if known else None)
-        if None in everyone:
+        of_ranks, early = zip(*gather((exposed if known else None, self.early_s)), strict=True)
+        if None in of_ranks:
             return None  # unknown on one rank, and so on all
-        return split_waiting(exposed, [*map(min, zip(*everyone, strict=True))])
+        return split_waiting(exposed, of_ranks, early[0])
 
     def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
         share = None
@@ -142,10 +143,21 @@ class Exposure(EpochMeasure):
         return {"comm_exposed_share": share, **skew([rank.get("compute_s") for rank in ranks])}
 
 
-def split_waiting(exposed: Sequence[float], least: Sequence[float]) -> tuple[float, float]:
-    """One rank's exposed seconds, and those beyond the least of all ranks at each update."""
+def split_waiting(
+    exposed: Sequence[float], of_ranks: Sequence[Sequence[float]], early_s: float = 0.0
+) -> tuple[float, float]:
+    """One rank's exposed seconds, and those that it spent waiting for slower ranks.
+
+    At each update the rank that is ready last has the least exposed time and waits for nobody; what
+    the others have beyond it is waiting, but for what the delay alone explains. Over all updates
+    the delay is the same for all: what a rank has beyond the least of these sums is waiting.
+    """
     whole = math.fsum(exposed)
-    return whole, whole - math.fsum(least)
+    least = map(min, zip(*of_ranks, strict=True))
+    beyond = math.fsum(
+        max(0.0, own - of_last - early_s) for own, of_last in zip(exposed, least, strict=True)
+    )
+    return whole, max(beyond, whole - min(map(math.fsum, of_ranks)))
 
 
 def skew(compute: Sequence[float | None]) -> dict[str, Any]:

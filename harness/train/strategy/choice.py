@@ -37,6 +37,16 @@ def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any
     return found
 
 
+def early_s(exchange: Exchange, link: Mapping[str, Any] | None) -> float:
+    """How much less one rank may wait than another for the delay alone, on rank 0.
+
+    What is sent directly is under way while its receiver still computes: a rank that is ready later
+    by up to the delay waits for that much less, and the other for as much longer.
+    """
+    known = link is not None and exchange.way in SENT_DIRECTLY
+    return (link["rtt_min_ms"] or 0.0) / 1000 if link is not None and known else 0.0
+
+
 def _before(context: Context) -> dict[str, Any] | None:
     if context.checkpoint is None:
         return None

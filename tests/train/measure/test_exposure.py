@@ -29,9 +29,41 @@ SLEEP_S = 0.05
 def test_what_is_more_than_the_least_of_all_ranks_is_waiting() -> None:
     # Rank 0 is ready last at the first update, rank 1 at the second.
     one, other = [0.25, 2.0], [1.25, 0.5]
-    least = [0.25, 0.5]
-    assert split_waiting(one, least) == (2.25, 1.5)
-    assert split_waiting(other, least) == (1.75, 1.0)
+    assert split_waiting(one, (one, other)) == (2.25, 1.5)
+    assert split_waiting(other, (one, other)) == (1.75, 1.0)
+
+
+def exposed_of_two(delay_s: float, computing: list[tuple[float, float]]) -> list[list[float]]:
+    """Each sends when it is ready, and goes on once it is and the other's has arrived."""
+    ends, exposed = [0.0, 0.0], [[], []]
+    for seconds in computing:
+        ready = [end + own for end, own in zip(ends, seconds, strict=True)]
+        ends = [max(ready[0], ready[1] + delay_s), max(ready[1], ready[0] + delay_s)]
+        for rank in range(2):
+            exposed[rank].append(ends[rank] - ready[rank])
+    return exposed
+
+
+def test_ranks_that_wait_for_a_delay_in_turns_do_not_wait_for_each_other() -> None:
+    """Rank 1 was late once: ever since, one of the two has its wait while the other computes."""
+    of_ranks = exposed_of_two(0.5, [(0.25, 0.75), *[(0.25, 0.25)] * 9])
+    assert of_ranks[0][:4] == [1.0, 0.0, 1.0, 0.0] and of_ranks[1][:4] == [0.0, 1.0, 0.0, 1.0]
+    for rank in range(2):
+        assert split_waiting(of_ranks[rank], of_ranks, early_s=1.0) == (5.0, 0.0)
+        assert split_waiting(of_ranks[rank], of_ranks)[1] == 5.0
+
+
+def test_a_rank_that_is_always_slower_is_waited_for_over_a_delay() -> None:
+    """Half of its lag goes on while sums are under way: a step takes that much less than both."""
+    of_ranks = exposed_of_two(0.5, [(0.25, 0.5)] * 8)
+    waited = [split_waiting(exposed, of_ranks, early_s=1.0)[1] for exposed in of_ranks]
+    assert waited == [8 * 0.25, 0.0]
+
+
+def test_a_rank_that_is_later_than_the_delay_is_waited_for() -> None:
+    of_ranks = exposed_of_two(0.5, [(0.25, 4.25), (4.25, 0.25), (0.25, 0.25), (0.25, 0.25)])
+    waited = [split_waiting(exposed, of_ranks, early_s=1.0)[1] for exposed in of_ranks]
+    assert waited[0] >= 3.0 and waited[1] >= 2.5
 
 
 def test_the_slowest_rank_and_how_much_slower_it_is() -> None:

@@ -17,7 +17,7 @@ from harness.read.predict.exchange import GLOO, Shape, Wire, allreduce, coded_me
 from harness.read.records.recorded import settings_of
 from harness.read.records.runs import identity_settings
 from harness.train.loop import trainer as loop
-from harness.train.strategy.choice import estimates, set_way
+from harness.train.strategy.choice import early_s, estimates, set_way
 from tests.support import toys
 from tests.support.ranks import ranks
 from tests.support.replicas import SGD
@@ -163,3 +163,16 @@ def test_all_ranks_take_it_and_an_attempt_that_goes_on_keeps_it(tmp_path: Path) 
     backend = ("backend", None, "backend")
     for rank in ranks(3, attempts, str(tmp_path), ["--epochs", "2"], env=env):
         assert rank == [kept, names, kept, names, backend, []]
+
+
+@pytest.mark.parametrize(
+    ("way", "rtt_ms", "expected"),
+    [("direct", 200.0, 0.2), ("all_to_all", 30.0, 0.03), ("backend", 200.0, 0.0),
+     ("direct", None, 0.0)],
+)  # fmt: skip
+def test_ranks_may_differ_by_a_round_trip_where_they_send_directly(
+    way: str, rtt_ms: float | None, expected: float
+) -> None:
+    exchange: Any = SimpleNamespace(way=way)
+    assert early_s(exchange, {"rtt_min_ms": rtt_ms}) == expected
+    assert early_s(exchange, None) == 0.0
