@@ -8,6 +8,8 @@
 # make figures   draw the published tables and figures, the tables in the pages and the notebook
 # make docs   build the site of README.md and docs/ in site/, strict about links
 # make notebook   set up, then open plot_values.ipynb
+# Each of many processes would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := outputs/demo

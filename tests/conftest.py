@@ -6,7 +6,7 @@ import multiprocessing.process
 import os
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def long_files_first(items: list[pytest.Item]) -> None:
     """Files that start many processes come first: the last ones are short, and no worker idles."""
-    weights: Counter[Path] = Counter()
+    weights: dict[Path, float] = defaultdict(float)
     for item in items:
-        slow, process = map(item.get_closest_marker, ("slow", "process"))
-        weights[item.path] += 30_000 if slow else 2_000 if process else 20  # milliseconds, roughly
+        slow, process, limit = map(item.get_closest_marker, ("slow", "process", "timeout"))
+        # Milliseconds, roughly; a limit of a test's own is some six times as long as it takes.
+        long = limit.args[0] * 1000 / 6 if slow and limit else 30_000
+        weights[item.path] += long if slow else 2_000 if process else 20
     items.sort(key=lambda item: -weights[item.path])
 
 
