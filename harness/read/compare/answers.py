@@ -97,8 +97,9 @@ def _sentence(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
 
 
 def _speed(sweep: SweepResults, pairs: Sequence[Pair]) -> Iterator[str]:
-    if sweep.target is None:
+    if sweep.target is None or "setup" in (sweep.baseline or {}):
         yield _part("samples/s", RATE, pairs, FACTOR)
+    if sweep.target is None:
         return
     for name, what in zip(TIMES, ("wall time", "training time"), strict=True):
         yield _part(f"{what} to {sweep.target.short}", OF[name], pairs, FACTOR)
@@ -146,6 +147,6 @@ def _number(form: str, value: float | None) -> str:
 def _runs(pairs: Sequence[Pair]) -> str:
     counts = {len(group.finished) for pair in pairs for group in (pair.group, pair.base)}
     if counts == {1}:
-        return "one run each, so nothing is shown"
+        return "one run each, so all of it may be chance"
     few, most = min(counts), max(counts)
     return f"{few} runs each" if few == most else f"{few} to {most} runs each"
