@@ -27,6 +27,7 @@ from harness.core.rules import INSTALL, INSTALL_PEFT
 from harness.core.settings import UserError
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.places import amd_gpus, disturbance, others, this_machine
+from harness.launch.slurm.cluster import Unreachable, partitions
 
 OK, LIMITED, PROBLEM = "ok", "limited", "problem"
 ENOUGH_GIB = 5  # for packages' caches, a model and its checkpoints
@@ -68,7 +69,7 @@ def examine() -> list[Check]:
         _doors(),
         _nodes(),
         _tool("ssh", "sweep --launcher ssh", "install an OpenSSH client"),
-        _tool("sbatch", "sweep --launcher slurm", "run it on a login node; --dry_run works here"),
+        _slurm(),
         _package("hivemind", "--strategy hivemind", INSTALL),
         _package("peft", "--lora", INSTALL_PEFT),
     ]
@@ -197,6 +198,18 @@ def _tool(name: str, needed_for: str, advice: str) -> Check:
     if path := shutil.which(name):
         return Check(name, OK, path)
     return Check(name, LIMITED, f"not found; {needed_for} needs it", advice)
+
+
+def _slurm() -> Check:
+    advice = "run it on a login node; --dry_run works here"
+    check = _tool("sbatch", "sweep --launcher slurm", advice)
+    if check.state == OK:
+        try:
+            return Check("sbatch", OK, f"{check.finding}; partitions: {', '.join(partitions())}")
+        except Unreachable as error:
+            reason = f"{check.finding}, but no cluster answers: {error}"
+            return Check("sbatch", LIMITED, reason, advice)
+    return check
 
 
 def _package(name: str, needed_for: str, advice: str) -> Check:

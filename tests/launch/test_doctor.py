@@ -204,3 +204,19 @@ def test_a_torch_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._environment() == "no message"
     monkeypatch.setattr(doctor, "LOAD_S", 0.0)
     assert "does not load within" in str(doctor._environment())
+
+
+@pytest.mark.process
+def test_sbatch_without_a_cluster_that_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A machine may have the commands of SLURM and no cluster behind them."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor._slurm().finding == "not found; sweep --launcher slurm needs it"
+    for name in ("sbatch", "sinfo"):
+        (tmp_path / name).write_text("#!/bin/sh\necho gpu; echo cpu; echo gpu\n")
+        (tmp_path / name).chmod(0o755)
+    assert doctor._slurm() == Check("sbatch", OK, f"{tmp_path}/sbatch; partitions: cpu, gpu")
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho no configuration >&2; exit 1\n")
+    found = doctor._slurm()
+    assert found.state == LIMITED and found.finding.endswith("answers: no configuration")

@@ -59,6 +59,10 @@ def check_here() -> None:
         raise UserError("--launcher slurm: there is no sbatch here: run it on a node of a cluster")
 
 
+def partitions() -> list[str]:
+    return sorted(set(_ask("sinfo", "--noheader", "--format=%R").split()))
+
+
 def submit(script: Path, lock: int) -> str:
     """The number of the job; UserError with the message of sbatch where it refuses.
 
