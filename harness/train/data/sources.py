@@ -330,11 +330,13 @@ def _check_labels(
         for split, whole in splits.items():
             if label in whole.column_names and (rows := _without_class(whole, label)):
                 shown = ", ".join(str(row + 1) for row in rows[:3])
-                where.append(f"{shown}{', ...' if len(rows) > 3 else ''} of split {split}")
+                more = ", ..." if len(rows) > 3 else ""
+                where.append(f"{len(rows)} of {len(whole)} in split {split}: {shown}{more}")
         value = data.with_format(None)[label][missing[0]]
         raise UserError(
             f"column {label}: {len(missing)} of {len(data)} {which} samples have no class "
-            f"({'empty' if value is None else f'value {value}'}); samples {' and '.join(where)}"
+            f"({'empty' if value is None else f'value {value}'}); {'; '.join(where)}: remove these "
+            "rows or give them a class"
         )
 
 

@@ -331,10 +331,14 @@ def test_missing_classes_are_counted_and_placed(tmp_path: Path) -> None:
     table = [{"text": f"t {i}", "label": "" if i in (3, 7) else i % 2} for i in range(20)]
     write_csv(tmp_path / "train.csv", table)
     write_csv(tmp_path / "test.csv", rows(10, first=50))
-    with pytest.raises(
-        UserError, match=r"2 of 20 training samples have no class \(empty\); samples 4, 8 of split"
-    ):
+    said = r"2 of 20 training samples have no class \(empty\); 2 of 20 in split train: 4, 8: remove"
+    with pytest.raises(UserError, match=said):
         load(settings(tmp_path))
+    few = settings(tmp_path, train_size=19)  # the count of the subset, and that of the file
+    with pytest.raises(
+        UserError, match=r"of 19 training samples .*; 2 of 20 in split train: 4, 8:"
+    ):
+        load(few)
 
 
 @pytest.mark.parametrize("sep", [",", ";", "\t", "|"])
