@@ -269,9 +269,11 @@ class Local(Machines):
 
     def why_not(self, job: Job) -> str | None:
         if job.nodes > 1 and not job.survives_node_loss:
-            return f"needs {job.nodes} nodes: the local launcher has one (see --launcher)"
+            return f"needs {job.nodes} nodes: the local launcher has one; use --launcher netns"
         if job.link != Link():
-            return f"link {job.link}: the local launcher cannot slow a link down (see --launcher)"
+            return (
+                f"link {job.link}: the local launcher cannot slow a link down; use --launcher netns"
+            )
         return why_not_on(self.machine, job, self.options.oversubscribe)
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:

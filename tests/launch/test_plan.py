@@ -10,13 +10,14 @@ import pytest
 
 from harness.core.command_line import parse
 from harness.core.identity import run_id
+from harness.core.links import Link
 from harness.core.records.archives import SUFFIX, read_archive
 from harness.core.settings import UserError
 from harness.launch.places import Local, Machine, Options, disturbance, others, this_machine
 from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.sweepfile import header_of, load
 from harness.read.tables.columns import GROUP_FACTS, OPTIONAL
-from tests.support.sweeps import ROOT, jobs_of, sweep_file
+from tests.support.sweeps import ROOT, jobs_of, sweep_file, sweep_options
 
 FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
 PUBLISHED = sorted(p.name for p in (ROOT / "outputs" / "published" / "sweeps").glob("*-tiny"))
@@ -242,7 +243,11 @@ def test_shipped_files(file: Path, tiny: bool) -> None:
     assert header["question"].endswith("?") and all(header.values())
     assert header["hypothesis"].endswith(".")  # a whole sentence: its lines are indented
     where = file.relative_to(ROOT)
-    assert header["command"].removesuffix(" --tiny") == f"python -m harness sweep {where}"
+    said = shlex.split(header["command"].removeprefix("python -m harness sweep "))
+    assert said[0] == str(where)
+    # Only emulated nodes have links.
+    links = any(job.link != Link() for job in jobs)
+    assert (sweep_options(said).launcher == "netns") == links
     counted = re.fullmatch(r"(\d+), --tiny (\d+)", header["runs"])
     assert set(sweep.columns or []) <= {*OPTIONAL, *GROUP_FACTS}
     assert counted is not None and len(jobs) == int(counted[2 if tiny else 1])

@@ -59,7 +59,7 @@ def test_dry_run_prints_commands_to_be_pasted(
     commands = [line for line in lines if not line.startswith("#")]
     assert len(commands) == 8 and not list(tmp_path.glob("some*"))
     # What cannot run here is shown as a comment, with the reason and each node's command.
-    at = lines.index("# skipped: needs 2 nodes: the local launcher has one (see --launcher)")
+    at = lines.index("# skipped: needs 2 nodes: the local launcher has one; use --launcher netns")
     assert "--nnodes=2" in lines[at + 1] and "--node_rank=1" in lines[at + 2]
     assert len(lines) == 8 + 4 * 3
     # From elsewhere the scripts are named in full.
