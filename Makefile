@@ -82,7 +82,8 @@ $(STAMP): | check-python
 	@rm -f .venv/torch-*
 	@test -z "$(BUILD)" || $(PIP) --no-compile --no-deps --force-reinstall --retries 1 --timeout 20 \
 	  $(TORCH_INDEX:%=--index-url %/$(BUILD)) torch==$(VERSION_OF_TORCH)+$(BUILD) 2>/dev/null || \
-	  echo "no $(BUILD) build of torch was found: pip takes the one that it finds"
+	  echo "no $(BUILD) build of torch was found: pip takes the one that it finds" \
+  $(if $(TORCH_INDEX),,"(TORCH_INDEX=URL names an index that has it)")
 	@touch $@
 
 check-python:

@@ -15,6 +15,8 @@ cat >"$bin/python" <<END
 exec apptainer exec --nv --bind "$PWD" --pwd "$PWD" "$SIF" /harness/.venv/bin/python "\$@"
 END
 chmod +x "$bin/python"
+trap 'rm -rf "$bin"' EXIT
 export PATH="$bin:$PATH"
-# Nodes often have no way to the Hub: load model and data once on the login node.
+# Nodes often have no way to the Hub: run the script once on the login node, with a small --train_size
+# and --test_size. HF_HOME must be on the shared storage, and the image must see it (--bind).
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1

@@ -56,3 +56,4 @@ def test_the_setup_of_apptainer_puts_the_image_before_python(root: Path, tmp_pat
         f"exec --nv --bind {tmp_path} --pwd {tmp_path} /an image.sif "
         "/harness/.venv/bin/python -m harness env\n"
     )
+    assert list((tmp_path / "outputs").iterdir()) == []  # nothing is left behind
