@@ -427,7 +427,24 @@ def test_usage_shows_every_device_of_every_node(plan: Plan) -> None:
         [10.0 * s + 50 * node + gpu for s in range(5)] for node in (0, 1) for gpu in (0, 1)
     ]
     assert list(np.asarray(busy[0].get_xdata())) == [0, 1, 2, 3, 4]  # seconds since the start
-    assert "GPU busy (%) 45.5 in the mean" in drawn.alt
+    assert "GPU busy (%) 20, 21, 70, 71 in the mean" in drawn.alt
+    assert named_lines(drawn) == ["node 0", "node 1"]
+
+
+def named_lines(drawn: Drawn) -> list[str]:
+    return [text.get_text() for legend in drawn.figure.legends for text in legend.get_texts()]
+
+
+def test_usage_of_one_node_names_its_gpus(plan: Plan) -> None:
+    """So that the first one, which may hold more, is told from the others."""
+    rows = [reading(1000.0 + s, 10.0, None, 30.0) for s in range(3)]
+    folder = plan.run("1_2", 4, epochs=epochs(0.5, 0.6)) / "telemetry" / "node_0.jsonl"
+    lines(folder, rows)
+    drawn = draw("usage", measured(plan))
+    assert named_lines(drawn) == ["GPU 0", "GPU 1"]
+    busy, _, cores, _ = drawn.figure.axes
+    first, second = (line.get_color() for line in busy.lines[:2])
+    assert first != second and cores.lines[0].get_color() not in (first, second)
 
 
 def test_usage_of_a_cpu_has_no_panels_of_gpus(plan: Plan) -> None:

@@ -362,7 +362,9 @@ DeviceReadings = dict[tuple[int, int], list[Reading]]  # of a node and the numbe
 
 
 def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
-    """Columns: the first run of some groups; rows: what was read; a line a device or node."""
+    """Columns: the first run of some groups; rows: what was read; a line a device or node. A colour
+    a node, or, where there is but one, a device of it.
+    """
     runs = [(g, r, readings) for g in sweep.groups for r in g.runs[:1]
             if (readings := _readings(r))]  # fmt: skip
     if not any(_series(readings, q) for *_, readings in runs for q in QUANTITIES):
@@ -376,6 +378,13 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
     figure, axes = kit.panels(len(shown) * len(runs), 1.6, len(runs))
     drawn, texts = Drawn(figure, notes=notes), []
     letters = int(LETTERS_PER_INCH * figure.get_figwidth() / len(runs))  # above a panel
+    nodes = {node for of in known for series in of.values() for node, _ in series}
+    devices = {gpu for of in known for series in of.values() for _, gpu in series}
+    by_gpu = len(nodes) == 1 and len(devices) > 1
+    if len(numbers := sorted(devices if by_gpu else nodes)) > 1:
+        what = "GPU" if by_gpu else "node"
+        of_names = {f"{what} {n}": kit.cycle(n)._replace(marker="") for n in numbers}
+        kit.legend(figure, of_names)
     for x, ((group, run, readings), series) in enumerate(zip(runs, known, strict=True)):
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
@@ -385,7 +394,11 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
             if quantity not in series:  # a CPU's run beside that of a GPU
                 place.set_visible(False)
                 continue
-            values = _draw_series(place, series[quantity], begin)
+            if by_gpu and not quantity.of_gpu:
+                colours = [kit.INK]
+            else:
+                colours = [kit.cycle(key[by_gpu]).colour for key in series[quantity]]
+            values = _draw_series(place, series[quantity], begin, colours)
             for row in run.epochs:
                 if is_number(row.get("unix")):
                     place.axvline(
@@ -397,9 +410,10 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                 "time since the start (s)" if quantity == [*series][-1] else "",
                 quantity.title if not any(quantity in of for of in known[:x]) else "",
             )
-            top = 100 if quantity.title.endswith("%)") else max(values) * 1.1 or 1
+            top = 100 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
             place.set_ylim(0, top)
-            means.append(f"{quantity.title} {np.mean(values):,.3g} in the mean")
+            of_lines = kit.listed((f"{np.mean(each):,.3g}" for each in values), ", ")
+            means.append(f"{quantity.title} {of_lines} in the mean")
         texts.append(f"{name}: {', '.join(means)}.")
     drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
     return drawn
@@ -438,18 +452,17 @@ def _series(readings: Readings, quantity: Quantity) -> DeviceReadings:
     return series
 
 
-def _draw_series(axes: Axes, series: DeviceReadings, begin: float) -> list[float]:
-    """A colour a node. Of many readings means over as many each, so that no part of a line is
-    smoother than another.
+def _draw_series(
+    axes: Axes, series: DeviceReadings, begin: float, colours: Sequence[str]
+) -> list[list[float]]:
+    """The values of each line. Of many readings means over as many each, so that no part of a line
+    is smoother than another.
     """
     shown = []
-    for (node, _), readings in series.items():
+    for (_, readings), colour in zip(series.items(), colours, strict=True):
         step = math.ceil(len(readings) / MOST_POINTS)
         whole = len(readings) - len(readings) % step
         means = np.array(readings[:whole], float).reshape(-1, step, 2).mean(axis=1)
-        values = [float(value) for value in means[:, 1]]
-        axes.plot(
-            means[:, 0] - begin, values, color=kit.cycle(node).colour, linewidth=1, alpha=0.85
-        )
-        shown += values
+        axes.plot(means[:, 0] - begin, means[:, 1], color=colour, linewidth=1, alpha=0.85)
+        shown.append([float(value) for value in means[:, 1]])
     return shown
