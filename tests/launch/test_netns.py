@@ -19,7 +19,7 @@ import pytest
 from harness.cli import main
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
-from harness.launch.netns.nodes import Netns, torchrun_of_ours
+from harness.launch.netns.nodes import Netns, gpus_of, torchrun_of_ours
 from harness.launch.places import Machine, Options
 from harness.launch.plan import Elastic, Job
 from tests.support import sockets
@@ -73,6 +73,14 @@ def test_what_emulated_nodes_can_host(tmp_path: Path) -> None:
         assert gpus.variables(near) == {}
     with pytest.raises(UserError, match="--pack: runs side by side would share the links"):
         Netns(Options(pack=True), TWO)
+
+
+def test_no_two_nodes_share_a_gpu_unless_they_are_told_to() -> None:
+    assert gpus_of(2, (), False) == []
+    assert gpus_of(2, ("0", "1", "2", "3", "4"), False) == [("0", "1"), ("2", "3")]
+    with pytest.raises(UserError, match=r"2 nodes and 1 GPU\(s\): .*--oversubscribe lets nodes"):
+        gpus_of(2, ("GPU-5a",), False)
+    assert gpus_of(3, ("0", "1"), True) == [("0",), ("1",), ("0",)]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from harness.core.command_line import parse
 from harness.core.provenance import Driver
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
-from harness.train import devices
+from harness.train import devices, session
 from harness.train.measure.environment import machine_label
 from harness.train.measure.flops import peak_tflops
+from harness.train.run import start
 from harness.train.run.start import arguments_of
 from harness.train.session import Session
 
@@ -107,6 +108,37 @@ def test_a_mac_trains_on_its_processor(tmp_path: Path, monkeypatch: pytest.Monke
             arguments_of(mps, tmp_path, Session(World()))
     finally:
         PartialState._reset_state()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_matmuls_of_fp32_are_tf32_where_that_is_asked_for(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--torch_compile alone would set it with bf16."""
+
+    class Seen:
+        def __init__(self, kind: type) -> None: ...
+
+        def parse_args_into_dataclasses(self, argv: list[str]) -> Any:
+            raise ValueError(" ".join(argv))  # a CPU's torch would refuse tf32
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(start, "_Parser", Seen)
+    settings = parse("vit", ["--tiny", "--precision", precision], {})
+    with pytest.raises(UserError, match=f"--tf32 {precision == 'tf32'}"):
+        start.training_arguments(settings, tmp_path, 1)
+
+
+def test_nccl_is_told_the_device_of_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    group = SimpleNamespace(
+        is_initialized=lambda: True, get_backend=lambda: "nccl",
+        barrier=lambda **more: asked.append(more),
+    )  # fmt: skip
+    monkeypatch.setattr(session, "dist", group)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    session.barrier()
+    assert asked == [{"device_ids": [3]}]
 
 
 def test_gpus_hidden_by_the_user_are_no_mistake(
