@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.core.records import RunFolder
-from harness.read.compare.answers import answers
+from harness.read.compare.answers import answers, finding
 from harness.read.compare.compare import compare
 from harness.read.explain.explain import _notes, memory_bounds
 from harness.read.explain.time_breakdown import REST
@@ -22,6 +22,7 @@ from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, epochs, lines, row_of
 
+RATE = "train_samples_per_s"
 BUSY = {"launch": {"cpu_busy_share": 0.6}}
 
 
@@ -44,6 +45,23 @@ def test_a_factor_with_its_interval(plan: Plan) -> None:
     assert f"samples/s: 2.10 times ({low:.2f} to {high:.2f})" in answer
     assert answer.startswith("setup 1_2 against setup 1_1: ") and answer.endswith("; 2 runs each.")
     assert "accuracy: +0.0 points, within the noise" in answer.replace(" (+0.0 to +0.0)", "")
+
+
+def test_a_title_names_what_differs_most_clearly(plan: Plan) -> None:
+    """0.5 is as far from 1 as 2 is; 4 times is further, and within the noise."""
+    with_rates(plan, "1_1", 100.0, 100.0, 100.0)
+    with_rates(plan, "1_2", 120.0, 121.0, 119.0)
+    with_rates(plan, "2_1", 50.0, 51.0, 49.0)
+    with_rates(plan, "2_2", 10.0, 400.0, 900.0)
+    text = finding(read_sweep(plan.write()), RATE, "accuracy")
+    assert text.startswith("setup 2_1 against setup 1_1: samples/s: 0.50 times (0.")
+    assert text.endswith("; accuracy: +0.0 points (+0.0 to +0.0), within the noise")
+
+
+def test_no_title_where_nothing_is_more_than_noise(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, 110.0, 90.0)
+    with_rates(plan, "1_2", 90.0, 112.0, 103.0)
+    assert finding(read_sweep(plan.write()), RATE) == ""
 
 
 def test_what_is_noise_is_called_noise(plan: Plan) -> None:

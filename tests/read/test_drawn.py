@@ -79,6 +79,8 @@ def test_learning_rates_are_lines_and_set_ups_panels(plan: Plan) -> None:
     titles = [axes.get_title() for axes in drawn.figure.axes]
     assert titles == ["1_1", "2_1", "", ""]  # the losses of training above those of the test
     assert [axes.get_ylabel() for axes in drawn.figure.axes][::2] == ["training loss", "test loss"]
+    train, other_train, test, other_test = (axes.get_ylim() for axes in drawn.figure.axes)
+    assert train == other_train and test == other_test  # one scale for each
     (legend,) = drawn.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["lr 0.1", "lr 0.01"]
 
@@ -170,6 +172,15 @@ def test_throughput_has_the_line_of_the_ideal(plan: Plan) -> None:
     ends = [tuple(np.asarray(line.get_ydata())) for line in drawn.figure.axes[0].lines]
     assert (100.0, 150.0, 200.0) in ends and (100.0, 400.0) in ends
     assert drawn.notes == []
+
+
+def test_a_title_says_what_was_found(plan: Plan) -> None:
+    for seed in (1, 2, 3):
+        plan.run("1_1", seed=seed, train_samples_per_s=100.0 + seed)
+        plan.run("1_2", seed=seed, devices=2, train_samples_per_s=200.0 + seed)
+    (legend,) = draw("throughput", measured(plan)).figure.legends
+    title = legend.get_title().get_text()
+    assert title.startswith("setup 1_2 against setup 1_1: samples/s: 1.98 times (1.96 to 2.00)")
 
 
 def test_shared_cores_and_missing_devices_are_said(plan: Plan) -> None:

@@ -7,8 +7,9 @@ noise. What must not be compared is not: it says so instead.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.core.strategies import OF_ONE_STRATEGY
@@ -33,6 +34,9 @@ MOST_AXES, MOST_TEXTS = 4, 3  # named in a sentence
 # Measure -> what more and less of it is called.
 MORE_LESS = {RATE.name: ("faster", "slower"), ACCURACY.name: ("higher", "lower")}
 LONGER_SHORTER = ("longer", "shorter")
+MORE, LESS = "more", "less"
+TEXTS = dict(zip((RATE.name, ACCURACY.name, *TIMES),
+                 ("samples/s", "accuracy", "wall time", "training time"), strict=True))  # fmt: skip
 
 WITHIN_NOISE, UNKNOWN_NOISE = "within the noise", "of unknown noise"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
@@ -64,6 +68,41 @@ def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[
 
     only: the values of axes that are asked for; the others are left out.
     """
+    return [_sentence(sweep, way, of_way) for way, of_way in _pairs(sweep, only).items()]
+
+
+def finding(sweep: SweepResults, *names: str) -> str:
+    """The way that differs most clearly from the baseline in the first of these measures, with all
+    of them: the title of a figure. "" where none differs by more than the noise.
+    """
+    measures = [OF[name] for name in names]
+    first = measures[0]
+    found = list[tuple[float, float, str]]()
+    for way, pairs in _pairs(sweep, None).items():
+        estimates = [each for pair in pairs if isinstance(each := pair.estimate(first), Estimate)]
+        sizes = [size for each in estimates if (size := _clear(first, each)) is not None]
+        if sizes:
+            parts = (_part(sweep, measure, pairs) for measure in measures)
+            text = f"{_ways(sweep, way, pairs)}: {'; '.join(parts)}"
+            found.append((len(sizes) / len(pairs), statistics.median(sizes), text))
+    return max(found)[-1] if found else ""
+
+
+def _clear(measure: ComparedMeasure, estimate: Estimate) -> float | None:
+    """How far from nothing, if by more than the noise."""
+    none = _none(measure)
+    if estimate.value is None or _judged(estimate, none, MORE, LESS) not in (MORE, LESS):
+        return None
+    return abs(estimate.value if none == 0 else math.log(estimate.value))
+
+
+def _none(measure: ComparedMeasure) -> float:
+    """What the estimate is where nothing differs."""
+    return 0.0 if measure.question == QUALITY else 1.0
+
+
+def _pairs(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[str, list[Pair]]:
+    """What is compared, by way."""
     pairs: dict[str, list[Pair]] = {}
     for group in sweep.groups:
         base = baseline_of(sweep, group)
@@ -71,7 +110,7 @@ def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[
             continue
         if all(plain_text(group.label.get(axis)) == text for axis, text in (only or {}).items()):
             pairs.setdefault(_way(sweep, group), []).append(Pair(group, base))
-    return [_sentence(sweep, way, of_way) for way, of_way in pairs.items()]
+    return pairs
 
 
 def _is_way(sweep: SweepResults, axis: str) -> bool:
@@ -87,31 +126,33 @@ def _way(sweep: SweepResults, group: Group) -> str:
 
 
 def _sentence(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
+    speeds = [] if sweep.target is None else [OF[name] for name in TIMES]
+    if sweep.target is None or "setup" in (sweep.baseline or {}):
+        speeds = [RATE, *speeds]
+    parts = (_part(sweep, measure, pairs) for measure in (*speeds, ACCURACY))
+    return f"{_ways(sweep, way, pairs)}: {'; '.join(parts)}; {_runs(pairs)}."
+
+
+def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
     case = ""
     if len(pairs) > 1:
         axes = [heading_of(axis) for axis in shown_axes(sweep.axes) if not _is_way(sweep, axis)]
         case = f" in {len(pairs)} cases of {listed(axes, ', ', MOST_AXES)}"
-    parts = [*_speed(sweep, pairs), _part("accuracy", ACCURACY, pairs, POINTS)]
-    base = _way(sweep, pairs[0].base)
-    return f"{way} against {base}{case}: {'; '.join(parts)}; {_runs(pairs)}."
+    return f"{way} against {_way(sweep, pairs[0].base)}{case}"
 
 
-def _speed(sweep: SweepResults, pairs: Sequence[Pair]) -> Iterator[str]:
-    if sweep.target is None or "setup" in (sweep.baseline or {}):
-        yield _part("samples/s", RATE, pairs, FACTOR)
-    if sweep.target is None:
-        return
-    for name, what in zip(TIMES, ("wall time", "training time"), strict=True):
-        yield _part(f"{what} to {sweep.target.short}", OF[name], pairs, FACTOR)
+def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
+    text = TEXTS[measure.name]
+    return f"{text} to {sweep.target.short}" if sweep.target and measure.name in TIMES else text
 
 
-def _part(what: str, measure: ComparedMeasure, pairs: Sequence[Pair], form: str) -> str:
+def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) -> str:
+    what, none = _what(sweep, measure), _none(measure)
+    unit, form = ("points", POINTS) if none == 0 else ("times", FACTOR)
     found = [pair.estimate(measure) for pair in pairs]
     estimates = [each for each in found if isinstance(each, Estimate) and each.value is not None]
     if not estimates:
         return f"{what}: {listed(dict.fromkeys(map(str, found)), ' or ', MOST_TEXTS)}"
-    quality = measure.question == QUALITY
-    unit, none = ("points", 0.0) if quality else ("times", 1.0)
     if len(found) == 1:
         (one,) = estimates
         text = f"{what}: {_number(form, one.value)} {unit}"

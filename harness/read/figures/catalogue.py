@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 
 from harness.core.command_line import print_json
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.drawing import KINDS, Drawn, page_width, save
+from harness.read.compare.answers import finding
+from harness.read.drawing import KINDS, WIDTH, Drawn, page_width, save
 from harness.read.figures.curves import (
     accuracy_by_epoch,
     epoch_time_by_batch,
@@ -48,12 +52,28 @@ FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
     "prediction": (prediction, "Prediction against measurement"),
 }
 
+# Figure -> the measures that its title is about.
+RATE, TIMES = ("train_samples_per_s",), ("tta_wall_s", "tta_train_s")
+FOUND_IN = {"accuracy": ("accuracy",), "epoch_time": RATE, "throughput": RATE,
+            "time_to_accuracy": TIMES, "strategies": TIMES[:1]}  # fmt: skip
+
 
 def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """styles: those of the page that the figure stands on; alone, those of its sweep."""
     drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
     drawn.notes += sweep.averaged_exchanges
+    if name in FOUND_IN and (text := finding(sweep, *FOUND_IN[name])):
+        _title(drawn.figure, text)
     return drawn
+
+
+def _title(figure: Figure, text: str) -> None:
+    """What the figure shows, above its legend."""
+    text = textwrap.fill(text, int(95 * figure.get_figwidth() / WIDTH))
+    if figure.legends:
+        figure.legends[0].set_title(text, FontProperties(size=10))
+    else:
+        figure.suptitle(text, fontsize=10)
 
 
 def draw_all(

@@ -20,6 +20,7 @@ from harness.read.figures.panels import (
     failures,
     in_order,
     run_name,
+    same_scale,
 )
 from harness.read.labels import heading_of
 from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency
@@ -77,6 +78,10 @@ def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Dr
                 "epoch" if metric == metrics[-1] else "",
                 _title(metric) if x == 0 else "",
             )
+    for metric in metrics:
+        same = [axes[y * wide + x] for y, (of, block) in enumerate(rows) if of == metric
+                for x in range(len(block))]  # fmt: skip
+        same_scale(same)
     kit.legend(figure, of_lines)
     drawn.alt = f"{' and '.join(map(_title, metrics))} by epoch. " + kit.listed(
         filter(None, texts), " "

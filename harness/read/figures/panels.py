@@ -166,6 +166,13 @@ def _arranged(
     return arranged
 
 
+def same_scale(axes: Sequence[Axes]) -> None:
+    """Panels of one measure have one vertical axis: a higher line is a larger value."""
+    ends = [place.get_ylim() for place in axes if place.has_data()]
+    for place in axes if ends else ():
+        place.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+
+
 def in_order(lines: Iterable[Series], key: Callable[[Group], Any]) -> list[Series]:
     return [Series(line.name, sorted(line.groups, key=key)) for line in lines]
 

@@ -49,7 +49,7 @@ from harness.read.records.sweeps import SweepResults
 TARGET_TIME, QUALITY = "tta_train_s", "accuracy"
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
-LONGEST_NAME, LETTERS_PER_INCH = 46, 10.5
+LONGEST_NAME, LETTERS_PER_INCH = 56, 10.5
 # Measure, title with unit, and the unit in those of the measure.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
