@@ -115,11 +115,11 @@ def inputs(settings: Settings) -> dict[str, Any]:
     dataset, model = (Path(str(n)).expanduser() for n in (settings.dataset, settings.model))
     local = not str(settings.dataset).startswith("embedded:") and dataset.exists()
     script = script_file(settings.script)
-    own = script is not None and script.resolve() != ROOT / f"{settings.script}.py"
+    ours = [ROOT / f"{name}.py" for name in TASKS]  # in `code`; a copy beside them is not
     return {
         "dataset": _content(dataset, _data_files(dataset)) if local else None,
         "model": _content(model, _model_files(model)) if model.is_dir() else None,
-        "script": _code(script) if own and script is not None else None,
+        "script": _code(script) if script and script.resolve() not in ours else None,
         "strategy": strategy_code(settings),
         "code": source_checksum(("harness/core", "harness/train")),
         "link": os.environ.get(NODES_LINK),

@@ -76,6 +76,17 @@ def test_a_finished_run_answers_for_its_code_alone(mine: Path) -> None:
     assert "the script has changed since" in changed_inputs(before, inputs(settings))
 
 
+def test_a_copy_beside_ours_is_not_one_of_ours(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As README's reader makes it: `cp bert.py mine.py` in the checkout."""
+    monkeypatch.setattr("harness.core.provenance.ROOT", mine.parent)
+    before = inputs(command_line("bert"))
+    mine.write_text(mine.read_text() + "print(1)\n")
+    assert "the script has changed since" in changed_inputs(before, inputs(command_line("bert")))
+    mine.rename("bert.py")
+    monkeypatch.setattr(sys, "argv", ["bert.py"])
+    assert inputs(command_line("bert"))["script"] is None
+
+
 def test_a_sweep_names_it_beside_ours(mine: Path) -> None:
     text = "script: [bert, mine.py]\nmine: {epochs: 7}\ngrid: {seed: [1, 2]}\n"
     jobs = plan(load(sweep_file(mine.parent, text, "s"), tiny=True))
