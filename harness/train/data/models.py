@@ -44,10 +44,12 @@ BUSY = (
     "filled cache, with HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
 )
 UNREADABLE = "--{kind} {name} cannot be read: {text}"
+NOT_UTF8 = UNREADABLE + ": save it as UTF-8"
 # Parts of the names of dropout rates, and of rates at which layers and paths are skipped.
 DROPPING = ("dropout", "_pdrop", "drop_rate", "drop_mlp_rate", "drop_conv")
 SKIPPING = ("drop_path", "layerdrop", "drop_connect", "jitter_noise")
 BY_CAUSE: tuple[tuple[Any, str], ...] = (
+    (UnicodeDecodeError, NOT_UTF8),
     (DatasetNotFoundError, MISSING),
     (DatasetGenerationError, UNREADABLE),
     (errors.GatedRepoError, GATED),

@@ -269,9 +269,10 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
         return candidates
     usual = [c for c in preferred if c in candidates][:1]
     if not usual:
+        pair = f", or a pair, as {','.join(candidates[:2])}" if kind == "text" else ""
         raise UserError(
-            f"--dataset {settings.dataset} has several columns of {kind} ({columns}): "
-            f"name one with --{flag}" + (", or a pair as one,other" if kind == "text" else "")
+            f"--dataset {settings.dataset} has several columns of {kind} "
+            f"({', '.join(candidates)}): name one with --{flag}{pair}"
         )
     return usual
 
