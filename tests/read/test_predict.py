@@ -157,6 +157,12 @@ def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
     assert re.search(r"95 % interval [\d,.]+ ms to [\d,.]+ ms", out)
 
 
+def test_an_update_of_more_samples_than_there_are_is_said(records: Path, predicted: Verb) -> None:
+    said = "an update takes 2,048 samples, and the records have 1,437: choose fewer"
+    assert said in predicted(str(records), "--setup", "64_1", *FAR, "--batch", "32")
+    assert "an update takes" not in predicted(str(records), "--setup", "2_1", *FAR)
+
+
 def test_the_numbers_for_programs(records: Path, predicted: Verb) -> None:
     argv = [str(records), "--setup", "2_1", "--link", "none", "--batch", "16", "--json"]
     result = json.loads(predicted(*argv, "--cost_per_gpu_hour", "3.6"))

@@ -197,6 +197,11 @@ def prediction_lines(
     yield f"  efficiency   {each.efficiency:.3f} of {plan.shape.ranks} x one process"
     evaluation = _duration(result.eval_s)
     yield f"  epoch        {_duration(result.epoch_s)} of training, evaluation {evaluation}"
+    if result.updates == 0:
+        yield (
+            f"               an update takes {each.samples:,} samples, and the records have "
+            f"{fitted.train_samples:,}: choose fewer processes or a smaller --batch"
+        )
     whole = _duration(result.run_s(epochs, restarts))
     yield f"  {epochs:>3} epochs   {whole}, all that is known included"
     beside = [f"{name} {_ms(seconds)}" for name, seconds in result.phases.items()]
