@@ -458,6 +458,18 @@ def test_usage_of_one_node_names_its_gpus(plan: Plan) -> None:
     assert first != second and cores.lines[0].get_color() not in (first, second)
 
 
+def test_usage_is_shown_of_each_strategy_first(plan: Plan) -> None:
+    for strategy in ("dp", "ddp"):
+        for precision in ("fp32", "bf16"):
+            label = {"strategy": strategy, "precision": precision}
+            folder = plan.run("1_2", 4, epochs=epochs(0.5), label=label)
+            lines(folder / "telemetry" / "node_0.jsonl", [reading(1000.0, 10.0, None, 30.0)])
+    titles = [axes.get_title() for axes in draw("usage", measured(plan)).figure.axes[:3]]
+    assert [("ddp" in title, "bf16" in title) for title in titles] == [
+        (False, False), (True, False), (False, True),
+    ]  # fmt: skip
+
+
 def test_usage_of_a_cpu_has_no_panels_of_gpus(plan: Plan) -> None:
     """Neither beside a run with GPUs nor where that is not drawn; titles stand where panels do."""
     rows = [reading(1000.0 + s, 10.0, 50.0, 30.0) for s in range(3)]

@@ -422,11 +422,11 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
 def _of_unlike_kinds(
     runs: Sequence[tuple[Group, Run, Readings]],
 ) -> list[tuple[Group, Run, Readings]]:
-    """One of each script and set-up before a second of any."""
-    count: Counter[tuple[str, str]] = Counter()
+    """One of each script, set-up and strategy before a second of any."""
+    count: Counter[tuple[str, ...]] = Counter()
     turns = []
     for group, *_ in runs:
-        kind = (str(group.setting("script")), group.topology)
+        kind = (str(group.setting("script")), group.topology, str(group.setting("strategy")))
         turns.append(count[kind])
         count[kind] += 1
     return [runs[n] for n in sorted(range(len(runs)), key=lambda n: turns[n])]
