@@ -40,7 +40,7 @@ from tests.support.toys import (
     weights,
 )
 
-EVALUATION_S = 0.4  # four batches of 0.1 s, twice as long as two epochs of training
+EVALUATION_S = 0.8  # four batches of 0.2 s, much longer than two epochs of training
 
 
 def timed(folder: str) -> dict[str, Any]:

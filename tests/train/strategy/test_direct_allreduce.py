@@ -209,12 +209,12 @@ def left_alone(how: str) -> str:
         if how == "gone":
             del arm
             dist.destroy_process_group()  # closes its connections, as the end of a process does
-        time.sleep(2.5)
+        time.sleep(6)
         return ""
     began_s = time.monotonic()
     with pytest.raises(RuntimeError) as error:
         arm.step(drawn(2, rank))
-    assert time.monotonic() - began_s < 2.3
+    assert time.monotonic() - began_s < 5.8
     return str(error.value)
 
 
