@@ -93,7 +93,7 @@ def test_a_loss_is_a_loss_of_single_packets() -> None:
         address = nodes.nodes[1].address
         flood = [*nodes.enter(0), *INSIDE, "flood", address, "2000", "0.00005"]
         subprocess.run(flood, cwd=ROOT, check=True)
-        arrived = json.loads(counter.communicate(timeout=20)[0])
+        arrived = json.loads(counter.communicate(timeout=120)[0])
         # Five times the statistical error.
         assert abs(arrived - 1600) < 5 * (2000 * 0.2 * 0.8) ** 0.5
 
@@ -137,7 +137,7 @@ def test_nothing_is_left_of_an_owner_that_was_killed(end: int) -> None:
     owner.wait()
     assert gone([holder])
     # Devices live in the namespaces, and a namespace that nobody holds is no more.
-    assert wait_for(lambda: not held & namespaces_alive(), 5)
+    assert wait_for(lambda: not held & namespaces_alive(), 60)
     assert not [name for name in os.listdir("/sys/class/net") if name.startswith("link0")]
 
 
@@ -148,7 +148,7 @@ def test_nothing_is_left_after_closing() -> None:
         holder = nodes.holder
         assert len(namespaces_alive() - before) >= 2
     assert holder.returncode is not None
-    assert wait_for(lambda: namespaces_alive() <= before, 5)
+    assert wait_for(lambda: namespaces_alive() <= before, 60)
 
 
 @pytest.mark.root

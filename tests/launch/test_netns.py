@@ -140,7 +140,7 @@ def test_a_command_on_every_node() -> None:
         'echo "launch $HARNESS_LAUNCH"'
     )
     process = nodes("3", "--link", "2ms/100mbit", "--", "sh", "-c", script)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     launch = json.loads(re.findall(r"launch (.*)", out)[0])  # of the records of what runs there
     asked = {"delay_ms": 2.0, "rate_mbit": 100.0, "jitter_ms": 0.0, "loss": 0.0}
@@ -156,8 +156,8 @@ def test_a_command_on_every_node() -> None:
 def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
     process = nodes("2", "--", "sh", "-c", "test $PET_NODE_RANK = 0 && sleep 60; exit 7")
     began_s = time.monotonic()
-    process.communicate(timeout=30)
-    assert process.returncode == 7 and time.monotonic() - began_s < 25
+    process.communicate(timeout=120)
+    assert process.returncode == 7 and time.monotonic() - began_s < 55
     codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
     for ended, code in codes.items():
         # In a session of its own, as torchrun starts its ranks: no signal for a group gets there.
@@ -167,7 +167,7 @@ def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
         assert wait_for(partial(asleep, process))
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(ended)
-        printed, said = process.communicate(timeout=30)
+        printed, said = process.communicate(timeout=120)
         assert printed == ""
         assert said == ("harness nodes: stopped by SIGINT\n" if ended == signal.SIGINT else "")
         assert process.returncode == code
@@ -185,7 +185,7 @@ def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
     assert done.returncode == 0 and "Traceback" not in out and "exit barrier" not in out, out
     assert err == ""
     stopped = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "900")
-    wait_for(lambda: list(tmp_path.glob("vit/*/*_e900_*/epochs.jsonl")), 60)
+    wait_for(lambda: list(tmp_path.glob("vit/*/*_e900_*/epochs.jsonl")))
     stopped.send_signal(signal.SIGINT)
     out, err = stopped.communicate(timeout=60)
     assert (stopped.returncode, err) == (130, "harness nodes: stopped by SIGINT\n")
@@ -198,7 +198,7 @@ def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
 @pytest.mark.root
 def test_a_command_that_is_not_there_and_a_look_around() -> None:
     process = nodes("2", "--", "no_such_command")
-    assert process.communicate(timeout=30)[1] == (
+    assert process.communicate(timeout=120)[1] == (
         "harness nodes: error: no_such_command: no such command\n"
     )
     assert process.returncode == 2
@@ -210,7 +210,7 @@ def test_a_command_that_is_not_there_and_a_look_around() -> None:
     shown = subprocess.run([*inside, "ip", "-br", "address"], capture_output=True, text=True)
     assert "10.117.0.1/24" in shown.stdout
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
 
 
 @pytest.mark.process
@@ -253,7 +253,7 @@ def test_nothing_is_left_of_a_killed_runner(tmp_path: Path) -> None:
     )
     out = tmp_path / "out"
     runner = start(file, out, "--tiny", "--launcher", "netns")
-    assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")), 60)
+    assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")))
     family = psutil.Process(runner.pid).children(recursive=True)
     inside = [p for p in family if os.stat(f"/proc/{p.pid}/ns/net").st_ino != own_network()]
     assert len(inside) >= 6  # two agents, two fork servers, two ranks
@@ -276,7 +276,7 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
     flags = ("--tiny", "--launcher", "netns", "--max_restarts", "3", "--min_nodes", "1")
     runner = start(file, out, *flags)
-    assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")), 60)
+    assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")))
     agents = [p for p in psutil.Process(runner.pid).children() if "train.run.warm" in command(p)]
     max(agents, key=lambda p: p.pid).kill()  # of the second node
     printed, err = runner.communicate(timeout=150)

@@ -60,7 +60,7 @@ def here(tmp_path: Path) -> dict[str, Any]:
 
 
 def nothing_runs(two: Machines) -> bool:
-    return all(gone(host.processes(), within_s=10) for host in (two.a, two.b))
+    return all(gone(host.processes()) for host in (two.a, two.b))
 
 
 def only_run(folder: Path) -> RunFolder:
@@ -150,7 +150,7 @@ def test_a_connection_that_is_lost_and_a_runner_that_is_killed(
     there = RunFolder(two.a.checkout / run.path.relative_to(tmp_path))
     wait_for(lambda: len(read_rows(there.epochs)[0]) > done_before + 2)
     os.kill(runner.pid, signal.SIGKILL)
-    runner.communicate(timeout=30)
+    runner.communicate(timeout=120)
     assert nothing_runs(two)
     starts = [row for row in read_rows(there.attempts)[0] if row["event"] == "start"]
     assert len(starts) == 2 and starts[1]["from_update"] > 0

@@ -315,7 +315,7 @@ def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
     for name in signals:
         process.send_signal(getattr(signal, name))
         time.sleep(0.05)
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 128 + getattr(signal, signals[0])
     assert "stopped, 2 runs to go: the same command continues" in stderr
     if len(signals) == 1:

@@ -59,7 +59,7 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
 
         def wait_for_checkpoint(self) -> None:
             """A rank that trains apart may be ahead of rank 0, which marks it as whole."""
-            every, until_s = int(self.context.args.save_steps), time.monotonic() + 20
+            every, until_s = int(self.context.args.save_steps), time.monotonic() + 60
             whole = Path(f"checkpoint-{(update - 1) // every * every}", COMPLETE)
             apart = self.context.settings.strategy in ("local_sgd", "diloco") and every < update
             while apart and not (self.context.folder.path / whole).exists():

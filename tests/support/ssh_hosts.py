@@ -113,7 +113,7 @@ def hosts(folder: Path) -> Iterator[Machines]:
             servers.append(_serve(host, key))
         config = folder / "config"
         _describe(made, config, key)
-        wait_for(lambda: all(_answers(host, config) for host in made), 20)
+        wait_for(lambda: all(_answers(host, config) for host in made), 60)
         yield Machines(made[0], made[1], folder, config)
     finally:
         for server in servers:

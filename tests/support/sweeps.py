@@ -110,7 +110,7 @@ def family(runner: int) -> dict[str, list[psutil.Process]]:
     return by_kind
 
 
-def gone(processes: list[psutil.Process], within_s: float = 5.0) -> bool:
+def gone(processes: list[psutil.Process], within_s: float = 30.0) -> bool:
     """Whether all of these end within a time."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
@@ -129,7 +129,7 @@ def alive(processes: list[psutil.Process]) -> Iterator[psutil.Process]:
             continue
 
 
-def wait_for(what: Any, within_s: float = 60.0) -> Any:
+def wait_for(what: Any, within_s: float = 120.0) -> Any:
     """The first true value of a function."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:

@@ -41,7 +41,7 @@ def test_no_worker_outlives_a_rank_that_is_killed(tmp_path: Path) -> None:
         ranks(1, killed, str(tmp_path), env=CPU)
     workers = [int(pid) for pid in (tmp_path / "children").read_text().split()]
     assert len(workers) == 2
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while any(map(psutil.pid_exists, workers)) and time.monotonic() < until:
         time.sleep(0.2)
     assert not any(map(psutil.pid_exists, workers))

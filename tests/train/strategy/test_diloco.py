@@ -154,7 +154,7 @@ class Waits(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.process_index == 1 and state.global_step == 7:
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while not self.sign.exists() and time.monotonic() < until:
                 time.sleep(0.01)
             self.came = self.sign.exists()
