@@ -33,7 +33,7 @@ from harness.core.command_line import (
     without_package,
 )
 from harness.core.process import install_quit_handlers, restore_quit_handlers
-from harness.core.records.disk import DiskError
+from harness.core.records.disk import in_words
 from harness.core.settings import UserError
 from harness.core.strategies import SENT_DIRECTLY
 from harness.core.tasks import TASKS
@@ -495,5 +495,5 @@ def _main(argv: Sequence[str]) -> int:
         return 128 + signal.SIGINT
     except ModuleNotFoundError as error:
         return complain(f"harness {verb}", without_package(error), is_leader())
-    except (UserError, DiskError) as error:
-        return complain(f"harness {verb}", UserError(" ".join(str(error).split())), is_leader())
+    except (UserError, OSError) as error:
+        return complain(f"harness {verb}", UserError(in_words(error)), is_leader())

@@ -94,6 +94,14 @@ def only_marked_tests_start_processes(request: pytest.FixtureRequest) -> Iterato
         assert WATCH.started == [], "mark the test with pytest.mark.process"
 
 
+@pytest.fixture(autouse=True)
+def no_runner_outlives_its_test() -> Iterator[None]:
+    """One that a failed test leaves would slow down those after it until they fail, too."""
+    yield
+    for runner in getattr(sys.modules.get("tests.support.sweeps"), "STARTED", ()):
+        runner.kill()  # what it has started ends with it
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     WATCH.started.clear()

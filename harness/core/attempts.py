@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from harness.core.records import SCHEMA, RunFolder, append_row, read_json, write_json
+from harness.core.records import COMPLETE, SCHEMA, RunFolder, append_row, read_json, write_json
 from harness.core.records.disk import DiskError
 from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
@@ -193,7 +193,8 @@ def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: Ru
         return reason
     if not _lacked_in_step(ends):
         loaded = ends[-1].get("attempt") is not None
-        return f"{reason}; outside training steps: try a smaller --eval_batch" if loaded else reason
+        advice = "outside training steps: if in an evaluation, try a smaller --eval_batch"
+        return f"{reason}; {advice}" if loaded else reason
     if batch == 1:
         return reason
     half, grad_acc = accumulated(own_batch(settings), batch // 2)
@@ -205,9 +206,13 @@ def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: Ru
 
 
 def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | None:
-    """Of a killed attempt, by what it reported last: False where all updates were made, or those of
-    an epoch whose row, which follows its evaluation, is not there. Else it is not known.
+    """Of a killed attempt, by what it left: False where a checkpoint is half written, all updates
+    were made, or those of an epoch whose row, which follows its evaluation, is not there. Else it
+    is not known.
     """
+    checkpoints = folder.path.glob("checkpoint-*")
+    if not all((checkpoint / COMPLETE).is_file() for checkpoint in checkpoints):
+        return False
     epoch, update, updates = (progress.get(name) for name in ("epoch", "update", "updates"))
     if epoch is None or update is None or updates is None:
         return None

@@ -177,8 +177,8 @@ class Agent(ABC):
         assert pipe is not None
 
         def forward() -> None:
-            for line in pipe:
-                with self.run_log.open("ab") as file:
+            for line in pipe:  # to its end, also where the disk is full: the node waits for it
+                with suppress(OSError), self.run_log.open("ab") as file:
                     file.write(self.node.mark.encode() + line.rstrip(b"\r\n") + b"\n")
 
         self.printer = threading.Thread(target=forward, daemon=True)

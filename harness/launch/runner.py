@@ -182,10 +182,10 @@ class Runner(Worker):
         if not lock.take():
             state.state = ELSEWHERE
             return False
-        if self._needs_no_start(state):
-            lock.release()
-            return False
         try:
+            if self._needs_no_start(state):
+                lock.release()
+                return False
             self._check_isolation()
             self.place.prepare(job)
             launcher = (
@@ -193,12 +193,12 @@ class Runner(Worker):
                 if self.idle
                 else self.place.start(self.folder / "logs" / LAUNCHER_LOG)
             )
-        except UserError:
+            log = _new_log(self.folder / "logs", job, self.hosts)
+        except BaseException:
             lock.release()
             raise
         if state.goes_on:
             state.batch = self.batch_to_try(state) or state.batch
-        log = _new_log(self.folder / "logs", job, self.hosts)
         self.logs[log] = job
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         self.running.append(

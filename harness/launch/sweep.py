@@ -337,15 +337,14 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
             if done := sum(state.known for state in chosen):
                 screen.print(f"{done} of {len(chosen)} runs had been done before")
             # Signals are still counted here, so that a late second Ctrl-C is no crash.
-            if worker.stops < 2:
-                _table(folder, "--write", start_new_session=True)
+            shown = worker.stops < 2 and _table(folder, "--write", start_new_session=True)
     if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
         left = sum(state.state in to_go for state in chosen)
         print(f"stopped, {runs(left)} to go: the same command continues", file=sys.stderr)
         return 128 + signals[0]
     print(shlex.join(["next:", "python", "-m", "harness", "report", place.options.output_dir]))
-    return 1 if any(state.failed for state in chosen) else 0
+    return 1 if any(state.failed for state in chosen) or (shown and shown.returncode) else 0
 
 
 def _check_owner(folder: Path, file: str) -> None:

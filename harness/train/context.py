@@ -15,13 +15,12 @@ from transformers import TrainingArguments
 
 from harness.core.attempts import Opened
 from harness.core.identity import identity
+from harness.core.records import COMPLETE as COMPLETE
 from harness.core.records import RunFolder
 from harness.core.settings import Settings
 from harness.core.topology import World, asked_processes, batch_of_trainer
 from harness.train.session import Session
 
-# In a checkpoint's folder, written last: a checkpoint without it is ignored.
-COMPLETE = "complete.json"
 CHECKPOINT_FORMAT = 2  # of what the harness writes into one beside the Trainer's files
 # Of --precision and --compress.
 HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}

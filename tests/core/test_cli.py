@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from harness.cli import VERBS, main, parser_of
 from harness.core.settings import UserError
+from harness.read.report import report
 
 # A line of each verb that is right.
 RIGHT = {
@@ -160,3 +163,23 @@ def test_the_folder_is_a_program_too(root: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == "harness: error: unknown verb tabel: did you mean table?\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(("number", "file", "words"), [
+    (errno.ENOSPC, "out/sweeps/mine/logs/a.txt", "no space on out/sweeps/mine/logs"),
+    (errno.EROFS, None, "nothing can be written to the read-only disk that is written to"),
+    (errno.EACCES, "out/report/report.html", "no permission to write to out/report"),
+])  # fmt: skip
+def test_what_a_disk_refuses_any_verb_is_one_line(
+    number: int, file: str | None, words: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def refuse(_: object) -> int:
+        raise OSError(number, os.strerror(number), *filter(None, [file]))
+
+    monkeypatch.setattr(report, "run", refuse)
+    assert main(["report"]) == 2
+    assert capsys.readouterr().err == f"harness report: error: {words}\n"
+    number = errno.ECHILD  # a mistake of ours
+    with pytest.raises(ChildProcessError):
+        main(["report"])

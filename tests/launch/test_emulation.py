@@ -239,7 +239,7 @@ def as_user(mode: str) -> str:
     env = {**os.environ, "MODE": mode, "PREFIX": str(prefix), "PYTHONDONTWRITEBYTECODE": "1",
            "HOME_OF_PYTHON": closed[0] if closed else ""}  # fmt: skip
     command = ["unshare", "--mount", "bash", "-c", AS_USER, "bash", sys.executable, "-c", USER]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.core import attempts
 from harness.core.locks import Lock
-from harness.core.records import read_json, write_json
+from harness.core.records import COMPLETE, read_json, write_json
 from harness.launch.launcher import Exit
 from harness.launch.outcome import ELSEWHERE, Began, State, settle
 from harness.launch.places import Local, Machine, Options
@@ -81,15 +81,22 @@ def test_the_reason_is_in_the_log_where_the_record_had_no_room(job: Job) -> None
     assert (read_json(job.folder.summary) or {})["reason"] == "no space on out/x (rank 0)"
 
 
-@pytest.mark.parametrize(("epoch", "advice"), [
-    (1.0, "outside training steps: try a smaller --eval_batch"),
-    (1.5, "to try: --per_gpu_batch 8 --grad_acc 2, which is the same effective batch"),
-])  # fmt: skip
-def test_a_lack_of_memory_in_evaluation_halves_no_batch(
-    epoch: float, advice: str, job: Job
+OUTSIDE = "outside training steps: if in an evaluation, try a smaller --eval_batch"
+IN_A_STEP = "to try: --per_gpu_batch 8 --grad_acc 2, which is the same effective batch"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "saving", "advice"),
+    [(1.0, False, OUTSIDE), (1.5, False, IN_A_STEP), (1.5, True, OUTSIDE)],
+)
+def test_a_lack_of_memory_beside_training_steps_halves_no_batch(
+    epoch: float, saving: bool, advice: str, job: Job
 ) -> None:
-    """The kernel kills without a word: the position of the attempt says where it was."""
+    """The kernel kills without a word: what the attempt left says where it was."""
     attempts.begin(job.folder, 0, 1, per_gpu_batch=16)
+    for name in ("checkpoint-8", *(["checkpoint-12"] if saving else [])):
+        (job.folder.path / name).mkdir()
+    (job.folder.path / "checkpoint-8" / COMPLETE).touch()
     position = {"attempt": 1, "epoch": epoch, "update": int(8 * epoch), "updates": 24}
     attempts.tell_progress(job.folder, position)
     killed = Exit(1, [{"rank": 0, "exit_code": -9, "unix": time.time()}])
@@ -98,7 +105,7 @@ def test_a_lack_of_memory_in_evaluation_halves_no_batch(
     killer = "rank 0 was killed by the kernel: the machine is out of memory"
     assert reason == f"{killer}; {advice}"
     auto = replace(job.settings, auto_batch=True)
-    assert attempts.batch_to_try(job.folder, auto) == (8 if epoch == 1.5 else None)
+    assert attempts.batch_to_try(job.folder, auto) == (8 if advice == IN_A_STEP else None)
 
 
 @pytest.mark.parametrize("by_s", [-3600.0, 3600.0])

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,10 +153,9 @@ def test_a_command_on_every_node() -> None:
 @pytest.mark.process
 @pytest.mark.root
 def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
-    process = nodes("2", "--", "sh", "-c", "test $PET_NODE_RANK = 0 && sleep 60; exit 7")
-    began_s = time.monotonic()
+    process = nodes("2", "--", "sh", "-c", "test $PET_NODE_RANK = 0 && sleep 600; exit 7")
     process.communicate(timeout=120)
-    assert process.returncode == 7 and time.monotonic() - began_s < 55
+    assert process.returncode == 7
     codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
     for ended, code in codes.items():
         # In a session of its own, as torchrun starts its ranks: no signal for a group gets there.
@@ -187,7 +185,7 @@ def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
     stopped = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "900")
     wait_for(lambda: list(tmp_path.glob("vit/*/*_e900_*/epochs.jsonl")))
     stopped.send_signal(signal.SIGINT)
-    out, err = stopped.communicate(timeout=60)
+    out, err = stopped.communicate(timeout=120)
     assert (stopped.returncode, err) == (130, "harness nodes: stopped by SIGINT\n")
     assert "Traceback" not in out, out
     (folder,) = [run for run in find_runs(tmp_path) if "_e900_" in run.path.name]

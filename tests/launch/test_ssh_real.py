@@ -139,7 +139,7 @@ def test_a_connection_that_is_lost_and_a_runner_that_is_killed(
     wait_for(lambda: saved(two.a))
     for session in two.b.sessions():
         session.kill()
-    runner.communicate(timeout=60)
+    runner.communicate(timeout=120)
     run = only_run(tmp_path / "out")
     summary = read_json(run.summary) or {}
     assert (summary["outcome"], summary["reason"]) == ("interrupted", "node 1 is lost")

@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -165,7 +166,13 @@ class SimulatedAgent(WarmAgent):
     def step(self) -> None:
         if self.alive and not self.stalled:
             self.heard_s = time.monotonic()
-            if self.training is not None and (code := self.training.step()) is not None:
+            try:
+                code = self.training.step() if self.training is not None else None
+            except OSError:  # the disk refuses: nothing of it can be recorded
+                assert self.training is not None
+                self.training.die()
+                code = 1
+            if code is not None:
                 self._ended(code, code)
 
     def _ended(self, code: int, of_rank: int) -> None:
@@ -203,9 +210,10 @@ class SimulatedAgent(WarmAgent):
         """A rank prints until its launcher is gone."""
         self.end()
         if self.heard_s > self.opened_s:  # it has had a run
-            self.run_log.parent.mkdir(parents=True, exist_ok=True)
-            with self.run_log.open("ab") as log:
-                log.write(b"/home/eve/late\n")
+            with suppress(OSError):  # a full disk is its own affair
+                self.run_log.parent.mkdir(parents=True, exist_ok=True)
+                with self.run_log.open("ab") as log:
+                    log.write(b"/home/eve/late\n")
 
 
 class SimulatedPlace(Local):

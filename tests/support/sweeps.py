@@ -29,6 +29,9 @@ TIMES = ("_s", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank", "t
          "energy_j", "compute_skew", "slowest_rank")  # fmt: skip
 
 
+STARTED: list[subprocess.Popen[str]] = []  # runners; conftest ends those that a failed test leaves
+
+
 def sweep_file(folder: Path, text: str, name: str = "mine") -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(text)
@@ -67,7 +70,7 @@ def start(
     """A runner; it warns of nothing, because tests run while others do."""
     command = [sys.executable, "-m", "harness", "sweep", str(file), "--output_dir", str(out)]
     calm = [] if "slurm" in flags else ["--isolation", "off"]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*command, *calm, *flags],
         cwd=cwd,
         env={**os.environ, **(env or {})},
@@ -76,6 +79,8 @@ def start(
         text=True,
         start_new_session=True,
     )
+    STARTED.append(process)
+    return process
 
 
 def sweep(file: Path, out: Path, *flags: str, **more: Any) -> subprocess.CompletedProcess[str]:

@@ -65,6 +65,8 @@ SERVER_KILLED = 255
 # Names that are also needed without a folder: below a run's folder, and below a sweep's.
 ATTEMPTS, SUMMARY, FAILURE_OF_RANK = "attempts.jsonl", "summary.json", "ranks/failure_"
 SWEEP = "sweep.json"
+# In a checkpoint's folder, written last: a checkpoint without it is ignored.
+COMPLETE = "complete.json"
 
 # A folder whose name ends so holds an earlier record that --rerun set aside.
 ASIDE = ".earlier-"

@@ -65,6 +65,16 @@ def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
     return (errno.ENOSPC, folder) if _is_full(folder) else None
 
 
+def in_words(error: Exception) -> str:
+    """The line for people; what is no mistake of theirs, and no refusal of a disk, is raised."""
+    if not isinstance(error, OSError) or isinstance(error, DiskError):
+        return " ".join(str(error).split())
+    if error.errno not in (*OF_OPEN_FILES, errno.EACCES):
+        raise error
+    where = Path(error.filename).parent if error.filename else "disk that is written to"
+    return f"{REFUSALS[error.errno]} {where}"
+
+
 def _is_read_only(folder: Path) -> bool:
     try:
         return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

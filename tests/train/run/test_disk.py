@@ -39,6 +39,7 @@ PRIVATE = {
 }
 
 
+OUTSIDE = "outside training steps: if in an evaluation, try a smaller --eval_batch"
 IN_EVALUATION = ("oom in evaluation", "kill in evaluation")
 
 
@@ -118,7 +119,7 @@ def test_no_smaller_batch_is_tried_for_what_an_evaluation_lacks(tmp_path: Path) 
     assert [row["per_gpu_batch"] for row in starts] == [4, 4]
     assert [(row["outcome"], row["in_step"]) for row in ends] == [("oom", False)] * 2
     reason = (folder.read_summary() or {})["reason"]
-    assert reason == "planted; outside training steps: try a smaller --eval_batch"
+    assert reason == f"planted; {OUTSIDE}"
 
 
 def test_a_killed_evaluation_is_no_step(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_what_to_try_where_memory_lacks(tmp_path: Path) -> None:
     assert advice("oom", "x", auto) == "x"
     # What an evaluation, a checkpoint or the model itself lack, no batch gives.
     assert lacked(6, False) is None
-    assert advice("oom", "x", auto) == "x; outside training steps: try a smaller --eval_batch"
+    assert advice("oom", "x", auto) == f"x; {OUTSIDE}"
     attempts.end(folder, "oom", None, 1.0, begun=False, per_gpu_batch=6)
     assert attempts.batch_to_try(folder, auto) is None and advice("oom", "x", auto) == "x"
 

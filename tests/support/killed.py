@@ -1,0 +1,46 @@
+"""A small training that a signal meets before a chosen write, or a moment after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from harness.core.process import install_quit_handlers
+from harness.train.data.cache import cached
+from tests.support.disks import Writes
+from tests.support.toys import Net, Points, ours
+
+FLAGS = ["--save=last", "--save_steps=3", "--hang_after=0", "--telemetry_hz=0", "--epochs=2"]
+NEVER = -1
+
+
+def strike(how: str, after_s: float) -> None:
+    """By Python, or by the kernel's clock, which also comes while native code writes."""
+    if after_s:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends a process as SIGKILL does
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+    else:
+        os.kill(os.getpid(), getattr(signal, how))
+
+
+def build(draft: Path) -> None:
+    for name in ("a", "b"):
+        np.save(draft / name, np.arange(1000))
+
+
+def train(folder: str, rank: int, at: int, how: str, after_s: float) -> None:
+    """Data from a cache, a run with checkpoints; one that ends well tells how often it wrote."""
+    install_quit_handlers()
+    root, own = Path(folder), os.environ.get("RANK", "0")
+    writes = Writes(root)
+    writes.arm(at if own == str(rank) else NEVER, partial(strike, how, after_s))
+    entry = cached({"data": 1}, build)
+    assert all((np.load(entry / f"{name}.npy") == np.arange(1000)).all() for name in "ab")
+    trainer, run = ours(root / "out", Net(dropout=0.2), Points(24), Points(8), *FLAGS)
+    with run:
+        run.train(trainer)
+    root.with_name(f"{root.name}.{own}").write_text(str(writes.count))
