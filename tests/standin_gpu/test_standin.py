@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from harness.train.run.warm import free_port
 from tests.support.broken_runs import SHORT, assert_same_training, only_run, stop_at
 from tests.support.ranks import ROOT, Done, ran, run_script, script
 
-pytestmark = [pytest.mark.standin, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.standin, pytest.mark.process, pytest.mark.timeout(1800)]
 
 ARGV = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "2",
         "--full_determinism"]  # fmt: skip
@@ -47,9 +48,10 @@ def losses(run: RunFolder) -> list[float]:
 LOCAL = ["--strategy", "local_sgd", "--sync_every", "2", "--sync_scope", "rank"]
 DILOCO = ["--strategy", "diloco", "--sync_every", "4", "--sync_scope", "rank"]
 RESNET = ["--model", "resnet-18-cifar", "--image_size", "8", "--optim", "sgd", "--lr", "0.01"]
+CODED = ["diloco int8", "ddp int8", "ddp 4 int4", "local_sgd int4", "diloco lora int4"]
 # Where a last bit decides to which of two levels a number is rounded, or is made large: BatchNorm.
-TOLERANCES = {"ddp bf16 hook": 1e-4, "diloco int8": 1e-4, "ddp resnet": 1e-2,
-              "own strategy": 1e-3}  # fmt: skip
+TOLERANCES = {"ddp bf16 hook": 1e-4, "ddp resnet": 1e-2, "own strategy": 1e-3,
+              **dict.fromkeys(CODED, 1e-4)}  # fmt: skip
 WAYS: dict[str, tuple[int, list[str]]] = {
     "single": (1, []),
     "ddp 1": (1, ["--strategy", "ddp", "--setup", "1_1"]),
@@ -67,6 +69,14 @@ WAYS: dict[str, tuple[int, list[str]]] = {
     "ddp resnet": (2, RESNET),
     "own strategy": (2, ["--strategy", "docs/sign_mean.py:SignMean"]),
     "diloco int8": (2, [*DILOCO, "--compress", "int8", "--fragments", "2", "--overlap", "1"]),
+    "ddp int8": (2, ["--compress", "int8", "--grad_acc", "2"]),
+    "ddp 4 int4": (4, ["--compress", "int4"]),
+    "local_sgd int4": (2, [*LOCAL, "--compress", "int4"]),
+    "lora": (1, ["--lora", "4"]),
+    "ddp lora": (2, ["--lora", "4"]),
+    "diloco lora int4": (2, [*DILOCO, "--lora", "4", "--compress", "int4"]),
+    "ddp balance": (2, ["--balance", "3,1"]),
+    "fsdp balance": (2, ["--strategy", "fsdp", "--balance", "3,1"]),
 }
 
 
@@ -130,7 +140,31 @@ def test_offloaded_shards_train_as_those_on_the_gpu(model: list[str], tmp_path: 
     assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-6)
 
 
-@pytest.mark.parametrize("more", [[], ["--strategy", "fsdp", "--fsdp_offload"]])
+LATE = {
+    "ddp lora": ["--lora", "4", "--precision", "bf16"],
+    "ddp int8 balance": ["--compress", "int8", "--balance", "measured", "--precision", "bf16"],
+    "local_sgd lora": [*LOCAL, "--lora", "4", "--precision", "fp16"],
+    "fsdp balance": ["--strategy", "fsdp", "--balance", "measured", "--precision", "fp16"],
+}
+
+
+@pytest.mark.parametrize("way", LATE)
+def test_what_cpus_have_first_goes_with_half_precision(way: str, tmp_path: Path) -> None:
+    run = trained(tmp_path, *LATE[way], gpus=2, ranks=2)
+    observed = environment(run)["observed"]
+    assert observed["device"] == "cuda:0" and observed["dtype"] in ("bfloat16", "float16")
+    assert sum(observed.get("shares") or [16]) == 16
+    assert all(math.isfinite(loss) for loss in losses(run))
+
+
+BREAKING = {
+    "ddp": [],
+    "fsdp offload": ["--strategy", "fsdp", "--fsdp_offload"],
+    "ddp lora int8": ["--lora", "4", "--compress", "int8", "--balance", "3,1"],
+}
+
+
+@pytest.mark.parametrize("more", BREAKING.values(), ids=BREAKING)
 def test_a_broken_run_goes_on(more: list[str], tmp_path: Path) -> None:
     argv, env = [*SHORT, *more, "--o"], {"FAKE_GPUS": "2"}
     broken = [*argv, str(tmp_path / "broken")]
@@ -198,6 +232,14 @@ def test_older_gpus_train(capability: str, precision: str, tmp_path: Path) -> No
     trained(tmp_path, "--precision", precision, FAKE_CC=capability)
 
 
+def test_texts_are_packed_where_the_kernel_does_not_run(tmp_path: Path) -> None:
+    flags = ["--precision", "fp16", "--lora", "4", "--b", "8", "--o", str(tmp_path)]
+    done = script("bert", *ARGV, *flags, env={"FAKE_CC": "7.5"})
+    assert done.code == 0, done.err
+    observed = environment(only_run(tmp_path))["observed"]
+    assert observed["padding"] == "packed, padded" and "Ampere" in observed["padding_reason"]
+
+
 @pytest.mark.parametrize(
     "env", [{"FAKE_NO_NVML": "1"}, {"FAKE_NVML_MISSING": "energy,power,processes,util"}]
 )
@@ -210,7 +252,7 @@ def test_without_nvml_a_process_trains_on_one_gpu(env: dict[str, str], tmp_path:
 def command(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "harness", *words], cwd=ROOT, env={**os.environ, **env},
-        capture_output=True, text=True, timeout=380,
+        capture_output=True, text=True, timeout=1700,
     )  # fmt: skip
 
 
