@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle  # noqa: TID251 - as an intruder would
 import re
 import subprocess
 import time
@@ -13,10 +15,12 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import TCPStore
 
 from harness.core.records import find_runs, read_rows
 from tests.support import slurm_cluster
 from tests.support.sweeps import start, summary, sweep, sweep_file, untimed_rows, wait_for
+from tests.train.test_rendezvous import Planted
 
 pytestmark = [
     pytest.mark.process,
@@ -125,7 +129,7 @@ def test_whoever_watches_may_come_and_go(cluster: dict[str, str], tmp_path: Path
     for _ in range(2):
         runner.terminate()
         time.sleep(0.3)
-    printed, error = runner.communicate(timeout=60)
+    printed, error = runner.communicate(timeout=120)
     assert runner.returncode == 143 and "interrupted after" in printed
     assert "the job was cancelled" in printed and "stopped, 1 run to go" in error
     assert summary(out, "_s1_")["outcome"] == "interrupted" and not jobs_of(cluster)
@@ -140,7 +144,7 @@ def test_a_run_that_does_not_fit_into_the_limit_goes_back_into_the_queue(
     wait_for(lambda: epochs(out) >= 3)
     (job,) = jobs_of(cluster)
     ask(cluster, "scancel", "--signal=USR1", "--batch", job)
-    printed, error = runner.communicate(timeout=100)
+    printed, error = runner.communicate(timeout=120)
     assert runner.returncode == 0, printed + error
     (run,) = find_runs(out)
     rows, _ = read_rows(run.epochs)
@@ -177,10 +181,34 @@ def test_a_run_that_fails_says_why(cluster: dict[str, str], tmp_path: Path) -> N
     wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(out)), within_s=150)
     for rank in ranks_of(out, "embedded:digits"):
         rank.kill()
-    printed, error = runner.communicate(timeout=60)
+    printed, error = runner.communicate(timeout=120)
     assert runner.returncode == 1, error
     assert "failed after" in printed and "vit.py: error: --dataset nowhere.csv" in printed
     assert "interrupted after" in printed and "rank 0 was killed (SIGKILL)" in printed
+
+
+def test_what_a_stranger_writes_into_a_rendezvous_does_not_run(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    """Its port stands on the command line of torchrun, and its id in its own store."""
+    file, out = sweep_file(tmp_path, LONG + "grid: {setup: [2_1]}"), tmp_path / "out"
+    runner = start(file, out, *slurm(), env=cluster)
+    wait_for(lambda: epochs(out) >= 1)
+    commands = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
+    ports = {re.findall(r"--rdzv_endpoint=n1:(\d+) ", c)[0] for c in commands
+             if str(out) in c and "--rdzv_endpoint=n1:" in c}  # fmt: skip
+    (port,) = map(int, ports)
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    (key,) = [k for k in store.list_keys() if re.fullmatch(r"torch\.rendezvous\.[0-9a-f]{32}", k)]
+    store.set(key, base64.b64encode(pickle.dumps(Planted(tmp_path / "ran"))).decode())
+    logs = out / "sweeps" / "mine-tiny" / "logs"
+    read = "The rendezvous state is corrupt"
+    wait_for(lambda: any(read in log.read_text() for log in logs.iterdir()))
+    for _ in range(2):
+        runner.terminate()
+        time.sleep(0.3)
+    runner.communicate(timeout=120)
+    assert not (tmp_path / "ran").exists() and not jobs_of(cluster)
 
 
 def test_nothing_is_left_of_a_cluster() -> None:
