@@ -69,7 +69,7 @@ reasons() {
   local said='^(\[[^]]*\] *|\[?rank[0-9]+\]?: *)?(oom|failed|diverged|interrupted): |(Error|Exception|error): |^(FAILED|ERROR|E  ) '
   local lines
   lines=$(grep -aE "$said" -- "$1" | grep -avE 'ChildFailedError|SignalException|^[EWI][0-9]{4} ' | tail -n 3 | cut -c1-600) || true
-  [[ -n $lines ]] || lines=$(tail -n 3 -- "$1" | cut -c1-600)
+  [[ -n $lines ]] || lines=$(grep -avE '^[EWI][0-9]{4} ' -- "$1" | tail -n 3 | cut -c1-600) || true
   [[ -n $lines ]] || lines="it wrote nothing"
   sed 's/^/    /' <<<"$lines"
 }
