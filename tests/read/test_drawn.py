@@ -461,7 +461,8 @@ def test_usage_of_one_node_names_its_gpus(plan: Plan) -> None:
 def test_usage_is_shown_of_each_strategy_first(plan: Plan) -> None:
     for strategy in ("dp", "ddp"):
         for precision in ("fp32", "bf16"):
-            label = {"strategy": strategy, "precision": precision}
+            label = {"model": f"model{len(strategy):040d}", "strategy": strategy}
+            label["precision"] = precision
             folder = plan.run("1_2", 4, epochs=epochs(0.5), label=label)
             lines(folder / "telemetry" / "node_0.jsonl", [reading(1000.0, 10.0, None, 30.0)])
     titles = [axes.get_title() for axes in draw("usage", measured(plan)).figure.axes[:3]]

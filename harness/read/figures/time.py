@@ -387,6 +387,8 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         kit.legend(figure, of_names)
     for x, ((group, run, readings), series) in enumerate(zip(runs, known, strict=True)):
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
+        # What tells runs apart comes last.
+        title = name if len(name) <= letters else f"...{name[3 - letters :]}"
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
         means = []
         for y, quantity in enumerate(shown):
@@ -406,7 +408,7 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                     )
             kit.describe(
                 place,
-                cut(name, letters) if quantity == next(iter(series)) else "",
+                title if quantity == next(iter(series)) else "",
                 "time since the start (s)" if quantity == [*series][-1] else "",
                 quantity.title if not any(quantity in of for of in known[:x]) else "",
             )
