@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from harness.core.strategies import own_strategy
+from harness.train.run.checkpoints import keep_model
 from harness.train.run.failures import Diverged
 from harness.train.session import gather
 from harness.train.strategy import verify
@@ -93,6 +94,8 @@ class EpochEvents(TrainerCallback):
             trainer.observations.checked |= trainer.compiled.observed()
         if trainer.test_dataset is not None:
             trainer.test()
+        context = trainer.context
+        trainer.observations.model = keep_model(context.folder, context, state)
 
 
 class EpochSums:

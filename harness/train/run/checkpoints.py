@@ -188,7 +188,7 @@ def complete(
         _keep(folder, 2, _best(state))
 
 
-def finish(folder: RunFolder, context: Context, state: TrainerState) -> Path | None:
+def keep_model(folder: RunFolder, context: Context, state: TrainerState) -> Path | None:
     """Training has ended: keep its last checkpoint and the best one (a collective).
 
     Gives the one to use: the best, if there is one, on a process that keeps it.

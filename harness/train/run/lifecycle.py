@@ -25,7 +25,7 @@ from harness.core.records.disk import DiskError
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
 from harness.train.measure.environment import launch
-from harness.train.run.checkpoints import finish, remove_broken, usable_checkpoint
+from harness.train.run.checkpoints import remove_broken, usable_checkpoint
 from harness.train.run.elastic import limit_collectives
 from harness.train.run.failures import Stopped, outcome_of, record_failure
 from harness.train.run.publish import publish
@@ -48,6 +48,7 @@ class Lifecycle:
     previous_handlers: dict[int, Any] = field(default_factory=dict)
     # Of the thread that ends the run, the main one or the watchdog's: it is never released.
     ending: threading.Lock = field(default_factory=threading.Lock)
+    over: bool = False
     heard: threading.Event = field(default_factory=threading.Event)  # that a signal has come
     wakeup: int = -1  # where Python's own handler writes its number at once
     previous_wakeup: int = -1
@@ -91,11 +92,10 @@ class Lifecycle:
         try:
             with verify.explained(trainer.model, context.settings):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            model = finish(context.folder, context, trainer.state)
         finally:
             trainer.close()
         if context.is_rank0 and not (launch() or {}).get("sweep"):
-            if model is not None:
+            if (model := trainer.observations.model) is not None:
                 print(f"  the trained model is in {model}")
             table = shlex.join(["python", "-m", "harness", "table", context.settings.output_dir])
             print(f"  next: {table}")
@@ -136,6 +136,8 @@ class Lifecycle:
 
         def stop(signum: int, frame: Any) -> None:
             self.heard.set()
+            if self.over:
+                return
             self._ignore_signals()  # a second one must not cut the record off
             # Loader workers may get the same signal; torch raises an error where one has ended.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -162,13 +164,14 @@ class Lifecycle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # What ends the run is known. Signals come too late, also those with which a launcher stops
+        # the other ranks as soon as one fails: not while this one records and unlocks.
+        self.over = True
+        self._ignore_signals()
         context, begun = self.context, self.recorder.update is not None
         assert self.watchdog is not None
         self.watchdog.close(done=error is None)
         self.ending.acquire()
-        if error is not None:
-            # A launcher stops the other ranks as soon as one fails: not while this one records.
-            self._ignore_signals()
         try:
             if context.sampler is not None:
                 context.sampler.close()  # which takes its time

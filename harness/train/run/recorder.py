@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainingArguments
@@ -29,6 +30,7 @@ class Observations:
     link: dict[str, Any] | None = None  # between nodes, measured before the first step
     epoch_means: dict[str, float] = field(default_factory=dict)  # of the epoch that has ended
     test_metrics: dict[str, Any] = field(default_factory=dict)  # of the one test at the end
+    model: Path | None = None  # that was trained, where this process has kept it
 
     @property
     def observed(self) -> dict[str, Any]:
