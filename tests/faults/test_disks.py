@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import random
-import shutil
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ import pytest
 from harness.core.records import RunFolder, find_runs
 from harness.read.records.recorded import recorded
 from tests.support.broken_runs import assert_same_training
-from tests.support.disks import FAULTS, Writes, release, small_disk
+from tests.support.disks import FAULTS, Writes, failing, small_disk
 from tests.support.mutants import amount
 from tests.support.ranks import ranks
 from tests.support.toys import CPU, Net, Points, ours
@@ -42,22 +39,6 @@ def train(folder: Path) -> tuple[int, str]:
 def run_of(folder: Path) -> RunFolder:
     (found,) = find_runs(folder)
     return found
-
-
-@contextmanager
-def failing(writes: Writes, disk: Path, fault: str, at: int) -> Iterator[None]:
-    if fault == "removed":
-        gone = partial(shutil.rmtree, disk / "out", ignore_errors=True)
-        writes.arm(at, gone)
-        yield
-        writes.arm(-1, gone)
-        return
-    writes.arm(at, partial(FAULTS[fault][0], disk))
-    try:
-        yield
-    finally:
-        writes.arm(-1, lambda: None)
-        release(disk)
 
 
 def trial(writes: Writes, disk: Path, fault: str, at: int, healthy: RunFolder) -> str | None:

@@ -16,8 +16,7 @@ from harness.cli import main
 from harness.core.records import find_runs, read_json
 from harness.launch import sweep as sweep_module
 from harness.read.records.recorded import recorded
-from tests.faults.test_disks import failing
-from tests.support.disks import FAULTS, Writes, small_disk
+from tests.support.disks import FAULTS, Writes, failing, small_disk
 from tests.support.mutants import amount
 from tests.support.ranks import ranks
 from tests.support.simulated import EPOCHS, SimulatedPlace, SimulatedWorld, row_of

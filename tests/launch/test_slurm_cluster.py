@@ -19,8 +19,8 @@ from torch.distributed import TCPStore
 
 from harness.core.records import find_runs, read_rows
 from tests.support import slurm_cluster
+from tests.support.sockets import Planted
 from tests.support.sweeps import start, summary, sweep, sweep_file, untimed_rows, wait_for
-from tests.train.test_rendezvous import Planted
 
 pytestmark = [
     pytest.mark.process,

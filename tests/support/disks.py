@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,19 @@ class Writes:
                 self.act()
             finally:
                 self.busy = False
+
+
+@contextmanager
+def failing(writes: Writes, disk: Path, fault: str, at: int) -> Iterator[None]:
+    if fault == "removed":
+        gone = partial(shutil.rmtree, disk / "out", ignore_errors=True)
+        writes.arm(at, gone)
+        yield
+        writes.arm(-1, gone)
+        return
+    writes.arm(at, partial(FAULTS[fault][0], disk))
+    try:
+        yield
+    finally:
+        writes.arm(-1, lambda: None)
+        release(disk)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -77,3 +78,13 @@ def _address(hexadecimal: str) -> str:
     family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
     address = ip_address(socket.inet_ntop(family, packed))
     return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+class Planted:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.folder,)

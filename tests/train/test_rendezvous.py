@@ -24,18 +24,9 @@ from torch.distributed.elastic.rendezvous import (
 
 from harness.core.settings import UserError
 from harness.train import rendezvous
+from tests.support.sockets import Planted
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"  # two addresses of this machine
-
-
-class Planted:
-    """Makes a folder where it is unpickled."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.folder,)
 
 
 @pytest.fixture
