@@ -46,7 +46,7 @@ def test_each_change_of_the_data_is_seen(data: Path) -> None:
     file.rename(file.with_name("three.txt"))
     assert "have changed" in change_of(before, **chosen)
     file.with_name("three.txt").unlink()
-    assert "(2 with 6 bytes, now 1 with 3 bytes)" in change_of(before, **chosen)
+    assert "(2 files of 6 bytes, now 1 file of 3 bytes)" in change_of(before, **chosen)
 
 
 def test_what_libraries_keep_beside_the_data_is_no_change(data: Path, tmp_path: Path) -> None:
