@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -48,6 +49,7 @@ from harness.train.strategy.hivemind.network import (
 START_S = 120.0  # for all processes that a launcher has started to arrive
 DATA_S = 600.0  # for the recorder to have read its data
 GONE_S = 30.0  # for a recorder that is gone to be started again
+SETTLE_S = 1.0  # for what peers that join at the same moment publish to reach each other
 GOODBYE_S = 15.0  # for all to see that the run is over
 ADDRESS, ALREADY_FINISHED = "harness/peers", "finished before"
 
@@ -167,6 +169,7 @@ class Peers(Session):
             self.state.publish_own(
                 {"number": number, "update": 0, "samples": 0, "fed": 0, "loss": 0.0}
             )
+            time.sleep(SETTLE_S)
             same = [id_ for id_, p in self._all_peers() if p["number"] == number]
             if all(id_ <= self.state.id for id_ in same):
                 return number
