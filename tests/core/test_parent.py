@@ -89,7 +89,7 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
         def wait(self, timeout: float | None = None) -> int:
             if timeout is not None:
                 raise subprocess.TimeoutExpired("deaf", timeout)
-            return int(wait_for(lambda: self.ended, 60))
+            return int(wait_for(lambda: self.ended, 5))
 
     monkeypatch.setattr(parent, "end_with_parent", lambda: None)
     monkeypatch.setattr(parent.subprocess, "Popen", Deaf)
@@ -122,11 +122,11 @@ def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         name = Path(f"/proc/{child}/comm")
-        until = time.monotonic() + 60
+        until = time.monotonic() + 10
         while name.read_text().strip() != "sleep" and time.monotonic() < until:
             time.sleep(0.02)
         parent.kill()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 5
     while name.exists() and "Z" not in name.with_name("stat").read_text().split(")")[1][:3]:
         assert time.monotonic() < until, "it lives on"
         time.sleep(0.02)
@@ -162,7 +162,7 @@ def test_a_signal_while_loading_is_one_line(
     )  # fmt: skip
     assert wait_for(loading.exists, 60)
     process.send_signal(signum)
-    _, printed = process.communicate(timeout=120)
+    _, printed = process.communicate(timeout=20)
     assert process.returncode == 128 + signum and printed == f"stopped by {signum.name}\n"
 
 

@@ -84,7 +84,7 @@ def test_its_thread_judges_by_itself() -> None:
     dog = Watchdog(context, 0.2, ended.append)
     dog.start()
     dog.on_step_end(None, None, None)
-    assert wait_for(lambda: ended, 60)
+    assert wait_for(lambda: ended, 20)
     dog.close()
     for thread in dog.threads:
         thread.join()
@@ -304,7 +304,7 @@ def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str)
     for name in sorted(ends, key=lambda name: name != first):
         threading.Thread(target=ends[name], daemon=True).start()
         time.sleep(0.1)
-    assert wait_for(lambda: records, 60)
+    assert wait_for(lambda: records, 10)
     time.sleep(0.5)
     assert records == [first] and exits.is_set() == (first == "watchdog")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from tests.support.toys import Net, Points, apart, flat, ours, rows, summary, we
 pytest.importorskip("hivemind")
 from hivemind.compression import CompressionInfo, serialization
 
-from harness.train.strategy.hivemind import VERSION, Int8, patch_hivemind
+from harness.train.strategy.hivemind import VERSION, Int8, patch_hivemind, session
 from harness.train.strategy.hivemind.optimizer import state_interval
+from harness.train.strategy.hivemind.session import PEERS
 
 TRAIN, TEST = Points(64), Points(10, draw=1)
 FLAGS = ["--strategy=hivemind", "--per_gpu_batch=4", "--epochs=2", "--lr=0.05",
@@ -243,3 +245,42 @@ def test_another_version_of_the_library_is_refused() -> None:
     assert INSTALL.endswith(f" hivemind=={VERSION}")
     with pytest.raises(UserError, match=rf"hivemind {VERSION}, and 1.2.0 is installed: {INSTALL}"):
         patch_hivemind("1.2.0")
+
+
+class Table:
+    """Of peers in the network, to which others write while this one settles."""
+
+    def __init__(self, own: str, others: list[tuple[str, dict[str, Any]]]) -> None:
+        self.id, self.others = own, others
+        self.peers: dict[str, Any] = {}
+
+    def get(self, key: str) -> Any:
+        return dict(self.peers) if key == PEERS else None
+
+    def publish_own(self, entry: dict[str, Any]) -> None:
+        self.peers[self.id] = entry
+
+    def settle(self, seconds: float) -> None:
+        assert seconds > 0
+        if self.others:
+            peer, entry = self.others.pop(0)
+            self.peers[peer] = entry
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "expected"),
+    [
+        ("b", {"number": 1}, 1),  # of two at the same moment the higher id keeps it
+        ("a", {"number": 1}, 2),
+        ("b", {"number": 1, "at": ["/ip4/127.0.0.1/tcp/1"]}, 2),  # chosen before
+        ("a", {"number": 5}, 1),
+    ],
+)
+def test_peers_that_join_at_the_same_moment_have_different_numbers(
+    own: str, other: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joining = object.__new__(session.Peers)
+    table = Table(own, [("b" if own == "a" else "a", other)])
+    joining._state = table  # type: ignore[assignment]
+    monkeypatch.setattr(session, "time", SimpleNamespace(sleep=table.settle))
+    assert joining._choose_number() == expected

@@ -170,8 +170,10 @@ class Peers(Session):
                 {"number": number, "update": 0, "samples": 0, "fed": 0, "loss": 0.0}
             )
             time.sleep(SETTLE_S)
-            same = [id_ for id_, p in self._all_peers() if p["number"] == number]
-            if all(id_ <= self.state.id for id_ in same):
+            same = {id_: p for id_, p in self._all_peers() if p["number"] == number}
+            same.pop(self.state.id, None)
+            # Whoever has published its address has chosen before.
+            if all(id_ < self.state.id and "at" not in p for id_, p in same.items()):
                 return number
 
     def _all_peers(self) -> Any:
