@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
-import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from harness.core.records import RunFolder, find_runs
 from harness.read.records.recorded import recorded
 from tests.support.broken_runs import assert_same_training
-from tests.support.disks import FAULTS, Writes, failing, small_disk
+from tests.support.disks import FAULTS, Writes, failing, trials
 from tests.support.mutants import amount
 from tests.support.ranks import ranks
 from tests.support.toys import CPU, Net, Points, ours
@@ -58,25 +56,14 @@ def trial(writes: Writes, disk: Path, fault: str, at: int, healthy: RunFolder) -
     return None
 
 
-def trials(folder: str, chosen: int) -> list[str]:
-    """What is wrong, of so many trials for each fault."""
-    healthy, disk, wrong = Path(folder, "healthy"), Path(folder, "disk"), []
+def of_a_run(folder: str, chosen: int) -> list[str]:
+    healthy, disk = Path(folder, "healthy"), Path(folder, "disk")
     writes = Writes(healthy)
     assert train(healthy) == (0, "")
-    every, writes.root = range(1, writes.count + 1), disk
-    for fault in (*FAULTS, "removed"):
-        draw = random.Random(fault)
-        for at in every if chosen >= len(every) else sorted(draw.sample(every, chosen)):
-            with small_disk(disk):
-                try:
-                    problem = trial(writes, disk, fault, at, run_of(healthy))
-                except BaseException:
-                    problem = traceback.format_exc()
-            if problem is not None:
-                wrong.append(f"{fault} at write {at} of {len(every)}: {problem}")
-    return wrong
+    one = run_of(healthy)
+    return trials(writes, disk, chosen, lambda fault, at: trial(writes, disk, fault, at, one))
 
 
 def test_from_any_write_of_a_run_on(tmp_path: Path) -> None:
-    (wrong,) = ranks(1, trials, str(tmp_path), amount(1, MOST), env=CPU)
+    (wrong,) = ranks(1, of_a_run, str(tmp_path), amount(1, MOST), env=CPU)
     assert wrong == [], "\n".join(wrong)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import random
 import subprocess
-import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from harness.cli import main
 from harness.core.records import find_runs, read_json
 from harness.launch import sweep as sweep_module
 from harness.read.records.recorded import recorded
-from tests.support.disks import FAULTS, Writes, failing, small_disk
+from tests.support.disks import Writes, failing, trials
 from tests.support.mutants import amount
 from tests.support.ranks import ranks
 from tests.support.simulated import EPOCHS, SimulatedPlace, SimulatedWorld, row_of
@@ -72,26 +70,13 @@ def trial(writes: Writes, folder: Path, disk: Path, fault: str, at: int) -> str 
     return None if rows == [whole] * count else f"rows: {rows}"
 
 
-def trials(name: str, chosen: int) -> list[str]:
-    """What is wrong, of so many trials for each fault."""
-    folder, wrong = Path(name), []
+def of_a_sweep(name: str, chosen: int) -> list[str]:
+    folder, disk = Path(name), Path(name, "disk")
     writes = Writes(folder / "healthy")
     assert sweep(folder, folder / "healthy")[0] == 0
-    disk = folder / "disk"
-    every, writes.root = range(1, writes.count + 1), disk
-    for fault in (*FAULTS, "removed"):
-        draw = random.Random(fault)
-        for at in every if chosen >= len(every) else sorted(draw.sample(every, chosen)):
-            with small_disk(disk):
-                try:
-                    problem = trial(writes, folder, disk, fault, at)
-                except BaseException:
-                    problem = traceback.format_exc()
-            if problem is not None:
-                wrong.append(f"{fault} at write {at} of {len(every)}: {problem}")
-    return wrong
+    return trials(writes, disk, chosen, lambda fault, at: trial(writes, folder, disk, fault, at))
 
 
 def test_from_any_write_of_a_sweep_on(tmp_path: Path) -> None:
-    (wrong,) = ranks(1, trials, str(tmp_path), amount(4, MOST), env=CPU)
+    (wrong,) = ranks(1, of_a_sweep, str(tmp_path), amount(4, MOST), env=CPU)
     assert wrong == [], "\n".join(wrong)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -106,3 +108,21 @@ def failing(writes: Writes, disk: Path, fault: str, at: int) -> Iterator[None]:
     finally:
         writes.arm(-1, lambda: None)
         release(disk)
+
+
+def trials(
+    writes: Writes, disk: Path, chosen: int, trial: Callable[[str, int], str | None]
+) -> list[str]:
+    """What is wrong, of so many trials for each fault; the writes of a healthy disk are counted."""
+    every, writes.root, wrong = range(1, writes.count + 1), disk, []
+    for fault in (*FAULTS, "removed"):
+        draw = random.Random(fault)
+        for at in every if chosen >= len(every) else sorted(draw.sample(every, chosen)):
+            with small_disk(disk):
+                try:
+                    problem = trial(fault, at)
+                except BaseException:
+                    problem = traceback.format_exc()
+            if problem is not None:
+                wrong.append(f"{fault} at write {at} of {len(every)}: {problem}")
+    return wrong
