@@ -137,7 +137,7 @@ def test_nothing_is_left_of_an_owner_that_was_killed(end: int) -> None:
     owner.wait()
     assert gone([holder])
     # Devices live in the namespaces, and a namespace that nobody holds is no more.
-    assert wait_for(lambda: not held & namespaces_alive(), 60)
+    assert wait_for(lambda: not held & namespaces_alive(), 5)
     assert not [name for name in os.listdir("/sys/class/net") if name.startswith("link0")]
 
 
@@ -148,7 +148,7 @@ def test_nothing_is_left_after_closing() -> None:
         holder = nodes.holder
         assert len(namespaces_alive() - before) >= 2
     assert holder.returncode is not None
-    assert wait_for(lambda: namespaces_alive() <= before, 60)
+    assert wait_for(lambda: namespaces_alive() <= before, 5)
 
 
 @pytest.mark.root

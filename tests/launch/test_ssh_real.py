@@ -60,7 +60,7 @@ def here(tmp_path: Path) -> dict[str, Any]:
 
 
 def nothing_runs(two: Machines) -> bool:
-    return all(gone(host.processes()) for host in (two.a, two.b))
+    return all(gone(host.processes(), within_s=10) for host in (two.a, two.b))
 
 
 def only_run(folder: Path) -> RunFolder:

@@ -115,7 +115,7 @@ def family(runner: int) -> dict[str, list[psutil.Process]]:
     return by_kind
 
 
-def gone(processes: list[psutil.Process], within_s: float = 30.0) -> bool:
+def gone(processes: list[psutil.Process], within_s: float = 5.0) -> bool:
     """Whether all of these end within a time."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:

@@ -75,12 +75,12 @@ def test_a_run_on_two_nodes_measures_its_link_and_trains_as_on_one(
     assert none is None
     assert result["asked"] == LINK
     assert [row["nodes"] for row in result["pairs"]] == [[0, 1]]
-    assert 0 < result["rtt_min_ms"] <= result["rtt_median_ms"] < 80
-    assert result["bandwidth_mbit"] > 130  # of this machine's memory
+    assert 0 < result["rtt_min_ms"] <= result["rtt_median_ms"] < 20
+    assert result["bandwidth_mbit"] > 200  # of this machine's memory
     observed = (read_json(two.environment) or {})["observed"]
     assert result["gradient_bytes"] == observed["parameter_bytes"] == result["allreduce_bytes"]
     assert result["allreduce_busbw_mbit"] == result["allreduce_algbw_mbit"] > 10
-    assert result["took_s"] < 30
+    assert result["took_s"] < 10
     # The link that was asked for is not there: said once, in the record, and in the table.
     warning = result["warning"]
     assert " ms, not 100 and it carries " in warning and warning.endswith(" Mbit/s, not 100")
@@ -185,7 +185,7 @@ def test_a_limited_link_is_measured_as_it_is(namespaces: tuple[str, str]) -> Non
     assert second.stdout == ""
     result = json.loads(first.stdout)
     assert result["interface"] == "v0" and result["warning"] is None
-    assert result["bandwidth_mbit"] == pytest.approx(100, rel=0.3)
+    assert result["bandwidth_mbit"] == pytest.approx(100, rel=0.15)
     (row,) = result["allreduce"]
-    assert row["bytes"] == 1_000_000 and row["busbw_mbit"] == pytest.approx(100, rel=0.5)
+    assert row["bytes"] == 1_000_000 and row["busbw_mbit"] == pytest.approx(100, rel=0.3)
     assert result["rtt_min_ms"] < 5

@@ -349,7 +349,7 @@ def test_waiting_for_data_is_seen(tmp_path: Path) -> None:
     for row, seconds in zip(rows_of(folder), wall, strict=True):
         assert row["data_wait_share"] > 0.7
         assert row["epoch_time_s"] >= 24 * 0.01
-        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.2)
+        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.06)
 
 
 def slow_steps(folder: str) -> list[float]:
@@ -364,7 +364,7 @@ def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
     assert left_out == 1
     rows = rows_of(folder)
     for row, seconds in zip(rows, wall, strict=True):
-        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.2)
+        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.06)
         assert row["data_wait_share"] < 0.3
         assert row["train_samples_per_s"] == row["timed_samples"] / row["timed_s"]
         assert row["train_samples_per_s_per_gpu"] == row["train_samples_per_s"]
@@ -414,9 +414,9 @@ def test_evaluation_and_saving_are_not_training_time(how: Any, tmp_path: Path) -
     rows = rows_of(folder)
     assert [row["epoch"] for row in rows] == [1, 2]
     for row in rows:
-        assert 5 * 0.01 <= row["epoch_time_s"] < 0.4
+        assert 5 * 0.01 <= row["epoch_time_s"] < 0.3
         assert row["timed_s"] <= row["epoch_time_s"]
-        assert row["step_time_p95_s"] < 0.4
+        assert row["step_time_p95_s"] < 0.15
         assert row["eval_samples"] == 8
         assert 0.4 <= row["eval_time_s"] < 0.8  # two batches
         assert row["eval_samples_per_s"] == pytest.approx(8 / row["eval_time_s"])
