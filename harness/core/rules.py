@@ -188,6 +188,9 @@ FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
     (lambda s, c: s.precision == "fp16" and c.compress in OWING and c.strategy.name == "ddp",
      "--compress {c.compress} does not go with --precision fp16: the error that it carries over "
      "would have another scale in the next update; use --precision bf16"),
+    (lambda s, c: s.precision == "fp16" and s.compress != "none" and s.sync_first,
+     "--compress {s.compress} with --sync_first {s.sync_first} does not go with --precision fp16: "
+     "what gradients carry over would have another scale in the next update; use --precision bf16"),
     *_where(lambda s, c: s.exchange not in ("auto", "backend"), (
         (lambda s, c: not c.strategy.direct,
          "--exchange {s.exchange} does not go with --strategy {c.strategy.name}, but with "

@@ -226,6 +226,10 @@ class Settings:
     sync_every: int | None = flag(
         None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"
     )
+    sync_first: int | None = flag(
+        None, "natural", "Slow links",
+        "updates that local_sgd and diloco make together, as ddp does, before they train apart (0)",
+    )  # fmt: skip
     sync_scope: str | None = flag(
         None, "text", "Slow links",
         "what trains apart between two exchanges: every node, whose processes share gradients at "

@@ -88,7 +88,7 @@ STRATEGIES = _Strategies({
         "many",
         compress=("bf16", "int8", "int4"),
         direct=True,
-        own={"sync_every": 10, "sync_scope": "node"},
+        own={"sync_every": 10, "sync_first": 0, "sync_scope": "node"},
         apart=True,
     ),
     "diloco": Strategy(
@@ -100,8 +100,8 @@ STRATEGIES = _Strategies({
         compress=("bf16", "int8", "int4"),
         direct=True,
         own={
-            "sync_every": 10, "sync_scope": "node", "outer_lr": 0.7, "outer_momentum": 0.9,
-            "fragments": 1, "overlap": 0,
+            "sync_every": 10, "sync_first": 0, "sync_scope": "node", "outer_lr": 0.7,
+            "outer_momentum": 0.9, "fragments": 1, "overlap": 0,
         },
         apart=True,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,19 +125,26 @@ def test_an_import_of_our_own_that_fails_is_no_missing_package(package: str | No
 def test_a_script_without_its_packages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line with the command that gives the environment, before anything is loaded."""
+    """One line with the commands that give the environment, before anything is loaded."""
+    activate = tmp_path / ".venv" / "bin" / "activate"
     monkeypatch.setattr("harness.core.command_line.NEEDED", ("no_such_package",))
     monkeypatch.setattr("harness.core.command_line.ROOT", tmp_path)
     with pytest.raises(SystemExit) as ended:
         command_line("vit", ["--tiny"])
     printed = capsys.readouterr()
     assert ended.value.code == 2 and printed.err.count("\n") == 1
-    assert f"has no package no_such_package: make -C {tmp_path}, then" in printed.err
-    activate = tmp_path / ".venv" / "bin" / "activate"
+    install = f"make -C {tmp_path} .venv/ready"  # make alone would run the demo, too
+    assert f"no package no_such_package: {install} && source {activate}, then try" in printed.err
     activate.parent.mkdir(parents=True)
     activate.touch()
     error = without_package(ModuleNotFoundError(name="pandas.core"))
+    assert f"{install} && source {activate}, then try again" in str(error)  # it is being installed
+    (tmp_path / ".venv" / "ready").touch()
+    error = without_package(ModuleNotFoundError(name="pandas.core"))
     assert f"has no package pandas: source {activate}, then try again" in str(error)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    error = without_package(ModuleNotFoundError(name="pandas"))
+    assert f"has no package pandas: {install}, then try again" in str(error)
 
 
 # Command line -> words that the answer must hold: the value, and what would be right.
@@ -147,6 +155,7 @@ REFUSALS = {
     "--warmup_step 10": ["did you mean --warmup_steps?"],
     "--weight-decai 10": ["did you mean --weight_decay?"],
     "--batch_size 4": ["unknown flag --batch_size: use --per_gpu_batch"],
+    "--bacth_size 16": ["--bacth_size: did you mean --batch_size? use --per_gpu_batch"],
     "--train-file a.csv": ["unknown flag --train_file: use --dataset FILE_OR_FOLDER"],
     "--nproc_per_node 2": ["torchrun --standalone --nproc_per_node=N"],
     "--qqqqqqqq": ["unknown flag --qqqqqqqq", "--help"],

@@ -30,9 +30,9 @@ validation_split | data_seed | tail | augment | tiny | per_gpu_batch b per_devic
 grad_acc gradient_accumulation_steps | auto_batch | epochs num_train_epochs | lr learning_rate
 seed | precision
 rank_dropout | padding | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard
-fsdp_offload | elastic_batch | balance | compress | exchange | sync_every | sync_scope | outer_lr
-outer_momentum | fragments | overlap | target_batch | local_updates | initial_peers | repeat run
-num_workers dataloader_num_workers | log_every logging_steps
+fsdp_offload | elastic_batch | balance | compress | exchange | sync_every | sync_first | sync_scope
+outer_lr | outer_momentum | fragments | overlap | target_batch | local_updates | initial_peers
+repeat run | num_workers dataloader_num_workers | log_every logging_steps
 telemetry_hz | hang_after | peak_tflops | comm_probe | save
 best_metric metric_for_best_model | output_dir o out | rerun
 """

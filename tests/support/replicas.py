@@ -72,6 +72,7 @@ def by_hand(
     momentum: float = 0.0,
     fragments: int = 1,
     overlap: int = 0,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The weights of every replica after every update, and the shared ones: from the definitions.
 
@@ -87,9 +88,8 @@ def by_hand(
     seen, shared = [], []
     for update in range(1, updates + 1):
         for replica, net in enumerate(nets):
-            numbers = [
-                n for rank in fed[replica * each : (replica + 1) * each] for n in rank[update - 1]
-            ]
+            batches = fed if update <= first else fed[replica * each : (replica + 1) * each]
+            numbers = [n for rank in batches for n in rank[update - 1]]
             net.zero_grad()
             index = torch.tensor(numbers)
             net(data.x[index], data.labels[index], index)["loss"].backward()
@@ -99,8 +99,14 @@ def by_hand(
         own = [torch.from_numpy(toys.weights(net)) for net in nets]
         last = update == updates
         exchanged = None
-        if update % (every // fragments) == 0:
-            exchanged = (update // (every // fragments) - 1) % fragments
+        if update <= first:
+            outer = own[0].clone()
+            seen.append(torch.stack(own).numpy())
+            shared.append(outer.numpy().copy())
+            continue
+        turn, rest = divmod(update - first, every // fragments)
+        if rest == 0:
+            exchanged = (turn - 1) % fragments
             piece = slice(edges[exchanged], edges[exchanged + 1])
             sent.append((update, piece, [w[piece].clone() for w in own]))
         while sent and (last or sent[0][0] + overlap <= update):

@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import sys
-import tempfile
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +29,7 @@ from harness.core.identity import EVAL_BATCH, number, run_path
 from harness.core.locks import Lock
 from harness.core.provenance import changed_inputs, inputs, recorded_inputs, strategy_code
 from harness.core.records import FINISHED, RunFolder
+from harness.core.records.disk import check_writable
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES, own_strategy
@@ -205,7 +205,7 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
         refuse_impossible(settings, cuda=gpus > 0)
         folder = RunFolder(Path(settings.output_dir) / run_path(settings))
         if world.rank == 0:
-            _check_writable(Path(settings.output_dir))
+            check_writable(Path(settings.output_dir))
             check_hub(settings)
         harden()
         bind_to_loopback(os.environ)
@@ -322,20 +322,6 @@ def _locked(folder: RunFolder, wait_s: float) -> Lock:
     to end; one that is cut off from the network ends when its collectives time out.
     """
     lock = Lock(folder.lock("run"))
-    # This process itself may hold it, from a run that it has given up.
-    mine = lock.holder() == f"process {os.getpid()}"
-    if not lock.take(0 if mine else wait_s) and not mine:
+    if not lock.take_again(wait_s):
         raise UserError(f"{folder.path} is being measured by {lock.holder()}: wait until it ends")
     return lock
-
-
-def _check_writable(root: Path) -> None:
-    """Try to write before anything is loaded: training must not end at a read-only folder."""
-    existing = next(p for p in (root, *root.absolute().parents) if p.exists())
-    try:
-        # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.
-        Path(tempfile.mkdtemp(prefix=".harness-", dir=existing)).rmdir()
-    except OSError:
-        raise UserError(
-            f"--output_dir {root}: {existing} is not a folder that can be written to"
-        ) from None

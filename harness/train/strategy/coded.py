@@ -165,13 +165,15 @@ class CollectiveMean:
         return finish
 
 
-class CodedGradients:
+class GradientRow:
     """A DDP communication hook: all gradients of an update as one row, in the order of the
-    parameters, since the buckets of a run that goes on are others at first. It begins after the
-    backward pass, and its few bytes are one exchange.
+    parameters, since the buckets of a run that goes on are others at first. This one exchange
+    begins after the backward pass.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], begin: Callable[..., Any], how: str):
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], begin: Callable[..., Any], how: str = ""
+    ):
         self.parameters, self.begin, self.how = parameters, begin, how
         self.views: dict[int, torch.Tensor] = {}
 

@@ -25,7 +25,7 @@ from harness.train.context import COMPLETE, HALF_PRECISION, Context
 from harness.train.measure.communication import uncompiled
 from harness.train.session import broadcast, gather
 from harness.train.strategy.base import Exchange
-from harness.train.strategy.coded import CODECS, Coded, CodedGradients
+from harness.train.strategy.coded import CODECS, Coded, GradientRow
 from harness.train.strategy.direct_allreduce import DirectGradients, coded_mean
 
 # The first updates send whole gradients; torch allows no fewer. DDP rebuilds its buckets after the
@@ -73,7 +73,7 @@ class DdpExchange(Exchange):
         self.memory = Coded(CODECS[self.kind])
         alone = self.context.world.size == 1
         begin = _nothing if alone else coded_mean(self.memory, self.way, dist.new_group()).begin
-        coded = CodedGradients(trained, begin, f" in {self.kind} by {self.way}")
+        coded = GradientRow(trained, begin, f" in {self.kind} by {self.way}")
         ddp.register_comm_hook(coded, coded.hook)
 
     def after_update(self, update: int, last: bool) -> None:

@@ -60,7 +60,7 @@ class Diloco(ReplicaExchange):
 
     def _due_fragment(self) -> int | None:
         """The number of the fragment that is exchanged after this update."""
-        turn, rest = divmod(self.update, self.every // self.fragments)
+        turn, rest = divmod(self.apart_updates, self.every // self.fragments)
         return None if rest else (turn - 1) % self.fragments
 
     def _send_change(self, number: int, wait: bool) -> FragmentInFlight:
@@ -87,7 +87,10 @@ class Diloco(ReplicaExchange):
         in_flight = -(-self.overlap // step) or 1
         largest = 4 * max(self._row_sizes())
         rows = 2 * in_flight * largest
-        return int(self.anchor.nbytes) + momentum + rows + self._owed_bytes()
+        apart = int(self.anchor.nbytes) + momentum + rows
+        # Together: the anchor, and the row of all gradients.
+        together = 2 * int(self.anchor.nbytes) if self.first else 0
+        return max(apart, together) + self._owed_bytes()
 
     def _own_state(self) -> dict[str, Any]:
         pending = []

@@ -6,6 +6,9 @@ A replica is a node, whose ranks average gradients at every update as in DDP, or
 a hook restricts its exchange to the replica. Every rank keeps a copy of the weights of the last
 exchange, the anchor: this is what is evaluated and saved. BatchNorm's statistics, which no training
 step reads, are averaged at these points as with ddp.
+
+--sync_first: so many updates are made together, with the mean gradient of all replicas. The anchor
+is then the weights that all have in common.
 """
 
 from __future__ import annotations
@@ -27,7 +30,14 @@ from harness.core.topology import World
 from harness.train.measure.communication import uncompiled
 from harness.train.session import gather
 from harness.train.strategy.base import Exchange
-from harness.train.strategy.coded import CODECS, Coded, CollectiveMean, coded_bytes, part_size
+from harness.train.strategy.coded import (
+    CODECS,
+    Coded,
+    CollectiveMean,
+    GradientRow,
+    coded_bytes,
+    part_size,
+)
 from harness.train.strategy.direct_allreduce import ALL_TO_ALL, DirectAllreduce, coded_mean
 
 
@@ -165,6 +175,7 @@ class ReplicaExchange(Exchange):
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         settings = self.context.settings
         self.every = int(settings.sync_every or 1)
+        self.first = int(settings.sync_first or 0)  # updates made together before the others
         self.replicas = Replicas(self.context.world, settings.sync_scope)
         ddp = uncompiled(model)
         self.weights = FlatWeights((p for p in ddp.parameters() if p.requires_grad), self.fragments)
@@ -185,9 +196,11 @@ class ReplicaExchange(Exchange):
             self.mean = self._mean_of()
         if self.replicas.count > 1:
             # A single replica is plain DDP, bit for bit.
-            ddp.register_comm_hook(None, self._average_inside)
+            self.gradients = GradientRow(self.weights.parameters, self._begin_mean_of_all)
+            ddp.register_comm_hook(None, self._average_gradients)
         self.observed |= {
             "sync_every": self.every,
+            "sync_first": self.first,
             "sync_scope": settings.sync_scope,
             "units": self.replicas.count,
             "exchanged_bytes": self._exchanged_bytes(),
@@ -200,8 +213,17 @@ class ReplicaExchange(Exchange):
             return coded_mean(self.coded, way, group)
         return None if way == "backend" else DirectAllreduce(group, None, way == ALL_TO_ALL)
 
-    def _average_inside(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads it
-        """DDP's communication hook, restricted to the ranks of this replica."""
+    @property
+    def together(self) -> bool:
+        """Replicas are still equal, bit for bit: they have not trained apart yet."""
+        return self.update <= self.first
+
+    def _average_gradients(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads it
+        """DDP's communication hook: restricted to the ranks of this replica, except before replicas
+        train apart.
+        """
+        if self.update < self.first:
+            return self.gradients.hook(state, bucket)  # type: ignore[no-untyped-call]
         gradients = bucket.buffer()
         if self.replicas.inside is None:
             done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -212,15 +234,34 @@ class ReplicaExchange(Exchange):
         work = dist.all_reduce(gradients, group=self.replicas.inside, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    def _begin_mean(self, row: torch.Tensor, number: int, wait: bool = True) -> PendingMean:
+    def _begin_mean_of_all(self, row: torch.Tensor, again: bool) -> Callable[[], Any]:
+        """Average the gradients of an update over all ranks, of which one in each replica sends."""
+        replicas = self.replicas
+        if replicas.inside is not None:
+            self.count_sent(row.nbytes)
+            dist.all_reduce(row, group=replicas.inside)
+            row.div_(replicas.size)
+        # In a slot of its own: what codes of gradients owe is not owed to weights.
+        pending = self._begin_mean(row, self.fragments, again=self.update + 1 < self.first)
+
+        def finish() -> None:
+            pending.wait()
+            if replicas.inside is not None:
+                dist.broadcast(row, src=replicas.leader, group=replicas.inside)
+
+        return finish
+
+    def _begin_mean(
+        self, row: torch.Tensor, number: int, wait: bool = True, again: bool = True
+    ) -> PendingMean:
         """Begin to average a row, of this fragment, over replicas; _finish_mean() ends it. wait: it
-        will be awaited at once, and needs no thread.
+        will be awaited at once, and needs no thread. again: another row of this number follows.
         """
         replicas = self.replicas
         if replicas.count == 1 or not replicas.leads:
             return PendingMean(row)
         if self.mean is not None:
-            average = self.mean.begin(row, number, again=True)
+            average = self.mean.begin(row, number, again=again)
             self.count_sent(row.nbytes if self.coded is None else self.coded.take_sent())
         else:
             self.count_sent(row.nbytes)
@@ -261,25 +302,43 @@ class ReplicaExchange(Exchange):
 
     def after_update(self, update: int, last: bool) -> None:
         self.update = update
-        self._exchange(last)
+        if not self.together:
+            self._exchange(last)
+        elif update == self.first:
+            self._follow()
         self.merged = last
+
+    def _follow(self) -> None:
+        """The anchor becomes the weights that all replicas have."""
+        self.anchor.copy_(self.weights.row())
 
     def _exchange(self, last: bool) -> None:
         raise NotImplementedError
 
     def begin(self, updates: int) -> None:
         self.updates = updates
-        if self.every > updates and self.context.is_rank0:
+        if self.first >= updates:
+            raise UserError(
+                f"--sync_first {self.first}: the run has {updates} updates, and would never train "
+                "apart: use --strategy ddp"
+            )
+        if self.every > updates - self.first and self.context.is_rank0:
+            apart = f" after --sync_first {self.first}" if self.first else ""
             warning = (
-                f"warning: --sync_every {self.every}: the run has {updates} updates, and only "
-                "the last one exchanges anything"
+                f"warning: --sync_every {self.every}: the run has {updates - self.first} "
+                f"updates{apart}, and only the last one exchanges anything"
             )
             print(warning, file=sys.stderr, flush=True)
+
+    @property
+    def apart_updates(self) -> int:
+        """Updates since replicas train apart."""
+        return self.update - self.first
 
     def end(self) -> None:
         # One fragment every few updates, and the other ones after the last update.
         step = self.every // self.fragments
-        planned = self.update // step + self.fragments - (self.update % step == 0)
+        planned = self.apart_updates // step + self.fragments - (self.apart_updates % step == 0)
         if not self.merged or self.exchanges != planned:
             strategy = self.context.settings.strategy
             raise RuntimeError(
@@ -310,7 +369,8 @@ class ReplicaExchange(Exchange):
         if self.coded is None:
             return 0
         parts = self.mean.parts if self.mean else self.replicas.count
-        own = (part_size(size, parts, self.coded.codec) for size in self._row_sizes())
+        sizes = [*self._row_sizes(), *([self.weights.size] if self.first else [])]
+        own = (part_size(size, parts, self.coded.codec) for size in sizes)
         return 4 * sum(own) * (parts + (parts > 1))
 
     @contextmanager
@@ -318,6 +378,8 @@ class ReplicaExchange(Exchange):
         if self.merged:  # and the model may hold the best weights instead of the last
             yield
             return
+        if self.together:
+            self._follow()
         own = self.weights.row()
         self.weights.put(self.anchor)
         try:
@@ -351,6 +413,8 @@ class ReplicaExchange(Exchange):
         }
 
     def save(self, folder: Path) -> Sequence[Path]:
+        if self.together:
+            self._follow()
         state = self._own_state()  # on all ranks: it waits for exchanges in the background
         if not self.replicas.leads:
             return ()
@@ -397,5 +461,5 @@ class LocalSgd(ReplicaExchange):
     """The weights themselves are averaged, all at once."""
 
     def _exchange(self, last: bool) -> None:
-        if last or self.update % self.every == 0:
+        if last or self.apart_updates % self.every == 0:
             self._average_weights(0)

@@ -105,7 +105,7 @@ DIRECT_HOOK = "DirectGradients.hook"
 def expected_hook(settings: Settings, way: str) -> str | None:
     kind, _, rank = settings.compress.partition(":")
     if settings.strategy == "ddp" and kind in ("int8", "int4"):
-        return f"CodedGradients.hook in {kind} by {way}"
+        return f"GradientRow.hook in {kind} by {way}"
     if way != "backend":
         dtype = {"bf16": " in bfloat16", "fp16": " in float16"}.get(kind, "")
         return DIRECT_HOOK + dtype + (" by all_to_all" if way == "all_to_all" else "")

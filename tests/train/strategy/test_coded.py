@@ -309,3 +309,11 @@ def test_scaled_gradients_owe_in_another_scale() -> None:
             parse("bert", ["--compress", code, "--precision", "fp16"], launched(1, 2))
         argv = ["--strategy", "diloco", "--compress", code, "--precision", "fp16"]
         parse("bert", argv, launched(1, 2))  # weights have no scale
+    for code in ("bf16", "int8", "int4"):  # of gradients made together, bf16 owes as well
+        argv = ["--strategy", "diloco", "--sync_first", "5", "--compress", code]
+        said = f"--compress {code} with --sync_first 5 does not go with --precision fp16"
+        with pytest.raises(UserError, match=said):
+            parse("bert", [*argv, "--precision", "fp16"], launched(1, 2))
+        parse("bert", [*argv, "--precision", "bf16"], launched(1, 2))
+    together = ["--strategy", "diloco", "--sync_first", "5", "--precision", "fp16"]
+    parse("bert", together, launched(1, 2))  # carries nothing over

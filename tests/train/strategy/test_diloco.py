@@ -51,6 +51,13 @@ def test_one_weight_follows_the_closed_form_of_the_outer_loop(tmp_path: Path) ->
     assert results[0][1::2] == pytest.approx(stored, abs=1e-5)
 
 
+def test_after_a_start_together_the_outer_loop_begins(tmp_path: Path) -> None:
+    more = ["--sync_every", "6", "--fragments", "3", "--overlap", "1", *TWO_EPOCHS, *BY_RANK]
+    argv = [*DILOCO, *more, "--sync_first", "7"]
+    results = [arm for (arm,) in ranks(2, arms, str(tmp_path), [argv])]
+    follows(results, each=1, every=6, fragments=3, overlap=1, first=7, **OUTER)
+
+
 def test_one_weight_with_overlap_counts_every_inner_step_once(tmp_path: Path) -> None:
     more = ["--sync_every", "4", "--overlap", "2", *BY_RANK]
     results = ranks(2, one_weight, str(tmp_path), [*AVERAGED, *more])

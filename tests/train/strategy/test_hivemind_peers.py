@@ -211,7 +211,7 @@ def test_a_peer_that_does_not_fit_is_refused_and_one_that_is_late(tmp_path: Path
 def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     """The first peer records; a second one joins in the middle, a third one is killed."""
     out, go = tmp_path / "out", tmp_path / "go"
-    flags = ["--epochs", "9", "--target_batch", "32", "--save", "none"]
+    flags = ["--epochs", "6", "--target_batch", "32", "--save", "none"]
     argv = [*TINY, *flags, "--output_dir", str(out)]
     first = peers.Peer(tmp_path / "first", waits_at, 12, str(go), argv)
     assert "one peer alone" in wait_for(lambda: first.err)
@@ -228,11 +228,11 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     assert family
     assert gone(family)
 
-    assert (first.code(150), second.code()) == (0, 0), first.err + second.err
+    assert (first.code(), second.code()) == (0, 0), first.err + second.err
     record = peers.record(out)
     rows = peers.rows(record)
-    assert [row["epoch"] for row in rows] == list(range(1, 10))
-    assert rows[-1]["updates"] == 9 * 8
+    assert [row["epoch"] for row in rows] == list(range(1, 7))
+    assert rows[-1]["updates"] == 6 * 8
     assert rows[0]["peers"] == 1 and max(row["peers"] for row in rows) >= 2
     assert rows[-1]["peers"] == 2
     assert peers.summary(record)["outcome"] == "finished"
@@ -254,8 +254,10 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    flags = ["--epochs", "10"]
-    first = vit(tmp_path / "first", *flags, out=out)
+    flags = ["--epochs", "4"]
+    argv = [*TINY, *flags, "--output_dir", str(out)]
+    # Until it is killed: alone it might be through before the second one came.
+    first = peers.Peer(tmp_path / "first", waits_at, 12, str(tmp_path / "never"), argv)
     join = ["--initial_peers", first.address()]
     second = vit(tmp_path / "second", *flags, *join, out=tmp_path / "elsewhere")
     wait_for(lambda: list(out.glob("*/*/*/checkpoint-*/complete.json")) and second.out)
@@ -263,10 +265,10 @@ def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert others is not None
     first.kill()
     again = vit(tmp_path / "again", *flags, "--initial_peers", others[1], out=out)
-    assert (again.code(150), second.code()) == (0, 0), again.err + second.err
+    assert (again.code(), second.code()) == (0, 0), again.err + second.err
     record = peers.record(out)
     epochs = [row["epoch"] for row in peers.rows(record)]
-    assert epochs == sorted(set(epochs)) and epochs[-1] == 10
+    assert epochs == sorted(set(epochs)) and epochs[-1] == 4
     assert [row["event"] for row in read_rows(record.attempts)[0]] == ["start", "end"] * 2
     assert peers.summary(record)["attempts"] == 2
 
@@ -279,7 +281,7 @@ def test_without_a_recorder_the_others_end_and_say_so(tmp_path: Path) -> None:
     second = vit(tmp_path / "second", "--epochs", "20", *join)
     wait_for(lambda: list((tmp_path / "second").glob("out/*/*/*/ranks/rank_1.jsonl")))
     first.kill()
-    assert second.code(120) == 1
+    assert second.code() == 1
     assert (
         len(second.err.splitlines()) == 1 and "the peer that records the run is gone" in second.err
     )

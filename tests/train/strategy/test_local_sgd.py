@@ -83,6 +83,48 @@ def test_one_weight_follows_the_closed_form_of_local_sgd(tmp_path: Path) -> None
             assert weight == pytest.approx(expected, abs=1e-6)
 
 
+FIRST = ["--sync_first", "8"]
+
+
+def test_updates_made_together_are_those_of_ddp_bit_for_bit(tmp_path: Path) -> None:
+    local = [*SGD, "--strategy", "local_sgd", "--sync_every", "4", *BY_RANK, *FIRST]
+    for ddp, backend, direct in ranks(
+        2, arms, str(tmp_path), [SGD, local, [*local, "--exchange", "direct"]]
+    ):
+        for way in (backend, direct):
+            assert way["weights"][:8].tobytes() == ddp["weights"][:8].tobytes()
+            assert toys.apart(way["weights"][8], ddp["weights"][8]) > 1e-4
+            assert (way["observed"]["sync_first"], way["observed"]["exchanges"]) == (8, 3)
+            assert way["observed"]["first_exchange_update"] == 12
+            # Of each gradient, and then of the weights three times.
+            assert way["bytes"] == (8 + 3) * ddp["weights"][0].size * 4
+
+
+def test_first_together_and_then_apart_on_two_nodes_of_two_ranks(tmp_path: Path) -> None:
+    local = [*SGD, "--strategy", "local_sgd", "--sync_every", "5"]
+    # Evaluated before and after replicas part.
+    commands = [[*local, *TWO_EPOCHS, "--sync_first", "13"], [*local, *FIRST, *TWO_EPOCHS]]
+    results = ranks(4, arms, str(tmp_path), commands, env={"LOCAL_WORLD_SIZE": "2"})
+    for arm, first in enumerate((13, 8)):
+        by_node = [rank[arm] for rank in results]
+        follows(by_node, each=2, every=5, first=first)
+        whole = by_node[0]["weights"][0].size * 4
+        exchanges = by_node[0]["observed"]["exchanges"]
+        assert exchanges == -(-(UPDATES - first) // 5)
+        # All ranks share gradients of their node, and one sends those of the node and its weights.
+        assert by_node[1]["bytes"] == UPDATES * whole
+        assert by_node[0]["bytes"] == (UPDATES + first + exchanges) * whole
+
+
+def test_one_weight_follows_the_closed_form_of_a_start_together(tmp_path: Path) -> None:
+    argv = ["--strategy", "local_sgd", "--sync_every", "4", "--sync_first", "3", *BY_RANK]
+    for rank, seen in enumerate(ranks(2, one_weight, str(tmp_path), argv)):
+        for update, weight in enumerate(seen, 1):
+            alone = 0 if update in (1, 2, 3, 10) else (update - 3) % 4
+            expected = -0.1 * (2 * (update - alone) + (1 + 2 * rank) * alone)
+            assert weight == pytest.approx(expected, abs=1e-6)
+
+
 def norms(folder: str, argv: list[str]) -> Any:
     model = Slope(int(os.environ["RANK"]))
     _, run, _ = run_arm(folder, argv, model, samples=80)

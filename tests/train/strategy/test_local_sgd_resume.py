@@ -37,6 +37,8 @@ WAYS = [
     [*DILOCO, "--compress", "bf16"],
     STREAMED,
     [*STREAMED, "--compress", "int8", "--exchange", "direct"],
+    [*LOCAL, "--sync_first", "10"],
+    [*STREAMED, "--sync_first", "8", "--compress", "int8", "--exchange", "direct"],
 ]
 # 20 updates in two epochs; saved between two exchanges, with several of them on their way.
 SAVED = ["--epochs", "2", "--save", "last", "--save_steps", "7", "--dropout", "0.1"]

@@ -32,6 +32,8 @@ REFUSED = {
     f"{LOCAL} --outer_lr 0.5": ["--outer_lr does nothing", "local_sgd", "diloco"],
     f"{LOCAL} --outer_momentum 0": ["--outer_momentum does nothing", "local_sgd"],
     f"{LOCAL} --overlap 0": ["--overlap does nothing", "local_sgd"],
+    f"{LOCAL} --sync_first -1": ["--sync_first -1"],
+    "--sync_first 5": ["--sync_first does nothing", "ddp", "local_sgd, diloco"],
     "--sync_every 5": ["--sync_every does nothing", "ddp", "local_sgd, diloco"],
     f"{LOCAL} --compress fp16": ["--compress fp16", "local_sgd has none, bf16, int8, int4"],
     f"{DILOCO} --compress int8:2": ["--compress int8:2", "none, bf16, int8, int4"],
@@ -74,6 +76,20 @@ def exchange(*argv: str, size: int = 7, dtype: torch.dtype = torch.float32) -> A
     return replica
 
 
+def test_a_run_that_would_never_train_apart_is_refused() -> None:
+    replica = exchange(*LOCAL.split(), "--sync_first", "12")
+    with pytest.raises(UserError, match=r"--sync_first 12: the run has 12 updates.*--strategy ddp"):
+        replica.begin(12)
+    replica.begin(13)
+
+
+def test_few_updates_after_a_start_together_are_announced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exchange(*LOCAL.split(), "--sync_first", "3").begin(12)
+    assert "has 9 updates after --sync_first 3, and only the last" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argv", [LOCAL.split(), [*DILOCO.split(), "--fragments", "2"]])
 def test_a_run_without_its_exchanges_is_not_recorded_as_one(argv: list[str]) -> None:
     """Two pieces after 2, 4, ... 12 and the other one after 12: seven; or 4, 8 and 12: three."""
@@ -114,6 +130,14 @@ def test_what_it_costs_is_in_the_record() -> None:
         replica = exchange(*DILOCO.split(), "--sync_every", "10", *argv, size=100)
         assert replica.observed["kept_bytes"] == 100 * bytes_each
     assert exchange(*LOCAL.split(), size=100).observed["kept_bytes"] == 800
+
+
+def test_memory_of_a_start_together_is_that_of_whole_gradients() -> None:
+    """The anchor and a row of all gradients, or more: the momentum and two rows of a fragment."""
+    argv = [*DILOCO.split(), "--sync_every", "20", "--fragments", "4", "--outer_momentum"]
+    for momentum, first, bytes_each in (("0", "0", 6), ("0", "9", 8), ("0.9", "9", 10)):
+        replica = exchange(*argv, momentum, "--sync_first", first, size=100)
+        assert replica.observed["kept_bytes"] == 100 * bytes_each
 
 
 def test_no_fragment_is_empty() -> None:
