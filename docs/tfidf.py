@@ -2,7 +2,7 @@
 
     python docs/tfidf.py --dataset FILE --model MODEL --per_gpu_batch 32 --lr 0.03
 
-A copy of bert.py with a model of its own; --model only gives the tokenizer.
+The data of bert.py and a model of its own; --model only gives the tokenizer.
 """
 
 from harness.core.command_line import command_line
@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from bert import load_data
 from harness.core.settings import Settings
-from harness.train.context import Context
-from harness.train.data.cache import in_turn
 from harness.train.data.samples import Data
-from harness.train.data.texts import load_texts
 from harness.train.loop.progress import Console
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.metrics import BatchMetrics
@@ -48,11 +46,6 @@ class TfIdf(nn.Module):
         weights = torch.where(counts > 0, 1 + counts.clamp(min=1).log(), 0) * self.rarity
         logits = self.head(nn.functional.normalize(weights))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def load_data(context: Context) -> Data:
-    with in_turn(context.world):
-        return load_texts(context.settings, context.data_parallel_size)
 
 
 def main(settings: Settings) -> int:

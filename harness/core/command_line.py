@@ -28,8 +28,9 @@ from typing import Any, NoReturn
 
 from harness.core.identity import number
 from harness.core.process import end_with_parent, install_quit_handlers
-from harness.core.provenance import ROOT
+from harness.core.provenance import ROOT, check_inputs
 from harness.core.records import plain
+from harness.core.records.disk import check_writable
 from harness.core.refused import MEANT, REFUSED
 from harness.core.rules import place, resolve
 from harness.core.settings import NodeError, Settings, UserError, as_mapping, flag_fields
@@ -88,9 +89,10 @@ def field_of(script: str, name: str) -> str | None:
             raise UserError(f"--{name} is a flag of {other}.py, not of {script}.py")
     if name in MEANT:
         raise UserError(f"unknown flag --{name}: {MEANT[name]}")
-    known = [*names, *trainer_flags(), "help", "print_settings", "list_models"]
+    known = [*names, *trainer_flags(), *MEANT, "help", "print_settings", "list_models"]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f": did you mean --{near[0]}?" if near else f": see python {script}.py --help"
+    hint += "".join(f" {MEANT[other]}" for other in near if other in MEANT)
     raise UserError(f"unknown flag --{name}{hint}")
 
 
@@ -317,15 +319,16 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
         if "list_models" in flags:
             raise SystemExit(show(listing(script), leader))
         settings = parse(script, [a for a in argv if a.replace("-", "_") != "__print_settings"])
-    except ModuleNotFoundError as error:
-        refuse(script, without_package(error), leader)
-    except UserError as error:
+        if leader and "print_settings" not in flags:  # others may have another disk
+            check_inputs(settings)
+            check_writable(Path(settings.output_dir))
+    except (ModuleNotFoundError, UserError) as error:
         refuse(script, error, leader)
     if "print_settings" in flags:
         raise SystemExit(show(json.dumps(as_mapping(settings), indent=2), leader))
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
-            refuse(script, without_package(ModuleNotFoundError(name=package)), leader)
+            refuse(script, ModuleNotFoundError(name=package), leader)
     return settings
 
 
@@ -350,6 +353,7 @@ def quiet_when_closed() -> Iterator[None]:
 def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
     """One clear line and exit code 2; only the first rank speaks, of the run or of its node."""
     leader |= isinstance(error, NodeError) and os.environ.get("LOCAL_RANK") == "0"
+    error = without_package(error) if isinstance(error, ModuleNotFoundError) else error
     raise SystemExit(complain(f"{script}.py", error, leader)) from None
 
 
@@ -358,12 +362,12 @@ def without_package(error: ModuleNotFoundError) -> UserError:
     package = str(error.name).partition(".")[0]
     if package in ("None", "harness"):
         raise error
-    made = ROOT / ".venv" / "bin" / "activate"
-    cure = (
-        f"source {shlex.quote(str(made))}"
-        if made.is_file()
-        else f"make -C {shlex.quote(str(ROOT))}"
-    )
+    root = shlex.quote(str(ROOT))
+    cure, install = f"source {root}/.venv/bin/activate", f"make -C {root} .venv/ready"
+    if Path(sys.prefix) == ROOT / ".venv":  # its installation was interrupted
+        cure = install
+    elif not (ROOT / ".venv" / "ready").is_file():  # not there, or not whole
+        cure = f"{install} && {cure}"
     return UserError(f"{sys.executable} has no package {package}: {cure}, then try again")
 
 

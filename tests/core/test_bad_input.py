@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.core.command_line import command_line
 from harness.core.settings import Settings, UserError
 from harness.train.devices import refuse_impossible
 from tests.support.ranks import script
@@ -157,6 +158,7 @@ MISTAKES: dict[str, list[str]] = {
     f"{GOOD} vit-nano": ["--model vit-nano", "vit.py"],
     f"{GOOD} {{d}}/none": ["--model", "/none", "no such folder"],
     f"{GOOD} ./none": ["--model ./none", "no such folder"],
+    f"{GOOD} none/": ["--model none/", "no such folder"],
     f"{GOOD} {{d}}/emptymodel": ["--model", "emptymodel", "config.json"],
     f"{GOOD} me/nothing": ["--model me/nothing", *OFFLINE],
     f"{GOOD} qqqq": ["--model qqqq", *OFFLINE],
@@ -168,6 +170,9 @@ MISTAKES: dict[str, list[str]] = {
     # data
     f"{TEXT}/none": ["/none", "no such folder or file"],
     "bert --tiny --dataset missing.csv": ["missing.csv", "no such folder or file"],
+    "vit --tiny --dataset none/": ["--dataset none/", "no such folder or file"],
+    "vit --tiny --dataset a/b/c": ["--dataset a/b/c", "no such folder or file"],
+    f"{TINY} --dataset a--b": ["--dataset a--b", "no folder of that name", "no such name"],
     f"{TEXT}/notes.txt": ["notes.txt", ".csv", ".parquet"],
     f"{TEXT}/emptyfolder": ["emptyfolder", "data files"],
     f"bert --model bert-nano {ALL} --dataset me/none": ["--dataset me/none", *OFFLINE],
@@ -217,6 +222,29 @@ MISTAKES: dict[str, list[str]] = {
 @pytest.mark.parametrize("words", MISTAKES, ids=short)
 def test_one_process(words: str, data: Path, tmp_path: Path) -> None:
     message = answer(tmp_path, words.format(d=data))
+    assert all(word in message for word in MISTAKES[words]), message
+
+
+# What names and the disk tell.
+EARLY = (
+    "vit --tiny --dataset none/", "vit --tiny --dataset a/b/c", f"{GOOD} none/",
+    f"{TEXT}/none", "bert --tiny --dataset missing.csv", f"{TEXT}/notes.txt",
+    f"{TINY} --dataset embedded:no", f"{TINY} --dataset_config other",
+    f"{TEXT}/good.csv --dataset_config other", f"{GOOD} {{d}}/none", f"{GOOD} {{d}}/emptymodel",
+    f"{GOOD} bert-nan", f"{GOOD} vit-nano", f"{TINY} --output_dir {{d}}/good.csv",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", EARLY, ids=short)
+def test_before_libraries_are_loaded(
+    words: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the first line of a script, which loads torch after it (test_floors.py)."""
+    name, *argv = words.format(d=data).split()
+    with pytest.raises(SystemExit) as ended:
+        command_line(name, argv)
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and message.count("\n") == 1
     assert all(word in message for word in MISTAKES[words]), message
 
 

@@ -119,7 +119,7 @@ def in_turn(world: World) -> Iterator[None]:
     turn = 0 if world.rank == 0 else 1 if world.local_rank == 0 else 2
     many = dist.is_initialized() and world.size > 1
     for _ in range(turn if many else 0):
-        if not all(_told(True)):
+        if not all(_outcomes(True)):
             raise UserError("a rank before this one could not load it, and says why")
     done: bool | str | None = None  # interrupted
     try:
@@ -136,18 +136,18 @@ def in_turn(world: World) -> Iterator[None]:
         raise
     finally:
         turns = 2 - turn if done is True else min(1, 2 - turn)
-        told = [_told(done) for _ in range(turns if many else 0)]
-        if done is True and any(False in ranks for ranks in told):
+        of_turns = [_outcomes(done) for _ in range(turns if many else 0)]
+        if done is True and any(False in outcomes for outcomes in of_turns):
             raise UserError("the first rank of another node could not load it, and says why there")
 
 
-def _told(done: bool | str | None) -> list[bool | None]:
+def _outcomes(done: bool | str | None) -> list[bool | None]:
     """Of each rank whether it has done its part, False where it was refused. A rank that has not
     failed raises what another one has failed with: the record of that may lie on another disk.
     """
-    everyone = gather(done)
+    outcomes = gather(done)
     if done is True:
-        for rank, told in enumerate(everyone):
-            if isinstance(told, str):
-                raise OtherFailed(f"{told[:300]} (rank {rank})")
-    return everyone
+        for rank, outcome in enumerate(outcomes):
+            if isinstance(outcome, str):
+                raise OtherFailed(f"{outcome[:300]} (rank {rank})")
+    return outcomes

@@ -22,6 +22,7 @@ from PIL import Image as PILImage
 from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from harness.core.provenance import check_model
 from harness.core.settings import Settings, UserError
 from harness.train.data import models, sources
 from harness.train.data.cache import cached, reserve
@@ -227,7 +228,7 @@ def _resizer(settings: Settings) -> Resizer:
     """The model's own, or plain resizing for an architecture that brings none."""
     entry = models.named(settings)
     if entry is None and not (settings.from_scratch and settings.image_size):
-        models.check_name(settings)
+        check_model(settings)
         with explain("model", str(settings.model)):
             processor = AutoImageProcessor.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import os
@@ -15,11 +14,13 @@ import torch
 import transformers
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import constants, errors
+from huggingface_hub.file_download import repo_folder_name
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
+from harness.core.provenance import check_model
 from harness.core.settings import Settings, UserError
-from harness.core.tasks import task_of, task_with_model
+from harness.core.tasks import task_of
 from harness.core.topology import world_of
 from harness.train.data import lora
 from harness.train.data.downloads import HTTP_ERROR, check_downloads, no_network
@@ -27,17 +28,18 @@ from harness.train.data.downloads import HTTP_ERROR, check_downloads, no_network
 # What can go wrong between here and the Hub, each in one line with the fix.
 GATED = "--{kind} {name} is gated: ask for access on its page and set HF_TOKEN"
 NO_NETWORK = (
-    "--{kind} {name}: no network, and not in the cache: use --tiny, a local folder, or, with a "
-    "filled cache, HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
+    "--{kind} {name}: no network, not in the cache, and there is no folder of that name here: use "
+    "--tiny, a local folder, or, with a filled cache, HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
 )
 OFFLINE = (
-    "--{kind} {name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub: load it once "
-    "without, or use --tiny or a local folder"
+    "--{kind} {name} is not in the cache, there is no folder of that name here, and HF_HUB_OFFLINE "
+    "forbids to ask the Hub: load it once without, or use --tiny or a local folder"
 )
 MISSING = (
     "--{kind} {name} is neither a local folder nor on the Hub (if it is private, set HF_TOKEN): "
     "check the name"
 )
+NO_NAME = "--{kind} {name}: there is no folder of that name here, and the Hub allows no such name"
 REFUSED = "--{kind} {name}: the Hub answers {status}: HF_TOKEN names no account that may read it"
 BUSY = (
     "--{kind} {name}: the Hub answers {status} after several tries: try again later, or, with a "
@@ -103,7 +105,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
         extra = {k: v for k, v in entry.items() if k != "model_type"}
         config = AutoConfig.for_model(entry["model_type"], **extra, **classes)
     else:
-        check_name(settings)
+        check_model(settings)
         with explain("model", str(settings.model)):
             config = AutoConfig.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code, **classes
@@ -227,23 +229,6 @@ def max_tokens(settings: Settings) -> int | None:
     return int(positions) - first_position(model)
 
 
-def check_name(settings: Settings) -> None:
-    """Refuse a misspelt architecture or folder, before the Hub answers with something confusing."""
-    name, known = str(settings.model), task_of(settings.script).architectures
-    path = Path(name).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise UserError(f"--model {name} is a folder without config.json: no model was saved there")
-    if name.startswith((".", "/", "~")) and not path.exists():
-        raise UserError(f"--model {name}: there is no such folder")
-    if (other := task_with_model(name)) is not None and name not in known:
-        raise UserError(f"--model {name} is for {other.script}.py, not for {settings.script}.py")
-    if "/" in name or Path(name).exists():
-        return
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    if near:
-        raise UserError(f"--model {name} is not in the table: did you mean {near[0]}?")
-
-
 def _set_dropout(config: Any, rate: float) -> None:
     """Every dropout rate of a configuration, whatever the model type calls it; 0 also switches off
     what skips whole layers or paths at random.
@@ -281,11 +266,14 @@ def explain(kind: str, name: str) -> Iterator[None]:
     offline = False
     try:
         if from_hub(name):
+            repo_folder_name(repo_id=name, repo_type=kind)  # the Hub's own check of names
             offline = no_network()
         yield
         check_hub_files(kind, name)
     except UserError:
         raise
+    except errors.HFValidationError:
+        raise UserError(NO_NAME.format(kind=kind, name=name)) from None
     except ImportError as error:
         missing = getattr(error, "name", None) or " ".join(str(error).split())[:200]
         raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None

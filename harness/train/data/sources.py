@@ -6,9 +6,7 @@ and for every set-up that is compared.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,21 +16,16 @@ from typing import Any
 import datasets
 import numpy as np
 
+from harness.core.provenance import DATA_FILES, check_dataset
 from harness.core.records.redact import redacted
 from harness.core.settings import Settings, UserError, share_of
 from harness.core.tasks import task_of
 from harness.train.data import embedded
 from harness.train.data.cache import cached
+from harness.train.data.csv_files import csv_options
 from harness.train.data.models import explain
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
-FILES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-}
 LABEL_NAMES = ("label", "labels", "class", "category", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, *TEXT_NAMES)
@@ -91,8 +84,9 @@ def load(settings: Settings) -> Source:
     labels, classes = _classes(sets, label)
     if task_of(settings.script).input == "text":
         for column in inputs:
-            if any(text is None for data in sets.values() for text in data[column]):
-                raise UserError(f"column {column}: some samples have no text")
+            for data in sets.values():
+                if missing := _without(data, column):
+                    raise _lacking(column, "text", missing, data, splits)
     facts = {
         "dataset": redacted(name),
         "input_columns": inputs,
@@ -105,33 +99,19 @@ def load(settings: Settings) -> Source:
 
 
 def _read(settings: Settings) -> datasets.DatasetDict:
+    check_dataset(settings)
     name = str(settings.dataset)
-    if name.startswith("embedded:"):
-        if name not in EMBEDDED:
-            raise UserError(f"--dataset {name}: expected one of {', '.join(EMBEDDED)}")
-        if settings.dataset_config is not None:
-            raise UserError(
-                f"--dataset_config {settings.dataset_config}: {name} has no configurations"
-            )
+    if name in EMBEDDED:
         return _embedded(name)
     path = Path(name).expanduser()
-    if settings.dataset_config is not None and path.is_file():
-        raise UserError(
-            f"--dataset_config {settings.dataset_config}: {path.name} is a file and has none"
-        )
     if path.is_file():
-        if path.suffix not in FILES:
-            raise UserError(
-                f"--dataset {name}: expected a folder or a file that ends in {', '.join(FILES)}"
-            )
-        more = _csv_options([path]) if FILES[path.suffix] == "csv" else {}
-        return datasets.load_dataset(FILES[path.suffix], data_files=str(path), **more)
+        kind = DATA_FILES[path.suffix]
+        more = csv_options([path]) if kind == "csv" else {}
+        return datasets.load_dataset(kind, data_files=str(path), **more)
     if (path / "dataset_dict.json").is_file():
         return datasets.DatasetDict.load_from_disk(str(path))
     if (path / "dataset_info.json").is_file() and (path / "state.json").is_file():
         return datasets.DatasetDict({"train": datasets.load_from_disk(str(path))})
-    if (name.startswith((".", "/", "~")) or path.suffix in FILES) and not path.exists():
-        raise UserError(f"--dataset {name}: there is no such folder or file")
     return (
         _folder(path, settings.dataset_config)
         if path.is_dir()
@@ -140,31 +120,10 @@ def _read(settings: Settings) -> datasets.DatasetDict:
 
 
 def _folder(path: Path, config: str | None) -> datasets.DatasetDict:
-    files = [f for f in path.rglob("*") if FILES.get(f.suffix) == "csv"]
-    others = any(f.suffix in FILES and f not in files for f in path.rglob("*"))
-    more = _csv_options(files) if files and not others and config is None else {}
+    files = [f for f in path.rglob("*") if DATA_FILES.get(f.suffix) == "csv"]
+    others = any(f.suffix in DATA_FILES and f not in files for f in path.rglob("*"))
+    more = csv_options(files) if files and not others and config is None else {}
     return datasets.load_dataset(str(path), config, **more)
-
-
-def _csv_options(files: list[Path]) -> dict[str, Any]:
-    """How these are read: each value as the text that it is, so that 01 is not 1 and NA is no gap;
-    only what is empty is missing. The separator is that which makes the most columns.
-    """
-    heads = {}
-    for file in sorted(files):
-        with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
-            text = opened.read(2**16)
-        splits = {sep: next(csv.reader(io.StringIO(text), delimiter=sep), []) for sep in ",;\t|"}
-        sep = "\t" if file.suffix == ".tsv" else max(splits, key=lambda sep: len(splits[sep]))
-        heads[file] = sep, splits[sep]
-    first = heads[min(files)]
-    if any(head != first for head in heads.values()) or not all(first[1]):
-        return {"sep": first[0]}  # columns that differ or have no name: as datasets reads them
-    features = datasets.Features(dict.fromkeys(first[1], datasets.Value("string")))
-    if len(features) < len(first[1]):
-        return {"sep": first[0]}
-    gaps = {"keep_default_na": False, "na_values": [""]}
-    return {"sep": first[0], "features": features, **gaps}
 
 
 def _check_header(settings: Settings, data: datasets.Dataset) -> None:
@@ -182,7 +141,7 @@ def _check_header(settings: Settings, data: datasets.Dataset) -> None:
 def _is_csv(settings: Settings) -> bool:
     path = Path(str(settings.dataset)).expanduser()
     found = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
-    return any(FILES.get(file.suffix) == "csv" for file in found)
+    return any(DATA_FILES.get(file.suffix) == "csv" for file in found)
 
 
 def _is_fraction(value: Any) -> bool:
@@ -217,8 +176,8 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
     candidates = classes or named or _few_valued(data)
     if not candidates:
         raise UserError(
-            f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}: "
-            "name one with --label_column"
+            f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}"
+            f"{_distinct(data)}: name one with --label_column"
         )
     if len(candidates) > 1:
         raise UserError(
@@ -226,6 +185,13 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
             f"({', '.join(candidates)}): name one with --label_column"
         )
     return str(candidates[0])
+
+
+def _distinct(data: datasets.Dataset) -> str:
+    """How many values each column has: it shows which may be one of classes."""
+    plain = [c for c, feature in data.features.items() if isinstance(feature, datasets.Value)]
+    counts = [f"{c} {len(set(data[c][:]) - {None})}" for c in plain]
+    return f" (distinct values: {', '.join(counts)})" if counts else ""
 
 
 def _few_valued(data: datasets.Dataset) -> list[str]:
@@ -323,28 +289,34 @@ def _check_labels(
                 f"column {label}: {len(values)} values ({kind}) in {len(whole)} samples are no "
                 "classes: name another with --label_column"
             )
-    for which, data in sets.items():
-        missing = _without_class(data, label)
-        if not missing:
-            continue
-        where = []
-        for split, whole in splits.items():
-            if label in whole.column_names and (rows := _without_class(whole, label)):
-                shown = ", ".join(str(row + 1) for row in rows[:3])
-                more = ", ..." if len(rows) > 3 else ""
-                where.append(f"{len(rows)} of {len(whole)} in split {split}: {shown}{more}")
-        value = data.with_format(None)[label][missing[0]]
-        raise UserError(
-            f"column {label}: {len(missing)} of {len(data)} {which} samples have no class "
-            f"({'empty' if value is None else f'value {value}'}); {'; '.join(where)}: remove these "
-            "rows or give them a class"
-        )
+    for data in sets.values():
+        if missing := _without(data, label):
+            raise _lacking(label, "class", missing, data, splits)
 
 
-def _without_class(data: datasets.Dataset, label: str) -> list[int]:
-    feature = data.features[label]
+def _lacking(
+    column: str, what: str, missing: list[int], data: datasets.Dataset,
+    splits: datasets.DatasetDict,
+) -> UserError:  # fmt: skip
+    """What samples of a set lack; how many of each split do, and which rows are the first."""
+    where = []
+    for split, whole in splits.items():
+        if column in whole.column_names and (rows := _without(whole, column)):
+            shown = ", ".join(str(row + 1) for row in rows[:3])
+            more = ", ..." if len(rows) > 3 else ""
+            where.append(f"{len(rows)} of {len(whole)} rows of split {split}: {shown}{more}")
+    value = data.with_format(None)[column][missing[0]]
+    return UserError(
+        f"column {column} has no {what} ({'empty' if value is None else f'value {value}'}) in "
+        f"{'; '.join(where)} (a header not counted): remove these rows or give them a {what}"
+    )
+
+
+def _without(data: datasets.Dataset, column: str) -> list[int]:
+    """The rows without a value, or with one that is no class."""
+    feature = data.features[column]
     classes = len(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-    values = data.with_format(None)[label][:]
+    values = data.with_format(None)[column][:]
     return [
         row
         for row, value in enumerate(values)

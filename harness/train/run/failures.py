@@ -137,7 +137,8 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     if not folder.settings.is_file():
         folder.write_settings(settings_of(settings))
     write_summary(folder, outcome, reason, settings.best_metric)
-    print(f"{outcome}: {reason}; the record is in {folder.path}", file=sys.stderr)
+    again = "; the same command goes on" if outcome == "interrupted" else ""
+    print(f"{outcome}: {reason}; the record is in {folder.path}{again}", file=sys.stderr)
 
 
 def _restarts(launch: Launch | None, error: BaseException) -> bool:

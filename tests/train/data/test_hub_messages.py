@@ -14,12 +14,13 @@ from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub import constants, errors
 
 from harness.core.settings import Settings, UserError
-from harness.train.data import models
+from harness.train.data import models, sources
 from harness.train.data.models import explain
 from tests.support.clients import Client
 from tests.support.hub import Hub, text_dataset, tiny_bert, tiny_vit
 
-OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]
+NOT_HERE = "there is no folder of that name here"
+OFFLINE = ["no network", NOT_HERE, "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]
 MISSING = ["neither a local folder nor on the Hub", "check the name", "HF_TOKEN"]
 BUILDER = "Config name is missing. Please pick one among the available configs: ['a', 'b']"
 
@@ -77,8 +78,18 @@ def test_who_works_offline_is_not_told_to(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError) as raised, explain("model", "a/b"):
         raise errors.OfflineModeIsEnabled("offline")
-    assert "--model a/b is not in the cache" in str(raised.value)
+    assert f"--model a/b is not in the cache, {NOT_HERE}" in str(raised.value)
     assert "HF_HUB_OFFLINE=1" not in str(raised.value) and "--tiny" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["two words", "a--b", "-x", "a/b:c"])
+def test_what_the_hub_allows_no_name_is_one_line(name: str) -> None:
+    for kind in ("dataset", "model"):
+        said = f"--{kind} {name}: there is no folder of that name here, and the Hub allows no such"
+        with pytest.raises(UserError, match=said), explain(kind, name):
+            raise AssertionError("nobody is asked")
+    with pytest.raises(UserError, match=f"--dataset {name}: there is no folder"):
+        sources.load(Settings(script="bert", dataset=name))
 
 
 def test_what_exists_cannot_be_read(tmp_path: Path) -> None:

@@ -331,14 +331,25 @@ def test_missing_classes_are_counted_and_placed(tmp_path: Path) -> None:
     table = [{"text": f"t {i}", "label": "" if i in (3, 7) else i % 2} for i in range(20)]
     write_csv(tmp_path / "train.csv", table)
     write_csv(tmp_path / "test.csv", rows(10, first=50))
-    said = r"2 of 20 training samples have no class \(empty\); 2 of 20 in split train: 4, 8: remove"
-    with pytest.raises(UserError, match=said):
+    said = r"column label has no class \(empty\) in 2 of 20 rows of split train: 4, 8 "
+    said += r"\(a header not counted\): remove these rows or give them a class$"
+    for size in ("all", 19):  # of a subset, too, the rows are those of the file
+        with pytest.raises(UserError, match=f"^{said}"):
+            load(settings(tmp_path, train_size=size))
+    write_csv(tmp_path / "test.csv", [{"text": f"t {i}", "label": i % 2 or ""} for i in range(10)])
+    both = r"of split train: 4, 8; 5 of 10 rows of split test: 1, 3, 5, \.\.\. \(a header"
+    with pytest.raises(UserError, match=both):
         load(settings(tmp_path))
-    few = settings(tmp_path, train_size=19)  # the count of the subset, and that of the file
-    with pytest.raises(
-        UserError, match=r"of 19 training samples .*; 2 of 20 in split train: 4, 8:"
-    ):
-        load(few)
+
+
+def test_missing_texts_are_counted_and_placed(tmp_path: Path) -> None:
+    table = [{"text": "" if i in (3, 7) else f"t {i}", "label": i % 2} for i in range(20)]
+    write_csv(tmp_path / "train.csv", table)
+    write_csv(tmp_path / "test.csv", rows(10, first=50))
+    said = r"column text has no text \(empty\) in 2 of 20 rows of split train: 4, 8 "
+    said += r"\(a header not counted\): remove these rows or give them a text$"
+    with pytest.raises(UserError, match=f"^{said}"):
+        load(settings(tmp_path))
 
 
 @pytest.mark.parametrize("sep", [",", ";", "\t", "|"])
@@ -349,3 +360,76 @@ def test_separators_and_columns_of_classes_are_found(sep: str, tmp_path: Path) -
     write_csv(tmp_path / "a.csv", table, sep)
     source = load(settings(tmp_path / "a.csv"))
     assert (source.inputs, source.labels) == (["review"], ["a", "b", "c"])
+
+
+EXTRA = "values and the header 2: quote texts that contain"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["text {i}, so,{y}"] * 20, f"line 2 has 3 {EXTRA} commas"),  # pandas: an index, silently
+        (["text {i}, so,{y}", *["text {i},{y}"] * 19], f"line 2 has 3 {EXTRA} commas"),
+        (['"two\nlines {i}",{y}', "", "text {i},{y},,5"], f"line 5 has 4 {EXTRA} commas"),
+        (["text {i},{y}"] * 10_000 + ["t,1,5"], f"line 10002 has 3 {EXTRA} commas"),
+        (["text {i},{y},"] * 20, "line 2 has 3 .* remove the commas at the ends of lines"),
+        (["text {i}|{y}|5"], f"line 2 has 3 {EXTRA} |, and give each column a name"),
+    ],
+)
+def test_rows_longer_than_the_header_are_refused(
+    lines: list[str], said: str, tmp_path: Path
+) -> None:
+    header = "review|sentiment" if "|" in lines[0] else "review,sentiment"
+    body = [line.format(i=i, y=WORDS[i % 2]) for i, line in enumerate(lines)]
+    (tmp_path / "a.csv").write_text("\n".join([header, *body]) + "\n")
+    for dataset in (tmp_path, tmp_path / "a.csv"):
+        with pytest.raises(UserError, match=rf"a\.csv cannot be read: {said.replace('|', '[|]')}"):
+            load(settings(dataset))
+
+
+def test_the_rows_tell_the_separator_too(tmp_path: Path) -> None:
+    header = "review, full, long;mood"
+    lines = [f"r {i}{', so' * (i % 3)};{WORDS[i % 2]}" for i in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join([header, *lines]))
+    source = load(settings(tmp_path / "a.csv"))
+    assert (source.inputs, source.labels) == (["review, full, long"], ["bad", "good"])
+    # Of two that fit, that which makes more columns.
+    lines = [f"r {i}|x,{WORDS[i % 2]},{i}" for i in range(20)]
+    (tmp_path / "b.csv").write_text("\n".join(["text|x,label,n", *lines]))
+    assert load(settings(tmp_path / "b.csv")).inputs == ["text|x"]
+
+
+def test_old_line_ends_are_read(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", rows(20))
+    text = (tmp_path / "a.csv").read_text().replace("\r\n", "\n").replace("\n", "\r")
+    (tmp_path / "a.csv").write_text(text, newline="")
+    check_pairs(load(settings(tmp_path / "a.csv")))
+
+
+@pytest.mark.parametrize(
+    ("name", "sep", "known"),
+    [("a.csv", "~", "commas, semicolons, tabs or [|]"), ("a.tsv", ",", "tabs")],
+)
+def test_a_file_of_one_column_is_refused(name: str, sep: str, known: str, tmp_path: Path) -> None:
+    write_csv(tmp_path / name, rows(20), sep)
+    said = f"{name} has only one column, 'text{sep}label': separate columns by {known}"
+    with pytest.raises(UserError, match=f"{said}$"):
+        load(settings(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "count"), [("stars", ["1", "2"], 2), ("mood", ["good"], 1)]
+)
+def test_where_no_column_has_classes_their_values_are_counted(
+    column: str, values: list[str], count: int, tmp_path: Path
+) -> None:
+    table = [{"review": f"r {i}", column: values[i % len(values)]} for i in range(20)]
+    write_csv(tmp_path / "a.csv", [*table, {"review": "r", column: ""}])
+    said = f"no column of classes among review, {column} "
+    with pytest.raises(UserError) as raised:
+        load(settings(tmp_path / "a.csv"))
+    assert f"{said}(distinct values: review 21, {column} {count}): name one" in str(raised.value)
+    words = Dataset.from_dict({"words": [["a"], ["b"]] * 10})
+    words.save_to_disk(tmp_path / "lists")
+    with pytest.raises(UserError, match="no column of classes among words: name one"):
+        load(settings(tmp_path / "lists"))

@@ -1,0 +1,83 @@
+"""How CSV files are read; those that would be read as something else are refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from harness.core.settings import UserError
+
+NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}  # of the separators
+FIRST = 100  # lines that tell the separator
+
+
+def csv_options(files: list[Path]) -> dict[str, Any]:
+    """How these are read: each value as the text that it is, so that 01 is not 1 and NA is no gap;
+    only what is empty is missing.
+    """
+    heads = {}
+    for file in sorted(files):
+        with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
+            text = opened.read(2**16)
+        sep = "\t" if file.suffix == ".tsv" else _separator(text)
+        heads[file] = sep, next(csv.reader(io.StringIO(text, newline=""), delimiter=sep), [])
+        _check_rows(file, sep)
+    first = heads[min(files)]
+    if any(head != first for head in heads.values()) or not all(first[1]):
+        return {"sep": first[0]}  # columns that differ or have no name: as datasets reads them
+    features = datasets.Features(dict.fromkeys(first[1], datasets.Value("string")))
+    if len(features) < len(first[1]):
+        return {"sep": first[0]}
+    gaps = {"keep_default_na": False, "na_values": [""]}
+    return {"sep": first[0], "features": features, **gaps}
+
+
+def _separator(text: str) -> str:
+    """That which makes several columns, in the header and in most of the first rows as many; of
+    such ones that which makes the most.
+    """
+
+    def fit(sep: str) -> tuple[bool, float, int]:
+        lines = io.StringIO(text, newline="")
+        widths = [len(row) for row in csv.reader(lines, delimiter=sep) if row]
+        columns, rows = (widths or [0])[0], widths[1:FIRST]
+        return columns > 1, rows.count(columns) / max(1, len(rows)), columns
+
+    return max(NAMES, key=fit)
+
+
+def _check_rows(file: Path, sep: str) -> None:
+    """Where the first row has more values than the header, pandas takes its first ones for an index
+    and shifts the others by as many columns.
+    """
+    csv.field_size_limit(sys.maxsize)
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            reader = csv.reader(opened, delimiter=sep)
+            header = next(reader, [])
+            columns, line = len(header), reader.line_num + 1
+            if columns == 1:
+                known = "tabs" if file.suffix == ".tsv" else "commas, semicolons, tabs or |"
+                raise UserError(
+                    f"--dataset {file} has only one column, {header[0][:40]!r}: separate columns "
+                    f"by {known}"
+                )
+            for row in reader:
+                if len(row) > columns:
+                    raise UserError(_too_many(file, sep, line, row, columns))
+                line = reader.line_num + 1
+    except (UnicodeDecodeError, csv.Error):
+        return  # loading them says what is wrong
+
+
+def _too_many(file: Path, sep: str, line: int, row: list[str], columns: int) -> str:
+    fix = f"quote texts that contain {NAMES[sep]}, and give each column a name"
+    if not any(row[columns:]):
+        fix = f"remove the {NAMES[sep]} at the ends of lines"
+    said = f"line {line} has {len(row)} values and the header {columns}"
+    return f"--dataset {file} cannot be read: {said}: {fix}"
