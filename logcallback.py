@@ -9,6 +9,7 @@ What the fields mean stands in outputs/README.md.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -20,8 +21,11 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
+from harness.core.locks import Lock
 from harness.core.records import FINISHED, RunFolder, write_json
+from harness.core.records.disk import DiskError
 from harness.core.schema.checks import believable
+from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
 from harness.train.measure import rows
@@ -64,6 +68,7 @@ class LogCallback(Recorder):
         self.first_learning_rate: float | None = None  # 0 where there is a warm-up
         self.observed_before: dict[str, Any] = {}  # by an earlier attempt
         self.finite = True  # the weights; the Trainer's log hides a loss that is not
+        self.lock: Lock | None = None  # of the folder, without a context
         self.earlier_wall_s = self.save_time_s = self.ended_s = self.reported_s = 0.0
 
     def on_train_begin(
@@ -75,6 +80,10 @@ class LogCallback(Recorder):
         cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; none on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
+        # The Trainer's own losses are means over the samples with one process and one pass alone.
+        ours, one = self.context is not None, args.world_size * max(devices, 1) == 1
+        self.eval_loss_is_mean = ours or one
+        self.train_loss_is_mean = ours or (one and args.gradient_accumulation_steps == 1)
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         traffic = traffic_of(self.context, self.observations.payload_bytes)
@@ -92,6 +101,8 @@ class LogCallback(Recorder):
             measure.begin(self.clock)
         if not state.is_world_process_zero:
             return
+        if self.context is None:
+            self._lock()
         if self.context is None and self.first_update == 0 and self.folder.settings.is_file():
             self.folder.set_aside()  # another training in the same folder: the earlier one is kept
         self.row.begin()
@@ -108,6 +119,17 @@ class LogCallback(Recorder):
             self.observed_before = before.get("observed") or {}
         self._write_environment(state)
         self._report_progress(state)
+
+    def _lock(self) -> None:
+        """Two trainings in one folder would spoil the records of both."""
+        if self.lock is not None and self.lock.file is not None:
+            return  # of a training that broke off
+        self.lock = Lock(self.folder.lock("run"))
+        if not self.lock.take_again():
+            raise UserError(
+                f"{self.folder.path} is being written by {self.lock.holder()}: give each run a "
+                "folder of its own"
+            )
 
     def _begin_attempt(self, args: TrainingArguments, model: Any, data: Any) -> None:
         """Begin to record a training, or one that goes on, and write its settings."""
@@ -225,6 +247,8 @@ class LogCallback(Recorder):
         everyone: list[dict[str, Any]],
     ) -> dict[str, Any]:
         fed = self._fed(state)
+        logged = rows.mean_of_log(self.losses, self.updates_before) if self.finite else None
+        theirs = {} if self.train_loss_is_mean else {"trainer_train_loss": logged}
         samples = min(fed, self.train_samples or fed)
         if self.world.size == 1:
             fed = samples  # one process is fed no sample twice
@@ -237,8 +261,9 @@ class LogCallback(Recorder):
             **rows.epoch_sums(
                 self.observations.epoch_means,
                 fed,
-                rows.mean_of_log(self.losses, self.updates_before) if self.finite else None,
+                logged if self.train_loss_is_mean else None,
             ),
+            **theirs,
             "epoch_time_s": train_s + self.epoch_so_far.get("epoch_time_s", 0.0),
             **rows.rates(timed, self.observations.devices),
             "step_time_median_s": everyone[0]["step_time_median_s"],
@@ -276,6 +301,8 @@ class LogCallback(Recorder):
             return  # before training: no epoch's
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         values = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
+        if "loss" in values and not self.eval_loss_is_mean:
+            values["trainer_eval_loss"] = values.pop("loss")
         samples = values.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
         self.quality |= rows.quality_of(values, samples, eval_s)
         self.rank_quality = self.observations.rank_metrics(args)
@@ -329,4 +356,8 @@ class LogCallback(Recorder):
         batch = args.per_device_train_batch_size
         attempts.end(self.folder, outcome, reason, wall_s, cpu_time, update, per_gpu_batch=batch)
         attempts.write_summary(self.folder, outcome, reason, best, facts)
+        if self.folder.outcome() is None:  # the rows are gone, and a summary alone was made anew
+            raise DiskError(errno.ENOENT, attempts.removed(self.folder))
         self.folder.progress.unlink(missing_ok=True)
+        if self.lock is not None:
+            self.lock.release()

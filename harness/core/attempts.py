@@ -81,8 +81,11 @@ def _attempts(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
 def require(folder: RunFolder) -> None:
     """The attempt must still be recorded: a folder made anew would lack what was there."""
     if not folder.attempts.is_file():
-        what = f"{folder.path} was removed while the run was in progress"
-        raise DiskError(errno.ENOENT, what)
+        raise DiskError(errno.ENOENT, removed(folder))
+
+
+def removed(folder: RunFolder) -> str:
+    return f"{folder.path} was removed while the run was in progress"
 
 
 def starts_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptStart]:

@@ -22,7 +22,7 @@ SHOWN_ONLY = (
 # made before the device is known, and metrics do not depend on it.
 EVAL_BATCH = 64
 # Flags that are newer than records: where they are off, a run keeps the name that it had.
-SINCE_RECORDS = ("lora", "balance")
+SINCE_RECORDS = ("lora", "balance", "sync_first")
 
 
 def number(value: Any) -> str:
@@ -64,6 +64,8 @@ def _how(settings: Settings) -> str:
         parts.append(settings.exchange)
     if settings.sync_every is not None:
         parts.append(f"h{settings.sync_every}")
+    if settings.sync_first:
+        parts.append(f"first{settings.sync_first}")
     if settings.target_batch is not None:
         parts.append(f"t{settings.target_batch}")
     return "-".join(parts)

@@ -53,6 +53,11 @@ class Lock:
             os.pwrite(self.file, f"{os.getpid()}\n".encode(), 0)
         return True
 
+    def take_again(self, wait_s: float = 0.0) -> bool:
+        """As take(); this process itself may hold it, from a run that it has given up."""
+        mine = self.holder() == f"process {os.getpid()}"
+        return self.take(0 if mine else wait_s) or mine
+
     def holder(self) -> str:
         """The process that took it last, for a message."""
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import difflib
 import hashlib
 import os
 import subprocess
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple, cast
 
 from harness.core.records import RunFolder, read_json, write_json
 from harness.core.schema.checks import believable
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
 from harness.core.strategies import own_strategy
 from harness.core.tasks import ROOT as ROOT
-from harness.core.tasks import TASKS, parsed, script_file
+from harness.core.tasks import TASKS, parsed, script_file, task_of, task_with_model
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy")
 
@@ -124,6 +125,68 @@ def inputs(settings: Settings) -> dict[str, Any]:
         "code": source_checksum(("harness/core", "harness/train")),
         "link": os.environ.get(NODES_LINK),
     }
+
+
+# Endings of files of data, with the name of the reader.
+DATA_FILES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+}
+
+
+def check_inputs(settings: Settings) -> None:
+    """Refuse data and a model that cannot be there, as far as their names and this disk tell.
+
+    A script of its user's own may know others.
+    """
+    if settings.script in TASKS:
+        check_dataset(settings)
+        check_model(settings)
+
+
+def check_dataset(settings: Settings) -> None:
+    name, config = str(settings.dataset), settings.dataset_config
+    path, embedded = Path(name).expanduser(), name.startswith("embedded:")
+    known = [str(task.tiny["dataset"]) for task in TASKS.values()]
+    if embedded and name not in known:
+        raise UserError(f"--dataset {name}: expected one of {', '.join(known)}")
+    if embedded and config is not None:
+        raise UserError(f"--dataset_config {config}: {name} has no configurations")
+    if path.is_file() and config is not None:
+        raise UserError(f"--dataset_config {config}: {path.name} is a file and has none")
+    if path.is_file() and path.suffix not in DATA_FILES:
+        raise UserError(
+            f"--dataset {name}: expected a folder or a file that ends in {', '.join(DATA_FILES)}"
+        )
+    if (_is_path(name) or path.suffix in DATA_FILES) and not path.exists():
+        raise UserError(f"--dataset {name}: there is no such folder or file")
+
+
+def _is_path(name: str) -> bool:
+    """Written as no name of the Hub is: those have one "/" at most, inside."""
+    return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+
+
+def check_model(settings: Settings) -> None:
+    """Refuse a misspelt architecture or folder, before the Hub answers with something confusing."""
+    name, known = str(settings.model), task_of(settings.script).architectures
+    if name in known:
+        return
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise UserError(f"--model {name} is a folder without config.json: no model was saved there")
+    if _is_path(name) and not path.exists():
+        raise UserError(f"--model {name}: there is no such folder")
+    if (other := task_with_model(name)) is not None:
+        raise UserError(f"--model {name} is for {other.script}.py, not for {settings.script}.py")
+    if "/" in name or Path(name).exists():
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if near:
+        raise UserError(f"--model {name} is not in the table: did you mean {near[0]}?")
 
 
 def strategy_code(settings: Settings) -> dict[str, Any] | None:

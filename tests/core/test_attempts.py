@@ -41,7 +41,7 @@ ODD: list[Any] = [
 def test_odd_rows_never_stand_in_the_way(name: str, tmp_path: Path) -> None:
     for number, odd in enumerate([*ODD, "left out"]):
         folder = RunFolder(tmp_path / str(number))
-        folder.path.mkdir()
+        folder.write_settings({})
         rows = [{**row, name: odd} if name in row else row for row in (START, END)]
         if odd == "left out":
             rows = [{n: v for n, v in row.items() if n != name} for row in rows]
@@ -70,7 +70,7 @@ def test_records_nested_without_end_are_unreadable(tmp_path: Path) -> None:
 def test_odd_epochs_are_unknown(name: str, tmp_path: Path) -> None:
     for number, odd in enumerate(ODD):
         folder = RunFolder(tmp_path / str(number))
-        folder.path.mkdir()
+        folder.write_settings({})
         folder.epochs.write_text(json.dumps({**EPOCH, name: odd}) + "\n")
         folder.environment.write_text(json.dumps({"comm_probe": odd}))
         attempts.write_summary(folder, "finished", None, "accuracy")

@@ -192,7 +192,11 @@ def test_two_processes_may_append_to_one_file(tmp_path: Path, root: Path) -> Non
 def test_outcome(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     assert run.outcome() is None
+    write_json(run.summary, {"outcome": "failed"})
+    assert run.outcome() == "failed"  # a launcher writes it for a run that never began
     write_json(run.summary, {"outcome": FINISHED})
+    assert run.outcome() is None  # all that a run leaves whose folder is removed before its end
+    run.write_settings({})
     assert run.outcome() == FINISHED
     run.summary.write_text("{")
     assert run.outcome() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,16 @@ def test_no_reader_is_broken_by_them(
     assert table(runs).count("finished") == 3
     page, *_ = make_report(runs, tmp_path / "report")
     assert page.read_text().count("<h3>Results</h3>") == 2 and "not shown" not in page.read_text()
+
+
+def test_what_to_do_about_a_cost_is_said_in_arguments_of_the_trainer(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step of a net of two weights takes no time: evaluation and the start cost most."""
+    said = Verb("explain", capsys)(runs / "new" / "a")
+    remedies = re.findall(r"Remedy: (.*)\.", said)
+    assert remedies and not any("--" in each for each in remedies), said
+    assert "per_device_eval_batch_size" in said or 'save_strategy="no"' in said
 
 
 def test_folders_around_it_are_not_searched(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

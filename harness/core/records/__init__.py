@@ -196,9 +196,13 @@ class RunFolder:
         write_json(self.settings, {"schema": SCHEMA, **settings})
 
     def outcome(self) -> str | None:
-        """What became of the run; None while it has no outcome."""
+        """What became of the run; None while it has no outcome.
+
+        A run whose folder is removed just before its end leaves a summary alone: that is none.
+        """
         summary = self.read_summary()
-        return None if summary is None else str(summary.get("outcome"))
+        outcome = None if summary is None else str(summary.get("outcome"))
+        return None if outcome == FINISHED and not self.has(self.settings) else outcome
 
     def set_aside(self) -> Path:
         """Move the whole folder out of the way, so that a new record can stand in its place."""

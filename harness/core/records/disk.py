@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import gettempdir, mkdtemp
+
+from harness.core.settings import UserError
 
 
 class DiskError(OSError):
@@ -112,6 +114,18 @@ def make_folder(folder: Path) -> None:
         except FileExistsError:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
         sync(folder.parent)
+
+
+def check_writable(root: Path) -> None:
+    """Try to write before anything is loaded: training must not end at a read-only folder."""
+    existing = next(p for p in (root, *root.absolute().parents) if p.exists())
+    try:
+        # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.
+        Path(mkdtemp(prefix=".harness-", dir=existing)).rmdir()
+    except OSError:
+        raise UserError(
+            f"--output_dir {root}: {existing} is not a folder that can be written to"
+        ) from None
 
 
 @contextmanager

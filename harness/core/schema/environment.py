@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from harness.core.identity import SINCE_RECORDS
 from harness.core.schema.fields import (
     Amount,
     Bytes,
@@ -125,6 +126,8 @@ class ObservedRecord(TypedDict, total=False):
     decayed_vectors: Annotated[Count, "those among them with one dimension"]
     sync_every: Annotated[Positive,
         "with local_sgd and diloco: updates between two exchanges"]
+    sync_first: Annotated[Count,
+        "likewise: updates that all make together before they train separately"]
     sync_scope: Annotated[str, "likewise: which units train separately in between"]
     units: Annotated[Positive, "likewise: how many units there are"]
     exchanges: Annotated[Count,
@@ -354,9 +357,6 @@ FLAG_KINDS = {
 }
 
 
-LATER = ("lora", "balance")  # flags that the published records are older than
-
-
 def setting_fields() -> dict[str, Field]:
     """A field of settings.json for each flag, from the flag's own definition."""
     declared = {}
@@ -367,7 +367,7 @@ def setting_fields() -> dict[str, Field]:
             choices = about["choices"] if name != "strategy" else ()  # or one of one's own
             value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, choices)
             meaning = about["help"].replace("|", "or")
-            required = name not in LATER
+            required = name not in SINCE_RECORDS
             declared[name] = Field(name, Kind(kind.base, value, True), meaning, required)
     return declared
 

@@ -19,7 +19,9 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from harness.core.locks import Lock
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.settings import UserError
 from logcallback import LogCallback
 from tests.support.ranks import ran, ranks
 from tests.support.recorded import (
@@ -111,6 +113,17 @@ def test_without_evaluation(tmp_path: Path) -> None:
     assert summary_of(folder)["outcome"] == "finished"
 
 
+def accumulated(folder: str) -> None:
+    train(folder, test=Points(16), eval_strategy="epoch", gradient_accumulation_steps=2)
+
+
+def test_of_accumulated_passes_the_trainers_loss_has_a_name_of_its_own(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, accumulated)
+    for row in rows_of(folder):
+        assert row["train_loss"] is None and row["trainer_train_loss"] > 0
+        assert row["eval_loss"] > 0 and "trainer_eval_loss" not in row
+
+
 def poisoned(folder: str) -> None:
     train(folder, train=Poisoned(24))
 
@@ -155,6 +168,9 @@ def test_two_ranks_write_one_record(tmp_path: Path) -> None:
         # 22 samples: the last batch is filled up with two that are fed twice and counted once.
         assert row["samples"] == 22 and row["fed_samples"] == 24
         assert row["eval_samples"] == 13
+        # Over two processes those of the Trainer may be of any size: not under the exact names.
+        assert "eval_loss" not in row and row["train_loss"] is None
+        assert row["trainer_eval_loss"] > 0 and row["trainer_train_loss"] > 0
         assert row["train_samples_per_s_per_gpu"] == pytest.approx(row["train_samples_per_s"] / 2)
         assert len(row["peak_memory_gib_per_rank"]) == 2
     for rank in (0, 1):
@@ -218,6 +234,24 @@ def test_the_same_folder_again_keeps_the_earlier_record(tmp_path: Path) -> None:
         assert settings["training_arguments"]["learning_rate"] == rate
     # Trained twice, timed twice: the second time does not contain the first.
     assert summary_of(folder)["wall_s"] <= last_s + 0.05
+
+
+def held(folder: str) -> tuple[str, bool]:
+    """A training in a folder that another process writes to; and once that one has ended."""
+    other = Lock(RunFolder(Path(folder)).lock("run"))
+    assert other.take()
+    other.path.write_text("1\n")
+    with pytest.raises(UserError) as refused:
+        train(folder)
+    other.release()
+    train(folder)
+    return str(refused.value), other.path.exists()
+
+
+def test_two_trainings_in_one_folder_at_a_time_are_refused(tmp_path: Path) -> None:
+    folder, (said, left) = alone(tmp_path, held)
+    assert said == f"{folder} is being written by process 1: give each run a folder of its own"
+    assert summary_of(folder)["outcome"] == "finished" and not left
 
 
 def unfinished_then_other(folder: str) -> None:
