@@ -53,7 +53,13 @@ MACHINE = "machine"
 BARE = ("script", "model", "dataset", STRATEGY, "setup", "link", "precision", MACHINE)
 
 # Flags by one letter, where the field has one.
-SHORT_FLAGS = {"sync_every": "h", "outer_lr": "lr", "outer_momentum": "m", "target_batch": "t"}
+SHORT_FLAGS = {
+    "sync_every": "h",
+    "sync_first": "first",
+    "outer_lr": "lr",
+    "outer_momentum": "m",
+    "target_batch": "t",
+}
 
 # Columns of measures and facts: an axis of this name gets a prefix.
 TAKEN = (

@@ -208,6 +208,6 @@ def html_lines(table: Table) -> Iterator[str]:
     for row, marks in zip(table.rows, table.marks or ({},) * len(table.rows), strict=True):
         cells = zip(row, kinds, strict=True)
         texts = (f"<td{kind}>{html.escape(cell)}</td>" for cell, kind in cells)
-        said = (f' data-{name}="{html.escape(value)}"' for name, value in marks.items())
-        yield f"<tr{''.join(said)}>" + "".join(texts) + "</tr>"
+        attributes = (f' data-{name}="{html.escape(value)}"' for name, value in marks.items())
+        yield f"<tr{''.join(attributes)}>" + "".join(texts) + "</tr>"
     yield "</tbody></table></div>"

@@ -36,6 +36,10 @@ def with_rates(plan: Plan, setup: str, *rates: float, **more: Any) -> None:
         plan.run(setup, seed=seed, train_samples_per_s=rate, **more)
 
 
+def in_format(folder: Path, precision: str) -> None:
+    (folder / "settings.json").write_text(json.dumps({"schema": 1, "precision": precision}))
+
+
 def test_a_factor_with_its_interval(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 200.0, 220.0)
@@ -69,6 +73,16 @@ def test_what_is_noise_is_called_noise(plan: Plan) -> None:
     with_rates(plan, "1_2", 90.0, 112.0, 103.0)
     (answer,) = answers(read_sweep(plan.write()))
     assert "), within the noise;" in answer
+
+
+def test_an_interval_of_more_than_tenfold_asks_for_more_runs(plan: Plan) -> None:
+    """Of ratios 1 and 4 the ends are 12.706 * log(4) apart; of 1 and 1.1, 12.706 * log(1.1)."""
+    with_rates(plan, "1_1", 100.0, 100.0)
+    with_rates(plan, "1_2", 100.0, 400.0)
+    with_rates(plan, "2_1", 100.0, 110.0)
+    wide, narrow = answers(read_sweep(plan.write()))
+    assert "), too few runs to tell (more seeds are needed); accuracy" in wide
+    assert "samples/s: 1.05 times (0.57 to 1.92), within the noise; accuracy" in narrow
 
 
 def test_one_run_shows_nothing(plan: Plan) -> None:
@@ -111,6 +125,44 @@ def test_another_training_has_no_difference_in_quality(plan: Plan) -> None:
     with_rates(plan, "1_2", 200.0, 201.0, devices=2, updates=50)
     (answer,) = answers(read_sweep(plan.write()))
     assert "accuracy: not compared (effective batch, updates)" in answer
+
+
+def test_batches_are_compared_in_quality_where_they_are_the_question(plan: Plan) -> None:
+    """Another batch makes other updates; whoever compares batches asks what that costs."""
+    for seed in (1, 2):
+        plan.run("1_1", 4, seed, accuracy=0.9)
+        plan.run("1_1", 8, seed, updates=50, accuracy=0.7, train_samples_per_s=150.0)
+        plan.run("1_2", 8, seed, 2, updates=25, accuracy=0.7, train_samples_per_s=300.0)
+    (answer,) = answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4})))
+    assert answer.startswith("batch per GPU 8 against batch per GPU 4: samples/s: 1.50 times (")
+    assert "accuracy: -20.0 points (" in answer
+    # A set-up that changes the batch with the devices is asked for something else.
+    both = answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4, "setup": "1_1"})))
+    (other,) = [text for text in both if "setup 1_2" in text]
+    assert "accuracy: not compared (effective batch, updates)" in other
+
+
+def test_number_formats_are_compared_where_they_are_the_question(plan: Plan) -> None:
+    for precision, rate, gib in (("fp32", 100.0, 1.0), ("bf16", 200.0, 0.5)):
+        for seed in (1, 2):
+            measured = {"train_samples_per_s": rate, "peak_memory_gib": gib, "accuracy": 0.9}
+            in_format(plan.run(seed=seed, label={"precision": precision}, **measured), precision)
+    asked = {"axes": ["precision"], "baseline": {"precision": "fp32"}}
+    (answer,) = answers(read_sweep(plan.write(**asked, columns=["peak_memory_gib"])))
+    assert answer.startswith("precision bf16 against precision fp32: samples/s: 2.00 times")
+    assert "; peak memory: 0.50 times (0.50 to 0.50); accuracy: +0.0 points" in answer
+    (answer,) = answers(read_sweep(plan.write(**asked)))
+    assert "peak memory" not in answer
+
+
+def test_several_processes_are_compared_with_the_single_one(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, 100.0, label={"strategy": "single"})
+    for strategy, rate in (("ddp", 150.0), ("fsdp", 120.0)):
+        with_rates(plan, "1_2", rate, rate, devices=2, label={"strategy": strategy})
+    ddp, fsdp = answers(read_sweep(plan.write(axes=["setup", "strategy"])))
+    text = "setup 1_2, strategy {} against setup 1_1, strategy single: samples/s: {} times"
+    assert ddp.startswith(text.format("ddp", "1.50"))
+    assert fsdp.startswith(text.format("fsdp", "1.20"))
 
 
 def test_without_a_baseline_or_without_runs_there_is_no_answer(plan: Plan) -> None:
@@ -169,6 +221,19 @@ def test_where_all_runs_were_disturbed_they_are_compared_with_a_note(plan: Plan)
     with_rates(plan, "1_2", 200.0, environment=BUSY)
     verdict = compare(*groups_of(plan)).verdicts["speed"]
     assert not verdict.reasons and sum("other programs" in note for note in verdict.notes) == 2
+
+
+def test_sessions_of_unlike_processors_are_not_compared_in_time(plan: Plan, table: Verb) -> None:
+    for setup, rate, tflops in (("1_1", 100.0, 0.1), ("1_2", 200.0, 0.2)):
+        known = {"fp32_tflops": tflops, "bf16_tflops": 0.1, "threads": 1}
+        facts = {"cpu_calibration": known, "observed": {"device": "cpu"}}
+        for seed in (1, 2):
+            measured = {"train_samples_per_s": rate + seed, "accuracy": 0.9}
+            in_format(plan.run(setup, seed=seed, environment=facts, **measured), "fp32")
+    (answer,) = answers(read_sweep(plan.write()))
+    assert "samples/s: not compared (processor)" in answer and "accuracy: +0.0 points" in answer
+    text = "before these runs processors did 0.1 to 0.2 TFLOP/s in fp32 (products of matrices, 1 "
+    assert text in " ".join(table(plan.write()).split())
 
 
 def test_runs_side_by_side_disturb_each_other(plan: Plan) -> None:

@@ -35,6 +35,7 @@ from harness.read.explain.time_breakdown import (
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_group
 from harness.read.statistics import spread
+from tests.support.paired import DATA as SAMPLES
 from tests.support.paired import Verb, imported, pair, text_file
 from tests.support.paired import written as record_of
 from tests.support.records import lines, with_epochs, with_ranks
@@ -42,7 +43,7 @@ from tests.support.records import lines, with_epochs, with_ranks
 PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
 CONTEXT = RunContext(
     strategy="ddp", nodes=1, processes=2, micro_batch=8, baseline_micro_batch=8, eval_batch=64,
-    threads=1, baseline_threads=1, on_cpu=True, emulated=False, cpu_percent=None,
+    on_cpu=True, emulated=False, cpu_percent=None,
     others_cores=None, throttled=None, payload_bytes=None, rtt_ms=None, bandwidth_mbit=None,
     requested_link=None, compress="none", padding_setting=None,
 )  # fmt: skip
@@ -146,10 +147,19 @@ def test_why_computing_is_slower() -> None:
     assert "2 processes share cores" in text_of() and "a machine for each" in text_of()
     busy = text_of(cpu_percent=100.0, others_cores=0.75)
     assert "Other programs used about 0.75 cores" in busy and "stopping other programs" in busy
-    assert "OMP_NUM_THREADS" in text_of(baseline_threads=2)
     assert "does not show the reason" in text_of(nodes=2)
     assert "share cores" in text_of(nodes=2, emulated=True)
     assert "throttled in 50 %" in text_of(on_cpu=False, throttled=0.5)
+
+
+def test_a_small_batch_is_not_told_from_processes_that_share_a_machine() -> None:
+    run = breakdown(parts={COMPUTE: 0.5, DATA: 0.125, EVALUATION: 0.125})
+    for busy, remedy in ((0.0, causes.LARGER_BATCH), (0.75, "stopping other programs")):
+        context = replace(CONTEXT, baseline_micro_batch=16, micro_batch=8, others_cores=busy)
+        (cause,) = of_scaling(run, ONE, context)
+        assert cause.key == causes.BATCH and cause.remedy.startswith(remedy)
+        assert "2 processes share cores" in cause.text
+        assert ("Other programs used about 0.75 cores" in cause.text) == (busy > 0)
 
 
 def test_what_limits_an_exchange() -> None:
@@ -276,8 +286,9 @@ LINK = {"payload_bytes": 25.5e6, "rtt_ms": 40.2, "bandwidth_mbit": 1234.5, "requ
         {"nodes": 2, **LINK, "bandwidth_mbit": 12.3},
         {"nodes": 2, "compress": "bf16", "on_cpu": False, "throttled": 0.5, **LINK},
         {"micro_batch": 4, "padding_setting": "batch"},
-        {"baseline_threads": 2, "balances": True},
+        {"balances": True},
         {"cpu_percent": 98.7, "others_cores": 1.25},
+        {"nodes": 2, "sync_first": 44, "strategy": "diloco", **LINK},
     ],
 )
 @pytest.mark.parametrize("slowest", [None, SlowestRank(1, 0.5, 0.5), SlowestRank(1, 0.5, 0.0, 0.2)])
@@ -323,6 +334,19 @@ def test_without_records_of_ranks_the_probe_and_the_data_separate_a_step(tmp_pat
         "startup and other": 1.0,
     }  # fmt: skip
     assert result.evaluation_s == 2 * 2 / 16
+
+
+def test_first_steps_may_be_those_of_a_start_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explained = Verb("explain", capsys)
+    said = "Each of the first 3 updates waits for an exchange (--sync_first), which is part of that"
+    long: dict[str, Any] = {"row": {"epoch_time_s": 22.0}, "wall_s": 30.0}
+    one = written(tmp_path / "one", "--strategy", "local_sgd", **long)
+    text = explained.in_one_line(one)
+    assert "more than as many later steps" in text and "--sync_first" not in text
+    two = written(tmp_path / "two", "--strategy", "local_sgd", "--sync_first", "3", **long)
+    assert said in explained.in_one_line(two)
 
 
 def published(word: str, near: Sequence[Run] | None = None) -> Explanation:
@@ -435,3 +459,35 @@ def test_a_run_beside_other_programs_is_compared_with_no_other(tmp_path: Path) -
         folder = written(tmp_path / str(busy), environment={"launch": {"cpu_busy_share": busy}})
         sentences = explain(read_group("RUN", str(folder), None)).sentences
         assert sentences[1].startswith(said)
+
+
+FACTS = {
+    "machine": "a-cpux2", "gpus": [], "effective_batch": 32, "threads": 1,
+    "observed": {"device": "cpu"}, "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
+}  # fmt: skip
+
+
+def on_one(root: Path, seed: int, timed_s: float, **facts: Any) -> Path:
+    """A record of one process, with 64 timed samples."""
+    path = root / "bert" / "1_1" / f"s{seed}"
+    known = {**FACTS, "data": SAMPLES, "launch": {"cpu_busy_share": 0.1}, **facts}
+    words = ["--seed", str(seed), "--setup", "1_1"]
+    record_of(path, "bert", words, (1, 1), known, {**TIMES, "samples": 2000})
+    return with_epochs(path, [{**ROW, "timed_s": timed_s}])
+
+
+def test_a_baseline_is_that_of_quiet_runs_of_the_same_folder(tmp_path: Path) -> None:
+    """8 samples/s. One beside others had 16, and one of a folder inside this one 32."""
+    run = written(tmp_path, environment=FACTS)
+    on_one(tmp_path, 1, 8.0)
+    on_one(tmp_path, 2, 4.0, launch={"cpu_busy_share": 0.9})
+    on_one(tmp_path / "demo", 3, 2.0)
+    told = explain(read_group("RUN", str(run), None)).sentences[1]
+    assert "reaches 8 samples/s" in told and "demo" not in told, told
+
+
+def test_why_a_run_beside_it_is_no_baseline(tmp_path: Path) -> None:
+    run = written(tmp_path, environment=FACTS)
+    one = on_one(tmp_path, 1, 8.0, threads=2)
+    told = explain(read_group("RUN", str(run), None)).sentences[1]
+    assert f"found beside it ({one} is not: threads per process: RUN has 1, the other has 2" in told

@@ -154,6 +154,35 @@ def test_what_is_not_comparable(
     assert ("accuracy: B" in text) == (quality == "comparable")
 
 
+def processor(bf16_tflops: float | None, **more: Any) -> dict[str, Any]:
+    known = {"fp32_tflops": 0.1, "bf16_tflops": bf16_tflops, "threads": 1, **more}
+    return {"cpu_calibration": known, "observed": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("there", "precision", "speed"),
+    [
+        (processor(0.22), "bf16", "not comparable"),
+        (processor(0.22), "fp32", "comparable"),  # as fast in the format that they used
+        (processor(0.40), "bf16", "comparable"),
+        (processor(None), "bf16", "comparable"),  # not measured beside other programs
+        (processor(0.22, threads=2), "bf16", "comparable"),
+        (processor(0.22, threads=None), "bf16", "comparable"),  # damaged, and yet read
+        ({"observed": {"device": "cpu"}}, "bf16", "comparable"),
+    ],
+)
+def test_one_processor_on_two_days(
+    there: dict[str, Any], precision: str, speed: str, tmp_path: Path, compared: Verb
+) -> None:
+    flags = ["--precision", precision]
+    one = pairs(tmp_path / "a", [0.7, 0.8], *flags, environment=processor(0.48))
+    other = pairs(tmp_path / "b", [0.7, 0.8], *flags, environment=there)
+    text = compared.in_one_line(one, other)
+    assert f"speed: {speed}" in text and "quality: comparable" in text
+    why = "processor: before training it did 0.48 TFLOP/s in bf16 for A and 0.22 for B"
+    assert (why in text) == (speed == "not comparable")
+
+
 def test_gpus_of_one_kind_are_one_machine(tmp_path: Path, compared: Verb) -> None:
     facts = {"machine": "a100x1", "gpus": ["A100"]}
     one = pairs(tmp_path / "a", [0.7, 0.8], environment=facts)
@@ -282,11 +311,14 @@ def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
         assert points is not None and rate.difference is not None and time.difference is not None
         assert rate.difference.paired and rate.difference.n == points.n == 3
         ends = (rate.difference.value, rate.difference.low, rate.difference.high)
-        value, low, high = (rate.percent(end) or 0.0 for end in ends)
-        text = f"{value:.1f} % more samples a second ({low:+.1f} to {high:+.1f})"
-        assert text in page
+        value, low, high = (1 + (rate.percent(end) or 0.0) / 100 for end in ends)
+        _, _, answer = page.partition(
+            f"- setup 1_2, batch per GPU {each} against setup 1_1, batch per GPU {whole}: "
+        )
+        assert answer.startswith(f"samples/s: {value:.2f} times ({low:.2f} to {high:.2f})")
         value, low, high = (100 * (end or 0.0) for end in (points.value, points.low, points.high))
-        assert f"accuracy {value:+.2f} points ({low:+.2f} to {high:+.2f})" in page
+        text = f"accuracy: {value:+.1f} points ({low:+.1f} to {high:+.1f})"
+        assert text in answer.partition(" runs each")[0]
         times.append(f"{1 + (time.percent(time.difference.value) or 0.0) / 100:.2f} with {each}")
         sent = both.values("payload_mb_per_update")
         assert {round(mb / 2) for mb in sent} == {91} and "hands over 91 MB" in page
@@ -294,6 +326,23 @@ def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
     words = read_group("A", str(published / "words" / "news_words.jsonl.gz"), None)
     accuracy = statistics.fmean(words.values("accuracy"))
     assert len(words.finished) == 3 and f"an accuracy of {accuracy:.4f}." in page
+
+
+def test_the_words_about_sharding_are_those_of_the_records(root: Path) -> None:
+    page = " ".join((root / "docs" / "strategies.md").read_text().split())
+    sweep = root / "outputs" / "published" / "sweeps" / "fsdp"
+    ddp, fsdp = (
+        read_group("A", f"{sweep}:strategy={strategy},precision=fp32", None)
+        for strategy in ("ddp", "fsdp")
+    )
+    (time,) = [r for r in compare(ddp, fsdp).rows if r.measure.name == "epoch_time_s"]
+    assert time.difference is not None and time.difference.paired and time.difference.n == 5
+    ends = (time.difference.value, time.difference.low, time.difference.high)
+    value, low, high = (1 + (time.percent(end) or 0.0) / 100 for end in ends)
+    assert f"`fsdp` takes {value:.2f} times ({low:.2f} to {high:.2f}) the training time" in page
+    losses = zip(ddp.values("train_loss"), fsdp.values("train_loss"), strict=True)
+    assert max(abs(one - other) for one, other in losses) < 1e-6
+    assert "In fp32 their losses differ by less than 0.000001" in page
 
 
 def test_commands_for_more_seeds(root: Path) -> None:
@@ -323,6 +372,23 @@ def test_commands_of_every_start(
 ) -> None:
     pair(tmp_path / "a", 1, *flags, environment=facts)
     assert start in (command_for_seeds(read_group("A", str(tmp_path / "a"), None), 2) or "")
+
+
+@pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda:0", False)])
+def test_a_process_with_every_core_is_not_compared_with_those_that_have_one(
+    device: str, refused: bool, tmp_path: Path, compared: Verb
+) -> None:
+    """Of plain commands: torchrun gives each process one thread."""
+    one, other = (
+        pairs(tmp_path / str(n), [0.5, 0.6],
+              environment={"threads": n, "observed": {"device": device}})
+        for n in (1, 2)
+    )  # fmt: skip
+    text = compared.in_one_line(one, other)
+    assert ("threads per process: A has 1, B has 2 (a sweep gives all runs as many" in text) == (
+        refused
+    )
+    assert "quality: comparable" in text and ("speed: comparable" in text) == (not refused)
 
 
 def test_a_script_that_only_calls_logcallback_may_take_no_seed(

@@ -90,6 +90,8 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "deep nesting": (nested, "environment.json is not readable as JSON"),
     "no nodes": (edit("environment.json", nodes=None), "environment.json: nodes is missing"),
     "a link of words": (edit("environment.json", link={"asked": {"delay_ms": "x"}}), "asked.delay"),
+    "a long set-up": (edit("settings.json", setup="1" * 300), "that of another run: 1111"),
+    "a long model": (edit("settings.json", model="1" * 300), "that of another run: 1_1/1111"),
     "half a character": (edit("summary.json", reason="\ud800"), "summary.json is not readable"),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from harness.read import load_sweep, load_sweep_runs
 from harness.read.figures.catalogue import draw
 from harness.read.records.runs import memory_of_devices
 from harness.read.records.sweeps import read_sweep
+from harness.read.tables.columns import number_text
 from harness.read.tables.results import fairness
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, epochs, lines, row_of, timed_epochs
@@ -84,6 +85,23 @@ def test_one_gpu_of_a_kind_is_the_baseline_of_four(plan: Plan) -> None:
     assert unlike["train_samples_per_s_gain_percent"] is None
 
 
+@pytest.mark.parametrize(("device", "known"), [("cpu", False), ("cuda:0", True)])
+def test_a_process_with_more_threads_is_no_baseline_of_times(
+    device: str, known: bool, plan: Plan, table: Verb
+) -> None:
+    for setup, devices, threads in (("1_1", 1, 2), ("1_2", 2, 1)):
+        facts = {"threads": threads, "observed": {"device": device}}
+        rows = epochs(0.4, 0.7 + devices / 10)
+        plan.run(setup, devices=devices, environment=facts, epochs=rows,
+                 train_samples_per_s=75.0 * devices**2, accuracy=0.7 + devices / 10)  # fmt: skip
+    _, two = plan.groups(target={"metric": "accuracy", "value": 0.5})
+    assert two["scaling_efficiency"] == (2.0 if known else None)
+    for name in ("train_samples_per_s_gain_percent", "tta_train_s_ratio"):
+        assert (two[name] is not None) == known, name
+    assert two["accuracy_gain_points"] == pytest.approx(10)
+    assert ("unlike numbers of threads are not compared" in table(plan.folder)) == (not known)
+
+
 def test_a_run_that_waits_belongs_to_the_only_machine_of_its_group(plan: Plan) -> None:
     plan.run(seed=1)
     plan.planned(seed=2)
@@ -106,6 +124,15 @@ def test_the_baseline_agrees_on_every_axis_that_it_does_not_name(plan: Plan) -> 
             assert group[f"accuracy_gain_points{end}"] == pytest.approx(-3)
             assert group[f"scaling_efficiency{end}"] == pytest.approx(0.75)
         assert group["scaling_kind"] == "weak"
+
+
+def test_the_batch_that_is_compared_is_not_held_fixed(plan: Plan, table: Verb) -> None:
+    plan.run("1_1", 4)
+    plan.run("1_2", 4, devices=2)
+    assert "held fixed: batch per GPU" in table(plan.write())
+    plan.run("1_1", 8)
+    assert "held fixed: batch per GPU" in table(plan.write())  # of each row and its baseline
+    assert "held fixed" not in table(plan.write(baseline={"setup": "1_1", "per_gpu_batch": 4}))
 
 
 def test_a_baseline_without_a_value_on_an_axis_is_that_of_every_value(plan: Plan) -> None:
@@ -146,6 +173,36 @@ def test_strong_scaling_at_equal_effective_batch(plan: Plan, table: Verb) -> Non
     assert more["scaling_efficiency"] is None  # twice the samples: another amount of work
     said = table(plan.folder)
     assert "strong T_1/(N T_N)" in said and "weak" not in said
+
+
+def test_one_process_is_the_baseline_of_every_strategy(plan: Plan, table: Verb) -> None:
+    """It has none itself: with the batch of each process it shows weak, with that of all strong
+    scaling. One with that strategy is nearer, and one with another batch is none.
+    """
+    batch = {"environment": {"effective_batch": 8}}
+    plan.run("1_1", 8, label={"strategy": "single"})
+    plan.run("1_2", 8, devices=2, train_samples_per_s=150.0, label={"strategy": "ddp"})
+    plan.run("1_2", 4, devices=2, train_time_s=20.0, label={"strategy": "ddp"}, **batch)
+    plan.run("1_2", 2, devices=2, label={"strategy": "ddp"})
+    plan.run("1_1", 8, train_samples_per_s=80.0, label={"strategy": "fsdp"})
+    plan.run("1_2", 8, devices=2, train_samples_per_s=120.0, label={"strategy": "fsdp"})
+    axes = ["setup", "strategy", "per_gpu_batch"]
+    _, weak, strong, other, _, same = plan.groups(axes=axes)
+    assert (weak["scaling_efficiency"], weak["scaling_kind"]) == (0.75, "weak")
+    assert (strong["scaling_efficiency"], strong["scaling_kind"]) == (0.75, "strong")  # 30 / 2 * 20
+    assert other["scaling_efficiency"] is None and other["baseline_finished"] is None
+    assert same["scaling_efficiency"] == pytest.approx(0.75)  # 120 / (2 * 80)
+    assert "base: setup 1_1; " in table(plan.folder)  # of no other axis, as none is always equal
+    # Where not set-ups but batches are compared, they are compared within one set-up.
+    *_, other, _, _ = plan.groups(axes=axes, baseline={"per_gpu_batch": 8})
+    assert other["baseline_finished"] == 1 and other["scaling_efficiency"] is None
+
+
+@pytest.mark.parametrize(
+    ("gib", "text"), [(0.02134, "0.0213"), (0.2134, "0.213"), (2.134, "2.13"), (21.34, "21.34")]
+)
+def test_memory_of_a_small_model_has_three_digits(gib: float, text: str) -> None:
+    assert number_text("peak_memory_gib", gib) == text
 
 
 def test_neither_weak_nor_strong(plan: Plan) -> None:
@@ -200,6 +257,7 @@ def test_no_baseline_finished(plan: Plan, begun: bool, table: Verb) -> None:
     assert group["other_updates"] is None
     said = table(plan.folder)
     assert "no run of the baseline (setup 1_1)" in said
+    assert ("with the same other settings on the same kind" in said) is not begun
     assert ("has finished" in said) is begun
     assert "-" in row_of(said, "1_2")
 

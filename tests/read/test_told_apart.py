@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.read.figures.catalogue import draw
 from harness.read.labels import short_text
+from harness.read.records.runs import read_run
 from harness.read.records.sweeps import read_results
 from tests.support.paired import Verb
 from tests.support.records import Plan, epochs, record, with_epochs
@@ -42,6 +43,17 @@ def test_the_plain_table_has_a_column_for_what_else_differs(tmp_path: Path, tabl
     kept = {n: v for n, v in json.loads(settings.read_text()).items() if n != "lora"}
     settings.write_text(json.dumps(kept))
     assert "lora" not in table(tmp_path)
+
+
+def test_a_model_of_a_script_is_known_by_its_class(tmp_path: Path, table: Verb) -> None:
+    """Not by --model, which gives its tokenizer alone: it is another model than that one."""
+    bert, own = (record(tmp_path / name, "--b", "8") for name in ("bert", "own"))
+    facts = json.loads(own.environment.read_text()) | {"observed": {"own_model": "Bag"}}
+    own.environment.write_text(json.dumps(facts))
+    assert table(tmp_path).count("Bag") == 1
+    runs = [read_run(folder, {}, str(folder.path), None) for folder in (bert, own)]
+    assert [run.identity["model"] for run in runs] == ["bert-nano", "Bag"]
+    assert json.loads(own.settings.read_text())["model"] == "bert-nano"
 
 
 def test_the_frontier_names_all_that_differs(tmp_path: Path) -> None:

@@ -12,32 +12,43 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.core.records import FAILURES
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.compare import (
     MEASURES,
+    NUMBER_FORMAT,
     QUALITY,
     ComparedMeasure,
     judge,
     values_of,
 )
-from harness.read.labels import STRATEGY, heading_of, listed, plain_text, shown_axes
-from harness.read.records.baseline import baseline_of
+from harness.read.labels import STRATEGY, heading_of, label_text, listed, plain_text, shown_axes
+from harness.read.records.baseline import SHARES, baseline_of, differs_from_single
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, difference, ratio
 
 OF = {measure.name: measure for measure in MEASURES}
 RATE, TIMES, ACCURACY = OF["train_samples_per_s"], ("tta_wall_s", "tta_train_s"), OF["accuracy"]
+MEMORY = OF["peak_memory_gib"]
 FACTOR, POINTS = "{:.2f}", "{:+.1f}"
+OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
 MOST_AXES, MOST_TEXTS = 4, 3  # named in a sentence
 
 # Measure -> what more and less of it is called.
-MORE_LESS = {RATE.name: ("faster", "slower"), ACCURACY.name: ("higher", "lower")}
-LONGER_SHORTER = ("longer", "shorter")
 MORE, LESS = "more", "less"
-TEXTS = dict(zip((RATE.name, ACCURACY.name, *TIMES),
-                 ("samples/s", "accuracy", "wall time", "training time"), strict=True))  # fmt: skip
+MORE_LESS = {
+    RATE.name: ("faster", "slower"),
+    ACCURACY.name: ("higher", "lower"),
+    MEMORY.name: (MORE, LESS),
+}
+LONGER_SHORTER = ("longer", "shorter")
+TEXTS = dict(zip((RATE.name, ACCURACY.name, MEMORY.name, *TIMES),
+                 ("samples/s", "accuracy", "peak memory", "wall time", "training time"),
+                 strict=True))  # fmt: skip
 
+TOO_FEW = "too few runs to tell (more seeds are needed)"
+WIDEST = 10.0  # between the ends of a ratio's interval: a wider one says nothing
 WITHIN_NOISE, UNKNOWN_NOISE = "within the noise", "of unknown noise"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
 
@@ -49,6 +60,16 @@ class Pair:
     group: Group
     base: Group
 
+    @property
+    def asked_for(self) -> tuple[str, ...]:
+        """The conditions of a comparison that the question itself breaks: batches are other
+        trainings, if they differ in the batch alone, and number formats are those.
+        """
+        ours, theirs = self.group.label, self.base.label
+        differ = {axis for axis in ours if ours[axis] != theirs[axis]}
+        of_batch = OF_BATCH if differ <= {*SHARES} else ()
+        return (*of_batch, NUMBER_FORMAT) if "precision" in differ else of_batch
+
     def estimate(self, measure: ComparedMeasure) -> Estimate | str:
         """Of the group against its baseline; or the word for why there is none."""
         ours, theirs = values_of(self.group, measure), values_of(self.base, measure)
@@ -56,8 +77,10 @@ class Pair:
             return NOT_COMPARED
         if not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
             return MISSED
-        if reasons := judge(self.base, self.group)[measure.question].reasons:
-            return f"{NOT_COMPARED} ({', '.join(reason.partition(':')[0] for reason in reasons)})"
+        reasons = judge(self.base, self.group)[measure.question].reasons
+        names = [reason.partition(":")[0] for reason in reasons]
+        if names := [name for name in names if name not in self.asked_for]:
+            return f"{NOT_COMPARED} ({', '.join(names)})"
         if measure.question == QUALITY:
             return difference(ours, theirs).scaled(measure.factor)
         return ratio(ours, theirs)
@@ -69,6 +92,35 @@ def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[
     only: the values of axes that are asked for; the others are left out.
     """
     return [_sentence(sweep, way, of_way) for way, of_way in _pairs(sweep, only).items()]
+
+
+def failed_ways(sweep: SweepResults) -> list[str]:
+    """A sentence for each way to run of which no run finished and some failed.
+
+    Where that holds for all runs with a value of an axis, the value stands for them.
+    """
+    left = {id(g): g for g in sweep.groups if not g.finished and _failures((g,))}
+    sentences = []
+    for axis in shown_axes(sweep.axes):
+        by_value: dict[str, list[Group]] = {}
+        for group in sweep.groups:
+            by_value.setdefault(plain_text(group.label.get(axis)), []).append(group)
+        for alike in by_value.values():
+            if len(alike) > 1 and all(id(group) in left for group in alike):
+                text = label_text(alike[0].label, (axis,))
+                sentences.append(f"{text}: {_failed(alike)}")
+                for group in alike:
+                    del left[id(group)]
+    return [*sentences, *(f"{sweep.name_of(group)}: {_failed([group])}" for group in left.values())]
+
+
+def _failures(groups: Sequence[Group]) -> list[str]:
+    return [run.state for group in groups for run in group.runs if run.state in FAILURES]
+
+
+def _failed(groups: Sequence[Group]) -> str:
+    states, total = _failures(groups), sum(len(group.runs) for group in groups)
+    return f"{len(states)} of {total} runs failed ({', '.join(dict.fromkeys(states))})."
 
 
 def finding(sweep: SweepResults, *names: str) -> str:
@@ -109,36 +161,41 @@ def _pairs(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[str, lis
         if base is None or base is group or not (group.finished and base.finished):
             continue
         if all(plain_text(group.label.get(axis)) == text for axis, text in (only or {}).items()):
-            pairs.setdefault(_way(sweep, group), []).append(Pair(group, base))
+            pair = Pair(group, base)
+            pairs.setdefault(_way(sweep, group, pair), []).append(pair)
     return pairs
 
 
-def _is_way(sweep: SweepResults, axis: str) -> bool:
-    """Whether the groups that are compared differ on this axis."""
+def _cases(sweep: SweepResults, pair: Pair) -> list[str]:
+    """The axes on which the groups that are compared agree."""
     baseline = sweep.baseline or {}
-    return axis in baseline or (STRATEGY in baseline and axis in OF_ONE_STRATEGY)
+    ways = {*baseline, *(OF_ONE_STRATEGY if STRATEGY in baseline else ())}
+    ways |= differs_from_single(pair.group, pair.base, sweep.axes) - {"link"}
+    return [axis for axis in sweep.axes if axis not in ways]
 
 
-def _way(sweep: SweepResults, group: Group) -> str:
-    cases = [axis for axis in sweep.axes if not _is_way(sweep, axis)]
-    text = sweep.text_of(group, without=cases) or "all runs"
+def _way(sweep: SweepResults, group: Group, pair: Pair) -> str:
+    text = sweep.text_of(group, without=_cases(sweep, pair)) or "all runs"
     return text.removeprefix(f"{STRATEGY} ")
 
 
 def _sentence(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
-    speeds = [] if sweep.target is None else [OF[name] for name in TIMES]
+    measures = [] if sweep.target is None else [OF[name] for name in TIMES]
     if sweep.target is None or "setup" in (sweep.baseline or {}):
-        speeds = [RATE, *speeds]
-    parts = (_part(sweep, measure, pairs) for measure in (*speeds, ACCURACY))
+        measures = [RATE, *measures]
+    if MEMORY.name in (sweep.columns or ()):
+        measures.append(MEMORY)
+    parts = (_part(sweep, measure, pairs) for measure in (*measures, ACCURACY))
     return f"{_ways(sweep, way, pairs)}: {'; '.join(parts)}; {_runs(pairs)}."
 
 
 def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
     case = ""
     if len(pairs) > 1:
-        axes = [heading_of(axis) for axis in shown_axes(sweep.axes) if not _is_way(sweep, axis)]
+        cases = _cases(sweep, pairs[0])
+        axes = [heading_of(axis) for axis in shown_axes(sweep.axes) if axis in cases]
         case = f" in {len(pairs)} cases of {listed(axes, ', ', MOST_AXES)}"
-    return f"{way} against {_way(sweep, pairs[0].base)}{case}"
+    return f"{way} against {_way(sweep, pairs[0].base, pairs[0])}{case}"
 
 
 def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
@@ -176,6 +233,8 @@ def _judged(estimate: Estimate, none: float, more: str, less: str) -> str:
         return UNKNOWN_NOISE
     if estimate.low > none or estimate.high < none:
         return more if estimate.low > none else less
+    if none and estimate.high > WIDEST * estimate.low:
+        return TOO_FEW
     return WITHIN_NOISE
 
 

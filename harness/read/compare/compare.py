@@ -19,12 +19,14 @@ from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.core.settings import UserError
 from harness.read import table
+from harness.read.records import processors
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import Run, parse_target
 from harness.read.records.selection import command_for_seeds, describe, differing, read_group
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
 SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
+NUMBER_FORMAT = "number format"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ def _test_set(run: Run) -> str | None:
     return text
 
 
+def _threads(run: Run) -> int | None:
+    """torchrun gives each process one; without it a process has all cores. A GPU does not mind."""
+    return run.threads if run.device == "cpu" else 0
+
+
 def _definitions(run: Run) -> str:
     return f"{run.imported['format']}'s" if run.imported.get("format") else "this project's"
 
@@ -72,7 +79,7 @@ def _versions(run: Run) -> str | None:
 
 
 CONDITIONS = (
-    Condition("number format", lambda r: r.identity["precision"], (SPEED, QUALITY, TARGET),
+    Condition(NUMBER_FORMAT, lambda r: r.identity["precision"], (SPEED, QUALITY, TARGET),
               why="experiments/precision.yaml measures formats beside each other, as a question"),
     Condition("data checksum", lambda r: _data(r).get("data_checksum"), (SPEED, QUALITY, TARGET),
               why="they trained on other samples"),
@@ -83,6 +90,8 @@ CONDITIONS = (
     Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),
               why="it is another training"),
     Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
+    Condition("threads per process", _threads, (SPEED, TARGET),
+              why="a sweep gives all runs as many; alone, set OMP_NUM_THREADS for both"),
     Condition("versions", _versions, (), (SPEED, QUALITY)),
 )  # fmt: skip
 
@@ -98,7 +107,23 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
         for condition in CONDITIONS:
             _apply(condition, (one, other), verdicts)
         _apply_load((one, other), verdicts)
+        _apply_processors(one, other, verdicts)
     return verdicts
+
+
+def _apply_processors(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:
+    """Times are of one machine only where its processors did as much, whatever its name."""
+    here, there = processors.rates(one.finished), processors.rates(other.finished)
+    for number_format, threads in sorted(here.keys() & there.keys()):
+        key = number_format, threads
+        did = statistics.median(here[key]), statistics.median(there[key])
+        if processors.are_apart(*did):
+            text = (
+                f"processor: before training it did {did[0]:.2g} TFLOP/s in {number_format} for "
+                f"{one.name} and {did[1]:.2g} for {other.name} (medians of products of matrices)"
+            )
+            for question in (SPEED, TARGET):
+                verdicts[question].reasons.append(text)
 
 
 def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
@@ -193,6 +218,7 @@ MEASURES = (
     ),
     ComparedMeasure("epoch_time_s", "epoch time", SPEED, "{:,.2f}", "s", whole_work=True),
     ComparedMeasure("energy_j", "energy", SPEED, "{:,.0f}", "J", 1.0, "{:+,.1f}", whole_work=True),
+    ComparedMeasure("peak_memory_gib", "peak memory", SPEED, "{:,.3f}", "GiB"),
     ComparedMeasure("joules_per_sample", "energy per sample", SPEED, "{:,.3f}", "J"),
     ComparedMeasure("tta_train_s", "training time to target", TARGET, "{:,.2f}", "s"),
     ComparedMeasure("tta_wall_s", "wall time to target", TARGET, "{:,.2f}", "s"),

@@ -58,8 +58,6 @@ class RunContext:
     micro_batch: int  # samples of one pass on one device; 0: unknown
     baseline_micro_batch: int
     eval_batch: float  # samples of one pass of evaluation
-    threads: int | None
-    baseline_threads: int | None
     on_cpu: bool
     emulated: bool  # its nodes share one machine
     cpu_percent: float | None  # of the cores of all nodes
@@ -74,6 +72,7 @@ class RunContext:
     epochs: float | None = None
     balances: bool = False  # equal shares, and --balance measured would be taken
     other_exchange: str | None = None  # that may wait for fewer round trips
+    sync_first: int = 0  # updates that are made together before replicas train apart
 
 
 def run_context(group: Group, baseline: Group | None) -> RunContext:
@@ -88,7 +87,6 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
     readings = [((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows]
     busy = [value for value in readings if is_number(value)]
     cpu_percent = sum(busy) / len(busy) if busy else None
-    other = None if baseline is None else baseline.finished[0].environment
     return RunContext(
         strategy=str(settings["strategy"]),
         nodes=nodes,
@@ -96,8 +94,6 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         micro_batch=settings["per_gpu_batch"] or 0,
         baseline_micro_batch=0 if baseline is None else baseline.identity["per_gpu_batch"] or 0,
         eval_batch=min(batch, samples / processes),
-        threads=environment.get("threads"),
-        baseline_threads=None if other is None else other.get("threads"),
         on_cpu=run.device == "cpu",
         emulated=(environment.get("launch") or {}).get("launcher") == "netns",
         cpu_percent=cpu_percent,
@@ -112,6 +108,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         epochs=run.measures.get("epochs_done"),
         balances=_could_balance(run),
         other_exchange=_other_exchange(run),
+        sync_first=settings.get("sync_first") or 0,
     )
 
 
@@ -228,7 +225,7 @@ def _of_parts(run: TimeBreakdown, cost: dict[str, float], context: RunContext) -
         (DATA, cost.get(DATA), _data(run)),
         (COMMUNICATION, cost.get(COMMUNICATION), communication(run, context)),
         (SLOW_RANK, cost.get(STRAGGLERS), stragglers(run, context)),
-        (FIRST, cost.get(FIRST), _first(run)),
+        (FIRST, cost.get(FIRST), _first(run, context)),
         (OUTSIDE, outside_s, _outside(run, context)),
     ]
 
@@ -398,44 +395,55 @@ def _unseparated(run: TimeBreakdown, lost_s: float | None, context: RunContext) 
 
 
 def _smaller_batch(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tuple[str, str]:
-    return (
+    """Of several processes on one CPU, what their sharing costs is in it."""
+    shared, others = _shared(context)
+    text = (
         f"the batch is small: computing takes {_per_sample(run)} per sample with "
         f"{context.micro_batch} a process, and {_per_sample(base)} in the baseline with "
-        f"{context.baseline_micro_batch}",
-        LARGER_BATCH,
+        f"{context.baseline_micro_batch}{shared}"
     )
+    return text, others or LARGER_BATCH
 
 
 def _slower(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     before_s = (base.parts[COMPUTE] or 0.0) * run.per_device / base.per_device
+    shared, others = _shared(context)
     text = (
         f"computing takes {seconds(run.parts[COMPUTE] or 0.0)} per step, where the baseline would "
-        f"take {seconds(before_s)} for as many samples"
+        f"take {seconds(before_s)} for as many samples{shared}"
     )
-    threads, before = context.threads, context.baseline_threads
-    if threads and before and threads != before:
-        text += f". It computes with {threads} thread(s) a process, the baseline with {before}"
-        return text, "the same OMP_NUM_THREADS for both, for a fair comparison"
-    if context.on_cpu and (context.nodes == 1 or context.emulated):
-        text += f". {context.processes} processes share cores, caches and memory of one machine"
-        if context.cpu_percent is not None:
-            text += f", whose cores were busy {three_digits(context.cpu_percent)} % of the time"
-        if (context.others_cores or 0.0) >= OTHERS_CORES * context.processes:
-            text += f". Other programs used about {three_digits(context.others_cores or 0.0)} cores"
-            return text, "stopping other programs on this machine while the run is measured"
-        return text, "a machine for each process, or fewer processes on this one"
+    if shared:
+        return text, others or "a machine for each process, or fewer processes on this one"
     if context.throttled:
         return text + _throttling(context), "better cooling or power supply for the devices"
     return text, "checking what else runs on these nodes; the record does not show the reason"
 
 
-def _first(run: TimeBreakdown) -> tuple[str, str]:
+def _shared(context: RunContext) -> tuple[str, str | None]:
+    """Which processes share a machine, and the remedy where others than those of the run do."""
+    if not context.on_cpu or (context.nodes > 1 and not context.emulated):
+        return "", None
+    text = f". {context.processes} processes share cores, caches and memory of one machine"
+    if context.cpu_percent is not None:
+        text += f", whose cores were busy {three_digits(context.cpu_percent)} % of the time"
+    if (context.others_cores or 0.0) < OTHERS_CORES * context.processes:
+        return text, None
+    text += f". Other programs used about {three_digits(context.others_cores or 0.0)} cores"
+    return text, "stopping other programs on this machine while the run is measured"
+
+
+def _first(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     took_s = (run.parts[FIRST] or 0.0) * run.updates
-    return (
+    text = (
         f"first steps and epoch boundaries take {seconds(took_s)} more than as many later steps "
-        f"({percent(took_s / (run.running_s * run.updates))} of the run)",
-        "a longer run: this cost occurs once per process and epoch",
+        f"({percent(took_s / (run.running_s * run.updates))} of the run)"
     )
+    if context.sync_first:
+        text += (
+            f". Each of the first {context.sync_first} updates waits for an exchange "
+            "(--sync_first), which is part of that"
+        )
+    return text, "a longer run: this cost occurs once per process and epoch"
 
 
 def _outside(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
@@ -450,12 +458,12 @@ def _outside(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
         trips = (eval_s + save_s) / context.epochs / (context.rtt_ms / 1e3)
         if trips < MANY_TRIPS:  # they may well be what it took
             text += f". Per epoch that is {three_digits(trips)} round trips of the link"
-            return text, "--save none, or fewer epochs: --test_size does not change round trips"
+            return text, "--save none, or fewer epochs: a smaller test set saves no round trips"
     return (
         text,
         "--save none, or a faster disk for --output_dir"
         if save_s > eval_s
-        else "a smaller --test_size, or a larger --eval_batch",
+        else "a smaller test set (--test_size), or a larger --eval_batch",
     )
 
 

@@ -59,6 +59,18 @@ class Part(NamedTuple):
     baseline_s: float | None  # the baseline's share of it
 
 
+# What a Trainer of anybody's has for flags of ours.
+OF_TRAINER = {
+    "--per_gpu_batch": "per_device_train_batch_size",
+    "--grad_acc": "gradient_accumulation_steps",
+    "--num_workers": "dataloader_num_workers",
+    "--save none": 'save_strategy="no"',
+    "--output_dir": "output_dir",
+    " (--test_size)": "",
+    "--eval_batch": "per_device_eval_batch_size",
+}
+
+
 @dataclass(frozen=True)
 class Explanation:
     """A few sentences, the key of the main cause (None: nothing stands out), and the parts."""
@@ -90,17 +102,17 @@ def explain(
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
         raise UserError(f"{run.selector} and {baseline.selector} are not comparable: {reason}")
     breakdown, named = group_breakdown(run), baseline
-    beside = runs_beside(run, near)
+    beside, refused = runs_beside(run, near)
     if baseline is None and breakdown.devices > 1:
         baseline = nearest(run, beside)
     base = None if baseline is None else group_breakdown(baseline)
     context = causes.run_context(run, baseline)
     singles = filter(_is_single, [*beside, *([named] if named else [])])
     others = [(group.identity["per_gpu_batch"], group_breakdown(group)) for group in singles]
-    alone = causes.of_run(breakdown, context, others)
+    alone = _for_its_script(run, causes.of_run(breakdown, context, others))
     scaling, does_lose = [], False
     if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
-        scaling = causes.of_scaling(breakdown, base, context)
+        scaling = _for_its_script(run, causes.of_scaling(breakdown, base, context))
     candidates = scaling if does_lose else alone
     main = next((cause for cause in candidates if cause.share >= LARGE), None)
     hidden_s = 0.0 if does_lose else breakdown.parts[UNSEPARATED] or 0.0
@@ -110,7 +122,7 @@ def explain(
     if baseline is not None and base is not None:
         sentences += _against(run, breakdown, baseline, base, was_searched=named is None)
     elif breakdown.devices > 1:
-        sentences.append(_alone(run))
+        sentences.append(_alone(run, nearest(run, refused)))
     if base is not None and not does_lose:
         sentences.append(f"Less than {percent(LARGE)} is lost against the baseline.")
     if main is not None:
@@ -161,9 +173,10 @@ def _may_be_baseline(run: Run) -> bool:
     return run.state != UNREADABLE and run.nodes == 1 and not run.imported
 
 
-def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
+def runs_beside(group: Group, near: Sequence[Run] | None = None) -> tuple[list[Group], list[Group]]:
     """The groups on one node that are otherwise like this one: of one process, or where this one
     is on several nodes, of as many processes. Of those near, or else of the same records folder.
+    Those that it can be compared with, and the others.
     """
     if near is None:
         near = runs_on_one_node(_folders_near(group.runs[0].recorded_folder.path.absolute()))
@@ -173,15 +186,23 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
     for run in near:
         if run.devices in counts and _fixed(run) == fixed:
             alike.setdefault(tuple(run.identity.items()), []).append(run)
-    groups = [Group((*runs,), name="baseline", selector=_selector(runs)) for runs in alike.values()]
-    return [each for each in groups if each.finished and not judge(group, each)[SPEED].reasons]
+    groups = [Group((*runs,), name="the other", selector=_selector(runs))
+              for runs in alike.values()]  # fmt: skip
+    sides: tuple[list[Group], list[Group]] = [], []
+    for each in groups:
+        if each.finished:
+            sides[bool(judge(group, each)[SPEED].reasons)].append(each)
+    return sides
 
 
 def _folders_near(path: Path) -> list[RunFolder]:
-    """The runs of the same records folder. A folder of LogCallback alone stands by itself: what is
-    above it is its user's, not ours to read.
+    """The runs of the same records folder, without those of folders in it. A folder of LogCallback
+    alone stands by itself: what is above it is its user's, not ours to read.
     """
-    return find_runs(path.parents[2]) if SETUP_FOLDER.fullmatch(path.parent.name) else []
+    if not SETUP_FOLDER.fullmatch(path.parent.name):
+        return []
+    root = path.parents[2]
+    return [folder for folder in find_runs(root) if folder.path.parents[2] == root]
 
 
 def _fixed(run: Run) -> dict[str, Any]:
@@ -225,22 +246,26 @@ def _per_device(group: Group) -> tuple[float, int] | None:
 
 
 def group_breakdown(group: Group) -> TimeBreakdown:
-    """The means over its finished runs, of those in the batch asked for if there are any."""
+    """The means over its finished runs: quiet ones in the batch asked for, if there are any."""
     if not group.finished:
         states = ", ".join(run.state for run in group.runs)
         why = next((f" ({run.reason})" for run in group.runs if run.reason), "")
         raise UserError(f"{group.selector} has no finished run to explain: {states}{why}")
-    return mean_breakdown([time_breakdown(run) for run in group.in_own_batch or group.finished])
+    quiet = [run for run in group.finished if not run.is_disturbed]
+    return mean_breakdown([*map(time_breakdown, quiet or group.in_own_batch or group.finished)])
 
 
-def _alone(run: Group) -> str:
+def _alone(run: Group, refused: Group | None) -> str:
     if all(one.is_beside_others for one in run.finished):
         return (
             "It began beside other programs, so its times are compared with those of no run on one "
             "process: measure again with --rerun when nothing else runs."
         )
+    why = ""
+    if refused is not None:
+        why = f" ({refused.selector} is not: {judge(run, refused)[SPEED].reasons[0]})"
     return (
-        "No comparable run on one process was found beside it, so it is unknown whether "
+        f"No comparable run on one process was found beside it{why}, so it is unknown whether "
         "computing is slower than on one process."
     )
 
@@ -301,6 +326,21 @@ def _against(
     if unlike:
         sentences.append(f"They also differ in {', '.join(unlike)}.")
     return sentences
+
+
+def _for_its_script(group: Group, found: list[Cause]) -> list[Cause]:
+    """With remedies that someone can take who records with LogCallback in a script of their own."""
+    run = group.finished[0]
+    if "script" in run.settings and not run.imported:
+        return found
+    return [replace(cause, remedy=_for_any_trainer(cause.remedy)) for cause in found]
+
+
+def _for_any_trainer(remedy: str) -> str:
+    for flag, argument in OF_TRAINER.items():
+        remedy = remedy.replace(flag, argument)
+    ours = " (flags of bert.py, vit.py and scripts made from them)" if "--" in remedy else ""
+    return remedy + ours
 
 
 def cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:

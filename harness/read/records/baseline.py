@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
 RATE, TIME = "train_samples_per_s", "train_time_s"
 WEAK, STRONG = "weak", "strong"
+SINGLE = "single"
+# How processes exchange: one process alone, which exchanges nothing, may stand for any of these.
+OF_EXCHANGE = (STRATEGY, "exchange", "link", *OF_ONE_STRATEGY)
+SHARES = ("per_gpu_batch", "grad_acc")  # of one effective batch
 
 # What really ran: properties of Run.
 FACTS = ("nodes", "processes", "devices", "effective_batch")
@@ -55,16 +60,21 @@ def run_row(sweep: SweepResults, run: Run) -> dict[str, Any]:
 
 
 def baseline_of(sweep: SweepResults, group: Group) -> Group | None:
-    """The group with the baseline's values that agrees on every other axis, on a like machine."""
+    """The group with the baseline's values that agrees on every other axis, on a like machine;
+    or the single process that does the same work as these several.
+    """
     baseline = sweep.baseline
     if baseline is None:
         return None
-    like = [
+    named = [
         other
         for other in sweep.groups
-        if all(_fits(baseline, axis, other, group) for axis in sweep.axes)
-        and other.machine_kind == group.machine_kind
+        if other.machine_kind == group.machine_kind
+        and all(other.label[axis] == value for axis, value in baseline.items())
     ]
+    like = [o for o in named if all(_fits(baseline, axis, o, group) for axis in sweep.axes)]
+    if not like and "setup" in baseline:
+        like = [other for other in named if is_single_of(other, group, sweep.axes)]
     like = [other for other in like if _is_plain(baseline, other)] or like
     nearest = [
         (other.machine != group.machine, sum(other.label[a] != group.label[a] for a in sweep.axes))
@@ -79,10 +89,31 @@ def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bo
     A baseline that has no value on an axis, as one machine has no link, is that of every value.
     """
     if axis in baseline:
-        return bool(other.label[axis] == baseline[axis])
+        return True
     if other.label[axis] is None or bool(other.label[axis] == group.label[axis]):
         return True
     return STRATEGY in baseline and axis in OF_ONE_STRATEGY and is_off(other.label[axis])
+
+
+def is_single_of(one: Group, group: Group, axes: Sequence[str]) -> bool:
+    """Whether one process trains as several do, with the batch of each (weak scaling) or with that
+    of all together (strong).
+    """
+    if one.setting(STRATEGY) != SINGLE or group.setting(STRATEGY) in (SINGLE, None):
+        return False
+    batch = one.fact("effective_batch")
+    shared = SHARES if batch is not None and batch == group.fact("effective_batch") else ()
+    free = {"setup", *OF_EXCHANGE, *shared}
+    return one.machine_kind == group.machine_kind and all(
+        one.label[axis] == group.label[axis] for axis in axes if axis not in free
+    )
+
+
+def differs_from_single(group: Group, base: Group | None, axes: Sequence[str]) -> set[str]:
+    """The axes on which a group differs from the single process that it is compared with."""
+    if base is None or not is_single_of(base, group, axes):
+        return set()
+    return {axis for axis in axes if group.label[axis] != base.label[axis]}
 
 
 def _is_plain(baseline: dict[str, Any], other: Group) -> bool:
@@ -99,7 +130,7 @@ def compare(group: Group, base: Group | None) -> dict[str, Any]:
         # Against itself there is nothing to be uncertain of.
         rate, gain = (Estimate(0.0 if base.values(m) else None) for m in (RATE, "accuracy"))
     elif base is not None:
-        rate = _ratio(group, base, RATE).scaled(100, -100)
+        rate = _ratio(group, base, RATE).scaled(100, -100) if may_race(group, base) else rate
         gain = difference(*(g.by_repetition("accuracy") for g in (group, base))).scaled(100)
     kind, share = efficiency(group, base)
     updates = (group.mean("updates"), None if base is None else base.mean("updates"))
@@ -125,11 +156,17 @@ def _share(group: Group, base: Group | None, name: str) -> Estimate:
     if base is None:
         return Estimate()
     ours, theirs = group.by_repetition(name), base.by_repetition(name)
-    if not ours or not all(map(math.isfinite, theirs.values())):
+    if not ours or not all(map(math.isfinite, theirs.values())) or not may_race(group, base):
         return Estimate()
     if base is group:
         return Estimate(1.0)
     return ratio(ours, theirs)
+
+
+def may_race(group: Group, base: Group) -> bool:
+    """Times of CPUs are those of equally many threads a process, as sweeps give them."""
+    threads = {run.threads for run in (*group.finished, *base.finished)} - {None}
+    return len(threads) < 2
 
 
 def _ratio(group: Group, base: Group, measure: str) -> Estimate:
@@ -151,6 +188,8 @@ def efficiency(group: Group, base: Group | None) -> tuple[str | None, Estimate]:
         return None, Estimate()
     if base is group:
         return None, Estimate(1.0)
+    if not may_race(group, base):
+        return None, Estimate()
     devices, before = group.fact("devices"), base.fact("devices")
     batch, batch_before = group.fact("effective_batch"), base.fact("effective_batch")
     if not (devices and before and batch and batch_before) or devices == before:

@@ -74,10 +74,8 @@ def _spread(device: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _shared(record: Recorded) -> dict[str, Any]:
-    settings, environment = dict(record.settings), record.environment
+    settings, environment = record.shown_settings, record.environment
     settings.pop("training_arguments", None)
-    if own_model := (environment.get("observed") or {}).get("own_model"):
-        settings["model"] = own_model
     if "precision" in settings:
         # The setting and the metric have one name; the metric keeps it.
         settings["number_format"] = settings.pop("precision")

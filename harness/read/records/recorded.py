@@ -67,6 +67,12 @@ class Recorded:
         return "script" in self.settings and not self.settings.get("imported")
 
     @property
+    def shown_settings(self) -> dict[str, Any]:
+        """A script may train a model of its own; --model then only names what prepares its data."""
+        own_model = (self.environment.get("observed") or {}).get("own_model")
+        return self.settings | ({"model": own_model} if own_model else {})
+
+    @property
     def line(self) -> str:
         return f"{self.folder.path}: {self.problem}"
 
@@ -196,9 +202,8 @@ def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
     setup = (path if len(path.parts) > 1 else path.absolute()).parent.name
     elsewhere = SETUP_FOLDER.fullmatch(setup) and setup != settings.get("setup")
     if elsewhere or not path.name.startswith(f"{expected}_"):
-        raise UserError(
-            f"settings.json is that of another run: {settings.get('setup')}/{expected}_..."
-        )
+        named = f"{settings.get('setup')!s:.40}/{expected:.100}"
+        raise UserError(f"settings.json is that of another run: {named}_...")
 
 
 @cache

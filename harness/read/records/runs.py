@@ -169,6 +169,11 @@ class Run:
         return (self.environment.get("observed") or {}).get("device")
 
     @property
+    def threads(self) -> int | None:
+        """Of a process that computes on a CPU; None where a GPU does, or nobody knows."""
+        return self.environment.get("threads") if self.device == "cpu" else None
+
+    @property
     def devices(self) -> int | None:
         """One process of dp drives several devices; each other process drives one."""
         observed = self.environment.get("observed") or {}
@@ -323,7 +328,7 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
         measures = {n: v for n, v in measures.items() if not _depends_on_batch(n, v)}
     return Run(
         label=dict(label), path=path, state=state, reason=reason, folder=folder,
-        settings=record.settings, environment=environment, measures=measures,
+        settings=record.shown_settings, environment=environment, measures=measures,
         epochs=record.epochs, ranks=record.ranks, broken_lines=record.broken_lines,
         other_batches=other_batches,
     )  # fmt: skip

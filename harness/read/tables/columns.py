@@ -263,7 +263,7 @@ def decimals(name: str, value: float) -> int:
     if name in COUNTS:
         return 0 if value == round(value) else 1
     if name.endswith("_gib"):
-        return 2
+        return 2 if size >= 1 else 3 if size >= 0.1 else 4
     if name in PER_UPDATE:
         return 1 if size >= 10 else 3 if size >= 0.01 else 5
     if name.endswith("_mbit"):

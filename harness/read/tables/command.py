@@ -88,8 +88,8 @@ SAID_ONCE = (
 
 # Rows stand in this order, and are told apart by these columns.
 BY = ("script", "dataset", "model", "strategy", "number_format", "setup", "lr")
-TOLD = (*BY, "effective_batch", "machine", "imported")
-TOLD_BY = (*BY, "precision", "compress", "sync_every")  # settings that those columns show
+SHOWN = (*BY, "effective_batch", "machine", "imported")
+SETTINGS_SHOWN = (*BY, "precision", "compress", "sync_every")  # settings that those columns show
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,7 +120,7 @@ def _show_runs(root: Path, options: argparse.Namespace) -> None:
         return
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
-    more = _told_apart(runs)
+    more = _other_settings(runs)
     console = screen()
     tables = [
         _of_machine(
@@ -154,17 +154,17 @@ def _strategies(runs: pd.DataFrame) -> list[str | None]:
     return [strategy_text(dict(zip(names, row, strict=True))) for row in labels.to_numpy()]
 
 
-def _told_apart(runs: pd.DataFrame) -> tuple[tuple[str, str, str], ...]:
+def _other_settings(runs: pd.DataFrame) -> tuple[tuple[str, str, str], ...]:
     """Columns of settings in which runs differ that no other column tells apart; adds them."""
-    told = [runs[name].map(str) for name in TOLD if name in runs]
+    shown = [runs[name].map(str) for name in SHOWN if name in runs]
     identities = runs.attrs["identities"]
     alike: dict[tuple[str, ...], list[int]] = {}
-    for row, key in enumerate(zip(*told, strict=True)):
+    for row, key in enumerate(zip(*shown, strict=True)):
         alike.setdefault(key, []).append(row)
     columns = []
     for name in dict.fromkeys(name for each in identities for name in each):
         texts = [plain_text(each.get(name)) for each in identities]
-        if name not in TOLD_BY and any(
+        if name not in SETTINGS_SHOWN and any(
             len({texts[n] for n in rows}) > 1 for rows in alike.values()
         ):
             column = f"setting {name}"

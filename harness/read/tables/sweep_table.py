@@ -10,8 +10,17 @@ from typing import Any
 from harness.core.records import DISTURBING_SHARE, FINISHED, SKIPPED, WAITING
 from harness.read.compare.answers import answers
 from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
-from harness.read.records.baseline import STRONG, WEAK, baseline_of, group_rows, measures_of
+from harness.read.records.baseline import (
+    STRONG,
+    WEAK,
+    baseline_of,
+    differs_from_single,
+    group_rows,
+    may_race,
+    measures_of,
+)
 from harness.read.records.groups import Group
+from harness.read.records.processors import spread_of
 from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.table import Table, table_of
@@ -80,7 +89,12 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         about=_about(sweep, rows, same),
         table=table_of(headings, lines, keys + sweep.per_node, tuple(right), marks),
         answers=answers(sweep),
-        legend=[*legend(sweep, rows, columns), *_disturbed(sweep.groups), *_links(runs)],
+        legend=[
+            *legend(sweep, rows, columns),
+            *_disturbed(sweep.groups),
+            *spread_of(run for group in sweep.groups for run in group.finished),
+            *_links(runs),
+        ],
         notes=_notes(sweep, rows, any(missing)),
         not_finished=_not_finished(sweep, runs, {column.name for column in left}),
         environment=environment_lines(runs),
@@ -141,6 +155,8 @@ DEFINITIONS = {
     "harmonic mean",
     "train_time_s": "train s: without evaluation and saving",
     "wall_s": "wall s: everything",
+    "peak_memory_gib": "peak GiB: on a CPU of the whole process, with freed memory that the C "
+    "library keeps",
     POINTS: "acc. points: percentage points of accuracy",
     "payload_mb_per_update": "payload: what the strategy hands over to be sent",
     "network_mb_per_update": "sent: what left the nodes' interfaces",
@@ -187,9 +203,13 @@ def _definitions(sweep: SweepResults, names: set[str]) -> list[str]:
 
 
 def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[str]:
-    texts = []
+    texts, fixed = [], True
     if sweep.baseline is not None:
-        axes = [axis for axis in shown_axes(sweep.axes) if axis not in sweep.baseline]
+        pairs = [(group, baseline_of(sweep, group)) for group in sweep.groups]
+        unlike = set().union(*(differs_from_single(*pair, sweep.axes) for pair in pairs))
+        hold = str(sweep.hold)  # not fixed where the batch itself is compared
+        fixed = all(b is None or g.label.get(hold) == b.label.get(hold) for g, b in pairs)
+        axes = [a for a in shown_axes(sweep.axes) if a not in {*sweep.baseline, *unlike}]
         others = [heading_of(column_of(axis)) for axis in axes]
         same = f" with the same {', '.join(others)}" if others else ""
         texts.append(f"base: {label_text(sweep.baseline, sweep.axes)}{same}")
@@ -210,7 +230,7 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
         meaning = "other number of updates than the baseline: not the same training"
         texts.append(f"{OTHER_TRAINING} {meaning}")
     held = {"per_gpu_batch": "batch per GPU", "effective_batch": "effective batch"}
-    if sweep.hold:
+    if sweep.hold and fixed:
         texts.append(f"held fixed: {held.get(sweep.hold, sweep.hold)}")
     return [*texts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else texts
 
@@ -252,9 +272,18 @@ def _notes(sweep: SweepResults, rows: list[Row], none_alike: bool) -> list[str]:
     if sweep.baseline is not None:
         named = label_text(sweep.baseline, sweep.axes)
         if none_alike:
-            notes.append(f"{UNKNOWN}: no run of the baseline ({named}) on the same kind of machine")
+            notes.append(
+                f"{UNKNOWN}: no run of the baseline ({named}) with the same other settings on the "
+                "same kind of machine"
+            )
         if any(row["baseline_finished"] == 0 for row in finished):
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
+        bases = [(group, baseline_of(sweep, group)) for group in sweep.groups]
+        if any(base is not None and not may_race(group, base) for group, base in bases):
+            notes.append(
+                f"{UNKNOWN}: times of processes with unlike numbers of threads are not compared: a "
+                "sweep gives all as many"
+            )
     notes += sweep.averaged_exchanges
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}")

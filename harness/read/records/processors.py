@@ -1,0 +1,39 @@
+"""How fast processors were when runs were measured: one name of a machine may stand for several."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from harness.read.records.runs import Run
+
+# The ratio of two calibrations from which on times are not taken to be of one machine.
+UNLIKE = 1.25
+Rates = dict[tuple[str, int], list[float]]
+
+
+def rates(runs: Iterable[Run]) -> Rates:
+    """TFLOP/s of a process in the number format of its training, by the format and its threads."""
+    found: Rates = defaultdict(list)
+    for run in runs:
+        known = run.environment.get("cpu_calibration") or {}
+        number_format = run.identity["precision"]
+        rate, threads = known.get(f"{number_format}_tflops"), known.get("threads")
+        if rate and threads and run.device == "cpu":
+            found[number_format, threads].append(rate)
+    return found
+
+
+def are_apart(one: float, other: float) -> bool:
+    return max(one, other) > UNLIKE * min(one, other)
+
+
+def spread_of(runs: Iterable[Run]) -> list[str]:
+    """A sentence for each number format in which sessions were far apart."""
+    return [
+        f"before these runs processors did {min(found):.2g} to {max(found):.2g} TFLOP/s in "
+        f"{number_format} (products of matrices, {threads} thread(s)): times of different sessions "
+        "differ by this, too"
+        for (number_format, threads), found in sorted(rates(runs).items())
+        if are_apart(min(found), max(found))
+    ]
