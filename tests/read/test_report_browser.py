@@ -97,6 +97,25 @@ def test_nothing_is_wider_than_the_window_or_on_top_of_another(
     assert page.value(f"getComputedStyle({patch}).fill") == ground  # figures follow the page
 
 
+@pytest.mark.parametrize("width", [320, 400, 760])
+def test_a_figure_fits_a_narrow_window_until_it_is_tapped(
+    width: int, four: Path, page: Page
+) -> None:
+    page.open(four, width)
+    page.value(EVERYTHING)
+    figures = f"{DRAWINGS}.map(s => s.parentElement)"
+    hidden = f"{figures}.map(place => place.scrollWidth - place.clientWidth)"
+    before = page.value(hidden)
+    assert len(before) >= 5 and max(before) == 0
+    page.value(f"{figures}[1].focus()")
+    after = page.value(hidden)
+    assert after[1] > 40 and sum(after) == after[1]  # this one alone
+    assert page.value("document.documentElement.scrollWidth") <= width  # the page does not scroll
+    assert "enlarge" in page.value(
+        "getComputedStyle(document.querySelector('figcaption'), '::after').content"
+    )
+
+
 @pytest.mark.parametrize("sweep", ["slow_links_four", "slow_links", "prediction"])
 def test_every_figure_is_whole_and_its_words_are_apart(
     sweep: str, report_of: Callable[[str], Path], page: Page

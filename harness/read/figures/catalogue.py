@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 
 from harness.core.command_line import print_json
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import finding
-from harness.read.drawing import KINDS, WIDTH, Drawn, page_width, save
+from harness.read.drawing import KINDS, Drawn, page_width, save
 from harness.read.figures.curves import (
     accuracy_by_epoch,
     epoch_time_by_batch,
@@ -27,7 +24,7 @@ from harness.read.figures.curves import (
     throughput,
 )
 from harness.read.figures.links import propagation, strategies
-from harness.read.figures.panels import Styles
+from harness.read.figures.panels import Styles, set_title
 from harness.read.figures.prediction import prediction
 from harness.read.figures.time import frontier, time_to_accuracy, usage, where_time_went
 from harness.read.records.sweeps import SweepResults, read_results, read_sweep
@@ -63,17 +60,8 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
     drawn.notes += sweep.averaged_exchanges
     if name in FOUND_IN and (text := finding(sweep, *FOUND_IN[name])):
-        _title(drawn.figure, text)
+        set_title(drawn.figure, text)
     return drawn
-
-
-def _title(figure: Figure, text: str) -> None:
-    """What the figure shows, above its legend."""
-    text = textwrap.fill(text, int(95 * figure.get_figwidth() / WIDTH))
-    if figure.legends:
-        figure.legends[0].set_title(text, FontProperties(size=10))
-    else:
-        figure.suptitle(text, fontsize=10)
 
 
 def draw_all(

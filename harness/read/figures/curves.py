@@ -14,16 +14,20 @@ from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
     Panel,
     Point,
+    Series,
     Styles,
     arrange,
+    axis_text,
     draw_group,
+    failed_groups,
     failures,
     in_order,
     run_name,
     same_scale,
+    without_place,
 )
-from harness.read.labels import heading_of
-from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency
+from harness.read.labels import STRATEGY, heading_of
+from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency, is_single_of
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
@@ -65,7 +69,7 @@ def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Dr
     blocks = [arranged[n : n + wide] for n in range(0, len(arranged), wide)]
     rows = [(metric, block) for block in blocks for metric in metrics]
     figure, axes = kit.panels(len(rows) * wide, 2.4, wide)
-    drawn, texts = Drawn(figure, notes=notes), []
+    drawn, texts = Drawn(figure, notes=[*notes, *without_place(sweep, groups)]), []
     for y, (metric, block) in enumerate(rows):
         for x, place in enumerate(axes[y * wide : (y + 1) * wide]):
             if x >= len(block):
@@ -182,7 +186,10 @@ def _against(
         raise NothingToDraw(f"no finished run has {measure}")
     arranged, notes = arrange(sweep, groups, across, by_setup=False)
     of_lines = styles.of_lines(sweep, arranged)
+    if ideal:
+        arranged, of_lines = _from_single(sweep, arranged, of_lines)
     figure, axes = kit.panels(len(arranged), 3.0)
+    notes += [*_crosses(sweep, groups), *without_place(sweep, groups)]
     drawn, texts = Drawn(figure, notes=[*notes, *_shared_cores(sweep)]), []
     for panel_axes, panel in zip(axes, arranged, strict=True):
         texts.append(_lines(drawn, panel_axes, panel, of_lines, measure, place, ideal))
@@ -190,6 +197,12 @@ def _against(
     kit.legend(figure, of_lines, [IDEAL] if ideal else [])
     drawn.alt = f"{y} over {x}, means. " + kit.listed(texts, " ")
     return drawn
+
+
+def _crosses(sweep: SweepResults, groups: Sequence[Group]) -> list[str]:
+    """A cross has no colour of a line: a note names the groups that have crosses alone."""
+    failed = failed_groups(sweep, [group for group in groups if not group.finished])
+    return [f"crosses: {failed}"] if failed else []
 
 
 def _lines(
@@ -203,9 +216,12 @@ def _lines(
         aside = kit.aside(number, len(panel.lines))
         points: list[Point] = []
         for group in groups:
+            of_line = group.label.get(STRATEGY) == groups[-1].label.get(STRATEGY)
+            called = name if of_line else axis_text(group, STRATEGY)
             failed += [(place(group), what) for what in failures(group)]
-            texts += [f"{name or 'all'} at {place(group):g} {what}" for what in failures(group)]
-            point = draw_group(drawn, axes, place(group), group, measure, name, styles[name], aside)
+            texts += [f"{called or 'all'} at {place(group):g} {what}" for what in failures(group)]
+            at, style = place(group), styles[name]
+            point = draw_group(drawn, axes, at, group, measure, called, style, aside)
             if point is not None:
                 points.append(point)
         values += [value for point in points for value in point.values]
@@ -238,6 +254,32 @@ def _ideal(axes: Axes, points: Sequence[Point], style: Style, aside: float) -> f
     return end
 
 
+def _from_single(
+    sweep: SweepResults, panels: Sequence[Panel], styles: dict[str, Style]
+) -> tuple[list[Panel], dict[str, Style]]:
+    """Lines of several processes begin with the single one that does the same work, which then has
+    no line of its own.
+    """
+    groups = [group for panel in panels for _, of_line in panel.lines for group in of_line]
+    singles = {
+        id(group): [one for one in groups if is_single_of(one, group, sweep.axes)]
+        for group in groups
+    }
+    begun = {id(one) for group in groups for one in singles[id(group)]}
+    joined = list[Panel]()
+    for panel in panels:
+        lines = list[Series]()
+        for name, of_line in panel.lines:
+            if not all(id(group) in begun for group in of_line):
+                first = {id(one): one for group in of_line for one in singles[id(group)]}
+                own = {id(group): group for group in of_line}
+                lines.append(Series(name, [*(first | own).values()]))
+        if lines:
+            joined.append(Panel(panel.title, lines))
+    shown = {name for panel in joined for name, _ in panel.lines}
+    return joined, {name: style for name, style in styles.items() if name in shown}
+
+
 def _best(points: Sequence[tuple[float, float]]) -> dict[float, float]:
     """A line goes through the best of the set-ups with as many devices; the others stand alone."""
     best: dict[float, float] = {}
@@ -260,8 +302,9 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     """The share of the ideal that is reached: weak at equal batch a device, else strong."""
     groups = [group for group in _scaled(sweep) if group.finished]
     arranged, notes = arrange(sweep, groups, _along(sweep), by_setup=False)
-    of_lines = styles.of_lines(sweep, arranged)
+    arranged, of_lines = _from_single(sweep, arranged, styles.of_lines(sweep, arranged))
     figure, axes = kit.panels(len(arranged), 3.0)
+    notes += without_place(sweep, groups)
     drawn, texts, kinds = Drawn(figure, notes=notes), [], set[str]()
     for place, panel in zip(axes, arranged, strict=True):
         values, reached = [1.0], []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 
 from harness.core.records import FAILURES
 from harness.core.strategies import STRATEGIES
@@ -195,13 +198,20 @@ def failures(group: Group) -> list[str]:
     return [state if n == 1 else f"{n} x {state}" for state, n in counts.items()]
 
 
-def failed_groups(sweep: SweepResults) -> str:
-    """All groups with failed runs, for a note."""
+def failed_groups(sweep: SweepResults, groups: Sequence[Group] | None = None) -> str:
+    """These groups with failed runs, or all of the sweep, for a note."""
     return kit.listed(
         f"{sweep.short_name_of(group)} ({', '.join(states)})"
-        for group in sweep.groups
+        for group in (sweep.groups if groups is None else groups)
         if (states := failures(group))
     )
+
+
+def without_place(sweep: SweepResults, shown: Sequence[Group] = ()) -> list[str]:
+    """A note on the failed runs of the groups that a figure does not show."""
+    known = {id(group) for group in shown}
+    failed = failed_groups(sweep, [group for group in sweep.groups if id(group) not in known])
+    return [f"failed runs have no place here: {failed}"] if failed else []
 
 
 class Point(NamedTuple):
@@ -233,3 +243,12 @@ def draw_group(
     mean, low, high = kit.mean_with_interval(axes, aside * x, values, style, rate)
     text = f"{line or 'all'} at {x:g} {kit.numbers_of(values, rate)}"
     return Point(x, mean, low, high, values, text)
+
+
+def set_title(figure: Figure, text: str) -> None:
+    """What the figure shows, above its legend."""
+    text = textwrap.fill(text, int(95 * figure.get_figwidth() / kit.WIDTH))
+    if figure.legends:
+        figure.legends[0].set_title(text, FontProperties(size=10))
+    else:
+        figure.suptitle(text, fontsize=10)

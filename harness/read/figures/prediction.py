@@ -14,9 +14,9 @@ from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
     Styles,
     axis_text,
-    failed_groups,
     left_out,
     run_name,
+    without_place,
 )
 from harness.read.labels import STRATEGY
 from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
@@ -56,8 +56,7 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
         Line2D([], [], color=kit.FAINT, linestyle="--", linewidth=1.2, label="as measured"),
         Patch(color=kit.FAINT, alpha=0.15, linewidth=0, label=f"within {NEAR:.0%}"),
     ])  # fmt: skip
-    if failed := failed_groups(sweep):
-        notes.append(f"failed runs have no place here: {failed}")
+    notes += without_place(sweep)
     drawn.notes = [*map(_fitted_on, workloads), *notes]
     numbers = kit.listed(f"{sweep.short_name_of(case.group)} {_numbers(case)}" for case in cases)
     drawn.alt = f"Predicted step time against measured. {_errors(cases)}. {numbers}."

@@ -39,6 +39,8 @@ from harness.read.figures.panels import (
     failures,
     left_out,
     run_name,
+    set_title,
+    without_place,
 )
 from harness.read.labels import MACHINE, column_of, duration, heading_of, shown_axes
 from harness.read.records.groups import Group
@@ -154,6 +156,9 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
     return ", ".join([value, *texts])
 
 
+UNBEATEN = "in the mean no other is both better and cheaper"
+
+
 class TradeOff(NamedTuple):
     group: Group
     cost: float
@@ -191,9 +196,9 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             kit.log_axis(place, "x")
     kit.legend(figure, of_names)
-    if failed := failed_groups(sweep):
-        drawn.notes.append(f"failed runs have no place here: {failed}")
-    drawn.notes.append("numbered: no other is both better and cheaper. " + " ".join(texts))
+    set_title(figure, f"Numbered: {UNBEATEN}")
+    drawn.notes += without_place(sweep)
+    drawn.notes.append(f"numbered: {UNBEATEN}. " + " ".join(texts))
     drawn.alt = "Final accuracy against its cost, means; best for their price: " + " ".join(texts)
     return drawn
 
@@ -226,11 +231,11 @@ def _named_styles(
     alike: dict[str, list[Group]] = {}
     for name, group in zip(names, groups, strict=True):
         alike.setdefault(name, []).append(group)
-    told = ", ".join(
+    unlike = ", ".join(
         heading_of(column_of(axis)) for axis in varied
         if any(len({axis_text(group, axis) for group in theirs}) > 1 for theirs in alike.values())
     )  # fmt: skip
-    return names, of_names, [f"points of one style differ in {told}"]
+    return names, of_names, [f"points of one style differ in {unlike}"]
 
 
 def _point(
@@ -339,6 +344,7 @@ def _shares(parts: dict[str, float]) -> str:
 
 
 MOST_RUNS, MOST_POINTS = 3, 400
+LONG_PAUSE_S, MANY_PAUSES = 2.0, 10.0  # between readings: from these on, nobody was reading
 
 
 class Quantity(NamedTuple):
@@ -457,14 +463,25 @@ def _series(readings: Readings, quantity: Quantity) -> DeviceReadings:
 def _draw_series(
     axes: Axes, series: DeviceReadings, begin: float, colours: Sequence[str]
 ) -> list[list[float]]:
-    """The values of each line. Of many readings means over as many each, so that no part of a line
-    is smoother than another.
+    """The values of each line, which breaks off where a run stopped and was resumed. Of many
+    readings means over as many each, so that no part of a line is smoother than another.
     """
     shown = []
     for (_, readings), colour in zip(series.items(), colours, strict=True):
-        step = math.ceil(len(readings) / MOST_POINTS)
-        whole = len(readings) - len(readings) % step
-        means = np.array(readings[:whole], float).reshape(-1, step, 2).mean(axis=1)
-        axes.plot(means[:, 0] - begin, means[:, 1], color=colour, linewidth=1, alpha=0.85)
-        shown.append([float(value) for value in means[:, 1]])
+        step, values = math.ceil(len(readings) / MOST_POINTS), list[float]()
+        for part in _unbroken(np.array(readings, float)):
+            whole = max(step, len(part) - len(part) % step)
+            means = [each.mean(axis=0) for each in np.array_split(part[:whole], whole // step)]
+            axes.plot([time - begin for time, _ in means], [value for _, value in means],
+                      color=colour, linewidth=1, alpha=0.85)  # fmt: skip
+            values += [float(value) for _, value in means]
+        shown.append(values)
     return shown
+
+
+def _unbroken(readings: np.ndarray) -> list[np.ndarray]:
+    """The readings (time, value), split where nothing was read for long."""
+    pauses = np.diff(readings[:, 0])
+    usual = float(np.median(pauses)) if len(pauses) else 0.0
+    long = np.flatnonzero(pauses > max(LONG_PAUSE_S, MANY_PAUSES * usual))
+    return np.split(readings, long + 1)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harness.core.command_line import print_json
 from harness.core.settings import UserError
+from harness.read.compare.answers import failed_ways
 from harness.read.drawing import Drawn, for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for
@@ -124,6 +125,7 @@ def _section_of(
         fairness=fairness(sweep),
         problems=sweep.problems,
         uncompared=_uncompared(sweep),
+        failed=failed_ways(sweep),
         planned=sweep.question != sweep.name,
     )
 
@@ -157,7 +159,7 @@ def _uncompared(sweep: SweepResults) -> str:
 
 
 def _file_name(name: str, taken: Collection[str]) -> str:
-    plain = re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_.") or "runs"
+    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "runs"
     free, number = plain, 2
     while free in taken:
         free, number = f"{plain}_{number}", number + 1

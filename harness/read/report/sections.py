@@ -34,11 +34,12 @@ class Section:
     fairness: list[str]
     problems: list[str]
     uncompared: str  # why there is no answer
+    failed: list[str]  # ways to run that no run finished
     planned: bool  # by a sweep file: it has a question, and may have a hypothesis
 
     @property
     def answers(self) -> list[str]:
-        return self.table.answers or [self.uncompared]
+        return [*(self.table.answers or [self.uncompared]), *self.failed]
 
     @property
     def hypothesis(self) -> str:
@@ -66,7 +67,8 @@ DEFINITIONS = {
     "±": "sample standard deviation over the seeds; bands and bars in figures are 95 % intervals "
     "of the mean (Student's t), points are single runs.",
     "scaling efficiency": "weak X_N/(N X_1) of samples/s at equal batch per device, strong "
-    "T_1/(N T_N) of training time at equal effective batch.",
+    "T_1/(N T_N) of training time at equal effective batch; one process alone is the baseline of "
+    "every strategy.",
     "time to accuracy": "training time to the end of the first epoch that reaches the target; a "
     "miss is infinite, and is counted.",
     "where the time went": "of the median rank, means over the seeds; what the records do not "

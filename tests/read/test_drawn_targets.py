@@ -1,0 +1,97 @@
+"""Times to a target and the frontier, as the figures have them; numbers made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.read.drawing import CUT, NothingToDraw
+from harness.read.figures.catalogue import draw
+from harness.read.figures.time import targets_of
+from tests.support.drawn import measured, points, texts
+from tests.support.records import Plan, epochs
+
+
+def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
+    plan.run("1_1", 4, 1, epochs=epochs(0.5, 0.9))
+    plan.run("1_1", 4, 2, epochs=epochs(0.9, 0.9))
+    plan.run("1_1", 4, 3, epochs=epochs(0.5, 0.6))
+    plan.run("1_1", 16, 1, outcome="oom", reason="planted")
+    drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
+    assert points(drawn) == [(2.0, 0.0), (4.0, 0.0)]
+    assert texts(drawn) == ["1 of 3 missed", "oom"]
+    assert "batch per GPU 4: 4 s, 1 of 3 missed" in drawn.alt  # a miss counts in the median
+    with pytest.raises(NothingToDraw, match="no run reaches"):
+        draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.95}))
+
+
+def test_a_target_is_made_where_none_is_named(plan: Plan) -> None:
+    plan.run(seed=1, epochs=epochs(0.5, 0.8))
+    (target,) = targets_of(measured(plan)).values()
+    assert target.value == 0.76  # 95 % of the 0.8 in the summary
+    drawn = draw("time_to_accuracy", measured(plan))
+    assert drawn.notes == ["target: 95% of the best mean accuracy, as no sweep names one"]
+
+
+def test_the_frontier_is_what_nothing_else_beats(plan: Plan) -> None:
+    for batch, seconds, accuracy in ((1, 40, 0.9), (4, 20, 0.8), (16, 30, 0.7), (64, 10, 0.6)):
+        plan.run("1_1", batch, train_time_s=seconds, accuracy=accuracy, energy_j=100.0 * seconds)
+    plan.run("1_1", 256, outcome="oom", reason="planted")
+    drawn = draw("frontier", measured(plan))
+    assert [axes.get_xlabel() for axes in drawn.figure.axes] == [
+        "training time (s)", "energy of the devices (kJ)",
+    ]  # fmt: skip
+    for panel, factor in ((0, 1), (1, 0.1)):
+        step = next(x for x in drawn.figure.axes[panel].lines if x.get_drawstyle() == "steps-post")
+        assert [*np.asarray(step.get_xdata())] == pytest.approx(
+            [10 * factor, 20 * factor, 40 * factor]
+        )
+        assert [*np.asarray(step.get_ydata())] == [0.6, 0.8, 0.9]
+        assert texts(drawn, panel) == ["1", "2", "3"]
+    assert any("failed runs have no place here: 1_1 b256 (oom)" in note for note in drawn.notes)
+
+
+def test_intervals_are_whole_or_say_that_they_go_on(plan: Plan) -> None:
+    """A share has no interval beyond 1; a long one of efficiency ends with an arrow."""
+    for seed, last in ((1, 0.1), (2, 0.9), (3, 1.0)):
+        plan.run(seed=seed, epochs=epochs(0.5, last))
+    (axes,) = draw("accuracy", measured(plan)).figure.axes
+    edges = np.asarray(axes.collections[0].get_paths()[0].vertices)[:, 1]
+    low, high = axes.get_ylim()
+    assert low <= edges.min() >= 0 and edges.max() == 1 <= high
+    for setup, devices, rates in (("1_1", 1, (100, 100)), ("1_2", 2, (50, 300))):
+        for seed, rate in enumerate(rates):
+            plan.run(setup, 16, seed, devices, train_samples_per_s=rate)
+    drawn = draw("efficiency", measured(plan))
+    arrows = [line for line in drawn.figure.axes[0].lines if line.get_marker() in "^v"]
+    assert [list(np.asarray(a.get_ydata())) for a in arrows if not a.get_clip_on()] == [[1]]
+    assert CUT in drawn.notes
+
+
+def test_counts_of_misses_cover_no_run(plan: Plan) -> None:
+    for batch, first in ((4, 0.9), (16, 0.5), (64, 0.5)):
+        for seed, last in ((1, 0.9), (2, 0.6)):
+            seconds = {4: 1.0, 16: 30.0, 64: 300.0}[batch]
+            rows = epochs(first, last)
+            for row in rows:
+                row["epoch_time_s"] = seconds
+            plan.run("1_1", batch, seed, epochs=rows)
+    drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
+    drawn.figure.canvas.draw()
+    (axes,) = drawn.figure.axes
+    left = min(text.get_window_extent().x0 for text in axes.texts)
+    runs = [axes.transData.transform(point)[0] for point in points(drawn)]
+    assert len(runs) >= 3 and max(runs) < left
+
+
+def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
+    for link, seconds in (("1ms", 10.0), ("80ms", 90.0)):
+        for batch, factor in ((4, 2.0), (16, 1.0)):
+            plan.run("2_1", batch, label={"link": link}, train_time_s=factor * seconds)
+    axes = ["setup", "per_gpu_batch", "link"]
+    drawn = draw("frontier", measured(plan, axes=axes))
+    assert [place.get_title() for place in drawn.figure.axes] == ["1ms", "80ms"]
+    assert [sorted(x for x, _ in points(drawn, n)) for n in (0, 1)] == [[10, 20], [90, 180]]
+    plan.content["runs"] = plan.content["runs"][::2]
+    with pytest.raises(NothingToDraw, match="no two groups have the same script, model, dataset"):
+        draw("frontier", measured(plan, axes=axes))
