@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -262,6 +263,22 @@ def test_shipped_files(file: Path, tiny: bool) -> None:
             assert again == job.settings
             assert run_id(again) == job.path.split("/")[-1]
             assert words[0] == "torchrun" and f"--nproc_per_node={per_node}" in words
+
+
+# They compare speed and memory, show the path, or choose one setting for a sweep with seeds.
+ONE_SEED = {"demo", "strategies", "news_learning_rate"}
+
+
+@pytest.mark.parametrize("tiny", [False, True])
+@pytest.mark.parametrize(
+    "file", [f for f in FILES if f.parent.name != "gallery"], ids=lambda file: file.stem
+)
+def test_shipped_sweeps_compare_quality_over_three_seeds(file: Path, tiny: bool) -> None:
+    seeds = Counter(
+        tuple((key, str(value)) for key, value in job.label.items() if key != "seed")
+        for job in plan(load(file, tiny=tiny))
+    )
+    assert file.stem in ONE_SEED or min(seeds.values()) >= 3
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -10,6 +10,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,19 @@ def test_the_textbook_exchanges_as_rarely(tmp_path: Path) -> None:
     wire = wire_of(FAR)
     exchange_s = (2 * wire.delay_s + GRADIENT / wire.bytes_per_s) / 10
     assert textbook_s == pytest.approx(1.1 * planted_s(16) + exchange_s)
+
+
+def test_the_page_says_how_far_the_published_predictions_are_off(root: Path) -> None:
+    ((workload,), _) = workloads_of(read_results(root / "outputs/published/sweeps/prediction-tiny"))
+    ours, textbook = (
+        [abs(getattr(case, name)) for case in workload.cases]
+        for name in ("error", "baseline_error")
+    )
+    page = (root / "docs" / "prediction.md").read_text().replace(" %", "%")
+    assert (
+        f"from runs of one machine | {len(ours)} | {median(ours):.1%} | {max(ours):.1%} | "
+        f"{median(textbook):.0%}, {max(textbook):.0%} |"
+    ) in page
 
 
 def test_a_prediction_has_its_interval_where_it_has_one(tmp_path: Path) -> None:

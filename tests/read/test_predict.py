@@ -247,6 +247,17 @@ def test_what_differs_is_named_at_once(tmp_path: Path, predicted: Verb) -> None:
     assert "step time" in predicted(root, "--setup=1_1")
 
 
+def test_a_run_with_fewer_updates_than_a_period_is_said(root: Path, predicted: Verb) -> None:
+    """Its one exchange is that at the end, and the curve is that of a run as short."""
+    argv = [str(root / "outputs/published/sweeps/prediction-tiny"), "--setup", "4_1"]
+    argv += ["--link", "20ms,200mbit", "--strategy", "diloco", "--sync_every", "50"]
+    text = predicted.in_one_line(*argv)
+    assert "note: 11 updates are fewer than --sync_every 50: only the last exchange happens" in text
+    assert text.count("(counts between epochs only)") == 1  # nothing is saved in these records
+    longer = predicted.in_one_line(*argv, "--epochs", "50")
+    assert "only the last exchange" not in longer
+
+
 def test_epochs_of_others(tmp_path: Path, predicted: Verb) -> None:
     """One GPU's epochs that others have published, and what they do not say by flags."""
     file = text_file(tmp_path, TEXT, "1_1_2e-05_16.txt")
@@ -347,3 +358,17 @@ def test_a_training_set_too_small_or_unknown(records: Path, predicted: Verb) -> 
         file.write_text(json.dumps({**json.loads(file.read_text()), "data": None}))
     argv = [str(records), "--setup", "2_1", *FAR]
     assert "epoch        unknown" in predicted(*argv)
+
+
+def test_what_is_missing_is_measured_without_an_exchange_of_others(
+    tmp_path: Path, predicted: Verb
+) -> None:
+    folder = timed(tmp_path, 16, 4, 1, "--strategy", "diloco")
+    facts = json.loads((folder / "environment.json").read_text())
+    facts["command"] += (
+        " --strategy diloco --sync_every=20 --sync_first 40 --compress int8 --exchange all_to_all"
+        " --fsdp_offload --local_updates --lr 1e-3"
+    )
+    (folder / "environment.json").write_text(json.dumps(facts))
+    text = predicted.refused(str(tmp_path), "--setup", "2_2", *FAR)
+    assert "python vit.py --tiny --per_gpu_batch 16 --lr 1e-3 --setup 1_1" in text

@@ -8,6 +8,7 @@ import statistics
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,6 +244,44 @@ def test_connections_rest_between_exchanges_that_are_rare() -> None:
     for updates, often in ((352, 16), (375, 16), (380, 17)):
         halves_s = exposed_s(strategy="diloco", sync_every=50, updates=updates, fragments=2)
         assert halves_s == pytest.approx(often * half_s / updates), updates
+
+
+def test_the_textbook_exchanges_as_often_as_the_model() -> None:
+    """By a ring, 0.04 + 0.16 s of all or 0.04 + 0.08 s of a half, between updates of 26 ms."""
+    cases: list[tuple[dict[str, Any], float]] = [
+        ({}, 0.2 / 50),
+        ({"updates": 11}, 0.2 / 11),  # once, after the last one
+        ({"updates": 50}, 0.2 / 50),
+        ({"updates": 352}, 8 * 0.2 / 352),
+        ({"updates": 380, "fragments": 2}, 17 * 0.12 / 380),
+        ({"updates": 100, "sync_first": 40}, (40 * 0.2 + 2 * 0.2) / 100),
+    ]
+    for known, by_hand_s in cases:
+        plan = Scenario(Shape(2), 16, FAR, "diloco", sync_every=50, **known)
+        assert predict(MODEL, plan).baseline_s == pytest.approx(0.026 + by_hand_s), known
+
+
+def test_a_start_together_by_hand() -> None:
+    """40 of 100 updates wait for a row of all gradients; of the others every ninth exchanges, and
+    the last one.
+    """
+    whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
+    for strategy in ("local_sgd", "diloco"):
+        found_s = exposed_s(strategy=strategy, sync_every=9, updates=100, sync_first=40)
+        assert found_s == pytest.approx((40 * whole_s + 7 * whole_s) / 100)
+        apart_s = exposed_s(strategy=strategy, sync_every=9, updates=60)
+        assert found_s == pytest.approx(0.4 * whole_s + 0.6 * apart_s)
+    half_s = exposed_s(strategy="diloco", exchange="direct", sync_every=10, fragments=2,
+                       updates=100, sync_first=40)  # fmt: skip
+    assert half_s == pytest.approx((40 * (0.16 + 0.02) + 13 * (0.08 + 0.02)) / 100)
+    plan = Scenario(Shape(2), 16, FAR, "diloco", updates=100, sync_first=40)
+    assert plan.label == "diloco every 10 after 40 together"
+
+
+@pytest.mark.parametrize(("updates", "there"), [(40, "40"), (None, "an unknown number of")])
+def test_a_start_together_needs_updates_after_it(updates: int | None, there: str) -> None:
+    with pytest.raises(UserError, match=f"--sync_first 40: the run has {there} updates"):
+        exposed_s(strategy="diloco", updates=updates, sync_first=40)
 
 
 def test_direct_exchange_by_hand() -> None:

@@ -17,7 +17,7 @@ from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import sends_directly
 from harness.core.topology import effective_batch
-from harness.read.predict.cases import scenario_of
+from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import Wire, joined
 from harness.read.predict.fitting import Fitted, Overrides, shape_of, step_s, wire_between
 from harness.read.predict.model import EXCHANGE, Prediction, Scenario, predict
@@ -37,6 +37,7 @@ STEPS = "steps"
 # What a training may differ in without being another one; the way of sums changes their last bits
 # alone, and --exchange auto chooses it by the link.
 ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange")
+SHOWN = ("strategy", "compress", "sync_every", "sync_first", "per_gpu_batch")  # by their names
 MINOR = 0.05  # of the whole: a part whose error is not known counts as exact below this
 
 
@@ -54,6 +55,7 @@ class Candidate:
     links: int  # over which its steps were recorded
     between: bool  # the link's delay lies between recorded ones
     direct_s: float | None  # by the closed form, where no run exchanged directly; None: cannot
+    settings: str = ""  # that distinguish it from others of its strategy, batch and set-up
 
     @property
     def wall_s(self) -> float:
@@ -98,8 +100,9 @@ def candidates(
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
     found = Candidates([], [], [])
-    for same in _trainings(here):
-        _add(found, fitted, same, wire, target, emulated)
+    trainings = [*_trainings(here)]
+    for same, settings in zip(trainings, told_apart(trainings), strict=True):
+        _add(found, fitted, same, settings, wire, target, emulated)
     if not found.reached:
         raise UserError(_nothing(found, asked, target, here))
     found.reached.sort(key=lambda each: each.wall_s)
@@ -127,9 +130,28 @@ def _trainings(runs: Iterable[Run]) -> Iterator[list[Run]]:
     yield from kinds.values()
 
 
+def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
+    """What each has set otherwise than others that tables and sentences name alike."""
+    namesakes: dict[tuple[Any, ...], list[Run]] = {}
+    for run, *_ in trainings:
+        namesakes.setdefault(_shown(run), []).append(run)
+    found = []
+    for run, *_ in trainings:
+        alike = namesakes[_shown(run)]
+        names = [name for name in run.identity if name not in ELSEWHERE]
+        unlike = [n for n in names if len({str(each.identity.get(n)) for each in alike}) > 1]
+        found.append(", ".join(f"{name} {run.identity[name]}" for name in unlike))
+    return found
+
+
+def _shown(run: Run) -> tuple[Any, ...]:
+    return shape_of(run), *(run.identity.get(name) for name in SHOWN)
+
+
 def _add(
-    found: Candidates, fitted: Fitted, runs: list[Run], wire: Wire, target: Target, emulated: bool
-) -> None:
+    found: Candidates, fitted: Fitted, runs: list[Run], settings: str, wire: Wire, target: Target,
+    emulated: bool,
+) -> None:  # fmt: skip
     """A candidate for each way of exchange that was recorded: of its steps its own runs tell, of
     the epochs those of all ways.
     """
@@ -143,11 +165,14 @@ def _add(
             plan = replace(scenario_of(exchanged[:1], wire), emulated=emulated)
             if not epochs or not all(map(math.isfinite, epochs.values())):
                 reached = sum(map(math.isfinite, epochs.values()))
-                seeds = f"{reached} of {len(epochs)} seeds" if epochs else "no run"
-                found.missed.append(f"{plan.label}, batch {plan.batch}, on {plan.shape} ({seeds})")
+                seeds = f"by {reached} of {len(epochs)} seeds" if epochs else "in no run"
+                words = f"{plan.label}, batch {plan.batch}, on {plan.shape}"
+                words += f", {settings}" if settings else ""
+                found.missed.append(f"{words} (reached {seeds})")
                 continue
             known = [*epochs.values()]
-            found.reached.append(_candidate(fitted, exchanged, plan, known, "direct" in ways))
+            choice = _candidate(fitted, exchanged, plan, known, "direct" in ways)
+            found.reached.append(replace(choice, settings=settings))
         except UserError as error:
             found.left_out.append(f"{name}: {error}")
 
@@ -173,7 +198,8 @@ def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
     logs = {}
     for wire, there in by_link.items():
         quiet = [run for run in there if not run.is_disturbed] or there
-        predicted_s = predict(fitted.model, scenario_of(quiet[:1], wire)).step_s
+        timed = as_timed(scenario_of(quiet[:1], wire), quiet[0])
+        predicted_s = predict(fitted.model, timed).step_s
         measured = [step_s(run, Overrides()) or predicted_s for run in quiet]
         logs[wire] = math.log(statistics.mean(measured) / predicted_s)
     return OverLinks(logs)
@@ -188,32 +214,55 @@ def _candidate(
     prediction = predict(fitted.model, plan)
     ratios = ratios_of(fitted, runs)
     needed = statistics.mean(epochs)
-    updates = needed * plan.epoch_updates * math.exp(ratios.at(plan.wire))  # as ones of the model
+    longer = math.exp(ratios.at(plan.wire))  # than the model's
+    updates = [each * plan.epoch_updates for each in epochs]
+    steps_s = _steps_s(fitted, prediction, updates)
+    exchange_s = steps_s - needed * plan.epoch_updates * _alone_s(prediction)
     phases = fitted.phases.at(plan.shape, plan.wire)
     times = {START: 1.0, PROBE: 1.0, EVALUATION: needed,
              SAVING: needed - 1, EPOCH_END: needed - 1}  # fmt: skip
-    parts = {STEPS: updates * prediction.step_s}
+    parts = {STEPS: longer * steps_s}
     parts |= {name: times[name] * phase.fixed_s for name, phase in phases.items()}
     epoch_s = parts[STEPS] + sum(parts.get(n, 0.0) for n in (EVALUATION, SAVING, EPOCH_END))
     delays = [link.delay_s for link in ratios.by_link]
     return Candidate(
         plan, samples, len(runs), needed, parts,
-        share=prediction.parts[EXCHANGE] / prediction.step_s,
+        share=exchange_s / steps_s,
         half_s=_half(prediction, ratios, phases, parts, _of_epochs(epochs, epoch_s / needed)),
         links=len(delays),
-        direct_s=None if with_direct else _direct_s(fitted, prediction, parts, updates),
+        direct_s=None if with_direct else _direct_s(fitted, prediction, parts, updates, longer),
         between=bool(delays) and min(delays) <= plan.wire.delay_s <= max(delays),
     )  # fmt: skip
 
 
+def _alone_s(prediction: Prediction) -> float:
+    """Of an update, what is not spent waiting for the exchange."""
+    return prediction.step_s - prediction.parts[EXCHANGE]
+
+
+def _steps_s(fitted: Fitted, prediction: Prediction, updates: Iterable[float]) -> float:
+    """Of the first so many updates of a run, the mean; those made together come first."""
+    plan = prediction.plan
+    if not plan.sync_first or plan.updates is None:
+        return statistics.mean(updates) * prediction.step_s
+    first, others = plan.sync_first, plan.updates - plan.sync_first
+    apart_s = predict(fitted.model, replace(plan, sync_first=0, updates=others)).step_s
+    together_s = (plan.updates * prediction.step_s - others * apart_s) / first
+    return statistics.mean(
+        min(count, first) * together_s + max(0.0, count - first) * apart_s for count in updates
+    )
+
+
 def _direct_s(
-    fitted: Fitted, prediction: Prediction, parts: Mapping[str, float], updates: float
-) -> float | None:
+    fitted: Fitted, prediction: Prediction, parts: Mapping[str, float], updates: Sequence[float],
+    longer: float,
+) -> float | None:  # fmt: skip
     plan = prediction.plan
     if not sends_directly(vars(plan)) or plan.shape.per_node > 1:
         return None
-    saved_s = prediction.step_s - predict(fitted.model, replace(plan, exchange="direct")).step_s
-    return sum(parts.values()) - updates * saved_s
+    direct = predict(fitted.model, replace(plan, exchange="direct"))
+    saved_s = _steps_s(fitted, prediction, updates) - _steps_s(fitted, direct, updates)
+    return sum(parts.values()) - longer * saved_s
 
 
 def _of_epochs(epochs: Sequence[float], epoch_s: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.core.settings import UserError
@@ -21,6 +22,7 @@ from harness.read.predict.fitting import (
 )
 from harness.read.predict.model import EXPOSED, Prediction, Scenario, predict
 from harness.read.records.groups import Group
+from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
 
@@ -116,7 +118,8 @@ def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
     if len(known) < len(steps):
         changed = any(run.other_batches for run in group.finished)
         raise UserError("another batch ran than asked for" if changed else "no steps were timed")
-    return PredictedGroup(group, known, predict(fitted.model, scenario_of(group.finished)))
+    plan = as_timed(scenario_of(group.finished), group.finished[0])
+    return PredictedGroup(group, known, predict(fitted.model, plan))
 
 
 def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
@@ -131,7 +134,8 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
         raise UserError("fsdp gathers layer by layer, and how many there are is in no record")
     if settings["per_gpu_batch"] is None:
         raise UserError("the batch is in no record")
-    own = {n: settings[n] for n in ("sync_every", "sync_scope", "fragments", "overlap")}
+    names = ("sync_every", "sync_first", "sync_scope", "fragments", "overlap")
+    own = {n: settings[n] for n in names}
     own = {n: STRATEGIES[strategy].own.get(n) if v is None else v for n, v in own.items()}
     return Scenario(
         shape_of(first), settings["per_gpu_batch"], wire or _wire(runs), strategy, compress,
@@ -141,6 +145,17 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
         updates=int(first.measures["updates"]) if "updates" in first.measures else None,
         **{name: value for name, value in own.items() if value is not None},
     )  # fmt: skip
+
+
+def as_timed(plan: Scenario, run: Run) -> Scenario:
+    """What a record's mean is of: its first steps are left out, which are made together."""
+    if not plan.sync_first or plan.updates is None or not run.epochs:
+        return plan
+    count, timed = (run.epochs[0].get(name) for name in ("updates", "timed_steps"))
+    if not is_number(count) or not is_number(timed):
+        return plan
+    left_out = min(int(count - timed), plan.sync_first)
+    return replace(plan, sync_first=plan.sync_first - left_out, updates=plan.updates - left_out)
 
 
 def _wire(runs: Sequence[Run]) -> Wire:

@@ -35,6 +35,7 @@ from harness.read.predict.phases import EPOCH_END, EVALUATION, PROBE, SAVING, ST
 from harness.read.table import Table, screen, show, table_of
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
+BETWEEN = " (counts between epochs only)"
 MOST = 100_000  # nodes; what is beyond is a typing error
 INNER = ("prediction", "phases")  # of an Outcome: spread over other fields of --json
 
@@ -104,11 +105,7 @@ def as_fields(result: Outcome) -> dict[str, Any]:
     """For programs (--json)."""
     each, plan = result.prediction, result.prediction.plan
     return {
-        "setup": str(plan.shape),
-        "strategy": plan.strategy,
-        "compress": plan.compress,
-        "sync_every": plan.sync_every if plan.strategy in APART else 1,
-        "per_gpu_batch": plan.batch,
+        **plan.fields,
         "effective_batch": each.samples,
         "step_s": each.step_s,
         "step_low_s": each.low_s,
@@ -204,7 +201,10 @@ def prediction_lines(
         )
     whole = _duration(result.run_s(epochs, restarts))
     yield f"  {epochs:>3} epochs   {whole}, all that is known included"
-    beside = [f"{name} {_ms(seconds)}" for name, seconds in result.phases.items()]
+    beside = [
+        f"{name} {_ms(seconds)}{BETWEEN if name in (SAVING, EPOCH_END) else ''}"
+        for name, seconds in result.phases.items()
+    ]
     yield f"  beside steps {', '.join(beside) or NOT_KNOWN}"
     energy = (
         NOT_KNOWN if result.energy_j is None else f"{epochs * result.energy_j / 3.6e6:,.4g} kWh"
@@ -215,6 +215,7 @@ def prediction_lines(
         yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
         yield _link_note(each)
         yield _phases_note(fitted, plan.shape)
+        yield from _few_updates_note(plan)
     if fitted.model.extrapolates(plan):
         yield (
             f"note: {neighbours(plan)} processes of a machine are extrapolated: at most "
@@ -247,6 +248,18 @@ def _phases_note(fitted: Fitted, shape: Shape) -> str:
         )
     nodes = "as many" if recorded == shape else f"other ({recorded})"
     return f"note: starting, evaluation and saving wait as runs on {nodes} nodes did"
+
+
+def _few_updates_note(plan: Scenario) -> Iterator[str]:
+    """Where the curve and its bend are those of one exchange spread over a short run."""
+    if plan.strategy not in APART or not plan.updates:
+        return
+    apart = plan.updates - plan.sync_first
+    if apart < plan.sync_every // plan.fragments:
+        yield (
+            f"note: {apart} updates are fewer than --sync_every {plan.sync_every}: only the last "
+            "exchange happens; --epochs gives the length of your run"
+        )
 
 
 def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
@@ -344,7 +357,8 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
     return Scenario(
         Shape(nodes, per_node), batch, wire_of(link), options.strategy, options.compress,
         options.sync_every, options.sync_scope, options.fragments, options.overlap, options.blocks,
-        options.emulated, options.exchange, **_updates(options, fitted, batch, nodes * per_node),
+        options.emulated, options.exchange, sync_first=options.sync_first,
+        **_updates(options, fitted, batch, nodes * per_node),
     )  # fmt: skip
 
 

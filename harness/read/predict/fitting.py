@@ -42,7 +42,9 @@ FREE = (
     "eval_batch", "rank_dropout", "comm_probe",
 )  # fmt: skip
 # Beside them, settings in which a run may differ from those that it is predicted from.
-PREDICTED_OVER = (*FREE, *OF_ONE_STRATEGY, "exchange", "fsdp_shard", "fsdp_offload")
+STRATEGY_SETTINGS = (*OF_ONE_STRATEGY, "exchange", "fsdp_shard", "fsdp_offload")
+PREDICTED_OVER = (*FREE, *STRATEGY_SETTINGS)
+SWITCHES = ("local_updates", "fsdp_offload")  # of these, those without a value
 
 
 # What is no setting and yet decides how long a step takes: where environment.json has it.
@@ -396,6 +398,9 @@ def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
     run = next((run for run in runs if run.command), None)
     if run is None:
         return f"python {runs[0].identity.get('script') or 'bert'}.py {shlex.join(flags)}"
-    drop = ["--setup", "--strategy", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
-    kept = without_flags(run.command, drop)
+    # As DDP or one process makes its updates, which refuse what others exchange by.
+    drop = ["--setup", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
+    drop += [f"--{name}" for name in ("strategy", *STRATEGY_SETTINGS) if name not in SWITCHES]
+    words = [word for word in run.command if word.removeprefix("--") not in SWITCHES]
+    kept = without_flags(words, drop)
     return f"python {shlex.join([*kept, *flags])}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -132,14 +133,28 @@ class Scenario:
     exchange: str = "backend"
     epoch_updates: int | None = None  # after each epoch connections rest
     updates: int | None = None  # of the run: after the last one replicas exchange once more
+    sync_first: int = 0  # of these, made together before replicas train apart
 
     @property
     def label(self) -> str:
         """Its strategy as tables name it."""
         compress = "" if self.compress == "none" else f" {self.compress}"
         every = f" every {self.sync_every}" if self.strategy in APART else ""
+        every += f" after {self.sync_first} together" if self.sync_first else ""
         way = "" if self.exchange == "backend" else f" {self.exchange}"
         return f"{self.strategy}{compress}{every}{way}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What it is, for programs (--json)."""
+        return {
+            "setup": str(self.shape),
+            "strategy": self.strategy,
+            "compress": self.compress,
+            "sync_every": self.sync_every if self.strategy in APART else 1,
+            "sync_first": self.sync_first,
+            "per_gpu_batch": self.batch,
+        }
 
 
 @dataclass(frozen=True)
@@ -234,6 +249,11 @@ def check(model: Model, plan: Scenario) -> None:
     asked = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
     # What a training refuses.
     refuse((*FLAGS_OF_A_STRATEGY, *SCHEDULES), Combination(Settings("", **asked)))
+    if plan.sync_first and (plan.updates is None or plan.sync_first >= plan.updates):
+        count = plan.updates or "an unknown number of"
+        raise UserError(
+            f"--sync_first {plan.sync_first}: the run has {count} updates, and needs more than that"
+        )
     if plan.compress not in WIRE_SHARES and (plan.strategy, plan.compress) not in model.payloads:
         raise UserError(
             f"--compress {plan.compress}: how many bytes it sends is in no record: measure one "
@@ -295,11 +315,14 @@ def _fsdp(model: Model, plan: Scenario, slower: float, factors: Correction) -> f
 
 
 def _textbook(model: Model, plan: Scenario) -> float:
-    """Of an update: its exchange after all else, of local_sgd and diloco every so many updates."""
+    """Of an update: its exchange after all else, of local_sgd and diloco as often as the model."""
     size = model.payload(plan)
-    if plan.strategy in APART:
-        return alpha_beta(size, _units(plan), plan.wire) / plan.sync_every
-    return alpha_beta(size, plan.shape, plan.wire)
+    if plan.strategy not in APART:
+        return alpha_beta(size, plan.shape, plan.wire)
+    together = together_of(plan)
+    together_s = together * alpha_beta(size, _units(plan), plan.wire)
+    each_s = alpha_beta(size / plan.fragments, _units(plan), plan.wire)
+    return together_s + (1 - together) * exchanges_of_update(plan) * each_s
 
 
 def _units(plan: Scenario) -> Shape:
@@ -316,30 +339,55 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     if units.nodes == 1:
         return inside_s
     size = model.payload(plan) / plan.fragments
-    if plan.compress == "none":
-        cost = _reduce(model, size, units, plan, factors)
-    else:
-        cost = _coded(size, units, plan)
+    cost = _mean_of(model, size, units, plan, factors)
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     going_on_s = plan.overlap * update_s
     rested_s = cost.alone_s + restart_s(size, units, plan.wire)
-    often, rested = exchanges_of_update(plan, update_s)
+    often = exchanges_of_update(plan)
+    rested = rested_of_update(plan, update_s)
     waiting_s = (often - rested) * max(0.0, cost.alone_s - going_on_s)
-    return inside_s + waiting_s + rested * max(0.0, rested_s - going_on_s)
+    apart_s = waiting_s + rested * max(0.0, rested_s - going_on_s)
+    if not plan.sync_first:
+        return inside_s + apart_s
+    # Together: one row after each backward pass, as large as the weights.
+    together_s = _mean_of(model, model.payload(plan), units, plan, factors).alone_s
+    if update_s > plan.wire.round_trip_s + RESTED_S:
+        together_s += restart_s(model.payload(plan), units, plan.wire)
+    share = together_of(plan)
+    return inside_s + share * together_s + (1 - share) * apart_s
 
 
-def exchanges_of_update(plan: Scenario, update_s: float) -> tuple[float, float]:
-    """(exchanges of each update, those of them over connections that have rested): all where the
-    updates between two take long enough, else the first of each epoch.
-    """
+def together_of(plan: Scenario) -> float:
+    """The share of the updates that are made together before replicas train apart."""
+    return plan.sync_first / plan.updates if plan.updates else 0.0
+
+
+def _mean_of(model: Model, size: float, units: Shape, plan: Scenario, factors: Correction) -> Cost:
+    """Between units, of a row of weights or of gradients."""
+    if plan.compress == "none":
+        return _reduce(model, size, units, plan, factors)
+    return _coded(size, units, plan)
+
+
+def exchanges_of_update(plan: Scenario) -> float:
+    """Exchanges of each update apart, that after the last update of the run included."""
     every = plan.sync_every // plan.fragments
-    often = 1 / every
-    if plan.updates:  # the last update is followed by the fragments that were not due then
-        turns, rest = divmod(plan.updates, every)
-        often = (turns + plan.fragments - (rest == 0)) / plan.updates
-    if every * update_s > plan.wire.round_trip_s + RESTED_S:
-        return often, often
-    return often, min(often, 1 / plan.epoch_updates) if plan.epoch_updates else 0.0
+    if not plan.updates:
+        return 1 / every
+    # The last update is followed by the fragments that were not due then.
+    apart = plan.updates - plan.sync_first
+    turns, rest = divmod(apart, every)
+    return (turns + plan.fragments - (rest == 0)) / apart
+
+
+def rested_of_update(plan: Scenario, update_s: float) -> float:
+    """Of these, those over connections that have rested: all where the updates between two take
+    long enough, else the first of each epoch.
+    """
+    often = exchanges_of_update(plan)
+    if plan.sync_every // plan.fragments * update_s > plan.wire.round_trip_s + RESTED_S:
+        return often
+    return min(often, 1 / plan.epoch_updates) if plan.epoch_updates else 0.0
 
 
 def _inside(model: Model, plan: Scenario) -> float:

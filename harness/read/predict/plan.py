@@ -14,12 +14,12 @@ from harness.read.predict.candidates import STEPS, Candidate, Candidates, candid
 from harness.read.predict.command import link_without_losses
 from harness.read.predict.exchange import wire_of
 from harness.read.predict.fitting import Overrides, fit_on, measured_beside, recorded
-from harness.read.predict.model import APART
 from harness.read.records.runs import parse_target
 from harness.read.records.selection import read_selected
 from harness.read.table import Table, screen, show, table_of
 
 SHOWN = 6
+CLOSE = 1.1  # times the fastest: predictions without an interval do not tell these apart
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,17 +82,14 @@ def cost_of(each: Candidate, price: float | None) -> float | None:
 def as_fields(each: Candidate, price: float | None) -> dict[str, Any]:
     plan, interval = each.plan, each.interval or (None, None)
     return {
-        "setup": str(plan.shape),
-        "strategy": plan.strategy,
-        "compress": plan.compress,
-        "sync_every": plan.sync_every if plan.strategy in APART else 1,
+        **plan.fields,
         "exchange": plan.exchange,
-        "per_gpu_batch": plan.batch,
         "effective_batch": each.samples,
         "epochs": each.epochs,
         "runs": each.runs,
         "links": each.links,
         "extrapolated": not each.between,
+        "settings": each.settings,
         "wall_s": each.wall_s,
         "wall_low_s": interval[0],
         "wall_high_s": interval[1],
@@ -104,11 +101,13 @@ def as_fields(each: Candidate, price: float | None) -> dict[str, Any]:
 
 def name_of(each: Candidate) -> str:
     plan = each.plan
-    return f"{plan.label}, batch {plan.batch} on {plan.shape}"
+    settings = f" ({each.settings})" if each.settings else ""
+    return f"{plan.label}, batch {plan.batch} on {plan.shape}{settings}"
 
 
 def plan_table(found: list[Candidate], price: float | None) -> Table:
     rows = []
+    told = any(each.settings for each in found)
     for each in found:
         plan, most = each.plan, max(each.parts, key=lambda name: each.parts[name])
         ends = each.interval
@@ -118,16 +117,19 @@ def plan_table(found: list[Candidate], price: float | None) -> Table:
             duration(each.wall_s) + ("" if each.between else "*"),
             UNKNOWN if ends is None else f"{duration(ends[0])} to {duration(ends[1])}",
             f"{each.node_hours:.3g}", UNKNOWN if cost is None else f"{cost:,.2f}",
-            f"{most} {each.parts[most] / each.wall_s:.0%}",
+            f"{most} {each.parts[most] / each.wall_s:.0%}", *([each.settings or UNKNOWN] * told),
         ))  # fmt: skip
     headings = ("strategy", "setup", "batch", "effective", "epochs", "wall", "95 % interval",
-                "node-hours", "cost", "most")  # fmt: skip
+                "node-hours", "cost", "most", *(["settings"] * told))  # fmt: skip
     return table_of(headings, rows, keys=2)
 
 
 def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     """What to take, and what makes it the best."""
     best = kept[0]
+    close = [each for each in kept if _is_close(each, best)]
+    if len(close) > 1 and any(each.interval is None for each in close):
+        return _undecided(close, target, link)
     interval = ""
     if (ends := best.interval) is not None:
         interval = f" (95 % interval {duration(ends[0])} to {duration(ends[1])})"
@@ -151,6 +153,25 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     if ends is None or theirs is None:
         return f"{text}; an interval is not known, so neither is which is faster"
     return f"{text}; their intervals overlap" if theirs[0] < ends[1] else text
+
+
+def _is_close(one: Candidate, other: Candidate) -> bool:
+    """In time and, as nodes may differ, in node-hours."""
+    ratios = one.wall_s / other.wall_s, one.node_hours / other.node_hours
+    return all(1 / CLOSE <= ratio <= CLOSE for ratio in ratios)
+
+
+def _undecided(close: list[Candidate], target: str, link: str) -> str:
+    """Those of which none is known to be the fastest."""
+    times = [each.wall_s for each in close]
+    named = [
+        f"{name_of(each)}, --exchange {each.plan.exchange} ({duration(each.wall_s)})"
+        for each in close
+    ]
+    return (
+        f"these are within {max(times) / min(times) - 1:.1%} to {target} over {link}, and of some "
+        f"no interval is known, so neither is which is the fastest: {'; '.join(named)}"
+    )
 
 
 def notes(found: Candidates) -> list[str]:
