@@ -111,11 +111,10 @@ def _with_underscores(word: str) -> str:
     return "--" + name.replace("-", "_") + equals + value
 
 
-def out(parser: Parser, help: str, default: str | None = None) -> None:
+def out(parser: Parser, help: str, default: str | None = None, metavar: str = "DIR") -> None:
     """Where files are written, under one name for all verbs; --output_dir as in the scripts."""
-    parser.add_argument(
-        "--out", "-o", "--o", "--output_dir", type=Path, default=default, metavar="DIR", help=help
-    )
+    names = ("--out", "-o", "--o", "--output_dir")
+    parser.add_argument(*names, type=Path, default=default, metavar=metavar, help=help)
 
 
 def target(parser: Parser) -> None:
@@ -278,6 +277,7 @@ def predict(parser: Parser) -> None:
     add("--compress", default="none", help="bf16, int8 or int4; with ddp also fp16, powersgd")
     add("--exchange", type=one_of("backend", *SENT_DIRECTLY), default="backend", help="as of a run")
     add("--sync_every", type=whole, default=10, help="of local_sgd and diloco (10)")
+    add("--sync_first", type=natural, default=0, help="of local_sgd and diloco (0)")
     scopes = one_of("node", "rank")
     add("--sync_scope", type=scopes, default="node", help="node or rank: what trains apart (node)")
     add("--fragments", type=whole, default=1, help="of diloco (1)")
@@ -351,7 +351,8 @@ def report(parser: Parser) -> None:
 
 def pack(parser: Parser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of any runs")
-    out(parser, "the archive (NAME.jsonl.gz in the folder of the records, where verbs find it)")
+    where = "the archive (in the folder of the records, where verbs find it)"
+    out(parser, where, metavar="NAME.jsonl.gz")
 
 
 def unpack(parser: Parser) -> None:
@@ -445,13 +446,12 @@ VERBS = {
 
 
 def parser_of(verb: str) -> Parser:
+    summary = VERBS[verb].summary
     parser = Parser(
         prog=f"python -m harness {verb}",
-        description=f"{VERBS[verb].summary[0].upper()}{VERBS[verb].summary[1:]}.",
+        description=f"{summary[0].upper()}{summary[1:]}.",
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter if verb == "sweep"
-        else argparse.HelpFormatter,
-    )  # fmt: skip
+    )
     VERBS[verb].add_arguments(parser)
     if VERBS[verb].json:
         parser.add_argument("--json", action="store_true", help="print one JSON document instead")
@@ -480,12 +480,12 @@ def _main(argv: Sequence[str]) -> int:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
         return complain("harness", UserError(f"unknown verb {verb}: {hint}"))
-    parser = parser_of(verb)
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if {"-h", "--help"} & {*before}:
-        print(parser.format_help())
-        return 0
     try:
+        parser = parser_of(verb)
+        if {"-h", "--help"} & {*before}:
+            print(parser.format_help())
+            return 0
         options = parser.read(arguments)
         module = importlib.import_module(f"harness.{VERBS[verb].module}")
         restore_quit_handlers()

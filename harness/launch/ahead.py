@@ -30,11 +30,19 @@ def check_start(
     print(line, flush=True)
     in_turn = isinstance(place, Machines)  # a cluster runs many at a time
     person = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
-    if (
-        in_turn and left_s > LONG_S and person and not yes
-        and input("Start? [y/N] ").strip().lower() not in ("y", "yes")
-    ):  # fmt: skip
+    if in_turn and left_s > LONG_S and person and not yes and not _agreed():
         raise UserError("not started; --select and --limit choose fewer runs, --yes does not ask")
+
+
+def _agreed() -> bool:
+    try:
+        return input("Start? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+    except KeyboardInterrupt:
+        print()  # what follows gets a line of its own
+        raise
 
 
 def _expected_s(sweep: Sweep) -> float | None:
@@ -55,7 +63,7 @@ def ahead(
     to_go, took_s = [], []
     for state in (s for s in states if s.state != SKIPPED):
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
-        outcome, wall_s = summary.get("outcome"), summary.get("wall_s")
+        outcome, wall_s = state.job.folder.outcome(), summary.get("wall_s")
         if outcome == FINISHED and isinstance(wall_s, (int, float)):
             took_s.append(float(wall_s))
         if settled(outcome, rerun) is None:
@@ -73,6 +81,14 @@ def ahead(
 
 def runs(number: int) -> str:
     return f"{number} run" if number == 1 else f"{number} runs"
+
+
+def refuse_if_nothing_starts(chosen: list[State]) -> None:
+    """A sweep that can measure nothing here, and has measured nothing before, is a mistake."""
+    if all(s.state == SKIPPED and s.job.folder.outcome() is None for s in chosen):
+        lines = [line.removeprefix("skipped: ") for line in skipped(chosen)]
+        more = f" (and {len(lines) - 1} other reasons)" if len(lines) > 1 else ""
+        raise UserError(f"no run can start here: {lines[0]}{more}")
 
 
 def skipped(states: list[State]) -> list[str]:

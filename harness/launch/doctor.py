@@ -33,6 +33,7 @@ OK, LIMITED, PROBLEM = "ok", "limited", "problem"
 ENOUGH_GIB = 5  # for packages' caches, a model and its checkpoints
 HUB_TIMEOUT_S = 5
 LOAD_S = 120  # for torch and the driver
+AGAIN = "run make in the checkout again, or pip install"  # as it was installed
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ def _environment() -> dict[str, Any] | str:
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LOAD_S)
     except subprocess.TimeoutExpired:
-        return f"it does not load within {LOAD_S} s; a driver that hangs does that"
+        return (
+            f"it does not load within {LOAD_S} s; a driver that hangs does that, or a busy machine"
+        )
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["no message"])[-1]
     return dict(json.loads(done.stdout))
@@ -89,10 +92,10 @@ def _environment() -> dict[str, Any] | str:
 
 def _packages(facts: dict[str, Any] | str) -> Check:
     if isinstance(facts, str):
-        return Check("packages", PROBLEM, f"torch cannot be loaded: {facts}", "run make again")
+        return Check("packages", PROBLEM, f"torch cannot be loaded: {facts}", AGAIN)
     versions = facts["versions"]
     if missing := [name for name in PACKAGES if versions[name] is None]:
-        return Check("packages", PROBLEM, f"not installed: {', '.join(missing)}", "run make")
+        return Check("packages", PROBLEM, f"not installed: {', '.join(missing)}", AGAIN)
     shown = ", ".join(f"{name} {versions[name]}" for name in PACKAGES[:4])
     return Check("packages", OK, f"python {facts['python']}, {shown}")
 

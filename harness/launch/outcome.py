@@ -106,6 +106,8 @@ def settle(
     if summary is not None and summary.get("outcome") not in KNOWN:
         summary = None  # damaged: as if there were none
     outside = _from_outside(run_exit, stopped, oom_kills) or _silent(folder, run_exit, began, log)
+    if summary is not None and folder.outcome() is None:
+        outside, summary = outside or ("failed", attempts.removed(folder)), None
     # A run's own record counts, unless it only shows the effect of what happened outside.
     if summary and (outside is None or summary["outcome"] not in ("interrupted", "failed")):
         return _with_cause(job, summary, began)

@@ -58,7 +58,7 @@ class Worker(ABC):
     def is_settled(self, state: State, rerun: str | None) -> bool:
         """Whether the record has an outcome that stays; the state then takes it over."""
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
-        known = settled(summary.get("outcome"), rerun)
+        known = settled(state.job.folder.outcome(), rerun)
         if known is None or (known == "oom" and self.batch_to_try(state) is not None):
             return False
         state.state, state.reason, state.known = known, summary.get("reason"), True

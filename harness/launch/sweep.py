@@ -21,7 +21,7 @@ from harness.core.command_line import BadValue, field_of, natural, one_of, typed
 from harness.core.identity import number
 from harness.core.links import link_of
 from harness.core.process import ending_signals
-from harness.core.provenance import changed_inputs, inputs, recorded_inputs
+from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import (
     FINISHED,
     RUNNING,
@@ -37,9 +37,9 @@ from harness.core.rules import why_not_elastic
 from harness.core.settings import UserError
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
-from harness.launch.ahead import check_start, runs
+from harness.launch.ahead import check_start, refuse_if_nothing_starts, runs
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, State
+from harness.launch.outcome import ELSEWHERE, State, settled
 from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
@@ -210,6 +210,8 @@ def run(flags: argparse.Namespace) -> int:
             print(f"{sweep.name}: {runs(len(chosen))}, --launcher {options.launcher}", flush=True)
             if options.rerun != "all":
                 _refuse_changed_inputs([state.job for state in chosen])
+            if isinstance(place, Machines) and place.here:  # others have other disks
+                _check_inputs(chosen, options.rerun)
             place.open([state.job for state in chosen])
         for state in states:
             reason = place.why_not(state.job)
@@ -223,9 +225,17 @@ def run(flags: argparse.Namespace) -> int:
         again = options.rerun == "all" and len(chosen) == len(states)
         _describe(sweep, states, folder, flags.words, measured_again=again)
         check_start(sweep, states, chosen, place, flags.yes)
+        refuse_if_nothing_starts(chosen)
         return _work(sweep, chosen, place, folder)
     finally:
         place.close()
+
+
+def _check_inputs(chosen: Sequence[State], rerun: str | None) -> None:
+    """Data or a model that is not there would fail each run, one after the other."""
+    left = (s.job.settings for s in chosen if settled(s.job.folder.outcome(), rerun) is None)
+    for one in {(s.script, s.dataset, s.dataset_config, s.model): s for s in left}.values():
+        check_inputs(one)
 
 
 def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
@@ -343,8 +353,10 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
         left = sum(state.state in to_go for state in chosen)
         print(f"stopped, {runs(left)} to go: the same command continues", file=sys.stderr)
         return 128 + signals[0]
+    if failed := sum(state.failed for state in chosen):
+        print(f"{runs(failed)} failed: the same command with --rerun failed tries again")
     print(shlex.join(["next:", "python", "-m", "harness", "report", place.options.output_dir]))
-    return 1 if any(state.failed for state in chosen) or (shown and shown.returncode) else 0
+    return 1 if failed or (shown and shown.returncode) else 0
 
 
 def _check_owner(folder: Path, file: str) -> None:
@@ -409,6 +421,11 @@ def _describe(
             while (aside := folder / f"sweep.earlier-{count}.json").exists():
                 count += 1
             path.rename(aside)
+            print(
+                f"{sweep.name}: the plan differs from the last one (now {aside.name}), whose table "
+                "is replaced; its runs stay: the sweep with its earlier settings shows them again",
+                flush=True,
+            )
         write_json(path, content)
     except OSError as error:
         where = folder.parent.parent

@@ -144,16 +144,22 @@ def test_a_closed_pipe_is_no_failure(command: str, root: Path) -> None:
     assert started.stderr.read() == b"" and started.wait(60) == 0
 
 
+@pytest.mark.parametrize("arguments", ["table outputs", "sweep demo.yaml", "sweep --help"])
 def test_a_verb_without_its_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also where the flags of the verb stand in a module that needs a package."""
+
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name}", name="pandas")
 
     monkeypatch.setattr("harness.cli.importlib.import_module", missing)
-    assert main(["table", "outputs"]) == 2
+    assert main(arguments.split()) == 2
     line = capsys.readouterr().err
-    assert line.startswith("harness table: error: ") and "has no package pandas" in line
+    assert (
+        line.startswith(f"harness {arguments.split()[0]}: error: ")
+        and "has no package pandas" in line
+    )
     assert line.count("\n") == 1
 
 

@@ -134,6 +134,7 @@ def test_a_sweep_does_not_mix_the_data_of_two_days(
     for job in jobs_of(data.parent, plan, out):
         environment = {"inputs": inputs(job.settings)}
         write_json(job.folder.environment, environment)
+        job.folder.write_settings({})
         write_json(job.folder.summary, {"outcome": "finished", "schema": SCHEMA})
     texts.write_text("text,label\nnew,1\n")
     argv = [str(data.parent / "mine.yaml"), "--out", str(out)]

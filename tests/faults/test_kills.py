@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.attempts import only_follows
+from harness.core.locks import Lock
 from harness.core.provenance import cache_root
 from harness.core.records import FINISHED, RunFolder, find_runs
 from harness.read.records.recorded import recorded
@@ -106,6 +107,10 @@ def trial(number: int, healthy: Healthy) -> None:
             if (found := folder_of(root)) is not None:
                 assert recorded(found).problem is None, recorded(found).line
                 if found.outcome() == FINISHED:
+                    # Killed before it gave its lock back: what is left goes with the next lock.
+                    lock = Lock(found.lock("run"))
+                    assert lock.take()
+                    lock.release()
                     break
         else:
             done = start(root, count)

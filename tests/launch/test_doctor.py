@@ -81,9 +81,11 @@ def test_torch_and_packages_that_are_missing() -> None:
     assert "libcudart" in doctor._packages("ImportError: libcudart").finding
     assert doctor._devices("ImportError", None).state == PROBLEM
     lacking = {**FACTS, "versions": {**FACTS["versions"], "evaluate": None}}
+    advice = "run make in the checkout again, or pip install"
     assert doctor._packages(lacking) == Check(
-        "packages", PROBLEM, "not installed: evaluate", "run make"
+        "packages", PROBLEM, "not installed: evaluate", advice
     )
+    assert doctor._packages("ImportError").advice == advice
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,8 @@ def test_a_torch_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
     assert doctor._environment() == "no message"
     monkeypatch.setattr(doctor, "LOAD_S", 0.0)
-    assert "does not load within" in str(doctor._environment())
+    assert "does not load within" in (said := str(doctor._environment()))
+    assert said.endswith("a driver that hangs does that, or a busy machine")
 
 
 @pytest.mark.process

@@ -12,6 +12,7 @@ import pytest
 from harness.core import attempts
 from harness.core.locks import Lock
 from harness.core.records import COMPLETE, read_json, write_json
+from harness.launch.ahead import ahead
 from harness.launch.launcher import Exit
 from harness.launch.outcome import ELSEWHERE, Began, State, settle
 from harness.launch.places import Local, Machine, Options
@@ -53,6 +54,7 @@ def test_a_summary_without_an_outcome_is_as_good_as_none(odd: dict[str, Any], jo
 
 
 def test_a_finished_record_is_never_written_over(job: Job) -> None:
+    job.folder.write_settings({})
     write_json(job.folder.summary, {"outcome": "finished", "accuracy": 0.5})
     before = job.folder.summary.read_bytes()
     time.sleep(1.1)  # it is older than the start of this run
@@ -60,6 +62,20 @@ def test_a_finished_record_is_never_written_over(job: Job) -> None:
     assert settled(job, Exit(1), stopped="timeout") == "timeout"
     assert job.folder.summary.read_bytes() == before
     assert not job.folder.attempts.exists()
+
+
+def test_a_summary_alone_is_no_finished_run(job: Job) -> None:
+    """The folder was removed just before the run wrote that it had finished."""
+    began = Began.now(job.folder)
+    attempts.end(job.folder, "finished", None, 3.0)
+    attempts.write_summary(job.folder, "finished")
+    state = State(job)
+    runner = Runner([state], Options(), Path(), Watcher(), Local(Options()), Machine((), (0,)))
+    assert not runner.is_settled(state, rerun=None) and state.state == "waiting"
+    assert ahead([state], None)[0] == "0 done before, 1 to go"
+    assert settle(job, Exit(0), began, Path("log.txt"), None, oom_kills=0) == "failed"
+    reason = (job.folder.read_summary() or {})["reason"]
+    assert reason == f"{job.folder.path} was removed while the run was in progress"
 
 
 def test_a_runner_waits_for_a_run_that_a_person_started(job: Job, tmp_path: Path) -> None:

@@ -225,6 +225,36 @@ def test_flags_that_do(tmp_path: Path) -> None:
     assert sweep_options(["f"]).isolation == "warn"
 
 
+def test_flags_of_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "slurm.flags"
+    monkeypatch.setenv("HARNESS_SLURM", str(file))
+    with pytest.raises(UserError, match=r"HARNESS_SLURM=.*slurm.flags: there is no such file"):
+        sweep_options(["f", *S])
+    file.write_text("# of all users\n--partition gpu --account 'p 1'\n--sbatch mem=64G\n")
+    options = sweep_options(["f", *S, "--account", "mine", "--sbatch", "exclusive"])
+    expected = Slurm(partition="gpu", account="mine", sbatch=("--mem=64G", "--exclusive"))
+    assert options.slurm == expected
+    assert sweep_options(["f"]).slurm == Slurm()  # of another launcher it says nothing
+    file.write_text("--requeue 5")
+    assert sweep_options(["f", *S]).slurm.requeue == 5
+    assert sweep_options(["f", *S, "--requeue", "0"]).slurm.requeue == 0
+    for text, message in (
+        ("--partitoin gpu", "unrecognized arguments: --partitoin gpu"),
+        ("--cpus_per_gpu 0", "must be at least 1"),
+        ("--account 'p", "No closing quotation"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=f"slurm.flags: .*{message}"):
+            sweep_options(["f", *S])
+    monkeypatch.delenv("HARNESS_SLURM")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert sweep_options(["f", *S]).slurm == Slurm()
+    own = tmp_path / ".config" / "harness" / "slurm.flags"
+    own.parent.mkdir(parents=True)
+    own.write_text("--gres gpu:a100")
+    assert sweep_options(["f", *S]).slurm == Slurm(gres="gpu:a100")
+
+
 PREEMPTED = "the job had to make room for another (PREEMPTED)"
 NO_WORD = "job 7 ended without a trace: cancelled, or lost with its node"
 

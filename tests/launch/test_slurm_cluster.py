@@ -7,6 +7,7 @@ import json
 import os
 import pickle  # noqa: TID251 - as an intruder would
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from torch.distributed import TCPStore
 
 from harness.core.records import find_runs, read_rows
 from tests.support import slurm_cluster
-from tests.support.sockets import Planted
+from tests.support.sockets import Planted, answers_at, places
 from tests.support.sweeps import start, summary, sweep, sweep_file, untimed_rows, wait_for
 
 pytestmark = [
@@ -209,6 +210,36 @@ def test_what_a_stranger_writes_into_a_rendezvous_does_not_run(
         time.sleep(0.3)
     runner.communicate(timeout=120)
     assert not (tmp_path / "ran").exists() and not jobs_of(cluster)
+
+
+def own_address() -> str | None:
+    """One of this machine that is not loopback."""
+    known = (a for of in psutil.net_if_addrs().values() for a in of if a.family == socket.AF_INET)
+    return next((a.address for a in known if not a.address.startswith("127.")), None)
+
+
+@pytest.mark.skipif(own_address() is None, reason="needs an address other than loopback")
+def test_nobody_is_let_in_from_another_address(tmp_path: Path) -> None:
+    """On two nodes whose names mean an address of this machine, not its loopback."""
+    address = str(own_address())
+    file, out = sweep_file(tmp_path, LONG + "grid: {setup: [2_1]}"), tmp_path / "out"
+    with slurm_cluster.cluster(address=address) as cluster:
+        runner = start(file, out, *slurm(), env=cluster)
+        wait_for(lambda: epochs(out) >= 1)
+        found = [
+            (p.info["name"], place)
+            for p in psutil.process_iter(["name", "cmdline"])
+            if str(out) in " ".join(p.info["cmdline"] or []) and p.pid != runner.pid
+            if p.info["name"] != "srun"  # SLURM's own, which listens everywhere
+            for place in places(p.pid)
+        ]
+        answers = [name for name, (_, port) in found if answers_at("127.0.0.2", port)]
+        for _ in range(2):
+            runner.terminate()
+            time.sleep(0.3)
+        runner.communicate(timeout=120)
+    assert len(found) >= 3, found  # the rendezvous, and the collectives of both ranks
+    assert {place[0] for _, place in found} <= {address, "127.0.0.1"} and not answers, found
 
 
 def test_nothing_is_left_of_a_cluster() -> None:

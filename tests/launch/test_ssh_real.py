@@ -32,6 +32,9 @@ pytestmark = [pytest.mark.process, pytest.mark.root, pytest.mark.slow]
 OUT = Path("out")  # below the caller's folder here, below the checkout on a host
 SHORT = "script: vit\nsettings: {epochs: 2, train_size: 256, test_size: 100}\n"
 LONG = "script: vit\nsettings: {setup: 2_1, epochs: 300, train_size: 256, test_size: 100}\n"
+RESUMING = "        context = run.resume("
+# A line of the script, and what stands in its place.
+LOADING = (RESUMING, f'        raise RuntimeError("planted")\n{RESUMING}')
 PLANT = """
         from transformers import TrainerCallback
 
@@ -43,6 +46,9 @@ PLANT = """
         trainer.add_callback(Planted())
         run.train(trainer)
 """
+
+
+TRAINING = ("        run.train(trainer)\n", PLANT)
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +112,16 @@ def test_a_sweep_over_two_hosts_is_that_of_one_machine(
     assert "already finished" in log.read_text()
 
 
+@pytest.mark.parametrize("planted", [LOADING, TRAINING], ids=["loading", "training"])
 def test_the_rank_on_the_other_host_is_the_reason(
-    two: Machines, here: dict[str, Any], tmp_path: Path
+    planted: tuple[str, str], two: Machines, here: dict[str, Any], tmp_path: Path
 ) -> None:
     script = two.b.checkout / "vit.py"
     before = script.read_text()
-    script.write_text(before.replace("        run.train(trainer)\n", PLANT))
-    file = sweep_file(tmp_path, f"{SHORT}grid: {{setup: [2_1]}}\nseeds: [7]")
+    assert planted[0] in before
+    script.write_text(before.replace(*planted))
+    seed = 7 if planted is TRAINING else 8
+    file = sweep_file(tmp_path, f"{SHORT}grid: {{setup: [2_1]}}\nseeds: [{seed}]")
     try:
         done = sweep(file, OUT, "--tiny", *two.flags, **here)
     finally:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import random
 import re
-import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
@@ -28,24 +21,11 @@ from harness.launch.places import Local
 from harness.launch.plan import plan
 from harness.launch.runner import Runner, Running
 from harness.launch.sweepfile import load
-from harness.read import load_sweep
 from tests.support import sockets
 from tests.support.memory import CGROUP, limited_group
-from tests.support.sweeps import (
-    ROOT,
-    alive,
-    family,
-    gone,
-    outcomes,
-    start,
-    sweep,
-    sweep_file,
-    untimed_rows,
-    wait_for,
-)
+from tests.support.sweeps import ROOT, SMALL, outcomes, sweep, sweep_file, untimed_rows
 from tests.support.sweeps import harness_sweep as main
 
-SMALL = "settings: {epochs: 2, train_size: 256, test_size: 64}"
 TWO = f"script: vit\n{SMALL}\ngrid: {{setup: [1_1, 1_2]}}\nbaseline: {{setup: 1_1}}\n"
 
 
@@ -86,6 +66,15 @@ def test_a_sweep_from_start_to_table_and_again(
     assert "2 of 2 runs had been done before" in printed and "started" not in printed
     assert {run(out, f): f.epochs.read_bytes() for f in find_runs(out)} == before
 
+    # A failure of before stays a result, and the next step is named.
+    summary = find_runs(out)[0].summary
+    as_it_was = summary.read_text()
+    summary.write_text(json.dumps({**json.loads(as_it_was), "outcome": "diverged"}))
+    assert main(argv) == 1
+    said = "1 run failed: the same command with --rerun failed tries again\nnext: "
+    assert said in capsys.readouterr().out
+    summary.write_text(as_it_was)
+
     # Measured again on demand, one of them; its old record is kept, and torchrun says the same.
     flags = ("--tiny", "--rerun", "all", "--select", "setup=1_2", "--cold")
     with sockets.watched() as seen:
@@ -106,7 +95,9 @@ def test_a_sweep_from_start_to_table_and_again(
     assert len(json.loads((folder / "sweep.json").read_text())["runs"]) == 1
 
 
-def test_a_repetition_keeps_the_command_that_measured(tmp_path: Path) -> None:
+def test_a_repetition_keeps_the_command_that_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = load(ROOT / "experiments" / "demo.yaml", True)
     states = [State(job) for job in plan(sweep, tmp_path, 1)]
     folder = tmp_path / "sweeps" / sweep.name
@@ -119,9 +110,12 @@ def test_a_repetition_keeps_the_command_that_measured(tmp_path: Path) -> None:
     sweep_module._describe(sweep, states, folder, again, measured_again=True)
     command = json.loads((folder / "sweep.json").read_text())["command"]
     assert command == "python -m harness sweep demo.yaml --tiny --rerun all"
-    # Another plan is another sweep; the earlier one is kept aside.
+    # Another plan is another sweep; the earlier one is kept aside, and a line says so.
+    assert capsys.readouterr().out == ""
     sweep_module._describe(sweep, states[:1], folder, ["demo.yaml", "--set", "seed=1"])
     assert json.loads((folder / "sweep.json").read_text())["command"].endswith("--set seed=1")
+    said = f"{sweep.name}: the plan differs from the last one (now sweep.earlier-1.json), whose"
+    assert capsys.readouterr().out.startswith(f"{said} table is replaced; its runs stay: ")
     assert (folder / "sweep.earlier-1.json").exists()
 
 
@@ -290,212 +284,14 @@ def seeds_of(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-LONG = """
-script: vit
-settings: {epochs: 4000, train_size: 256, test_size: 64}
-seeds: [1, 2]
-"""
-
-
-def epochs_of(out: Path) -> int:
-    return sum(len(read_rows(folder.epochs)[0]) for folder in find_runs(out))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "signals",
-    [["SIGINT"], *(pytest.param(s, marks=pytest.mark.slow) for s in (["SIGTERM"], ["SIGINT"] * 2))],
-)
-def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
-    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
-    process = start(file, out, "--tiny")
-    wait_for(lambda: epochs_of(out) >= 2)
-    everyone = [p for kind in family(process.pid).values() for p in kind]
-    assert everyone
-    for name in signals:
-        process.send_signal(getattr(signal, name))
-        time.sleep(0.05)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 128 + getattr(signal, signals[0])
-    assert "stopped, 2 runs to go: the same command continues" in stderr
-    if len(signals) == 1:
-        assert "accuracy" in stdout  # the table; a second signal may come too late to prevent it
-    assert gone(everyone)
-    (folder,) = find_runs(out)
-    assert folder.outcome() == "interrupted" and list(folder.path.glob("checkpoint-*"))
-    if signals == ["SIGTERM"]:
-        before = len(read_rows(folder.epochs)[0])
-        again = start(file, out, "--tiny", "--limit", "0:1")
-        wait_for(lambda: epochs_of(out) > before)
-        again.kill()
-        again.communicate()
-        rows = read_rows(folder.epochs)[0]
-        assert [row["epoch"] for row in rows] == [float(n) for n in range(1, len(rows) + 1)]
-        assert {row["attempt"] for row in rows} == {1, 2}
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_two_runners_share_the_work(tmp_path: Path) -> None:
-    text = f"script: vit\n{SMALL}\nseeds: [1, 2, 3, 4, 5, 6]\n"
-    file, out = sweep_file(tmp_path, text), tmp_path / "out"
-    both = [start(file, out, "--tiny") for _ in range(2)]
-    printed = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    started = [text.count(": started") for text in printed]
-    assert sum(started) == 6 and min(started) >= 1
-    for folder in find_runs(out):
-        assert [row["attempt"] for row in read_rows(folder.epochs)[0]] == [1, 1]
-    # Both waited for the other's runs: each ends with the whole table.
-    assert all("6/6" in text for text in printed)
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_packed_side_by_side(tmp_path: Path) -> None:
-    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
-    done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=80")
-    assert done.returncode == 0, done.stderr
-    first, second = [json.loads(f.environment.read_text()) for f in find_runs(out)]
-    assert first["launch"]["packed"] and second["launch"]["packed"]
-    rows = [read_rows(folder.epochs)[0] for folder in find_runs(out)]
-    # At the same time: each had rows before the other ended.
-    assert rows[0][0]["unix"] < rows[1][-1]["unix"] and rows[1][0]["unix"] < rows[0][-1]["unix"]
-
-
 @pytest.mark.process
 @pytest.mark.slow
 def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
-    text = f"script: vit\n{SMALL}\nbert: {{}}\ngrid: {{dataset: [nowhere.csv, embedded:digits]}}"
+    (tmp_path / "texts.csv").write_text("text,label\na,1\n")
+    data = f"[{tmp_path}/texts.csv, embedded:digits]"
+    text = f"script: vit\n{SMALL}\nbert: {{}}\ngrid: {{dataset: {data}}}"
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
     done = sweep(file, out, "--tiny", "--fail_fast")
     assert done.returncode == 1 and "stopped at the first failure" in done.stdout
     assert [s["outcome"] for s in seeds_of(out)] == ["failed"]
-    assert "nowhere.csv" in seeds_of(out)[0]["reason"]
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
-    """Also when a person starts by hand what a sweep is measuring."""
-    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
-    process = start(file, out, "--tiny", "--limit", "0:1")
-    wait_for(lambda: epochs_of(out) >= 1)
-    command = [sys.executable, "vit.py", "--tiny", "--epochs", "4000", "--train_size", "256"]
-    by_hand = subprocess.run(
-        [*command, "--test_size", "64", "--seed", "1", "--output_dir", str(out)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert by_hand.returncode == 2
-    assert "is being measured by process" in by_hand.stderr and by_hand.stderr.count("\n") == 1
-    # Killed, not asked: no rank outlives it.
-    everyone = [p for kind in family(process.pid).values() for p in kind]
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert gone(everyone)
-
-
-# Killed at random moments: the runner, a rank, the launcher; nothing is lost.
-SIX = """
-script: vit
-settings: {epochs: 3, train_size: 640, test_size: 100}
-grid: {setup: [1_1, 1_2]}
-seeds: [2, 4, 42]
-baseline: {setup: 1_1}
-"""
-
-
-# Of the table: everything that no kill may change.
-SAME = ["setup", "planned", "finished", "effective_batch", "updates", "samples", "accuracy",
-        "accuracy_sd", "f1", "eval_loss", "train_loss", "accuracy_gain_points"]  # fmt: skip
-
-
-def whole_sweep(out: Path) -> dict[str, Any]:
-    """The rows of every run and the table of the sweep, without times."""
-    rows = {str(run.path.relative_to(out)): untimed_rows(run) for run in find_runs(out)}
-    table = load_sweep(out / "sweeps" / "mine-tiny")[SAME].to_dict("records")
-    return {"rows": rows, "table": table}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = sweep(sweep_file(folder, SIX), folder, "--tiny")
-    assert done.returncode == 0, done.stderr
-    whole = whole_sweep(folder)
-    assert len(whole["rows"]) == 6 and all(len(run) == 3 for run in whole["rows"].values())
-    assert [row["finished"] for row in whole["table"]] == [3, 3]
-    return whole
-
-
-def victims(pid: int, draw: random.Random) -> list[psutil.Process]:
-    """One process to be killed: usually a rank, now and then what holds the ranks."""
-    processes = family(pid)
-    kind = draw.choice(["runner", "launcher", "server", "rank", "rank", "rank"])
-    if kind == "runner":
-        return [psutil.Process(pid)]
-    return draw.sample(processes[kind], 1) if processes[kind] else []
-
-
-def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
-    """Kill at random moments and start again, until all is measured; how many were killed."""
-    draw = random.Random(seed)
-    killed, process = 0, start(file, out, "--tiny")
-    next_s = time.monotonic() + draw.uniform(0.2, 6)
-    calls = 1
-    while True:
-        if process.poll() is not None:
-            error = process.stderr.read() if process.stderr else ""
-            assert process.returncode in (0, 1, -9), error
-            if process.returncode == 0:
-                return killed
-            calls += 1
-            assert calls < 3 * kills + 3, error
-            process = start(file, out, "--tiny")
-        everyone = [p for kind in family(process.pid).values() for p in kind]
-        if killed < kills and time.monotonic() >= next_s:
-            for victim in victims(process.pid, draw):
-                victim.kill()
-                killed += 1
-                if victim.pid == process.pid:
-                    process.wait()
-                    assert gone(everyone), f"kill {killed}: {list(alive(everyone))} live on"
-            next_s = time.monotonic() + draw.uniform(0.05, 1.5)
-        time.sleep(0.01)
-
-
-def check_trials(tmp_path: Path, undisturbed: dict[str, Any], kills: int, seed: int) -> None:
-    file = sweep_file(tmp_path, SIX)
-    # A sweep may be done before it has been killed often enough: then another one.
-    killed = sweeps = 0
-    while killed < kills:
-        out = tmp_path / f"out{sweeps}"
-        killed += kill_until_done(file, out, kills - killed, seed + sweeps)
-        sweeps += 1
-        assert set(outcomes(out).values()) == {"finished"}
-        # No row lost, none twice, and every number as if nothing had happened.
-        assert whole_sweep(out) == undisturbed
-
-
-@pytest.mark.process
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, 100])
-def test_killed_at_random_moments(seed: int, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    check_trials(tmp_path, undisturbed, kills=20, seed=seed)
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_a_rank_does_not_outlive_torchrun(tmp_path: Path) -> None:
-    """Also without a sweep, where a person started it."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    flags = ["--tiny", "--epochs", "4000", "--output_dir", str(tmp_path)]
-    with subprocess.Popen(
-        [*command, "vit.py", *flags], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as torchrun:
-        wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(tmp_path)))
-        ranks = psutil.Process(torchrun.pid).children()
-        assert len(ranks) == 2
-        torchrun.kill()
-        assert gone(ranks)
+    assert "texts.csv has no column of images" in seeds_of(out)[0]["reason"]

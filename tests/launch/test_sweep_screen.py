@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.core.records import RUNNING, SCHEMA, SKIPPED, append_row, read_json, write_json
+from harness.core.records import (
+    FINISHED,
+    RUNNING,
+    SCHEMA,
+    SKIPPED,
+    RunFolder,
+    append_row,
+    read_json,
+    write_json,
+)
 from harness.core.settings import UserError, as_mapping
 from harness.launch import places
 from harness.launch import sweep as sweep_module
@@ -373,20 +382,50 @@ def test_two_files_of_one_name_do_not_share_a_folder(
         file.parent.mkdir()
         file.write_text(text)
     flags = ["--output_dir", str(out), "--isolation", "off", "--tiny"]
-    assert main([str(first), *flags]) == 0
+    assert main([str(first), *flags]) == 2
     table = (out / "sweeps" / "same-tiny" / "sweep.json").read_text()
-    printed = capsys.readouterr().out
+    printed, refusal = capsys.readouterr()
     assert printed.startswith("same-tiny: 1 run, --launcher local\n")
     assert "\n0 done before, 0 to go\n" in printed
+    assert refusal.count("\n") == 1 and "no run can start here: setup=9_9: needs 9 nodes" in refusal
     assert main([str(second), *flags]) == 2
     refusal = capsys.readouterr().err
     assert refusal.count("\n") == 1 and f"same-tiny belongs to {first}" in refusal
     assert (out / "sweeps" / "same-tiny" / "sweep.json").read_text() == table
-    assert main([str(first), *flags]) == 0
+    assert main([str(first), *flags]) == 2
     assert (out / "sweeps" / "same-tiny" / "sweep.json").read_text() == table
-    assert main([str(first), *flags, "--rerun", "all"]) == 0
+    assert main([str(first), *flags, "--rerun", "all"]) == 2
     command = (read_json(out / "sweeps" / "same-tiny" / "sweep.json") or {})["command"]
     assert command.endswith("--rerun all")  # which measured all of them
+
+
+def test_data_that_are_not_there_are_missed_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = sweep_file(tmp_path, "script: bert\ngrid: {setup: [1_1, 1_2]}"), tmp_path / "out"
+    argv = [str(file), "--output_dir", str(out), "--isolation", "off", "--tiny"]
+    for name, value in (("dataset", "missing.csv"), ("model", "./missing")):
+        assert main([*argv, "--set", f"{name}={value}"]) == 2
+        refusal = capsys.readouterr().err
+        assert refusal.count("\n") == 1 and f"--{name} {value}: there is no such" in refusal
+        assert not out.exists()
+    # Of a machine that only submits the runs, the disk tells nothing.
+    assert main([*argv, "--set", "dataset=missing.csv", "--dry_run"]) == 0
+
+
+def test_what_was_measured_elsewhere_is_shown_where_nothing_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+    file, out = sweep_file(tmp_path, "script: vit\ngrid: {setup: [9_9]}"), tmp_path / "out"
+    argv = [str(file), "--output_dir", str(out), "--isolation", "off", "--tiny"]
+    assert main(argv) == 2
+    (run,) = (read_json(out / "sweeps" / "mine-tiny" / "sweep.json") or {})["runs"]
+    folder = RunFolder(out / run["path"])
+    folder.write_settings({})
+    write_json(folder.summary, {"outcome": FINISHED})
+    assert main(argv) == 0
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 FOUR = "script: vit\nseeds: [1, 2, 3, 4]"
@@ -396,7 +435,7 @@ def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
     states = [State(job) for job in jobs_of(tmp_path, FOUR, tmp_path / "out")]
     assert ahead(states, None)[0] == "0 done before, 4 to go"
     for state, outcome in zip(states, ("finished", "failed", "interrupted"), strict=False):
-        state.job.folder.path.mkdir(parents=True)
+        state.job.folder.write_settings({})
         write_json(state.job.folder.summary, {"outcome": outcome, "wall_s": 100.0})
     assert ahead(states, None)[0] == "2 done before, 2 to go, about 3:20"
     assert ahead(states, "all")[0] == "0 done before, 4 to go, about 6:40"
@@ -424,6 +463,22 @@ def test_what_takes_long_is_asked_for_at_a_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert main(flags) == 2 and len(started) == 1 and asked == ["Start? [y/N] "]
     assert "not started" in capsys.readouterr().err
+
+    def ended(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ended)  # Ctrl-D
+    assert main(flags) == 2 and len(started) == 1
+    assert "not started" in capsys.readouterr().err
+
+    def interrupted(_: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    capsys.readouterr()
+    assert main(flags) == 130 and len(started) == 1
+    said = capsys.readouterr()
+    assert said.out.endswith("\n\n") and said.err == "harness sweep: stopped by SIGINT\n"
     assert main([*flags, "--yes"]) == 0 and len(started) == 2
     monkeypatch.setattr("builtins.input", lambda _: "y")
     assert main(flags) == 0 and len(started) == 3

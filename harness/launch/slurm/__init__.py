@@ -1,14 +1,15 @@
-"""The flags of --launcher slurm, as people know them from sbatch."""
+"""The flags of --launcher slurm, as people know them from sbatch, and their defaults at a site."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.core.command_line import BadValue, natural, whole
 from harness.core.settings import UserError
@@ -32,6 +33,10 @@ MEANINGLESS = {
     "oversubscribe": "the cluster decides how many processes share a core",
     "max_restarts": "a job ends with its first lost node; --requeue continues it",
 }
+
+# A file of these flags that hold where the command line says nothing else.
+SITE_VARIABLE = "HARNESS_SLURM"
+SITE_FILES = ("~/.config/harness/slurm.flags", "/etc/harness/slurm.flags")
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "with --launcher slurm",
         "A job for each run, an array for runs of equal set-ups. --timeout is the time limit of a\n"
-        "job. Ctrl-C once: stop waiting, the jobs stay; again within 3 s: the jobs are cancelled.",
+        "job. Ctrl-C once: stop waiting, the jobs stay; again within 3 s: the jobs are cancelled.\n"
+        f"{SITE_VARIABLE} names a file of these flags for all sweeps of a site (docs/nodes.md).",
     )
     add = group.add_argument
     add("--partition", type=_name, metavar="NAME", help="of the jobs (the cluster's default)")
@@ -100,7 +106,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def slurm_of(flags: Mapping[str, Any]) -> Slurm:
     """The values of these flags; UserError if they make no sense together."""
-    ours = {f.name: flags[f.name] for f in fields(Slurm) if flags[f.name]}
+    ours = _given(flags)
     if flags["launcher"] != "slurm":
         for name in ours:
             raise UserError(f"--{name} needs --launcher slurm")
@@ -108,7 +114,39 @@ def slurm_of(flags: Mapping[str, Any]) -> Slurm:
     for name, why in MEANINGLESS.items():
         if flags[name]:
             raise UserError(f"--{name} has no meaning with --launcher slurm: {why}")
-    return Slurm(**{**ours, "sbatch": tuple(ours.get("sbatch", ()))})
+    site = site_flags(os.environ)
+    sbatch = (*site.pop("sbatch", ()), *ours.pop("sbatch", ()))
+    return Slurm(**{**site, **ours, "sbatch": sbatch})
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Also a zero, which is a choice: it wins over the site's."""
+    named = {f.name: flags[f.name] for f in fields(Slurm)}
+    return {
+        name: value for name, value in named.items() if value is not None and value is not False
+    }
+
+
+def site_flags(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the site's file says: the one that is named, the user's own, or the machine's."""
+    named = environ.get(SITE_VARIABLE)
+    files = [Path(name).expanduser() for name in ([named] if named else SITE_FILES)]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        if named:
+            raise UserError(f"{SITE_VARIABLE}={named}: there is no such file")
+        return {}
+    parser = _SiteParser(prog=str(file), add_help=False, allow_abbrev=False)
+    add_flags(parser)
+    try:
+        return _given(vars(parser.parse_args(shlex.split(file.read_text("utf-8"), comments=True))))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+class _SiteParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}")
 
 
 def _name(text: str) -> str:

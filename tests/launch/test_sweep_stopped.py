@@ -1,0 +1,231 @@
+"""Sweeps with real processes: stopped, killed, shared by several runners; nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.core.records import find_runs, read_rows
+from harness.read import load_sweep
+from tests.support.sweeps import (
+    ROOT,
+    SMALL,
+    alive,
+    family,
+    gone,
+    outcomes,
+    start,
+    sweep,
+    sweep_file,
+    untimed_rows,
+    wait_for,
+)
+
+LONG = """
+script: vit
+settings: {epochs: 4000, train_size: 256, test_size: 64}
+seeds: [1, 2]
+"""
+
+
+def epochs_of(out: Path) -> int:
+    return sum(len(read_rows(folder.epochs)[0]) for folder in find_runs(out))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "signals",
+    [["SIGINT"], *(pytest.param(s, marks=pytest.mark.slow) for s in (["SIGTERM"], ["SIGINT"] * 2))],
+)
+def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
+    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
+    process = start(file, out, "--tiny")
+    wait_for(lambda: epochs_of(out) >= 2)
+    everyone = [p for kind in family(process.pid).values() for p in kind]
+    assert everyone
+    for name in signals:
+        process.send_signal(getattr(signal, name))
+        time.sleep(0.05)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 128 + getattr(signal, signals[0])
+    assert "stopped, 2 runs to go: the same command continues" in stderr
+    if len(signals) == 1:
+        assert "accuracy" in stdout  # the table; a second signal may come too late to prevent it
+    assert gone(everyone)
+    (folder,) = find_runs(out)
+    assert folder.outcome() == "interrupted" and list(folder.path.glob("checkpoint-*"))
+    if signals == ["SIGTERM"]:
+        before = len(read_rows(folder.epochs)[0])
+        again = start(file, out, "--tiny", "--limit", "0:1")
+        wait_for(lambda: epochs_of(out) > before)
+        again.kill()
+        again.communicate()
+        rows = read_rows(folder.epochs)[0]
+        assert [row["epoch"] for row in rows] == [float(n) for n in range(1, len(rows) + 1)]
+        assert {row["attempt"] for row in rows} == {1, 2}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_two_runners_share_the_work(tmp_path: Path) -> None:
+    text = f"script: vit\n{SMALL}\nseeds: [1, 2, 3, 4, 5, 6]\n"
+    file, out = sweep_file(tmp_path, text), tmp_path / "out"
+    both = [start(file, out, "--tiny") for _ in range(2)]
+    printed = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    started = [text.count(": started") for text in printed]
+    assert sum(started) == 6 and min(started) >= 1
+    for folder in find_runs(out):
+        assert [row["attempt"] for row in read_rows(folder.epochs)[0]] == [1, 1]
+    # Both waited for the other's runs: each ends with the whole table.
+    assert all("6/6" in text for text in printed)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_packed_side_by_side(tmp_path: Path) -> None:
+    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
+    done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=80")
+    assert done.returncode == 0, done.stderr
+    first, second = [json.loads(f.environment.read_text()) for f in find_runs(out)]
+    assert first["launch"]["packed"] and second["launch"]["packed"]
+    rows = [read_rows(folder.epochs)[0] for folder in find_runs(out)]
+    # At the same time: each had rows before the other ended.
+    assert rows[0][0]["unix"] < rows[1][-1]["unix"] and rows[1][0]["unix"] < rows[0][-1]["unix"]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """Also when a person starts by hand what a sweep is measuring."""
+    file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
+    process = start(file, out, "--tiny", "--limit", "0:1")
+    wait_for(lambda: epochs_of(out) >= 1)
+    command = [sys.executable, "vit.py", "--tiny", "--epochs", "4000", "--train_size", "256"]
+    by_hand = subprocess.run(
+        [*command, "--test_size", "64", "--seed", "1", "--output_dir", str(out)],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert by_hand.returncode == 2
+    assert "is being measured by process" in by_hand.stderr and by_hand.stderr.count("\n") == 1
+    # Killed, not asked: no rank outlives it.
+    everyone = [p for kind in family(process.pid).values() for p in kind]
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert gone(everyone)
+
+
+# Killed at random moments: the runner, a rank, the launcher; nothing is lost.
+SIX = """
+script: vit
+settings: {epochs: 3, train_size: 640, test_size: 100}
+grid: {setup: [1_1, 1_2]}
+seeds: [2, 4, 42]
+baseline: {setup: 1_1}
+"""
+
+
+# Of the table: everything that no kill may change.
+SAME = ["setup", "planned", "finished", "effective_batch", "updates", "samples", "accuracy",
+        "accuracy_sd", "f1", "eval_loss", "train_loss", "accuracy_gain_points"]  # fmt: skip
+
+
+def whole_sweep(out: Path) -> dict[str, Any]:
+    """The rows of every run and the table of the sweep, without times."""
+    rows = {str(run.path.relative_to(out)): untimed_rows(run) for run in find_runs(out)}
+    table = load_sweep(out / "sweeps" / "mine-tiny")[SAME].to_dict("records")
+    return {"rows": rows, "table": table}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = sweep(sweep_file(folder, SIX), folder, "--tiny")
+    assert done.returncode == 0, done.stderr
+    whole = whole_sweep(folder)
+    assert len(whole["rows"]) == 6 and all(len(run) == 3 for run in whole["rows"].values())
+    assert [row["finished"] for row in whole["table"]] == [3, 3]
+    return whole
+
+
+def victims(pid: int, draw: random.Random) -> list[psutil.Process]:
+    """One process to be killed: usually a rank, now and then what holds the ranks."""
+    processes = family(pid)
+    kind = draw.choice(["runner", "launcher", "server", "rank", "rank", "rank"])
+    if kind == "runner":
+        return [psutil.Process(pid)]
+    return draw.sample(processes[kind], 1) if processes[kind] else []
+
+
+def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
+    """Kill at random moments and start again, until all is measured; how many were killed."""
+    draw = random.Random(seed)
+    killed, process = 0, start(file, out, "--tiny")
+    next_s = time.monotonic() + draw.uniform(0.2, 6)
+    calls = 1
+    while True:
+        if process.poll() is not None:
+            error = process.stderr.read() if process.stderr else ""
+            assert process.returncode in (0, 1, -9), error
+            if process.returncode == 0:
+                return killed
+            calls += 1
+            assert calls < 3 * kills + 3, error
+            process = start(file, out, "--tiny")
+        everyone = [p for kind in family(process.pid).values() for p in kind]
+        if killed < kills and time.monotonic() >= next_s:
+            for victim in victims(process.pid, draw):
+                victim.kill()
+                killed += 1
+                if victim.pid == process.pid:
+                    process.wait()
+                    assert gone(everyone), f"kill {killed}: {list(alive(everyone))} live on"
+            next_s = time.monotonic() + draw.uniform(0.05, 1.5)
+        time.sleep(0.01)
+
+
+def check_trials(tmp_path: Path, undisturbed: dict[str, Any], kills: int, seed: int) -> None:
+    file = sweep_file(tmp_path, SIX)
+    # A sweep may be done before it has been killed often enough: then another one.
+    killed = sweeps = 0
+    while killed < kills:
+        out = tmp_path / f"out{sweeps}"
+        killed += kill_until_done(file, out, kills - killed, seed + sweeps)
+        sweeps += 1
+        assert set(outcomes(out).values()) == {"finished"}
+        # No row lost, none twice, and every number as if nothing had happened.
+        assert whole_sweep(out) == undisturbed
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 100])
+def test_killed_at_random_moments(seed: int, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    check_trials(tmp_path, undisturbed, kills=20, seed=seed)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_rank_does_not_outlive_torchrun(tmp_path: Path) -> None:
+    """Also without a sweep, where a person started it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    flags = ["--tiny", "--epochs", "4000", "--output_dir", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, "vit.py", *flags], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as torchrun:
+        wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(tmp_path)))
+        ranks = psutil.Process(torchrun.pid).children()
+        assert len(ranks) == 2
+        torchrun.kill()
+        assert gone(ranks)
