@@ -11,11 +11,14 @@ import pytest
 import yaml
 
 from harness.cli import parser_of
+from harness.launch.slurm import MEANINGLESS, Slurm, slurm_of
+
+NONE_GIVEN = dict.fromkeys((*vars(Slurm()), *MEANINGLESS))
 
 
 def test_each_says_first_whether_it_was_tried(root: Path) -> None:
     files = sorted((root / "examples").iterdir())
-    assert len(files) == 5
+    assert len(files) == 6
     assert all("Not tried" in "".join(f.read_text().splitlines(keepends=True)[:3]) for f in files)
 
 
@@ -30,6 +33,18 @@ def test_the_commands_exist(root: Path) -> None:
         named = re.findall(r"examples/[\w.]+", text)
         assert all((root / name).is_file() for name in named), file
     assert found >= 4
+
+
+def test_the_flags_of_a_site_are_read(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup, file = tmp_path / "setup.sh", tmp_path / "slurm.flags"
+    setup.touch()
+    text = (root / "examples/slurm.flags").read_text()
+    file.write_text(text.replace("/shared/harness/setup.sh", str(setup)))
+    monkeypatch.setenv("HARNESS_SLURM", str(file))
+    found = slurm_of({"launcher": "slurm", **NONE_GIVEN})
+    assert found.partition == "gpu" and found.cores == 8 and found.sbatch == ("--mem-per-cpu=4G",)
 
 
 def test_jobs_are_yaml_with_their_command(root: Path) -> None:
