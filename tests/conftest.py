@@ -94,6 +94,24 @@ def only_marked_tests_start_processes(request: pytest.FixtureRequest) -> Iterato
         assert WATCH.started == [], "mark the test with pytest.mark.process"
 
 
+@pytest.fixture(scope="session")
+def calibrated() -> None:
+    """Measure the processor once for all tests, however busy it is: what was measured beside other
+    programs is not cached, and each training would measure it again, for seconds.
+    """
+    from harness.train.measure import calibration
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "OWN_SHARE", 0)
+        calibration.calibration()
+
+
+@pytest.fixture(autouse=True)
+def trainings_find_a_calibration(request: pytest.FixtureRequest) -> None:
+    if any(map(request.node.get_closest_marker, ("process", "slow"))):
+        request.getfixturevalue("calibrated")
+
+
 @pytest.fixture(autouse=True)
 def no_runner_outlives_its_test() -> Iterator[None]:
     """One that a failed test leaves would slow down those after it until they fail, too."""

@@ -146,6 +146,17 @@ def test_sweep_speed_measures_the_same_runs_twice(tmp_path: Path) -> None:
     assert (tmp_path / "found.md").read_text().strip() == done.out.strip()
 
 
+@pytest.mark.process
+@pytest.mark.slow
+def test_long_sweep_looks_at_what_stays(tmp_path: Path) -> None:
+    done = benchmark("long_sweep", "--runs=3", f"--out={tmp_path / 'found.json'}")
+    record = json.loads((tmp_path / "found.json").read_text())
+    assert record["finished"] == 3 and len(record["starts_unix"]) == 3
+    assert "3 of 3 runs finished" in done.out
+    assert all(float(cell) > 0 for cell in cells(done.out, "their descriptors")[1:])
+    assert (tmp_path / "found.md").read_text().strip() == done.out.strip()
+
+
 def test_what_a_link_makes_possible() -> None:
     from benchmarks.exchange import ideal_s, told_s
 

@@ -194,6 +194,7 @@ def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) ->
     done = script(name, *argv, "--o", str(tmp_path), count=count)
     assert done.code == 0, done.err
     assert "recorded in" in done.out
+    assert f" on {count} process(es), cpu with 1 thread each, " in done.out
     assert done.out.endswith(f"\n  next: python -m harness table {tmp_path}\n")
     (model,) = re.findall(r"\n  the trained model is in (.*)\n", done.out)
     assert Path(model, "model.safetensors").is_file()

@@ -193,6 +193,9 @@ def test_ours_that_fails_is_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr("bert.main", lambda settings: 3)
     monkeypatch.setattr(CallbackHandler, "call_event", CallbackHandler.call_event)
     monkeypatch.setattr("bert.load_data", None)
+    for name in ("data", "model"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     fields = fields_of(TEXT, "ours", tmp_path, tmp_path / "out", [])
     with pytest.raises(RuntimeError, match=r"bert\.py ended with 3"):
         ours.run(task.Task(**fields))

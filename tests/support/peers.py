@@ -52,7 +52,7 @@ class Peer:
     def ended(self) -> bool:
         return self.process.exitcode is not None
 
-    def code(self, within_s: float = 60) -> int | None:
+    def code(self, within_s: float = 150) -> int | None:
         self.process.join(within_s)
         return self.process.exitcode
 

@@ -76,14 +76,15 @@ def missing() -> str | None:
 
 
 @contextmanager
-def cluster(min_job_age: int = 300) -> Iterator[dict[str, str]]:
+def cluster(min_job_age: int = 300, address: str = "127.0.0.1") -> Iterator[dict[str, str]]:
     """The variables with which sbatch and the others find it, while it lives.
 
-    min_job_age: for how many seconds it remembers a job that has ended.
+    min_job_age: for how many seconds it remembers a job that has ended. address: of both nodes, as
+    their names say it to runs.
     """
     with tempfile.TemporaryDirectory(prefix="harness-slurm-") as name:
         folder = Path(name)
-        _write(folder, min_job_age)
+        _write(folder, min_job_age, address)
         words = [
             *(sys.executable, "-m", "harness.core.process", str(os.getpid())),
             *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -104,7 +105,7 @@ def cluster(min_job_age: int = 300) -> Iterator[dict[str, str]]:
             process.wait()
 
 
-def _write(folder: Path, min_job_age: int) -> None:
+def _write(folder: Path, min_job_age: int, address: str) -> None:
     folder.chmod(0o755)
     (folder / "state").mkdir()
     for node in ("n1", "n2"):
@@ -112,8 +113,10 @@ def _write(folder: Path, min_job_age: int) -> None:
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
+    # By its own name torchrun finds that it is on the first node.
+    names = f"n1 n2 {socket.gethostname()}"
     hosts = Path("/etc/hosts").read_text()
-    (folder / "hosts").write_text(f"127.0.0.1 n1 n2\n{hosts}")
+    (folder / "hosts").write_text(f"{address} {names}\n{hosts}")
     config = CONFIG.format(
         folder=folder, host=socket.gethostname(), ports=_free_ports(3), min_job_age=min_job_age
     )

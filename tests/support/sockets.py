@@ -57,6 +57,19 @@ def watched(processes: Callable[[], list[psutil.Process]] = children) -> Iterato
 
 def listening(pid: int) -> set[str]:
     """The addresses on which a process listens, in its own network."""
+    return {address for address, _ in places(pid)}
+
+
+def answers_at(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def places(pid: int) -> set[tuple[str, int]]:
+    """Their ports, too."""
     folder = Path("/proc", str(pid))
     inodes = set()
     for file in (folder / "fd").iterdir():
@@ -67,7 +80,8 @@ def listening(pid: int) -> set[str]:
         for line in (folder / "net" / name).read_text().splitlines()[1:]:
             local, state, inode = (line.split()[i] for i in (1, 3, 9))
             if state == LISTENS and f"socket:[{inode}]" in inodes:
-                found.add(_address(local.partition(":")[0]))
+                address, _, port = local.partition(":")
+                found.add((_address(address), int(port, 16)))
     return found
 
 

@@ -22,6 +22,7 @@ from harness.launch.sweep import options_of
 from harness.launch.sweepfile import load
 
 ROOT = Path(__file__).resolve().parents[2]
+SMALL = "settings: {epochs: 2, train_size: 256, test_size: 64}"  # of a sweep file
 # Seconds and what follows from them, and what the network adds; everything else must not depend on
 # what a run went through.
 TIMES = ("_s", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank", "timed_samples",
@@ -116,10 +117,28 @@ def family(runner: int) -> dict[str, list[psutil.Process]]:
 
 
 def gone(processes: list[psutil.Process], within_s: float = 5.0) -> bool:
-    """Whether all of these end within a time."""
+    """Whether all of these end within a time.
+
+    torch's manager of shared memory waits two seconds by its own clock before it looks whether
+    anybody still uses it: it has the time once more.
+    """
+    managers = [p for p in alive(processes) if name_of(p) == "torch_shm_manager"]
+    ours = [p for p in processes if p not in managers]
+    return _end(ours, within_s) and _end(managers, within_s)
+
+
+def name_of(process: psutil.Process) -> str | None:
+    """Its name, or None when it has ended meanwhile."""
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _end(processes: list[psutil.Process], within_s: float) -> bool:
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in alive(processes)):
+        if not any(alive(processes)):
             return True
         time.sleep(0.02)
     return False

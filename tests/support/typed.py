@@ -9,6 +9,7 @@ import shutil
 import string
 import subprocess
 import sys
+import time
 from contextlib import chdir
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def type_all(page: Path, clone: Path, typed: set[str]) -> None:
         if full in typed:
             continue
         typed.add(full)
+        print(f"{time.strftime('%X')} {full}")
         words = shlex.split(full)
         if "harness" in words and not {*TRAINS} & {*words}:
             argv = words[words.index("harness") + 1 :]
@@ -104,8 +106,10 @@ def to_run(page: Path) -> list[str]:
 def shell(lines: list[str], clone: Path) -> None:
     done = subprocess.run(
         ["bash", "-exc", "\n".join(lines)], cwd=clone, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+             "PS4": r"\t "},
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    print(done.stderr)  # when each began
     told = (clone / "err.log").read_text() if (clone / "err.log").exists() else ""
     assert done.returncode == 0, f"{done.stderr.splitlines()[-1]}\n{told[-2000:]}"

@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from harness.core.settings import UserError
 from harness.train import rendezvous
-from tests.support.sockets import Planted
+from tests.support.sockets import Planted, answers_at
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"  # two addresses of this machine
 
@@ -42,14 +42,6 @@ def hardened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler._create_tcp_store_server = made  # type: ignore[method-assign]
 
 
-def answers(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=5).close()
-    except ConnectionRefusedError:
-        return False
-    return True
-
-
 def meeting(number: int) -> dynamic_rendezvous.DynamicRendezvousHandler:
     """A c10d rendezvous as torchrun makes it, which hosts its store."""
     parameters = RendezvousParameters(
@@ -65,8 +57,8 @@ def test_a_store_listens_where_it_is_reached() -> None:
         rendezvous.store("localhost", is_master=True, wait_for_workers=False),
         rendezvous.store(HERE, is_master=True, wait_for_workers=False, multi_tenant=True),
     ):
-        assert answers(HERE, store.port)
-        assert not answers(ELSEWHERE, store.port)
+        assert answers_at(HERE, store.port)
+        assert not answers_at(ELSEWHERE, store.port)
 
 
 def test_all_stores_of_torch_listen_there(hardened: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,15 +73,15 @@ def test_all_stores_of_torch_listen_there(hardened: None, monkeypatch: pytest.Mo
         rendezvous.of_ranks._create_c10d_store(HERE, 0, 0, 1, rendezvous.TIMEOUT),
     ]
     for store in stores:
-        assert answers(HERE, store.port)
-        assert not answers(ELSEWHERE, store.port)
+        assert answers_at(HERE, store.port)
+        assert not answers_at(ELSEWHERE, store.port)
 
 
 def test_a_run_meets_and_a_planted_state_does_not_run(hardened: None, tmp_path: Path) -> None:
     handler: Any = meeting(0)
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (0, 1)
-    assert not answers(ELSEWHERE, info.bootstrap_store_info.master_port)
+    assert not answers_at(ELSEWHERE, info.bootstrap_store_info.master_port)
     intruder = TCPStore(HERE, handler._store.port, is_master=False, wait_for_workers=False)
     # A run id alone keeps nobody out.
     key = "torch.rendezvous.job1"

@@ -88,6 +88,7 @@ def test_an_own_model_without_config_trains(
     write(tmp_path, model=True)
     assert trained(tmp_path, count=2)["outcome"] == "finished"
     assert "Net" in Verb("table", capsys)(tmp_path / "outputs")
+    assert Verb("explain", capsys)(tmp_path / "outputs").startswith("Net with ddp on 2 processes")
 
 
 def metrics(own: Any) -> dict[str, float]:
@@ -129,7 +130,7 @@ def test_a_metric_that_there_is_not_is_named(tmp_path: Path) -> None:
     argv = ["--tiny", "--epochs", "1", "--train_size", "64", "--best_metric", "mistake"]
     done = script("mine", *argv, cwd=tmp_path)
     assert done.code == 2
-    assert "--best_metric mistake: the metrics are samples, loss, accuracy" in done.err
+    assert "--best_metric mistake: the metrics are loss, accuracy" in done.err
     assert "mistakes" in done.err
 
 

@@ -19,6 +19,7 @@ from harness.core import attempts
 from harness.core.records import RunFolder
 from harness.core.records.disk import DiskError
 from harness.core.settings import Settings
+from harness.read.records.recorded import recorded
 from harness.train.run.failures import outcome_of
 from harness.train.run.start import remove_log_folder
 from tests.support.broken_runs import SHORT, attempts_of, only_run
@@ -40,6 +41,7 @@ PRIVATE = {
 
 
 OUTSIDE = "outside training steps: if in an evaluation, try a smaller --eval_batch"
+OTHERWISE = ("nothing", "removed at the end")
 IN_EVALUATION = ("oom in evaluation", "kill in evaluation")
 
 
@@ -56,7 +58,7 @@ class Plant(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step != 4 or self.how in ("nothing", *IN_EVALUATION):
+        if state.global_step != 4 or self.how in (*OTHERWISE, *IN_EVALUATION):
             return
         if self.how == "unfit":
             raise RuntimeError("aten.mm: got mixed torch.Tensor and DTensor")
@@ -75,9 +77,22 @@ class Plant(TrainerCallback):
         os.fsync = refuse
 
 
+def remove_before_the_summary(folder: RunFolder) -> None:
+    write_summary = attempts.write_summary
+
+    def removed_first(*args: Any) -> None:
+        attempts.write_summary = write_summary
+        shutil.rmtree(folder.path)
+        write_summary(*args)
+
+    attempts.write_summary = removed_first
+
+
 def train(folder: str, how: str, *flags: str) -> None:
     trainer, run = ours(folder, Net(), Points(64), Points(8), "--save=last", *flags)
     trainer.add_callback(Plant(how, run.context.folder))
+    if how == "removed at the end":
+        remove_before_the_summary(run.context.folder)
     with run:
         run.train(trainer)
 
@@ -139,6 +154,18 @@ def test_a_removed_folder_is_no_finished_run(tmp_path: Path) -> None:
         assert "was removed while the run was in progress; it cannot be recorded" in done.err
         assert [*tmp_path.glob("bert/1_1/*/settings.json")] == []
         assert [p for p in tmp_path.glob("bert/1_1/*") if ".earlier-" not in p.name] == []
+
+
+def test_a_folder_that_is_removed_before_the_last_write_is_no_finished_run(
+    tmp_path: Path,
+) -> None:
+    done = ran(1, train, str(tmp_path), "removed at the end", env=CPU)
+    assert (done.code, done.err.count("\n")) == (1, 1), done.err
+    assert "was removed while the run was in progress; it cannot be recorded" in done.err
+    assert [p for p in tmp_path.glob("bert/1_1/*") if ".earlier-" not in p.name] == []
+    assert ran(1, train, str(tmp_path), "nothing", env=CPU).code == 0
+    assert recorded(only_run(tmp_path)).problem is None
+    assert only_run(tmp_path).outcome() == "finished"
 
 
 @pytest.mark.parametrize("how", ["nothing", "home", "CUDA out of memory"])

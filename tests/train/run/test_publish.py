@@ -122,6 +122,9 @@ def test_the_archive_names_no_place_of_this_machine(
     write_json(folder.summary, {"outcome": "failed", "reason": reason})
     model = folder.path / "checkpoint-2"
     model.mkdir()
+    of_text = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    for file in (*of_text, "optimizer.pt"):
+        (model / file).write_text("{}")
     write_manifest(model / COMPLETE, {})
     calls: dict[str, Any] = {}
 
@@ -137,12 +140,14 @@ def test_the_archive_names_no_place_of_this_machine(
 
         def upload_folder(self, folder_path: str, **kwargs: Any) -> None:
             calls["sent"] = kwargs["revision"]
+            calls["files"] = {file.name for file in Path(folder_path).iterdir()}
             calls["text"] = gzip.decompress(Path(folder_path, RECORD).read_bytes()).decode()
 
     monkeypatch.setattr("harness.train.run.publish.HfApi", Api)
     monkeypatch.setattr("harness.train.run.publish.get_token", lambda: None)
     _upload(settings, folder)
     assert calls["branch"] == ("me/run", "new") and calls["sent"] == "new"
+    assert calls["files"] == {*of_text, "README.md", RECORD}
     for word in ("clients", "a.c me", str(tmp_path)):
         assert word not in calls["text"]
     assert '"reason": "no space on out/bert/1_1/run, and no file:///reviews.csv"' in calls["text"]
