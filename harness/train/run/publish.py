@@ -108,7 +108,8 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
         Path(work, "README.md").write_text(card, "utf-8")
         of_run = folder.path.relative_to(folder.path.parents[2]).as_posix()
         write_archive(Path(work, RECORD), {of_run: _without_places(folder, settings)})
-        for file in (file for pattern in MODEL_FILES for file in model.glob(pattern)):
+        # A tokenizer's configuration fits two patterns.
+        for file in {file for pattern in MODEL_FILES for file in model.glob(pattern)}:
             Path(work, file.name).symlink_to(file.absolute())
         api.upload_folder(
             repo_id=repo, folder_path=work, revision=revision,
