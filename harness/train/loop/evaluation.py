@@ -65,7 +65,8 @@ class Evaluation:
         assert self.last is not None
         values = self.last.result(partial(in_order, samples=samples, args=args))
         if (best := metric_name(settings.best_metric)) not in values:
-            raise UserError(f"--best_metric {best}: the metrics are {', '.join(values)}")
+            names = ", ".join(name for name in values if name != "samples")
+            raise UserError(f"--best_metric {best}: the metrics are {names}")
         return values
 
     def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:

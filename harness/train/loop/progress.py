@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from rich.console import Console as Screen
 from rich.progress import (
     BarColumn,
@@ -71,8 +72,12 @@ class Console(TrainerCallback):
         terms = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
         if batch != own:
             terms = f"of all processes together, each {own} at a time"
+        device = observed["device"]
+        if device == "cpu":
+            threads = torch.get_num_threads()
+            device += f" with {threads} thread{'s' * (threads > 1)} each"
         show(
-            f"  {observed['strategy']} on {observed['world']} process(es), {observed['device']}, "
+            f"  {observed['strategy']} on {observed['world']} process(es), {device}, "
             f"{settings.precision}, seed {settings.seed}"
         )
         show(
