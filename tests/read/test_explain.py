@@ -42,9 +42,10 @@ from tests.support.toys import Net, Points, ours
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, UPDATES = 4, 10
-# A run in which nothing may stand out has to be longer: on a busy machine its one evaluation takes
-# as long as a step, which of ten steps would be a tenth.
-UPDATES_OF_HEALTHY = 30
+# Runs whose speeds are compared have to be longer, and so has one in which nothing may stand out: on
+# a busy machine an evaluation takes as long as a step, and now and then all stands still for half a
+# second, which of ten steps is a quarter.
+MANY_UPDATES = 30
 A_SAMPLE_S = 0.03  # of computing, which is a wait: others on the machine do not make it longer
 PLANTED_S = 0.12  # as long as the computing of a batch
 
@@ -92,13 +93,13 @@ def trained(
 
 def on_two(folder: str) -> None:
     """Ranks of torch's launcher, with gloo between them."""
-    trained(folder, "healthy", Waiting(), updates=UPDATES_OF_HEALTHY)
-    trained(folder, "loader", Waiting(), collate=slow_collate)
-    trained(folder, "rank", Waiting(slow_rank=1))
+    trained(folder, "healthy", Waiting(), updates=MANY_UPDATES)
+    trained(folder, "loader", Waiting(), collate=slow_collate, updates=MANY_UPDATES)
+    trained(folder, "rank", Waiting(slow_rank=1), updates=MANY_UPDATES)
     trained(folder, "batch", Waiting(sample_s=0.0, batch_s=PLANTED_S), 128, "--eval_batch=64")
     trained(folder, "evaluation", Waiting(eval_s=0.06), 64)
     compress.bf16_hook, before = slow_hook, compress.bf16_hook
-    trained(folder, "exchange", Waiting(), FEW, "--compress=bf16")
+    trained(folder, "exchange", Waiting(), FEW, "--compress=bf16", updates=MANY_UPDATES)
     compress.bf16_hook = before
 
 
