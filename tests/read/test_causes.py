@@ -455,10 +455,29 @@ def test_a_flag_of_several_values_is_compared(tmp_path: Path) -> None:
 
 
 def test_a_run_beside_other_programs_is_compared_with_no_other(tmp_path: Path) -> None:
-    for busy, said in ((0.1, "No comparable run on one process"), (0.6, "It began beside other")):
+    for busy, said in ((0.1, "No comparable run on one process"), (0.6, "It ran beside other")):
         folder = written(tmp_path / str(busy), environment={"launch": {"cpu_busy_share": busy}})
         sentences = explain(read_group("RUN", str(folder), None)).sentences
         assert sentences[1].startswith(said)
+
+
+def test_others_that_come_during_a_run_count_by_time(tmp_path: Path) -> None:
+    """As much of it as 0.6 of the cores in half of the time, or as nobody knows."""
+    for shares, seconds, whole in (
+        ((0.0, 0.6), (1.0, 1.0), 0.3), ((0.0, 0.6), (3.0, 1.0), 0.15),
+        ((None, 0.6), (3.0, 1.0), 0.6), ((None, None), (1.0, 1.0), None),
+    ):  # fmt: skip
+        folder = written(tmp_path / str(shares) / str(seconds), environment={"cpu_cores": 2})
+        rows = [
+            {**ROW, "epoch": n + 1, "others_cpu_share": share, "epoch_time_s": s}
+            for n, (share, s) in enumerate(zip(shares, seconds, strict=True))
+        ]
+        group = read_group("RUN", str(with_epochs(folder, rows)), None)
+        (run,) = group.runs
+        assert run.others_cpu_share == (whole if whole is None else pytest.approx(whole))
+        assert run.is_beside_others == (whole is not None and whole > 0.25)
+        cores = causes.run_context(group, None).others_cores
+        assert cores == (whole if whole is None else pytest.approx(2 * whole))
 
 
 FACTS = {

@@ -42,9 +42,9 @@ from tests.support.toys import Net, Points, ours
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH, UPDATES = 4, 10
-# Runs whose speeds are compared have to be longer, and so has one in which nothing may stand out: on
-# a busy machine an evaluation takes as long as a step, and now and then all stands still for half a
-# second, which of ten steps is a quarter.
+# Runs whose speeds are compared have to be longer, and so has one in which nothing may stand out:
+# on a busy machine an evaluation takes as long as a step, and now and then all stands still for
+# half a second, which of ten steps is a quarter.
 MANY_UPDATES = 30
 A_SAMPLE_S = 0.03  # of computing, which is a wait: others on the machine do not make it longer
 PLANTED_S = 0.12  # as long as the computing of a batch

@@ -30,6 +30,7 @@ SHORT = [*COMMON, "--train_size", "128"]
 
 def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
     """The script, with its last rank made to stop at this update, or after the row of an epoch."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     module = __import__(name)
 
     class Stopper(module.Console):  # type: ignore[name-defined,misc]

@@ -175,6 +175,10 @@ class EpochRow(TypedDict):
         "all devices of the run on all nodes, during the epoch's training (below); null where "
         "training uses no NVIDIA device, and where a node is not sampled"]]
     node: NotRequired[Annotated[NodeTelemetry | None, "the same for the nodes themselves"]]
+    others_cpu_share: NotRequired[Annotated[Share | None,
+        "share of the cores' time that went to anything but this run during the epoch's training: "
+        "other programs, the kernel's own work, other guests of a virtual machine's host; of the "
+        "machine where it was the largest; null where a node is not sampled or an epoch too short"]]
     energy_j: NotRequired[Annotated[Joules | None,
         "energy that all devices of the run used, by the driver's own counter between the start "
         "and the end of the epoch's training, saving in between included; an epoch that was "
@@ -202,11 +206,23 @@ class EpochRow(TypedDict):
     unix: Annotated[Unix, "when the row was written"]
 
 
+class ProcessorTime(TypedDict):
+    """What the cores of a node did over an epoch's training, and how much of it was this run's."""
+
+    machine: Annotated[str, "a hash that tells machines apart: emulated nodes share one"]
+    core_s: Annotated[Seconds, "cores x `seconds`"]
+    busy_s: Annotated[Seconds, "processor time of all that ran, over all cores"]
+    own_s: Annotated[Seconds,
+        "processor time of the run's processes on this node and of those that they started"]
+    seconds: Annotated[Seconds, "from the first to the last reading"]
+
+
 class RankTelemetry(TypedDict):
     """What the first rank of a node was told by the node's sampler at the end of an epoch."""
 
     gpus: Annotated[list[GpuTelemetry], "a list by device"]
     node: Annotated[NodeTelemetry, "the node itself"]
+    processors: NotRequired[Annotated[ProcessorTime, "what its cores did"]]
     energy_j: Annotated[Joules | None, "of its devices together"]
 
 

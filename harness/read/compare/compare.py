@@ -142,7 +142,7 @@ def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> No
         if not (count := sum(run.is_beside_others for run in group.finished)):
             continue
         text = f"other programs: {count} of {len(group.finished)} runs of {group.name} "
-        text += f"began beside them (--pack, or more than {DISTURBING_SHARE:.0%} of the cores)"
+        text += f"ran beside them (--pack, or more than {DISTURBING_SHARE:.0%} of the cores)"
         for question in (SPEED, TARGET):
             if len(busy) == 1 and group in busy:
                 verdicts[question].reasons.append(text)

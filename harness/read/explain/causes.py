@@ -61,7 +61,7 @@ class RunContext:
     on_cpu: bool
     emulated: bool  # its nodes share one machine
     cpu_percent: float | None  # of the cores of all nodes
-    others_cores: float | None  # cores used by other programs; known on one node
+    others_cores: float | None  # cores used by other programs, on the busiest machine
     throttled: float | None  # share of the readings, of the most throttled device
     payload_bytes: float | None  # per update and process
     rtt_ms: float | None
@@ -97,7 +97,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         on_cpu=run.device == "cpu",
         emulated=(environment.get("launch") or {}).get("launcher") == "netns",
         cpu_percent=cpu_percent,
-        others_cores=_others_cores(run, cpu_percent),
+        others_cores=_others_cores(run),
         throttled=_throttled(run.epochs),
         payload_bytes=payload / updates / processes if payload and updates else None,
         rtt_ms=link.get(RTT),
@@ -136,14 +136,9 @@ def _other_exchange(run: Run) -> str | None:
     return "auto" if chooses_exchange(run.identity) else "direct"
 
 
-def _others_cores(run: Run, cpu_percent: float | None) -> float | None:
-    """Approximately: cores busy during epochs, less the run's own CPU time per second of it all."""
-    own = [run.measures.get(name) for name in ("user_s", "system_s", "wall_s")]
-    cores = run.environment.get("cpu_cores")
-    if run.nodes != 1 or cpu_percent is None or not cores or None in own:
-        return None
-    user_s, system_s, wall_s = (value or 0.0 for value in own)
-    return max(cpu_percent / 100 * float(cores) - (user_s + system_s) / wall_s, 0.0)
+def _others_cores(run: Run) -> float | None:
+    share, cores = run.others_cpu_share, run.environment.get("cpu_cores")
+    return None if share is None or not cores else share * float(cores)
 
 
 def _throttled(rows: Iterable[Mapping[str, Any]]) -> float | None:

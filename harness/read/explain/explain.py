@@ -258,7 +258,7 @@ def group_breakdown(group: Group) -> TimeBreakdown:
 def _alone(run: Group, refused: Group | None) -> str:
     if all(one.is_beside_others for one in run.finished):
         return (
-            "It began beside other programs, so its times are compared with those of no run on one "
+            "It ran beside other programs, so its times are compared with those of no run on one "
             "process: measure again with --rerun when nothing else runs."
         )
     why = ""

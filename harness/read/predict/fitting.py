@@ -205,7 +205,7 @@ def fit_on(
         assumed.append(f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)")
     if first.identity.get("grad_acc") is None:
         assumed.append("one forward pass an update: the records do not say how many")
-    busy = [(_at(run, ("launch", "cpu_busy_share")) or 0.0) > DISTURBING_SHARE for run in basis]
+    busy = [run.is_beside_others for run in basis]
     if any(busy):
         assumed.append(
             f"{sum(busy)} of {len(basis)} runs took as long as they take alone, though others used "

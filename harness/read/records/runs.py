@@ -200,9 +200,18 @@ class Run:
 
     @property
     def is_beside_others(self) -> bool:
-        """Others used the machine when it began."""
+        """Others used the machine when it began, or while it trained."""
         launch = self.environment.get("launch") or {}
-        return bool(launch.get("packed")) or (launch.get("cpu_busy_share") or 0) > DISTURBING_SHARE
+        shares = launch.get("cpu_busy_share") or 0, self.others_cpu_share or 0
+        return bool(launch.get("packed")) or max(shares) > DISTURBING_SHARE
+
+    @cached_property
+    def others_cpu_share(self) -> float | None:
+        """Of the cores' time in all epochs; None where no epoch knows it."""
+        known = [(row.get("others_cpu_share"), row.get("epoch_time_s")) for row in self.epochs]
+        parts = [(share, s) for share, s in known if is_number(share) and is_number(s)]
+        whole_s = math.fsum(s for _, s in parts)
+        return math.fsum(share * s for share, s in parts) / whole_s if whole_s else None
 
     @cached_property
     def identity(self) -> dict[str, Any]:

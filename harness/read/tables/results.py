@@ -96,8 +96,8 @@ def _disturbed(runs: list[Run]) -> Iterator[str]:
         ],
         "ran in another batch per process than asked for": [bool(r.other_batches) for r in runs],
         "ran beside others of the sweep (--pack)": [_launch(r, "packed") for r in runs],
-        f"began while others used more than {DISTURBING_SHARE:.0%} of the cores": [
-            (_launch(r, "cpu_busy_share") or 0) > DISTURBING_SHARE for r in runs
+        f"began or trained while others used more than {DISTURBING_SHARE:.0%} of the cores": [
+            r.is_beside_others and not _launch(r, "packed") for r in runs
         ],
     }
     for what, states in counted.items():

@@ -242,7 +242,7 @@ def _disturbed(groups: Sequence[Group]) -> list[str]:
     if busy := sum(run.is_beside_others for run in runs):
         texts.append(
             f"{DISTURBED} {_runs(busy)} with others on the machine (--pack, or more than "
-            f"{DISTURBING_SHARE:.0%} of the cores in use at the start): where a group has quiet "
+            f"{DISTURBING_SHARE:.0%} of the cores in use by others): where a group has quiet "
             "runs, times are theirs alone"
         )
     if changed := sum(bool(run.other_batches) for run in runs):

@@ -20,7 +20,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from harness.core.attempts import gpu_utilisation_percent
 from harness.core.identity import number
-from harness.core.records import RunFolder, plain
+from harness.core.records import DISTURBING_SHARE, RunFolder, plain
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.measure.calibration import WORTH_SAYING
@@ -120,6 +120,8 @@ class Console(TrainerCallback):
             parts.append(f"{row['train_samples_per_s']:,.0f} samples/s")
         parts += utilisation(row)
         parts.append(f"epoch {row['epoch_time_s']:.1f} s, evaluation {row['eval_time_s']:.1f} s")
+        if (others := row.get("others_cpu_share") or 0.0) > DISTURBING_SHARE:
+            parts.append(f"other programs used {others:.0%} of the cores")
         self.screen.print("  " + "  ".join(parts))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

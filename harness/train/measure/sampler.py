@@ -22,6 +22,7 @@ import psutil
 import pynvml
 
 from harness.core.process import end_with_parent
+from harness.train.measure.processors import Processors
 from harness.train.measure.rows import GIB, quantile
 
 MIG = "MIG-"
@@ -254,8 +255,8 @@ def _shares(lists: Sequence[list[str] | None]) -> dict[str, float] | None:
 class Sampler:
     """The readings since the last edge."""
 
-    def __init__(self, gpus: Gpus, node: NodeSensors) -> None:
-        self.gpus, self.node = gpus, node
+    def __init__(self, gpus: Gpus, node: NodeSensors, processors: Processors) -> None:
+        self.gpus, self.node, self.processors = gpus, node, processors
         self.file: TextIO | None = None
         self.early: list[str] = []  # until there is a file for them
         self.readings: list[tuple[float, list[Reading], Reading]] = []
@@ -285,6 +286,7 @@ class Sampler:
         """Summarise the interval since the last edge, and begin another."""
         summary = self.peek()
         self.readings = self.readings[-1:]
+        self.processors.edge()
         return summary
 
     def peek(self) -> dict[str, Any]:
@@ -297,6 +299,7 @@ class Sampler:
             "readings": len(self.readings) - 1,
             "gpus": [summarise([gpus[n] for _, gpus, _ in self.readings]) for n in devices],
             "node": summarise([node for _, _, node in self.readings]),
+            "processors": self.processors.since_edge(),
             "lowest_power_w": self._lowest_power_w(),
             "missing": self.gpus.missing | self.node.missing,
         }
@@ -340,7 +343,8 @@ def main(argv: list[str]) -> int:
     end_with_parent(options["parent"])
     gpus = Gpus(options["uuids"])
     try:
-        serve(Sampler(gpus, NodeSensors(options["interface"])), options["period_s"])
+        sensors = NodeSensors(options["interface"])
+        serve(Sampler(gpus, sensors, Processors(options["pids"])), options["period_s"])
     finally:
         gpus.close()
     return 0

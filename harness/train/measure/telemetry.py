@@ -22,6 +22,7 @@ from harness.core.topology import World
 from harness.train import session
 from harness.train.context import Context
 from harness.train.measure.link import interface
+from harness.train.measure.processors import others_share
 from harness.train.measure.resources import device_numbers
 from harness.train.measure.rows import EpochMeasure, total
 from harness.train.measure.sampler import COUNTERS, LISTS
@@ -36,12 +37,16 @@ Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]  # a row -> those of a
 class SamplerClient:
     """Starts a sampler and asks it at the edges of epochs, never inside a step."""
 
-    def __init__(self, uuids: list[str], period_s: float, interface: str | None = None) -> None:
+    def __init__(
+        self, uuids: list[str], period_s: float, interface: str | None = None,
+        pids: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         options = {
             "uuids": uuids,
             "period_s": period_s,
             "interface": interface,
             "parent": os.getpid(),
+            "pids": list(pids or [os.getpid()]),  # of the run's processes on this node
         }
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.lost: str | None = None  # why there are no more answers
@@ -116,17 +121,19 @@ def start_sampler(hz: float, world: World, devices: int) -> SamplerClient | None
     """
     if not hz:
         return None
-    own = uuids(devices)
+    own = uuids(devices), os.getpid()
     everyone = [own] * world.size
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_gather_object(everyone, own)
     if world.local_rank != 0:
         return None
     first = world.rank // world.per_node * world.per_node
-    of_node = [uuid for rank in everyone[first : first + world.per_node] for uuid in rank]
-    device = torch.device("cuda" if own else "cpu")
+    of_node = everyone[first : first + world.per_node]
+    of_ranks = dict.fromkeys(uuid for rank, _ in of_node for uuid in rank)
+    device = torch.device("cuda" if of_ranks else "cpu")
     used = interface(device, os.environ) if world.nodes > 1 and world.launched else None
-    return SamplerClient(list(dict.fromkeys(of_node)), 1 / hz, used)
+    pids = sorted({pid for _, pid in of_node})
+    return SamplerClient(list(of_ranks), 1 / hz, used, pids)
 
 
 def uuids(devices: int) -> list[str]:
@@ -202,8 +209,8 @@ def node_fields(sampler: SamplerClient | None, goes_on: bool = False) -> dict[st
         return {}
     if (summary := sampler.peek() if goes_on else sampler.edge()) is None:
         return {"telemetry": None}
-    fields = {"gpus": summary["gpus"], "node": summary["node"], "energy_j": _energy(summary)}
-    return {"telemetry": fields}
+    of_node = {name: summary[name] for name in ("gpus", "node", "processors")}
+    return {"telemetry": {**of_node, "energy_j": _energy(summary)}}
 
 
 def merge_nodes(nodes: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
@@ -215,11 +222,12 @@ def merge_nodes(nodes: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
     known = [node for node in nodes if node is not None]
     devices = [device for node in known for device in node["gpus"]]
     if not known or len(known) < len(nodes):
-        return {"gpu": None, "node": None, "energy_j": None}
+        return {"gpu": None, "node": None, "others_cpu_share": None, "energy_j": None}
     return {
         # Energy stands beside it: it includes the part of the epoch before an interruption.
         "gpu": _merge([{n: v for n, v in of.items() if n != "energy_j"} for of in devices]),
         "node": _merge([node["node"] for node in known]),
+        "others_cpu_share": others_share(node["processors"] for node in known),
         "energy_j": total([node["energy_j"] for node in known]),
     }
 

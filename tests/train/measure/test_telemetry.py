@@ -16,6 +16,7 @@ import pynvml
 import pytest
 
 from harness.train.measure import sampler as sensors
+from harness.train.measure.processors import Processors
 from harness.train.measure.sampler import READINGS, SLICE, Gpus, NodeSensors, Sampler, summarise
 from harness.train.measure.telemetry import SamplerClient, merge_nodes
 
@@ -192,7 +193,7 @@ def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_edge_is_about_what_was_since_the_last(driver: Driver, tmp_path: Path) -> None:
     file = tmp_path / "node_0.jsonl"
-    sampler = Sampler(Gpus(["one"]), NodeSensors(rapl=tmp_path))
+    sampler = Sampler(Gpus(["one"]), NodeSensors(rapl=tmp_path), Processors([os.getpid()]))
     sampler.sample()
     sampler.keep(file)
     first = sampler.edge()
@@ -275,7 +276,9 @@ def node_row(power: float, energy: float | None, sent: int) -> dict[str, Any]:
     spread = {"mean": power, "p95": 2 * power, "max": 3 * power}
     card = {"power_w": spread, "energy_j": energy, "throttled": {"heat": power / 1000}}
     node = {"cpu_percent": None, "network_sent_bytes": sent}
-    return {"gpus": [card], "node": node, "energy_j": energy}
+    times = {"core_s": 20.0, "busy_s": 9.0, "own_s": float(sent), "seconds": 10.0}
+    processors = {"machine": f"{sent}", **times}
+    return {"gpus": [card], "node": node, "energy_j": energy, "processors": processors}
 
 
 def test_devices_of_all_nodes_make_one_row() -> None:
@@ -286,13 +289,14 @@ def test_devices_of_all_nodes_make_one_row() -> None:
             "throttled": {"heat": 0.3},
         },
         "node": {"cpu_percent": None, "network_sent_bytes": 15},
+        "others_cpu_share": 0.1,
         "energy_j": 11.0,
     }
 
 
 def test_a_part_is_never_taken_for_the_whole() -> None:
     assert merge_nodes([node_row(100, 5.0, 7), node_row(300, None, 8)])["energy_j"] is None
-    nothing = {"gpu": None, "node": None, "energy_j": None}
+    nothing = dict.fromkeys(["gpu", "node", "others_cpu_share", "energy_j"])
     assert merge_nodes([node_row(100, 5.0, 7), None]) == nothing == merge_nodes([None])
     on_cpu = merge_nodes([node_row(100, None, 7) | {"gpus": []}])
     assert on_cpu["gpu"] is on_cpu["energy_j"] is None and on_cpu["node"] is not None

@@ -1,0 +1,91 @@
+"""What the cores of a machine did, and how much of it was for this run."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
+LEAST_S = 0.2  # of an interval: the kernel counts processor time in hundredths of a second
+IDLE = ("idle", "iowait")
+INSIDE_OTHERS = ("guest", "guest_nice")  # counted in user and nice already
+
+
+class Processors:
+    """Processor time since the last edge: of the whole machine, and of these processes."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = pids
+        self.edge()
+
+    def edge(self) -> None:
+        self.before = time.monotonic(), _busy_s(), _of_trees_s(self.pids)
+
+    def since_edge(self) -> dict[str, Any]:
+        now = time.monotonic(), _busy_s(), _of_trees_s(self.pids)
+        seconds, busy_s, own_s = (b - a for a, b in zip(self.before, now, strict=True))
+        return {
+            "machine": _machine(),
+            "core_s": seconds * (psutil.cpu_count() or 1),
+            "busy_s": busy_s,
+            "own_s": own_s,
+            "seconds": seconds,
+        }
+
+
+def others_share(nodes: Iterable[dict[str, Any]]) -> float | None:
+    """The share of their cores' time that others used, of the machine where it was the largest.
+
+    Emulated nodes share one machine, and what each of them did is not others' work. None over less
+    time than can be told, and where a clock was set back.
+    """
+    machines: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for node in nodes:
+        machines[node["machine"]].append(node)
+    shares = []
+    for of_machine in machines.values():
+        longest = max(of_machine, key=lambda node: node["seconds"])
+        if longest["seconds"] < LEAST_S or longest["busy_s"] < 0:
+            return None
+        own_s = sum(node["own_s"] for node in of_machine)
+        shares.append(min(max(longest["busy_s"] - own_s, 0.0) / longest["core_s"], 1.0))
+    return max(shares, default=None)
+
+
+def _busy_s() -> float:
+    """Of all cores together; time that a hypervisor gave to others counts."""
+    times = psutil.cpu_times()._asdict()
+    return float(sum(s for name, s in times.items() if name not in (*IDLE, *INSIDE_OTHERS)))
+
+
+def _of_trees_s(pids: Sequence[int]) -> float:
+    """Of these processes and all that they started; an ended one counts with its parent."""
+    children = defaultdict(list)
+    processes = {process.pid: process for process in psutil.process_iter()}
+    for process in processes.values():
+        with suppress(psutil.Error):
+            children[process.ppid()].append(process.pid)
+    found, left = 0.0, list(pids)
+    while left:
+        pid = left.pop()
+        left += children[pid]
+        with suppress(psutil.Error, KeyError):
+            found += sum(processes[pid].cpu_times()[:4])  # its own, and of children that ended
+    return found
+
+
+def _machine() -> str:
+    """Tells machines apart, and does not name them."""
+    try:
+        name = BOOT_ID.read_text()
+    except OSError:
+        name = socket.gethostname()
+    return hashlib.sha256(name.encode()).hexdigest()[:12]
