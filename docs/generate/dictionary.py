@@ -12,7 +12,8 @@ from typing import Any
 
 from harness.core.schema.checks import RECORDS, fields
 from harness.core.schema.fields import LARGEST, Field, Kind, fields_of
-from harness.core.schema.rows import OUTCOMES, GpuTelemetry, NodeTelemetry
+from harness.core.schema.rows import OUTCOMES
+from harness.core.schema.telemetry import GpuTelemetry, NodeTelemetry
 
 TEMPLATE = Path(__file__).with_name("README.template.md")
 OUTPUTS = Path(__file__).resolve().parents[2] / "outputs"

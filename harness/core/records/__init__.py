@@ -44,8 +44,8 @@ from harness.core.schema.rows import (
     ProgressRecord,
     RankRow,
     SummaryRecord,
-    TelemetryRow,
 )
+from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import UserError
 
 # Raised whenever a definition in harness/core/schema changes: unequal versions are not compared.

@@ -23,8 +23,8 @@ from harness.core.schema.rows import (
     ProgressRecord,
     RankRow,
     SummaryRecord,
-    TelemetryRow,
 )
+from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import UserError
 
 

@@ -10,12 +10,10 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from harness.core.schema.fields import (
     Amount,
     Bytes,
-    Celsius,
     Count,
     Gain,
     Gib,
     Joules,
-    Megahertz,
     Percent,
     PerSecond,
     Positive,
@@ -26,8 +24,8 @@ from harness.core.schema.fields import (
     TflopPerSecond,
     Unix,
     Value,
-    Watts,
 )
+from harness.core.schema.telemetry import GpuTelemetry, NodeTelemetry, RankTelemetry
 
 FINISHED = "finished"
 OUTCOMES = {
@@ -45,47 +43,6 @@ Loss = Annotated[float, Value("nats")]
 WEIGHTED = Annotated[Share, "mean over the classes, weighted by their number of samples in the "
                             "evaluation set"]
 MACRO = Annotated[Share, "unweighted mean over the classes"]
-
-
-class Gauge(TypedDict):
-    """A gauge over the readings of a stretch of time, and over devices or nodes."""
-
-    mean: Annotated[float, "mean over the readings; over several devices or nodes, mean of means"]
-    p95: Annotated[float, "the value that 95 % of the readings do not exceed; over several, the "
-                          "largest"]
-    max: Annotated[float, "the largest reading"]
-
-
-class GpuTelemetry(TypedDict):
-    """What NVML tells of devices over an epoch's training; null for what a device does not tell."""
-
-    utilisation_percent: Annotated[Gauge | None,
-        "share of the time in which any kernel ran: a busy device may still compute little"]
-    memory_gib: Annotated[Gauge | None, "memory taken by all processes on the device"]
-    power_w: Annotated[Gauge | None, "power draw"]
-    temperature_c: Annotated[Gauge | None, "temperature"]
-    sm_clock_mhz: Annotated[Gauge | None, "clock of the multiprocessors"]
-    memory_clock_mhz: Annotated[Gauge | None, "clock of the memory"]
-    energy_j: NotRequired[Annotated[Joules | None,
-        "growth of the driver's energy counter; by device only"]]
-    throttled: Annotated[dict[str, Share] | None,
-        "share of the readings in which something slowed the device down: `power_cap`, "
-        "`power_brake`, `hardware`, `heat`, `heat_software`; over several devices, the largest"]
-
-
-class NodeTelemetry(TypedDict):
-    """What the operating system tells of nodes over an epoch's training."""
-
-    cpu_percent: Annotated[Gauge | None, "utilisation of all cores together"]
-    memory_gib: Annotated[Gauge | None, "memory that is not available"]
-    disk_read_bytes: Annotated[Bytes | None, "growth of the counter; over several nodes, the sum"]
-    disk_written_bytes: Annotated[Bytes | None,
-        "growth of the counter; over several nodes, the sum"]
-    network_sent_bytes: Annotated[Bytes | None,
-        "growth of the counter of the interface that training uses; on one node, of all but `lo`"]
-    network_received_bytes: Annotated[Bytes | None,
-        "growth of the counter of the interface that training uses; on one node, of all but `lo`"]
-    cpu_energy_j: Annotated[Joules | None, "energy of all processors, by RAPL"]
 
 
 class EpochRow(TypedDict):
@@ -206,26 +163,6 @@ class EpochRow(TypedDict):
     unix: Annotated[Unix, "when the row was written"]
 
 
-class ProcessorTime(TypedDict):
-    """What the cores of a node did over an epoch's training, and how much of it was this run's."""
-
-    machine: Annotated[str, "a hash that tells machines apart: emulated nodes share one"]
-    core_s: Annotated[Seconds, "cores x `seconds`"]
-    busy_s: Annotated[Seconds, "processor time of all that ran, over all cores"]
-    own_s: Annotated[Seconds,
-        "processor time of the run's processes on this node and of those that they started"]
-    seconds: Annotated[Seconds, "from the first to the last reading"]
-
-
-class RankTelemetry(TypedDict):
-    """What the first rank of a node was told by the node's sampler at the end of an epoch."""
-
-    gpus: Annotated[list[GpuTelemetry], "a list by device"]
-    node: Annotated[NodeTelemetry, "the node itself"]
-    processors: NotRequired[Annotated[ProcessorTime, "what its cores did"]]
-    energy_j: Annotated[Joules | None, "of its devices together"]
-
-
 class RankRow(TypedDict):
     """A row per epoch, written by each rank into a file of its own."""
 
@@ -278,39 +215,6 @@ class RankRow(TypedDict):
     telemetry: NotRequired[Annotated[RankTelemetry | None,
         "on the first rank of a node: its devices and the node, as in `gpu` and `node` of "
         "epochs.jsonl; null where the sampler has died"]]
-
-
-class GpuReading(TypedDict):
-    """One reading of one device; null for what it did not tell."""
-
-    utilisation_percent: Annotated[Percent | None, "as in epochs.jsonl, at this moment"]
-    memory_gib: Annotated[Gib | None, "as in epochs.jsonl, at this moment"]
-    power_w: Annotated[Watts | None, "as in epochs.jsonl, at this moment"]
-    temperature_c: Annotated[Celsius | None, "as in epochs.jsonl, at this moment"]
-    sm_clock_mhz: Annotated[Megahertz | None, "as in epochs.jsonl, at this moment"]
-    memory_clock_mhz: Annotated[Megahertz | None, "as in epochs.jsonl, at this moment"]
-    energy_j: Annotated[Joules | None, "the driver's counter, which only grows"]
-    throttled: Annotated[list[str] | None, "what is slowing the device down"]
-
-
-class NodeReading(TypedDict):
-    """One reading of a node; counters as they stand."""
-
-    cpu_percent: Annotated[Percent | None, "as in epochs.jsonl, since the reading before"]
-    memory_gib: Annotated[Gib | None, "as in epochs.jsonl, at this moment"]
-    disk_read_bytes: Annotated[Bytes | None, "the counter, which only grows"]
-    disk_written_bytes: Annotated[Bytes | None, "the counter, which only grows"]
-    network_sent_bytes: Annotated[Bytes | None, "the counter, which only grows"]
-    network_received_bytes: Annotated[Bytes | None, "the counter, which only grows"]
-    cpu_energy_j: Annotated[Joules | None, "the counter, which only grows"]
-
-
-class TelemetryRow(TypedDict):
-    """A row per reading of a node and its devices."""
-
-    unix: Annotated[Unix, "when it was read"]
-    gpus: Annotated[list[GpuReading], "a list by device"]
-    node: Annotated[NodeReading, "the node itself"]
 
 
 CPU_OF_ATTEMPT = Annotated[list[Seconds] | None,

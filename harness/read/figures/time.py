@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from harness.core.schema.rows import TelemetryRow
+from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import UserError
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style

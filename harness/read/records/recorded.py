@@ -34,8 +34,8 @@ from harness.core.schema.rows import (
     EpochRow,
     RankRow,
     SummaryRecord,
-    TelemetryRow,
 )
+from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import UserError, flag_fields
 from harness.core.strategies import SENT_DIRECTLY
 
