@@ -157,19 +157,17 @@ def nodes(parser: Parser) -> None:
 
 
 def link(parser: Parser) -> None:
-    parser.description = "Measure the links between nodes, in ten seconds at most."
+    parser.description = "Measure the links between nodes, in a limited time."
     parser.epilog = (
         "Started on every node: torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... "
         "--master_addr=... -m harness link; on emulated nodes: "
         "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"
     )
-    parser.add_argument(
-        "--mb",
-        type=megabytes,
-        default=[1.0, 25.0],
-        metavar="SIZE,...",
-        help="sizes of the all-reduce in MB; a model's gradient has 4 bytes a weight (1,25)",
-    )
+    add = parser.add_argument
+    add("--mb", type=megabytes, default=[1.0, 25.0], metavar="SIZE,...", help="sizes of the "
+        "all-reduce in MB; a model's gradient has 4 bytes a weight (1,25)")  # fmt: skip
+    add("--seconds", type=positive, default=10.0, help="for all of it; slow links need more for "
+        "large sizes, and what rank 0 is given counts (10)")  # fmt: skip
 
 
 def megabytes(text: str) -> list[float]:

@@ -29,7 +29,7 @@ from harness.train.measure.environment import launch
 from harness.train.measure.link_probe import measure_allreduce, measure_pairs
 from harness.train.session import barrier
 
-BUDGET_S = 10.0  # for everything
+BUDGET_S = 10.0  # for everything; of the verb by default
 PAIRS_SHARE = 0.75  # of the budget at most; the all-reduces get the rest
 # A larger gradient is not exchanged as a whole, because there may be no memory for it.
 LARGEST = 2**29
@@ -69,12 +69,13 @@ def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[st
 
 
 def measure(
-    world: World, device: torch.device, sizes: list[int], dtype: torch.dtype = torch.float32
-) -> dict[str, Any] | None:
+    world: World, device: torch.device, sizes: list[int], dtype: torch.dtype = torch.float32,
+    budget_s: float = BUDGET_S,
+) -> dict[str, Any] | None:  # fmt: skip
     """Every pair of nodes, then an all-reduce of each size, beside the link asked for."""
     began_s = time.perf_counter()
-    pairs = measure_pairs(world, device, began_s + BUDGET_S * PAIRS_SHARE)
-    allreduce = measure_allreduce(world, device, dtype, sizes, began_s + BUDGET_S)
+    pairs = measure_pairs(world, device, began_s + budget_s * PAIRS_SHARE)
+    allreduce = measure_allreduce(world, device, dtype, sizes, began_s + budget_s)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # training finds the memory as it would without this
     if world.rank != 0:
@@ -173,13 +174,24 @@ def run(options: argparse.Namespace) -> int:
             f"a link takes two processes; start it on every node with {START}, "
             f"or on emulated nodes with {EMULATED}"
         )
-    result = _measure_now(world, options.mb)
+    result = _measure_now(world, options.mb, options.seconds)
     if result is not None:
         print_json(result) if options.json else _show(result, world)
+        if line := without_time(result["allreduce"], options.seconds):
+            print(line, file=sys.stderr)
     return 0
 
 
-def _measure_now(world: World, mb: list[float]) -> dict[str, Any] | None:
+def without_time(allreduce: Iterable[Mapping[str, Any]], budget_s: float) -> str | None:
+    """The sizes that there was no time for; None if there was for all."""
+    left_out = [row["asked_bytes"] for row in allreduce if row["bytes"] != row["asked_bytes"]]
+    if not left_out:
+        return None
+    sizes = ", ".join(_text(size, "{:,.5g}", 1e-6) for size in left_out)
+    return f"no time in {budget_s:g} s for an all-reduce of {sizes} MB: give more with --seconds"
+
+
+def _measure_now(world: World, mb: list[float], budget_s: float) -> dict[str, Any] | None:
     device = torch.device("cpu")
     if gpus := torch.cuda.device_count():
         if world.per_node > gpus:
@@ -191,7 +203,8 @@ def _measure_now(world: World, mb: list[float]) -> dict[str, Any] | None:
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend)
-    result = measure(world, device, [max(1, int(size * 1e6)) for size in mb])
+    sizes = [max(1, int(size * 1e6)) for size in mb]
+    result = measure(world, device, sizes, budget_s=budget_s)
     barrier()  # torchrun stops all ranks as soon as one has left
     dist.destroy_process_group()
     if result is None:

@@ -220,11 +220,10 @@ def measured(sizes: list[int], patch: str = "") -> Any:
         real = dist.new_group
         dist.get_backend = lambda *args: "nccl"
         dist.new_group = lambda members: groups.append(members) or real(members)
-    if patch == "late":
-        link.BUDGET_S = -1.0
+    budget_s = -1.0 if patch == "late" else link.BUDGET_S
     dist.init_process_group("gloo")
     before = torch.get_rng_state()
-    result = measure(world_of(os.environ), torch.device("cpu"), sizes)
+    result = measure(world_of(os.environ), torch.device("cpu"), sizes, budget_s=budget_s)
     same = torch.equal(before, torch.get_rng_state())
     left = torch.ones(1)
     dist.all_reduce(left)  # the ranks agree on where they are
@@ -271,6 +270,17 @@ def test_what_there_is_no_time_for_is_unknown() -> None:
     assert result["allreduce"] == [
         {"asked_bytes": MIB, "bytes": None, "s": None, "algbw_mbit": None, "busbw_mbit": None}
     ]
+
+
+def test_sizes_without_time_are_named() -> None:
+    def row(asked: int, size: int | None) -> dict[str, int | None]:
+        return {"asked_bytes": asked, "bytes": size}
+
+    assert link.without_time([row(400, 400), row(MIB, MIB)], 10.0) is None
+    rows = [row(400_000, 400_000), row(1_000_000, SMALLEST), row(25_000_000, None)]
+    assert link.without_time(rows, 2.5) == (
+        "no time in 2.5 s for an all-reduce of 1, 25 MB: give more with --seconds"
+    )
 
 
 def test_one_node_has_no_link() -> None:

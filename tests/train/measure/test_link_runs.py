@@ -109,6 +109,16 @@ def test_the_verb_shows_every_pair_and_every_size() -> None:
     assert sizes == [["0.25", "0.25"], ["1", "1"]]
     assert "round trip: of 32 bytes" in done.out
     assert done.err.count("warning: the link is not the one that was asked for") == 1
+    assert "no time" not in done.err
+
+
+@pytest.mark.process
+def test_the_verb_says_what_it_had_no_time_for() -> None:
+    done = ran(2, verb, "--mb", "1,25", "--seconds", "1e-6", "--json")
+    assert done.code == 0, done.err
+    assert [row["bytes"] for row in json.loads(done.out)["allreduce"]] == [None, None]
+    line = "no time in 1e-06 s for an all-reduce of 1, 25 MB: give more with --seconds"
+    assert done.err.count(line) == 1
 
 
 @pytest.mark.process
@@ -128,6 +138,7 @@ def test_the_verb_on_one_node_shows_no_pair() -> None:
         (["--mb", "0"], "--mb 0: expected MB"),
         (["--mb", "1,x"], "--mb 1,x: expected MB"),
         (["--mb", "4001"], "expected MB, 4000 at most"),
+        (["--seconds", "0"], "--seconds 0: must be above 0"),
         (["--md", "1"], "unknown flag --md: there are --help, --json, --mb"),
     ],
 )
