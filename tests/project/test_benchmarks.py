@@ -207,6 +207,20 @@ def test_the_page_says_what_regret_prints(
     assert said[0].strip() == f"steps of {groups} groups {off}; {held} of {known} intervals hold"
 
 
+def test_the_page_has_the_table_of_direct_sends(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_benchmark("direct_sends", []) == 0
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) == 2 + 7
+    assert said in (root / "docs" / "prediction.md").read_text()
+
+
+def test_the_table_of_direct_sends_takes_no_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_benchmark("direct_sends", ["--help"]) == 2
+    assert capsys.readouterr().err == "usage: python -m benchmarks.direct_sends\n"
+
+
 def gpu_sh(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*GPU_SH, *argv],

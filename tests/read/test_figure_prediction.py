@@ -134,6 +134,19 @@ def test_planted_errors_are_said(tmp_path: Path) -> None:
     )
 
 
+def test_runs_beside_other_programs_count_where_there_are_no_others(tmp_path: Path) -> None:
+    near(tmp_path)
+    busy = {"launcher": "netns", "cpu_busy_share": 0.9}
+    for seed in (1, 2):
+        far(tmp_path, 0.4, seed=seed, launch=busy)
+    ((workload,), _) = workloads_of(read_results(tmp_path))
+    assert workload.cases[0].measured_s == pytest.approx((0.4, 0.4))
+    far(tmp_path, 0.2, seed=3)
+    ((workload,), _) = workloads_of(read_results(tmp_path))
+    assert workload.cases[0].measured_s == pytest.approx((0.2,))
+    assert len(runs(drawn_of(tmp_path))) == 1
+
+
 def test_no_step_is_fitted_on_that_is_predicted(tmp_path: Path) -> None:
     """However long they took: their heights in the figure stay."""
     heights = []

@@ -15,10 +15,13 @@ import pytest
 
 from harness.core.links import Link, plain_link
 from harness.core.settings import UserError
+from harness.read.predict.cases import workloads_of
 from harness.read.predict.exchange import (
     GLOO,
     NCCL,
     TCP_SHARE,
+    TRAINING_FREEDOM,
+    TRAINING_SPREAD,
     Cost,
     Reduction,
     Shape,
@@ -36,7 +39,7 @@ from harness.read.predict.exchange import (
     restart_s,
     wire_of,
 )
-from harness.read.predict.fitting import recorded
+from harness.read.predict.fitting import Overrides, recorded, step_s
 from harness.read.predict.model import (
     COMPUTE,
     EXCHANGE,
@@ -50,7 +53,9 @@ from harness.read.predict.model import (
     over_nodes,
     predict,
 )
+from harness.read.records.runs import Run
 from harness.read.records.selection import read_selected
+from harness.read.records.sweeps import read_results
 from harness.train.strategy.coded import CODECS
 
 MB = 1e6
@@ -441,6 +446,7 @@ def test_an_interval_needs_a_spread_of_every_part() -> None:
     half = 4.3027 * math.hypot(
         noisy.spread * prediction.parts[COMPUTE],
         prediction.correction.spread * prediction.parts[EXCHANGE],
+        TRAINING_SPREAD * prediction.parts[EXCHANGE],
     )
     assert prediction.high_s - prediction.step_s == pytest.approx(half, rel=1e-4)
     assert predict(model, Scenario(Shape(1), 16)).low_s is not None
@@ -482,6 +488,49 @@ def test_published_steps_over_links(root: Path) -> None:
     assert statistics.median(textbook) > 0.1 and max(textbook) > 0.5
     # Of 60 runs, those over a distance without a rate say only how far TCP's window had opened.
     assert len(list(recorded(records))) == 36
+
+
+def test_how_far_exchanges_of_trainings_are_from_measured_ones(root: Path) -> None:
+    """What a step of DDP takes longer over a link with a rate than without a link, beside the
+    exchange that is predicted from the all-reduces measured over it.
+    """
+    folder = root / "outputs/published/sweeps/propagation-tiny"
+    over: dict[tuple[str, str], list[Run]] = {}
+    for run in read_selected(str(folder), None).runs:
+        if run.nodes == 2 and not run.is_disturbed:
+            over.setdefault((run.identity["script"], str(run.identity["link"])), []).append(run)
+    alone_s = {script: mean_step_s(over.pop((script, "None"))) for script in ("bert", "vit")}
+    off = []
+    for (script, link), runs in over.items():
+        if table := tuple(recorded(runs)):
+            size = runs[0].environment["link"]["gradient_bytes"]
+            model = Model(fit_line([(16, alone_s[script])]), 0, None, 0, size, GLOO, table=table)
+            plan = Scenario(Shape(2), 16, wire_of(plain_link(link)))
+            longer_s = mean_step_s(runs) - alone_s[script]
+            off.append(math.log(longer_s / predict(model, plan).parts[EXCHANGE]))
+    assert len(off) == TRAINING_FREEDOM
+    spread = math.sqrt(statistics.mean(each**2 for each in off))
+    assert spread == pytest.approx(TRAINING_SPREAD, abs=5e-4)
+    page = " ".join((root / "docs/prediction.md").read_text().split())
+    assert f"That last part is {100 * TRAINING_SPREAD:.1f} %, from the ten published links" in page
+
+
+def test_which_published_intervals_do_not_hold(root: Path) -> None:
+    """Those that the page names."""
+    workloads, _ = workloads_of(read_results(root / "outputs/published"))
+    outside = set()
+    for case in (case for workload in workloads for case in workload.cases):
+        low_s, high_s = case.prediction.low_s, case.prediction.high_s
+        if low_s is not None and high_s is not None and not low_s <= case.mean_s <= high_s:
+            outside.add((case.prediction.plan.label, case.runs[0].identity["link"]))
+    assert outside == {
+        ("ddp powersgd", "1ms/50mbit"), ("ddp powersgd", "20ms/50mbit"),
+        ("ddp", "20ms/50mbit"), ("diloco every 50", "80ms/50mbit"),
+    }  # fmt: skip
+
+
+def mean_step_s(runs: list[Run]) -> float:
+    return statistics.mean(step_s(run, Overrides()) or math.nan for run in runs)
 
 
 def test_the_benchmark_finds_no_error_where_none_is_planted(

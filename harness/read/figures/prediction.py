@@ -72,7 +72,7 @@ def _mark(
     steps = [1e3 * each for each in case.measured_s]
     tips = [
         f"{name}, {run_name(run)}: {step:,.4g} ms measured, {predicted:,.4g} ms predicted"
-        for run, step in zip(case.group.finished, steps, strict=True)
+        for run, step in zip(case.runs, steps, strict=True)
     ]
     kit.run_points(drawn, axes, steps, [predicted] * len(steps), style, tips)
     mean, *_ = kit.mean_with_interval(axes, predicted, steps, style, across=True)

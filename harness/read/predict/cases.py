@@ -31,8 +31,13 @@ class PredictedGroup(NamedTuple):
     """A group on several nodes: what was measured, and what was predicted without it."""
 
     group: Group
-    measured_s: tuple[float, ...]  # one a run
+    runs: tuple[Run, ...]  # of a quiet machine, if any is
     prediction: Prediction
+
+    @property
+    def measured_s(self) -> tuple[float, ...]:
+        """One a run."""
+        return tuple(step_s(run, Overrides()) or 0.0 for run in self.runs)
 
     @property
     def mean_s(self) -> float:
@@ -113,13 +118,12 @@ def _workload(
 
 def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
     """UserError where it is not modelled, or not measured."""
-    steps = [step_s(run, Overrides()) for run in group.finished]
-    known = tuple(step for step in steps if step is not None)
-    if len(known) < len(steps):
+    if None in [step_s(run, Overrides()) for run in group.finished]:
         changed = any(run.other_batches for run in group.finished)
         raise UserError("another batch ran than asked for" if changed else "no steps were timed")
-    plan = as_timed(scenario_of(group.finished), group.finished[0])
-    return PredictedGroup(group, known, predict(fitted.model, plan))
+    runs = tuple(group.measured("epoch_time_s"))
+    plan = as_timed(scenario_of(runs), runs[0])
+    return PredictedGroup(group, runs, predict(fitted.model, plan))
 
 
 def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:

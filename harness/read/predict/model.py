@@ -20,6 +20,8 @@ from harness.core.topology import effective_batch
 from harness.read.predict.exchange import (
     LANES,
     RESTED_S,
+    TRAINING_FREEDOM,
+    TRAINING_SPREAD,
     UNMEASURED,
     Correction,
     Cost,
@@ -435,6 +437,7 @@ def _half(
         errors.append((parts[SHARING], model.sharing_spread, model.line.freedom))
     if between:
         errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
+        errors.append((parts[EXCHANGE], TRAINING_SPREAD, TRAINING_FREEDOM))
     if any(spread is None or freedom < 1 for _, spread, freedom in errors):
         return None
     total = math.sqrt(sum((size * (spread or 0.0)) ** 2 for size, spread, _ in errors))

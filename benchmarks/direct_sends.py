@@ -1,0 +1,81 @@
+"""How far predictions of direct sends are from the published runs that sent directly.
+
+    python -m benchmarks.direct_sends
+
+Nothing is run. Two nodes (slow_link_exchange-tiny) are predicted from runs of one process, like
+all else. Of the machine of the four (start_together-tiny) no such runs are published: what a step
+computes there is the median step of DiLoCo's epochs apart, of other groups than the one that is
+predicted, as one update in ten or fifty alone exchanges anything.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+
+from harness.core.strategies import SENT_DIRECTLY
+from harness.read.predict.cases import PredictedGroup, as_timed, scenario_of, workloads_of
+from harness.read.predict.exchange import GLOO
+from harness.read.predict.model import APART, EXCHANGE, Model, fit_line, predict
+from harness.read.records.groups import Group
+from harness.read.records.sweeps import read_results, read_sweep
+
+RECORDS = "outputs/published"
+FOUR = "outputs/published/exchange/sweeps/start_together-tiny"
+HEADINGS = ("set-up", "strategy", "runs", "step, ms", "predicted", "off", "of it exchange")
+
+
+def cells(case: PredictedGroup) -> tuple[str, ...]:
+    found = case.prediction
+    return (
+        str(found.plan.shape), scenario_of(case.runs).label, str(len(case.runs)),
+        f"{1e3 * case.mean_s:.1f}", f"{1e3 * found.step_s:.1f}",
+        f"{case.error:+.1%}".replace("%", " %"), f"{1e3 * found.parts[EXCHANGE]:.1f}",
+    )  # fmt: skip
+
+
+def two_nodes() -> Iterator[PredictedGroup]:
+    workloads, _ = workloads_of(read_results(RECORDS))
+    for workload in workloads:
+        yield from (c for c in workload.cases if c.prediction.plan.exchange in SENT_DIRECTLY)
+
+
+def four_nodes() -> Iterator[PredictedGroup]:
+    groups = [group for group in read_sweep(FOUR).groups if group.finished]
+    for group in groups:
+        runs = tuple(group.measured("epoch_time_s"))
+        first = runs[0]
+        alone_s = computing_s([other for other in groups if other is not group])
+        line = fit_line([(int(first.identity["per_gpu_batch"]), alone_s)])
+        size = int(first.environment["observed"]["trained_bytes"])
+        # All four computed beside one another when this was measured: nothing is added for it.
+        model = Model(line, 0.0, None, 0.0, size, GLOO)
+        plan = as_timed(scenario_of(runs), first)
+        yield PredictedGroup(group, runs, predict(model, plan))
+
+
+def computing_s(groups: Sequence[Group]) -> float:
+    apart = [run for group in groups for run in group.measured("epoch_time_s")
+             if run.identity["strategy"] in APART]  # fmt: skip
+    # Before that epoch updates may have been made together.
+    return statistics.median(float(row["step_time_median_s"] or 0.0)
+                             for run in apart for row in run.epochs[1:])  # fmt: skip
+
+
+def table() -> str:
+    rows = [cells(case) for case in (*two_nodes(), *four_nodes())]
+    lines = [f"| {' | '.join(row)} |" for row in (HEADINGS, *rows)]
+    return "\n".join([lines[0], "|---|---|--:|--:|--:|--:|--:|", *lines[1:]])
+
+
+def main(argv: Sequence[str]) -> int:
+    if argv:
+        print("usage: python -m benchmarks.direct_sends", file=sys.stderr)
+        return 2
+    print(table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
