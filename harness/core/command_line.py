@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 import sys
 import textwrap
@@ -28,7 +27,7 @@ from typing import Any, NoReturn
 
 from harness.core.identity import number
 from harness.core.process import end_with_parent, install_quit_handlers
-from harness.core.provenance import ROOT, check_inputs
+from harness.core.provenance import check_inputs, installing
 from harness.core.records import plain
 from harness.core.records.disk import check_writable
 from harness.core.refused import MEANT, REFUSED
@@ -362,20 +361,14 @@ def without_package(error: ModuleNotFoundError) -> UserError:
     package = str(error.name).partition(".")[0]
     if package in ("None", "harness"):
         raise error
-    root = shlex.quote(str(ROOT))
-    cure, install = f"source {root}/.venv/bin/activate", f"make -C {root} .venv/ready"
-    if Path(sys.prefix) == ROOT / ".venv":  # its installation was interrupted
-        cure = install
-    elif not (ROOT / ".venv" / "ready").is_file():  # not there, or not whole
-        cure = f"{install} && {cure}"
-    return UserError(f"{sys.executable} has no package {package}: {cure}, then try again")
+    return UserError(f"{sys.executable} has no package {package}: {installing()}, then try again")
 
 
 def complain(program: str, error: Exception, leader: bool = True) -> int:
     """One line on stderr, from the first rank alone; the exit code of a mistake."""
+    line = f"{program}: error: {' '.join(printable(str(error)).splitlines())}"
     if leader:
-        text = " ".join(printable(str(error)).splitlines())
-        print(f"{program}: error: {text}", file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
     else:
         time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
     return 2

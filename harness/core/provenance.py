@@ -7,7 +7,11 @@ import contextlib
 import difflib
 import hashlib
 import os
+import re
+import shlex
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +30,36 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "toke
 def versions() -> dict[str, str | None]:
     """By package; null where it is not installed."""
     return {name: _version(name) for name in PACKAGES}
+
+
+def missing_packages() -> dict[str, str]:
+    """What this Python lacks of what the project needs, by name, as pip is told it."""
+    needed = {re.split(r"[^\w.-]", need)[0]: need for need in _needed()}
+    return {name: need for name, need in needed.items() if _version(name) is None}
+
+
+def _needed() -> list[str]:
+    """Of a checkout what its pyproject.toml says, else what pip has noted of the installed copy."""
+    project = ROOT / "pyproject.toml"
+    if project.is_file():
+        return list(tomllib.loads(project.read_text("utf-8"))["project"]["dependencies"])
+    try:
+        known = metadata.requires("hf-distribution-harness") or []
+    except metadata.PackageNotFoundError:
+        return [*PACKAGES]
+    return [need for need in known if "extra ==" not in need]
+
+
+def installing() -> str:
+    """The command that makes up for missing packages."""
+    root = shlex.quote(str(ROOT))
+    if not (ROOT / "Makefile").is_file():
+        return shlex.join([sys.executable, "-m", "pip", "install", *missing_packages().values()])
+    activate, install = f"source {root}/.venv/bin/activate", f"make -C {root} .venv/ready"
+    is_ready = (ROOT / ".venv" / "ready").is_file()
+    if Path(sys.prefix) == ROOT / ".venv":  # its installation was interrupted
+        return f"rm {root}/.venv/ready && {install}" if is_ready else install
+    return activate if is_ready else f"{install} && {activate}"
 
 
 def commit() -> dict[str, Any]:

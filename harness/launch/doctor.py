@@ -13,15 +13,22 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from harness.core.command_line import print_json
 from harness.core.links import Link
-from harness.core.provenance import PACKAGES, ROOT, Driver, cache_root, nvidia_driver
+from harness.core.provenance import (
+    PACKAGES,
+    ROOT,
+    Driver,
+    cache_root,
+    installing,
+    missing_packages,
+    nvidia_driver,
+)
 from harness.core.records.redact import without_home
 from harness.core.rules import INSTALL, INSTALL_PEFT
 from harness.core.settings import UserError
@@ -62,18 +69,26 @@ def examine() -> list[Check]:
     facts = _environment()
     return [
         _packages(facts),
-        _devices(facts, nvidia_driver()),
-        _load(),
+        _looked_at("devices", lambda: _devices(facts, nvidia_driver())),
+        _looked_at("load", _load),
         _folder("cache", cache_root()),
         _folder("outputs", Path("outputs")),
         _hub(),
-        _doors(),
+        _looked_at("doors", _doors),
         _nodes(),
         _tool("ssh", "sweep --launcher ssh", "install an OpenSSH client"),
         _slurm(),
         _package("hivemind", "--strategy hivemind", INSTALL),
         _package("peft", "--lora", INSTALL_PEFT),
     ]
+
+
+def _looked_at(name: str, look: Callable[[], Check]) -> Check:
+    """Of a check that takes a package: where that is missing, the others are made all the same."""
+    try:
+        return look()
+    except ModuleNotFoundError as error:
+        return Check(name, LIMITED, f"not looked at: package {error.name} is missing")
 
 
 def _environment() -> dict[str, Any] | str:
@@ -91,11 +106,11 @@ def _environment() -> dict[str, Any] | str:
 
 
 def _packages(facts: dict[str, Any] | str) -> Check:
+    if missing := missing_packages():
+        return Check("packages", PROBLEM, f"not installed: {', '.join(missing)}", installing())
     if isinstance(facts, str):
         return Check("packages", PROBLEM, f"torch cannot be loaded: {facts}", AGAIN)
     versions = facts["versions"]
-    if missing := [name for name in PACKAGES if versions[name] is None]:
-        return Check("packages", PROBLEM, f"not installed: {', '.join(missing)}", AGAIN)
     shown = ", ".join(f"{name} {versions[name]}" for name in PACKAGES[:4])
     return Check("packages", OK, f"python {facts['python']}, {shown}")
 
@@ -104,7 +119,7 @@ def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
     """A GPU that the driver has and torch cannot use ends every run."""
     machine = this_machine()
     if isinstance(facts, str):
-        return Check("devices", PROBLEM, "unknown without torch")
+        return Check("devices", PROBLEM, "unknown: see packages")
     cpus = f"{len(machine.cores)} cores, {facts['memory_gib']:g} GiB of memory"
     if facts["gpus"]:
         shown = f"driver {driver.version}" if driver else "no NVIDIA driver"
@@ -170,6 +185,8 @@ def _hub() -> Check:
 
 def _doors() -> Check:
     """What torch itself opens to everybody: whoever reaches it can run code."""
+    import psutil
+
     addresses = [
         a.address
         for known in psutil.net_if_addrs().values()

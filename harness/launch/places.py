@@ -11,9 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pynvml
-
 from harness.core.links import Link
 from harness.core.provenance import ROOT, nvidia_driver, visible_gpus
 from harness.core.records import DISTURBING_SHARE, SKIPPED
@@ -76,6 +73,8 @@ def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str |
 
 def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:
     """Who else uses this machine, before a run begins: nothing of ours is busy then."""
+    import psutil  # here and below: doctor starts without packages
+
     return {
         "cpu_busy_share": round(psutil.cpu_percent(interval_s) / 100, 3),
         "gpu_processes": _gpu_processes(machine),
@@ -119,6 +118,9 @@ def _gpu_processes(machine: Machine) -> int | None:
     """Processes on the visible GPUs that are not ours; None where the driver does not list them."""
     if not machine.gpus:
         return 0
+    import psutil
+    import pynvml
+
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     pids: set[int] = set()
     try:

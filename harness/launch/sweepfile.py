@@ -36,8 +36,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.core.attempts import QUALITY
 from harness.core.command_line import field_of, texts_of, typed
 from harness.core.links import link_of
@@ -107,6 +105,8 @@ class YamlSource:
             self.around.pop()
 
     def _content(self, node: Any, path: Where) -> Any:
+        import yaml  # here and below: doctor starts without packages
+
         if isinstance(node, yaml.MappingNode):
             content: dict[str, Any] = {}
             for key, value in node.value:
@@ -123,6 +123,8 @@ class YamlSource:
 
 def _yaml(path: Path) -> Any:
     """The root node of the file; None where it is empty."""
+    import yaml
+
     try:
         return yaml.compose(path.read_text("utf-8"), Loader=yaml.BaseLoader)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from harness.core.command_line import (
     trainer_flags,
     without_package,
 )
+from harness.core.provenance import missing_packages
 from harness.core.refused import MEANT
 from harness.core.rules import place
 from harness.core.settings import UserError
@@ -128,7 +130,8 @@ def test_a_script_without_its_packages(
     """One line with the commands that give the environment, before anything is loaded."""
     activate = tmp_path / ".venv" / "bin" / "activate"
     monkeypatch.setattr("harness.core.command_line.NEEDED", ("no_such_package",))
-    monkeypatch.setattr("harness.core.command_line.ROOT", tmp_path)
+    monkeypatch.setattr("harness.core.provenance.ROOT", tmp_path)
+    (tmp_path / "Makefile").touch()
     with pytest.raises(SystemExit) as ended:
         command_line("vit", ["--tiny"])
     printed = capsys.readouterr()
@@ -144,7 +147,29 @@ def test_a_script_without_its_packages(
     assert f"has no package pandas: source {activate}, then try again" in str(error)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     error = without_package(ModuleNotFoundError(name="pandas"))
+    again = f"rm {tmp_path}/.venv/ready && {install}"  # make takes it for whole
+    assert f"has no package pandas: {again}, then try again" in str(error)
+    (tmp_path / ".venv" / "ready").unlink()
+    error = without_package(ModuleNotFoundError(name="pandas"))
     assert f"has no package pandas: {install}, then try again" in str(error)
+
+
+def test_an_installed_copy_without_its_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There is no Makefile: pip is given what is missing, in the versions that are needed."""
+    needed = ["psutil", "no-such-package<3,>=2", 'other==1; extra == "dev"']
+    monkeypatch.setattr("harness.core.provenance.ROOT", tmp_path)
+    monkeypatch.setattr("harness.core.provenance.metadata.requires", lambda name: needed)
+    assert missing_packages() == {"no-such-package": "no-such-package<3,>=2"}
+    error = without_package(ModuleNotFoundError(name="no_such_package"))
+    assert f"{sys.executable} -m pip install 'no-such-package<3,>=2', then" in str(error)
+
+    def unknown(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("harness.core.provenance.metadata.requires", unknown)
+    assert missing_packages() == {}  # of those whose versions stand in records
 
 
 # Command line -> words that the answer must hold: the value, and what would be right.

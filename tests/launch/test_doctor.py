@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,11 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 
 from harness.cli import main
-from harness.core.provenance import PACKAGES, Driver, nvidia_driver
+from harness.core.provenance import PACKAGES, ROOT, Driver, installing, nvidia_driver
 from harness.core.rules import INSTALL_PEFT
 from harness.core.settings import UserError
 from harness.launch import doctor
@@ -28,6 +31,10 @@ FACTS: dict[str, Any] = {
     "cuda": None,
     "memory_gib": 16.0,
 }
+
+
+ROWS = ["packages", "devices", "load", "cache", "outputs", "hub", "doors", "nodes", "ssh",
+        "sbatch", "hivemind", "peft"]  # fmt: skip
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -58,8 +65,7 @@ def test_all_lines_of_this_machine(
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
-    assert list(checks) == ["packages", "devices", "load", "cache", "outputs", "hub", "doors",
-                            "nodes", "ssh", "sbatch", "hivemind", "peft"]  # fmt: skip
+    assert list(checks) == ROWS
     assert checks["packages"]["state"] == OK and "torch 2" in checks["packages"]["finding"]
     assert checks["hub"]["state"] == OK
     assert "cores" in checks["devices"]["finding"]
@@ -76,16 +82,35 @@ def test_a_problem_is_an_exit_code_and_its_advice_a_line(
     ]  # fmt: skip
 
 
-def test_torch_and_packages_that_are_missing() -> None:
+def test_torch_and_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._packages("ImportError: libcudart").state == PROBLEM
     assert "libcudart" in doctor._packages("ImportError: libcudart").finding
     assert doctor._devices("ImportError", None).state == PROBLEM
-    lacking = {**FACTS, "versions": {**FACTS["versions"], "evaluate": None}}
     advice = "run make in the checkout again, or pip install"
-    assert doctor._packages(lacking) == Check(
-        "packages", PROBLEM, "not installed: evaluate", advice
-    )
     assert doctor._packages("ImportError").advice == advice
+    lacking = {"evaluate": "evaluate>=0.4.6,<1", "xxhash": "xxhash>=3.5,<5"}
+    monkeypatch.setattr(doctor, "missing_packages", lambda: lacking)
+    for facts in (FACTS, "no package evaluate"):
+        assert doctor._packages(facts) == Check(
+            "packages", PROBLEM, "not installed: evaluate, xxhash", installing()
+        )
+
+
+@pytest.mark.process
+def test_it_starts_with_the_standard_library_alone() -> None:
+    """A half-made environment is where it is wanted: -S leaves all packages out."""
+    command = [sys.executable, "-S", "-m", "harness", "doctor", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == ""
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert list(checks) == ROWS
+    lacking = checks["packages"]["finding"].removeprefix("not installed: ").split(", ")
+    assert {"torch", "psutil", "nvidia-ml-py", "PyYAML", "rich", "pandas"} <= {*lacking}
+    assert checks["packages"]["state"] == PROBLEM and checks["packages"]["advice"]
+    for name, package in (("load", "pynvml"), ("doors", "psutil")):
+        assert checks[name]["finding"] == f"not looked at: package {package} is missing"
+    assert checks["cache"]["state"] == checks["outputs"]["state"] == OK
+    assert checks["hivemind"]["state"] == LIMITED
 
 
 @pytest.mark.parametrize(
@@ -167,9 +192,9 @@ def test_the_hub_and_what_stands_in_its_way(
 
 def test_what_torchrun_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     home, outer = (SimpleNamespace(family=2, address=a) for a in ("127.0.0.1", "10.0.0.9"))
-    monkeypatch.setattr(doctor.psutil, "net_if_addrs", lambda: {"lo": [home]})
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home]})
     assert doctor._doors().state == OK
-    monkeypatch.setattr(doctor.psutil, "net_if_addrs", lambda: {"lo": [home], "eth0": [outer]})
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home], "eth0": [outer]})
     assert doctor._doors().finding == "plain torchrun lets in whoever reaches 10.0.0.9"
     assert "harness.train.torchrun" in doctor._doors().advice
 
@@ -223,3 +248,11 @@ def test_sbatch_without_a_cluster_that_answers(
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho no configuration >&2; exit 1\n")
     found = doctor._slurm()
     assert found.state == LIMITED and found.finding.endswith("answers: no configuration")
+    (tmp_path / "sinfo").write_text(
+        "#!/bin/sh\necho 'sinfo: error: fetch_config: DNS SRV lookup failed' >&2\n"
+        "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1\n"
+    )
+    said = f"{tmp_path}/sbatch, but no cluster answers: Could not establish a configuration source"
+    assert doctor._slurm().finding == said
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 3\n")
+    assert doctor._slurm().finding.endswith("answers: sinfo ended with exit code 3")

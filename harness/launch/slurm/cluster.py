@@ -125,7 +125,10 @@ def _ask(*command: str) -> str:
     except OSError as error:
         raise Unreachable(f"{command[0]}: {error.strerror}") from None
     if done.returncode:
-        raise Unreachable(" ".join(done.stderr.split()) or f"{command[0]}: {done.returncode}")
+        # The last line says what came of those before it.
+        last = "".join(done.stderr.strip().splitlines()[-1:])
+        reason = re.sub(rf"^{command[0]}: (error: |fatal: )?", "", last)
+        raise Unreachable(reason or f"{command[0]} ended with exit code {done.returncode}")
     return done.stdout
 
 
