@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.identity import number
-from harness.core.process import end_with_parent, install_quit_handlers
+from harness.core.process import end_with_parent, install_quit_handlers, tell_torchrun
 from harness.core.provenance import check_inputs, installing
 from harness.core.records import plain
 from harness.core.records.disk import check_writable
@@ -371,6 +371,7 @@ def complain(program: str, error: Exception, leader: bool = True) -> int:
         print(line, file=sys.stderr, flush=True)
     else:
         time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
+    tell_torchrun(line)
     return 2
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,20 @@ def _end(signum: int, frame: Any) -> None:
     if os.environ.get("RANK", "0") == "0":
         os.write(2, f"stopped by {signal.Signals(signum).name}\n".encode())
     os._exit(128 + signum)
+
+
+def tell_torchrun(line: str) -> None:
+    """torchrun ends with a block on the rank that failed: it then repeats this line there, in
+    place of a hint at tracebacks.
+    """
+    name = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if name is None or multiprocessing.parent_process() is not None:
+        return
+    about = {"py_callstack": line, "timestamp": str(int(time.time()))}
+    with suppress(OSError):  # the line itself has been printed, or will be
+        file = Path(name)
+        file.parent.mkdir(parents=True, exist_ok=True)  # start.py removes it
+        file.write_text(json.dumps({"message": {"message": line, "extraInfo": about}}), "utf-8")
 
 
 def is_stopped(pid: int) -> bool:

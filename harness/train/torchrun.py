@@ -17,6 +17,7 @@ def main() -> int:
     install_quit_handlers()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from harness.train.rendezvous import harden
 
@@ -31,6 +32,9 @@ def main() -> int:
     except UserError as error:
         print(f"torchrun: error: {error}", file=sys.stderr)
         return 2
+    except ChildFailedError as failed:
+        print(failed, file=sys.stderr)  # the ranks and their reasons, without torchrun's own frames
+        return 1
     except SignalException as stopped:
         print(f"torchrun: stopped by {stopped.sigval.name}", file=sys.stderr)
         return 128 + int(stopped.sigval)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from harness.core.command_line import command_line
+from harness.core.process import tell_torchrun
+from harness.core.provenance import ROOT
 from harness.core.settings import Settings, UserError
 from harness.train.devices import refuse_impossible
 from tests.support.ranks import script
@@ -279,6 +284,30 @@ def test_gpus_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     for fine in ({"precision": "fp16"}, {"batchnorm": "sync"}, {"fsdp_offload": True}):
         refuse_impossible(Settings(**{"script": "bert", **fine}), cuda=True)  # type: ignore[arg-type]
     refuse_impossible(Settings(script="bert", precision="bf16"), cuda=False)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("launcher", ["torch.distributed.run", "harness.train.torchrun"])
+def test_torchrun_ends_with_the_line(launcher: str) -> None:
+    """Its last block has the mistake in place of a hint at tracebacks, on whichever rank."""
+    command = [sys.executable, "-m", launcher, "--standalone", "--nproc_per_node=2", "bert.py"]
+    done = subprocess.run([*command, "--bacth=3"], cwd=ROOT, capture_output=True, text=True)
+    line = "bert.py: error: unknown flag --bacth: did you mean --batch? use --per_gpu_batch"
+    assert done.returncode == 1 and done.stderr.splitlines().count(line) == 1
+    *_, root_cause = done.stderr.split("Root Cause")
+    assert f"  traceback : {line}\n" in root_cause and "exitcode  : 2 " in root_cause
+    assert ("Traceback (most" in done.stderr) == (launcher != "harness.train.torchrun")
+
+
+def test_a_line_that_torchrun_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
+    tell_torchrun("one")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/proc/nothing/error.json")
+    tell_torchrun("other")
+    failure = ProcessFailure(0, 1, 2, str(tmp_path / "gone" / "error.json"))
+    assert "traceback : one" in str(ChildFailedError("bert.py", {0: failure}))
 
 
 @pytest.mark.process

@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
+from harness.core.process import tell_torchrun
 from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import redacted, settings_of
@@ -106,6 +107,7 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
         attempts.require(folder)
     if outcome != "interrupted":
         write_json(folder.failure(rank), row)
+        tell_torchrun(f"{outcome}: {reason}")
     restarts = _restarts(context.launch, error)
     hung = isinstance(error, Hung)
     if not (error.records if isinstance(error, Hung) else context.is_rank0):
