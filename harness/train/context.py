@@ -69,6 +69,8 @@ class Context:
     inputs: dict[str, Any] = field(default_factory=dict)  # local files and code, on rank 0
     # Known once the data are loaded.
     data_facts: dict[str, Any] = field(default_factory=dict)
+    # Filled once the model is made.
+    observed: dict[str, Any] = field(default_factory=dict)
     checkpoint: Path | None = None
     position: Position = field(default_factory=Position)
     epoch_so_far: dict[str, Any] = field(default_factory=dict)  # of the checkpoint's epoch

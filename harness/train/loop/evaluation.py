@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from harness.core.attempts import metric_name
 from harness.core.identity import EVAL_BATCH
-from harness.core.settings import Settings, UserError
-from harness.train.measure.metrics import BatchMetrics
+from harness.core.settings import Settings
+from harness.train.measure.metrics import BatchMetrics, require
 from harness.train.run.failures import Diverged
 from harness.train.session import gather_rows
 from harness.train.strategy import sharding
@@ -64,9 +63,7 @@ class Evaluation:
         """The metrics over all samples of the set, --best_metric among them (a collective)."""
         assert self.last is not None
         values = self.last.result(partial(in_order, samples=samples, args=args))
-        if (best := metric_name(settings.best_metric)) not in values:
-            names = ", ".join(name for name in values if name != "samples")
-            raise UserError(f"--best_metric {best}: the metrics are {names}")
+        require(settings.best_metric, values)
         return values
 
     def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:

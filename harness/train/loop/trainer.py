@@ -35,7 +35,7 @@ from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
 from harness.train.measure.link import link_of_run
-from harness.train.measure.metrics import BatchMetrics, beside_ours
+from harness.train.measure.metrics import BatchMetrics, beside_ours, check_before
 from harness.train.run.checkpoints import Written, agree_to_save, complete, require_sound
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
@@ -66,14 +66,14 @@ class ExactTrainer(Trainer):
         self.test_dataset = test_dataset
         self.is_apart = is_apart(context.settings)
         args, model, settings = kwargs["args"], kwargs["model"], context.settings
+        context.observed.update(verify.own_model(model))  # also of a run that fails from here on
         # These heads take **kwargs but ignore num_items_in_batch, on which the Trainer relies: it
         # would multiply loss and gradient by the number of ranks and of accumulation steps.
         model.accepts_loss_kwargs = False
         if settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        if settings.eval_batch is None and kwargs.get("eval_dataset") is not None:
-            samples = len(kwargs["eval_dataset"])
-            args.per_device_eval_batch_size = eval_batch_of(args, samples)
+        if settings.eval_batch is None and (data := kwargs.get("eval_dataset")) is not None:
+            args.per_device_eval_batch_size = eval_batch_of(args, len(data))
         kwargs["compute_metrics"] = beside_ours(kwargs.get("compute_metrics"), context)
         super().__init__(**kwargs)
         if isinstance(self.processing_class, PreTrainedTokenizerBase) and hasattr(model, "config"):
@@ -85,6 +85,7 @@ class ExactTrainer(Trainer):
         self.evaluation = Evaluation()
         # Before the model is split or wrapped: its shapes are looked at.
         with untouched_random_state():
+            check_before(self.compute_metrics, settings.best_metric)
             self.utilisation = Utilisation(
                 context, self.model, self._samples, lambda: self.observations.devices,
                 lambda: self._samples(args.per_device_train_batch_size),
@@ -269,7 +270,7 @@ class ExactTrainer(Trainer):
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
         checked |= verify.observe_decay(self.optimizer) | self.laid_out
-        checked |= verify.own_model(self.model) | self.balance.observed
+        checked |= self.context.observed | self.balance.observed
         self.exchange.states = {
             "optimizer": self.optimizer, "schedule": self.lr_scheduler,
             "scaler": self.accelerator.scaler,
@@ -481,8 +482,7 @@ class ExactTrainer(Trainer):
     def _load_best_model(self) -> None:
         # Rank 0's on every rank; the Trainer would read it where it may not lie.
         if self.test_dataset is None:  # otherwise test() does it
-            file = self.best_weights()
-            sharding.load_weights(self.model, file, self.settings)
+            sharding.load_weights(self.model, self.best_weights(), self.settings)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         # Replicas that train apart have their own (exchange.save); shards are put together.

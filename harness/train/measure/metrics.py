@@ -7,6 +7,8 @@ Trainer's own averages over batches, padding included.
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -17,7 +19,8 @@ import torch
 from sklearn.metrics import precision_recall_fscore_support
 from transformers import EvalPrediction
 
-from harness.core.settings import UserError
+from harness.core.attempts import metric_name
+from harness.core.settings import BEST_METRICS, UserError
 from harness.train.context import Context
 from harness.train.data.samples import TOP
 
@@ -56,6 +59,41 @@ def beside_ours(own: Any, context: Context) -> BatchMetrics:
     return (
         own if isinstance(own, BatchMetrics) else BatchMetrics(context.data_facts["classes"], own)
     )
+
+
+def require(best_metric: str, values: Mapping[str, float]) -> None:
+    """Refuse a --best_metric that is none of these."""
+    if (name := metric_name(best_metric)) in values:
+        return
+    names = [name for name in values if name != "samples"]
+    near = difflib.get_close_matches(name.partition(":")[0], names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    if ":" in name:
+        hint += "; only :min may stand after a name, where smaller is better"
+    raise UserError(f"--best_metric {best_metric}: the metrics are {', '.join(names)}{hint}")
+
+
+def check_before(metrics: BatchMetrics, best_metric: str) -> None:
+    """Refuse a --best_metric of the script's own that it will not give, before the training.
+
+    Only its compute_metrics knows its names. It is asked with made-up scores, some for each class;
+    where it cannot take these, the first evaluation tells.
+    """
+    if metric_name(best_metric) in BEST_METRICS:
+        return
+    classes, each = metrics.num_labels, 4
+    scores = torch.randn(classes * each, classes, generator=torch.Generator().manual_seed(0))
+    metrics.begin()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            metrics.add(scores, torch.arange(classes).repeat(each))
+            values = metrics.result()
+    except UserError:
+        raise
+    except Exception:
+        metrics.begin()
+        return
+    require(best_metric, values)
 
 
 class BatchMetrics:

@@ -30,6 +30,7 @@ from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.rows import FailureRecord
 from harness.core.settings import UserError
 from harness.train.context import Context, Launch
+from harness.train.measure.environment import environment
 from harness.train.measure.resources import CpuTime
 from harness.train.run.checkpoints import remove_broken
 from harness.train.run.recorder import Recorder
@@ -141,6 +142,19 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     write_summary(folder, outcome, reason, settings.best_metric)
     again = "; the same command goes on" if outcome == "interrupted" else ""
     print(f"{outcome}: {reason}; the record is in {folder.path}{again}", file=sys.stderr)
+    if not folder.environment.is_file():  # which training writes when it begins
+        _write_environment(context)
+
+
+def _write_environment(context: Context) -> None:
+    """What is known of a run that failed before its first step."""
+    world, data = context.recorded_world, context.data_facts
+    facts: dict[str, Any] = {"inputs": context.inputs, "observed": context.observed}
+    facts |= {"nodes": world.nodes, "processes_per_node": world.per_node}
+    facts |= {"effective_batch": context.effective_batch, "updates": None}
+    facts |= {"data": data} if data else {}
+    machine = environment(context.args.device.type == "cuda")
+    write_json(context.folder.environment, {**machine, **facts})
 
 
 def _restarts(launch: Launch | None, error: BaseException) -> bool:

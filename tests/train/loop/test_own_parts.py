@@ -18,7 +18,7 @@ from harness.core.attempts import best_of
 from harness.core.records import find_runs
 from harness.core.rules import resolve
 from harness.core.settings import Settings, UserError
-from harness.train.measure.metrics import BatchMetrics
+from harness.train.measure.metrics import BatchMetrics, check_before
 from tests.support.declared import assert_declared
 from tests.support.paired import Verb
 from tests.support.ranks import script
@@ -132,6 +132,67 @@ def test_a_metric_that_there_is_not_is_named(tmp_path: Path) -> None:
     assert done.code == 2
     assert "--best_metric mistake: the metrics are loss, accuracy" in done.err
     assert "mistakes" in done.err
+    assert done.err.count("\n") == 1 and not find_runs(tmp_path / "outputs")  # before training
+
+
+class More(BatchMetrics):
+    def result(self, *given: Any) -> dict[str, float]:
+        return super().result(*given) | {"more": 1.0}
+
+
+@pytest.mark.parametrize("counted", [BatchMetrics(3, lambda p: {"more": 1}), More(3)])
+def test_the_names_of_own_metrics_are_known_before_training(counted: BatchMetrics) -> None:
+    for name in ("more", "more:min", "eval_more", "precision_macro", "accuracy"):
+        check_before(counted, name)
+    with pytest.raises(UserError, match=r"the metrics are loss, .*, more; did you mean more\?$"):
+        check_before(counted, "mor")
+    with pytest.raises(UserError, match=r"--best_metric more:mn: .*; only :min may stand"):
+        check_before(counted, "more:mn")
+    assert counted.batches == []
+
+
+def test_an_own_metric_is_tried_on_every_class_and_only_where_it_chooses() -> None:
+    seen: list[EvalPrediction] = []
+
+    def own(p: EvalPrediction) -> dict[str, float]:
+        seen.append(p)
+        return {f"class {kind}": 0.0 for kind in np.unique(p.label_ids)}
+
+    check_before(BatchMetrics(3, own), "f1")
+    assert seen == []
+    check_before(BatchMetrics(3, own), "class 2")
+    assert len(seen) == 1 and seen[0].predictions.shape == (12, 3)
+    with pytest.raises(UserError, match="compute_metrics returned float"):
+        check_before(BatchMetrics(3, lambda p: 0.5), "mcc")
+
+
+def test_a_metric_that_takes_no_made_up_scores_is_left_to_the_first_evaluation() -> None:
+    def own(p: EvalPrediction) -> dict[str, float]:
+        raise ValueError("12 rows: expected the 51 of the test set")
+
+    counted = BatchMetrics(3, own)
+    check_before(counted, "mcc")
+    assert counted.batches == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_own_model_that_fails_stands_under_its_class(
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks try the model before DDP wraps it, and training has not begun."""
+    write(tmp_path, model=True)
+    text = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace("states.sum(1)", "states.sum(2)"))
+    done = script("mine", "--tiny", "--train_size", "64", count=count, cwd=tmp_path)
+    assert done.code == 1
+    (run,) = find_runs(tmp_path / "outputs")
+    environment = run.read_environment() or {}
+    assert_declared("environment", environment)
+    assert environment["observed"]["own_model"] == "Net" and environment["inputs"]["script"]
+    assert environment["data"]["train_samples"] == 64 and environment["processes_per_node"] == count
+    shown = Verb("table", capsys)(tmp_path / "outputs")
+    assert " Net " in shown and "bert-nano " not in shown and "machine unknown" not in shown
 
 
 def test_the_example_weighs_words_as_scikit_learn_does() -> None:
