@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from datasets.packaged_modules.csv.csv import CsvConfig
 
 from harness.core.settings import UserError
 
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}  # of the separators
+ANY = "commas, semicolons, tabs or |"
 FIRST = 100  # lines that tell the separator
 
 
@@ -26,7 +28,7 @@ def csv_options(files: list[Path]) -> dict[str, Any]:
             text = opened.read(2**16)
         sep = "\t" if file.suffix == ".tsv" else _separator(text)
         heads[file] = sep, next(csv.reader(io.StringIO(text, newline=""), delimiter=sep), [])
-        _check_rows(file, sep)
+        _check_rows(file, sep, "tabs" if file.suffix == ".tsv" else ANY)
     first = heads[min(files)]
     if any(head != first for head in heads.values()) or not all(first[1]):
         return {"sep": first[0]}  # columns that differ or have no name: as datasets reads them
@@ -35,6 +37,24 @@ def csv_options(files: list[Path]) -> dict[str, Any]:
         return {"sep": first[0]}
     gaps = {"keep_default_na": False, "na_values": [""]}
     return {"sep": first[0], "features": features, **gaps}
+
+
+def options_of_folder(path: Path, config: str | None) -> dict[str, Any]:
+    """Likewise of the CSV files that datasets takes from a folder, which may hold others. Those of
+    a configuration are read as its README.md says, and checked.
+    """
+    read = datasets.load_dataset_builder(str(path), config).config
+    if not isinstance(read, CsvConfig):
+        return {}
+    named = (Path(name) for names in (read.data_files or {}).values() for name in names)
+    files = [file for file in named if file.suffix in (".csv", ".tsv") and file.is_file()]
+    if config is None and files:
+        return csv_options(files)
+    has_header = read.header == "infer" and not (read.names or read.skiprows)
+    if has_header and read.index_col is None and len(read.sep or "") == 1:
+        for file in files:
+            _check_rows(file, str(read.sep), _name_of(str(read.sep)))
+    return {}
 
 
 def _separator(text: str) -> str:
@@ -51,7 +71,11 @@ def _separator(text: str) -> str:
     return max(NAMES, key=fit)
 
 
-def _check_rows(file: Path, sep: str) -> None:
+def _name_of(sep: str) -> str:
+    return NAMES.get(sep, sep)
+
+
+def _check_rows(file: Path, sep: str, known: str) -> None:
     """Where the first row has more values than the header, pandas takes its first ones for an index
     and shifts the others by as many columns.
     """
@@ -62,7 +86,6 @@ def _check_rows(file: Path, sep: str) -> None:
             header = next(reader, [])
             columns, line = len(header), reader.line_num + 1
             if columns == 1:
-                known = "tabs" if file.suffix == ".tsv" else "commas, semicolons, tabs or |"
                 raise UserError(
                     f"--dataset {file} has only one column, {header[0][:40]!r}: separate columns "
                     f"by {known}"
@@ -76,8 +99,8 @@ def _check_rows(file: Path, sep: str) -> None:
 
 
 def _too_many(file: Path, sep: str, line: int, row: list[str], columns: int) -> str:
-    fix = f"quote texts that contain {NAMES[sep]}, and give each column a name"
+    fix = f"quote texts that contain {_name_of(sep)}, and give each column a name"
     if not any(row[columns:]):
-        fix = f"remove the {NAMES[sep]} at the ends of lines"
+        fix = f"remove the {_name_of(sep)} at the ends of lines"
     said = f"line {line} has {len(row)} values and the header {columns}"
     return f"--dataset {file} cannot be read: {said}: {fix}"

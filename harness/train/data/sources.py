@@ -22,7 +22,7 @@ from harness.core.settings import Settings, UserError, share_of
 from harness.core.tasks import task_of
 from harness.train.data import embedded
 from harness.train.data.cache import cached
-from harness.train.data.csv_files import csv_options
+from harness.train.data.csv_files import csv_options, options_of_folder
 from harness.train.data.models import explain
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
@@ -120,9 +120,8 @@ def _read(settings: Settings) -> datasets.DatasetDict:
 
 
 def _folder(path: Path, config: str | None) -> datasets.DatasetDict:
-    files = [f for f in path.rglob("*") if DATA_FILES.get(f.suffix) == "csv"]
-    others = any(f.suffix in DATA_FILES and f not in files for f in path.rglob("*"))
-    more = csv_options(files) if files and not others and config is None else {}
+    has_csv = any(DATA_FILES.get(file.suffix) == "csv" for file in path.rglob("*"))
+    more = options_of_folder(path, config) if has_csv else {}
     return datasets.load_dataset(str(path), config, **more)
 
 

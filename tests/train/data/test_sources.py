@@ -387,6 +387,49 @@ def test_rows_longer_than_the_header_are_refused(
             load(settings(dataset))
 
 
+CARD = """---
+configs:
+- {config_name: one, data_files: train.csv}
+- {config_name: other, data_files: train.csv, sep: ";"}
+- {config_name: bare, data_files: train.csv, sep: ";", skiprows: 1, names: [n, review, mood]}
+---
+"""
+
+
+def test_rows_of_a_folder_with_other_files_or_configurations_are_checked(tmp_path: Path) -> None:
+    lines = ["review;mood", *(f"{i};r {i};{WORDS[i % 2]}" for i in range(20))]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    (tmp_path / "notes.json").write_text("{}")
+    said = rf"train\.csv cannot be read: line 2 has 3 {EXTRA} semicolons"
+    with pytest.raises(UserError, match=said):
+        load(settings(tmp_path))  # pandas: the first value an index, silently
+    (tmp_path / "README.md").write_text(CARD)
+    with pytest.raises(UserError, match=said):
+        load(settings(tmp_path, dataset_config="other"))
+    with pytest.raises(
+        UserError, match=r"train\.csv has only one column.*separate columns by commas$"
+    ):
+        load(settings(tmp_path, dataset_config="one"))
+    source = load(settings(tmp_path, dataset_config="bare", text_column="review"))
+    assert source.labels == ["bad", "good"] and len(source.all_labels) == 20
+
+
+def test_csv_files_beside_other_files_are_read_as_text(tmp_path: Path) -> None:
+    table = [{"text": f"t {i}", "label": ("01", "1", "NA")[i % 3]} for i in range(60)]
+    write_csv(tmp_path / "train.csv", table, ";")
+    (tmp_path / "notes.json").write_text("{}")
+    assert load(settings(tmp_path)).labels == ["01", "1", "NA"]
+
+
+def test_a_folder_of_images_with_metadata(tmp_path: Path) -> None:
+    table = [{"file_name": f"{i}.png", "kind": WORDS[i % 2]} for i in range(20)]
+    write_csv(tmp_path / "metadata.csv", table)
+    for row in table:
+        Image.new("RGB", (4, 4)).save(tmp_path / row["file_name"])
+    source = load(settings(tmp_path, script="vit", label_column="kind"))
+    assert (source.inputs, source.labels) == (["image"], ["bad", "good"])
+
+
 def test_the_rows_tell_the_separator_too(tmp_path: Path) -> None:
     header = "review, full, long;mood"
     lines = [f"r {i}{', so' * (i % 3)};{WORDS[i % 2]}" for i in range(20)]
