@@ -227,6 +227,9 @@ class DataRecord(TypedDict, total=False):
     test_samples: Annotated[Count | None, "test samples"]
     validation_samples: Annotated[Count, "validation samples; only with `--validation_split`"]
     validation_from: Annotated[str, "where they come from; only with `--validation_split`"]
+    alike_classes: Annotated[list[str],
+        "classes whose names differ in case or blanks alone, with their samples; left out without "
+        "any"]
     data_checksum: Annotated[str | None,
         "SHA-256 (16 digits) over the classes and the content of all samples; in the published "
         "records of sets of 4,000 samples or more, over the content of evenly spaced ones"]

@@ -92,6 +92,7 @@ def load(settings: Settings) -> Source:
         "input_columns": inputs,
         "label_column": label,
         "classes": len(labels),
+        **({"alike_classes": alike} if (alike := _alike(labels, classes)) else {}),
         **origins,
         "data_checksum": checksum(list(zip(sets.values(), classes, strict=True)), inputs),
     }
@@ -273,6 +274,15 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
     if len(set(columns["training"])) < 2:
         raise UserError(f"column {label}: all training samples are of one class")
     return names, [np.array([position[v] for v in c], dtype=np.int64) for c in columns.values()]
+
+
+def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
+    """The classes whose names differ in case or blanks alone, with their samples."""
+    counts = np.bincount(np.concatenate(classes), minlength=len(names))
+    same: dict[str, list[str]] = {}
+    for name, count in zip(names, counts, strict=True):
+        same.setdefault("".join(name.split()).casefold(), []).append(f"{name!r} ({count:,})")
+    return [", ".join(each) for each in same.values() if len(each) > 1]
 
 
 def _check_labels(

@@ -28,6 +28,7 @@ from harness.train.run.recorder import Recorder
 
 PREFIX = "harness"  # of what trackers receive
 TEST_METRICS = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
+MOST_ALIKE = 5  # named
 
 
 class Console(TrainerCallback):
@@ -69,6 +70,12 @@ class Console(TrainerCallback):
             f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
             f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
+        if alike := data.get("alike_classes"):
+            text = f"{'; '.join(alike[:MOST_ALIKE])}{'; ...' if alike[MOST_ALIKE:] else ''}"
+            show(
+                f"  warning: classes that differ in case or blanks alone (samples): {text}",
+                markup=False,
+            )
         terms = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
         if batch != own:
             terms = f"of all processes together, each {own} at a time"

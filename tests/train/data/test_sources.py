@@ -18,6 +18,8 @@ from PIL import Image
 from harness.core.settings import UserError
 from harness.train.data import sources
 from harness.train.data.sources import Source, load
+from tests.support.declared import assert_declared
+from tests.support.ranks import script
 from tests.support.samples import WORDS, check_pairs, rows, settings, texts
 
 
@@ -301,6 +303,28 @@ def test_labels_are_text_exactly_as_written(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     write_csv(tmp_path / "folder" / "train.csv", table)
     assert load(settings(tmp_path / "folder", text_column="text")).labels == sorted(labels)
+
+
+def test_classes_that_differ_in_case_or_blanks_alone_are_told(tmp_path: Path) -> None:
+    labels = ["Good", "good ", "good", "bad", "BAD", "other"]
+    table = [{"text": f"t {i}", "label": labels[i % 6]} for i in range(61)]
+    write_csv(tmp_path / "a.csv", table)
+    source = load(settings(tmp_path / "a.csv", text_column="text"))
+    assert len(source.labels) == 6
+    alike = ["'BAD' (10), 'bad' (10)", "'Good' (11), 'good' (10), 'good ' (10)"]
+    assert source.facts["alike_classes"] == alike
+
+
+@pytest.mark.process
+def test_a_run_warns_of_classes_that_are_alike(tmp_path: Path) -> None:
+    labels = ["[b]Good", "[b]good"]
+    write_csv(tmp_path / "a.csv", [{"text": f"t {i}", "label": labels[i % 2]} for i in range(60)])
+    sizes = ["--train_size", "all", "--test_size", "all", "--epochs", "1"]
+    done = script("bert", "--tiny", "--dataset", str(tmp_path / "a.csv"), *sizes, cwd=tmp_path)
+    said = "warning: classes that differ in case or blanks alone (samples): "
+    assert done.code == 0 and f"  {said}'[b]Good' (30), '[b]good' (30)\n" in done.out
+    (environment,) = tmp_path.glob("outputs/*/*/*/environment.json")
+    assert_declared("environment", json.loads(environment.read_text()))
 
 
 def test_numbers_keep_their_order(tmp_path: Path) -> None:
