@@ -111,6 +111,19 @@ def test_usage_shows_every_device_of_every_node(plan: Plan) -> None:
     assert named_lines(drawn) == ["node 0", "node 1"]
 
 
+def test_usage_marks_no_more_ends_of_epochs_than_can_be_told_apart(plan: Plan) -> None:
+    for count, marked in ((20, 20), (21, 10), (100, 20)):
+        ended = [{**row, "unix": 1001.0 + n} for n, row in enumerate(epochs(*[0.5] * count))]
+        folder = plan.run("1_1", 4, seed=count, epochs=ended) / "telemetry" / "node_0.jsonl"
+        lines(folder, [reading(1000.0 + s, 10.0, None, 30.0) for s in range(count)])
+        drawn = draw("usage", measured(plan))
+        dotted = [x for x in drawn.figure.axes[0].lines if x.get_linestyle() == ":"]
+        assert len(dotted) == marked
+        assert ("dotted lines at the end of" in " ".join(drawn.notes)) == (count > 20)
+        plan.content["runs"].clear()
+    assert drawn.notes[0].endswith("dotted lines at the end of one epoch in 5")
+
+
 def test_the_line_of_a_run_that_was_resumed_has_a_gap(plan: Plan) -> None:
     """Readings of 0 to 2 s, and after a minute without any those of 62 to 64 s."""
     folder = plan.run("1_1", 4, epochs=epochs(0.5, 0.6)) / "telemetry" / "node_0.jsonl"

@@ -29,7 +29,7 @@ from harness.read.explain.time_breakdown import (
     mean_breakdown,
     time_breakdown,
 )
-from harness.read.labels import UNKNOWN, strategy_text
+from harness.read.labels import UNKNOWN, listed, strategy_text
 from harness.read.records.groups import Group
 from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, attempts_of, warn
 from harness.read.records.runs import Run, read_run
@@ -46,6 +46,7 @@ MAY_DIFFER = (
 MOST_CAUSES = 2  # beside the main cause
 LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
 WORTH_HALF = 1.15  # times as fast, from which on bf16 is advised, as when a run starts
+MOST_EPOCHS = 6  # named of those that were interrupted
 MOST_GROUPS = 6  # of a sweep, in a report
 PER_DEVICE = "train_samples_per_s_per_gpu"
 
@@ -384,7 +385,7 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
         yield f"{len(resumed)} run(s) were interrupted and resumed: {seconds(lost_s)} lost."
     for run in resumed:
         if epochs := interrupted_epochs(run):
-            which = f"epoch{'s'[: len(epochs) > 1]} {', '.join(map(str, epochs))}"
+            which = f"epoch{'s'[: len(epochs) > 1]} {listed(map(str, epochs), ', ', MOST_EPOCHS)}"
             yield (
                 f"{run.path}: {which} interrupted inside and continued: its parts are sums over "
                 "the attempts, with first steps in each."

@@ -343,7 +343,7 @@ def _shares(parts: dict[str, float]) -> str:
     return ", ".join(f"{name} {value / total:.0%}" for name, value in parts.items() if value)
 
 
-MOST_RUNS, MOST_POINTS = 3, 400
+MOST_RUNS, MOST_POINTS, MOST_EPOCHS = 3, 400, 20
 LONG_PAUSE_S, MANY_PAUSES = 2.0, 10.0  # between readings: from these on, nobody was reading
 
 
@@ -397,6 +397,9 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         title = name if len(name) <= letters else f"...{name[3 - letters :]}"
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
         means = []
+        ends, every = _ends_of_epochs(run)
+        if every > 1:
+            drawn.notes.append(f"{name}: dotted lines at the end of one epoch in {every}")
         for y, quantity in enumerate(shown):
             place = axes[y * len(runs) + x]
             if quantity not in series:  # a CPU's run beside that of a GPU
@@ -407,11 +410,8 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
             else:
                 colours = [kit.cycle(key[by_gpu]).colour for key in series[quantity]]
             values = _draw_series(place, series[quantity], begin, colours)
-            for row in run.epochs:
-                if is_number(row.get("unix")):
-                    place.axvline(
-                        row["unix"] - begin, color=kit.FAINT, linestyle=":", linewidth=0.8
-                    )
+            for end in ends:
+                place.axvline(end - begin, color=kit.FAINT, linestyle=":", linewidth=0.8)
             kit.describe(
                 place,
                 title if quantity == next(iter(series)) else "",
@@ -425,6 +425,13 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         texts.append(f"{name}: {', '.join(means)}.")
     drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
     return drawn
+
+
+def _ends_of_epochs(run: Run) -> tuple[list[float], int]:
+    """When epochs ended, of so many one: lines of all of a long run would be a grey block."""
+    ends = [float(row["unix"]) for row in run.epochs if is_number(row.get("unix"))]
+    every = max(1, math.ceil(len(ends) / MOST_EPOCHS))
+    return ends[every - 1 :: every], every
 
 
 def _of_unlike_kinds(
