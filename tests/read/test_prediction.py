@@ -6,37 +6,24 @@ import json
 import math
 import statistics
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.core.links import Link, plain_link
+from harness.core.links import plain_link
 from harness.core.settings import UserError
 from harness.read.predict.cases import workloads_of
 from harness.read.predict.exchange import (
     GLOO,
     NCCL,
-    TCP_SHARE,
     TRAINING_FREEDOM,
     TRAINING_SPREAD,
-    Cost,
     Reduction,
     Shape,
     Wire,
-    all_to_all_mean,
     allreduce,
-    alpha_beta,
-    buckets,
-    coded_mean,
     correction,
-    direct_mean,
-    gloo_round_trips,
-    last_end,
-    ready_times,
-    restart_s,
     wire_of,
 )
 from harness.read.predict.fitting import Overrides, recorded, step_s
@@ -44,7 +31,6 @@ from harness.read.predict.model import (
     COMPUTE,
     EXCHANGE,
     SHARING,
-    WIRE_SHARES,
     Model,
     Scenario,
     bend,
@@ -56,66 +42,7 @@ from harness.read.predict.model import (
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_selected
 from harness.read.records.sweeps import read_results
-from harness.train.strategy.coded import CODECS
-
-MB = 1e6
-# 10 ms + 1 ms a sample, without noise.
-LINE = fit_line([(8, 0.018), (16, 0.026), (32, 0.042), (16, 0.026)])
-MODEL = Model(LINE, 0.1, 0.0, 0.002, int(4 * MB), GLOO)
-FAR = Wire(0.020, 25e6)
-
-
-def test_the_ring_of_gloo_by_hand() -> None:
-    # 25 MB in pieces of 1 MiB: 24 of them, 12 a rank; two ranks send 12 twice, two at a time.
-    assert gloo_round_trips(25 * MB, 2) == (12, 0.7)
-    # A small one has two pieces a rank all the same; four ranks pass them on three times, twice.
-    assert gloo_round_trips(1000, 2) == (2, 0.7)
-    assert gloo_round_trips(1000, 4) == (6, pytest.approx(2.1))
-    cost = allreduce(GLOO, 5 * MB, Shape(2), FAR)
-    assert cost == Cost(0.2, pytest.approx(3 * 0.04), pytest.approx(0.7 * 0.04))
-    assert cost.alone_s == pytest.approx(0.32)
-    # Four ranks: 1.5 times the bytes, half of them while pieces are waited for.
-    four = allreduce(GLOO, 5 * MB, Shape(2, 2), FAR)
-    assert four.alone_s == pytest.approx(6 * 0.04 + 0.3 / 2)
-    assert allreduce(GLOO, 5 * MB, Shape(1, 8), FAR) == Cost()
-
-
-def test_nccl_waits_for_a_tree_and_the_textbook_for_a_ring() -> None:
-    cost = allreduce(NCCL, 8 * MB, Shape(8, 2), Wire(0.001, 1e9))
-    assert cost.wire_s == pytest.approx(2 * 15 / 16 * 0.008)
-    assert cost.waits_s == pytest.approx(2 * 3 * 0.001)
-    assert allreduce(NCCL, 8 * MB, Shape(2), Wire(0.001, 1e9)).waits_s == pytest.approx(0.002)
-    assert alpha_beta(8 * MB, Shape(4), Wire(0.001, 1e9)) == pytest.approx(0.006 + 1.5 * 0.008)
-
-
-def test_a_link_in_seconds_and_bytes() -> None:
-    wire = wire_of(Link(20, 200))
-    assert wire.round_trip_s == 0.04 and wire.bytes_per_s == pytest.approx(25e6 * TCP_SHARE)
-    assert math.isinf(wire_of(Link()).bytes_per_s)
-
-
-def test_buckets_as_ddp_makes_them() -> None:
-    mib = 2**20
-    assert buckets(60 * mib) == [mib, 25 * mib, 25 * mib, 9 * mib]
-    assert buckets(mib / 2) == [mib / 2] and buckets(0) == []
-    assert buckets(3 * mib, cap_mb=2) == [mib, 2 * mib]
-    assert ready_times([1, 3], 8.0) == [2.0, 8.0]
-
-
-def test_exchanges_overlap_by_hand() -> None:
-    cost = Cost(wire_s=2.0, waits_s=1.0)
-    # One at a time: 1 to 4, 4 to 7.
-    assert last_end([1, 3], [cost, cost], 1) == 7
-    # Two at a time share the link (1 to 3, 3 to 5) and wait together.
-    assert last_end([1, 3], [cost, cost], 2) == 6
-    # The third waits for the first (4), and for the link (5).
-    assert last_end([1, 3, 3], [cost, cost, cost], 2) == 8
-    # Half of what passes does so while it waits: 1 + 2 - 1 + 1, and never before all has passed.
-    assert last_end([1], [Cost(2.0, 1.0, added=0.5)], 2) == 3
-    assert last_end([1], [Cost(2.0, 4.0, added=0.5)], 2) == 6
-    # What may pass while it waits hides what is shorter.
-    assert last_end([1], [Cost(0.5, 1.0, 2.0)], 2) == 4
-    assert last_end([], [], 1) == 0
+from tests.support.predicted import FAR, LINE, MB, MODEL
 
 
 def test_planted_lines_are_found() -> None:
@@ -202,172 +129,6 @@ def test_a_worse_link_is_never_faster(strategy: str, backend: str) -> None:
     for steps in (by_delay, by_rate, by_nodes, by_size):
         assert steps == sorted(steps)
         assert steps[0] < steps[-1]
-
-
-def exposed_s(shape: Shape | None = None, **more: object) -> float:
-    plan = Scenario(shape or Shape(2), 16, FAR, **more)  # type: ignore[arg-type]
-    return predict(MODEL, plan).parts[EXCHANGE]
-
-
-def test_what_makes_a_slow_link_bearable() -> None:
-    whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
-    assert exposed_s(strategy="diloco", sync_every=9) == pytest.approx(whole_s / 9)
-    going_on_s = 4 * 0.026
-    assert exposed_s(strategy="diloco", sync_every=9, overlap=4) == pytest.approx(
-        (whole_s - going_on_s) / 9
-    )
-    assert exposed_s(strategy="diloco", overlap=100, sync_every=200) == 0
-    assert exposed_s(compress="bf16") < exposed_s()
-    coded_s = (0.25 + 1 / 1024) * 4 * MB / 25e6 + 2 * 0.04
-    assert exposed_s(strategy="diloco", sync_every=9, compress="int8") == pytest.approx(coded_s / 9)
-
-
-def test_a_window_opens_again_by_hand() -> None:
-    """Half of 4 MB at once, of which the link holds 1 MB: 14.48 kB doubles to it in seven round
-    trips, one of which an open window takes as well.
-    """
-    assert restart_s(4 * MB, Shape(2), FAR) == pytest.approx(6 * 0.04)
-    assert restart_s(28_000, Shape(2), FAR) == 0  # ten segments hold it
-    assert restart_s(29_000, Shape(2), FAR) == pytest.approx(0.04)
-    assert restart_s(4 * MB, Shape(2), Wire(0.0, 25e6)) == 0
-
-
-def test_connections_rest_between_exchanges_that_are_rare() -> None:
-    """More than 40 ms + 200 ms lie between two from 10 updates of 26 ms on; of more frequent ones,
-    the first of each epoch comes after an evaluation.
-    """
-    whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
-    slow_s = whole_s + restart_s(4 * MB, Shape(2), FAR)
-    assert exposed_s(strategy="diloco", sync_every=10) == pytest.approx(slow_s / 10)
-    found_s = exposed_s(strategy="local_sgd", sync_every=9, epoch_updates=44)
-    assert found_s == pytest.approx(whole_s / 9 + (slow_s - whole_s) / 44)
-    # Seven exchanges of 50 updates, and one after the last of 352.
-    found_s = exposed_s(strategy="diloco", sync_every=50, updates=352)
-    assert found_s == pytest.approx(8 * slow_s / 352)
-    half_s = allreduce(GLOO, 2 * MB, Shape(2), FAR).alone_s + restart_s(2 * MB, Shape(2), FAR)
-    # A half every 25 updates; after the last the other one, and where none was due then, both.
-    for updates, often in ((352, 16), (375, 16), (380, 17)):
-        halves_s = exposed_s(strategy="diloco", sync_every=50, updates=updates, fragments=2)
-        assert halves_s == pytest.approx(often * half_s / updates), updates
-
-
-def test_the_textbook_exchanges_as_often_as_the_model() -> None:
-    """By a ring, 0.04 + 0.16 s of all or 0.04 + 0.08 s of a half, between updates of 26 ms."""
-    cases: list[tuple[dict[str, Any], float]] = [
-        ({}, 0.2 / 50),
-        ({"updates": 11}, 0.2 / 11),  # once, after the last one
-        ({"updates": 50}, 0.2 / 50),
-        ({"updates": 352}, 8 * 0.2 / 352),
-        ({"updates": 380, "fragments": 2}, 17 * 0.12 / 380),
-        ({"updates": 100, "sync_first": 40}, (40 * 0.2 + 2 * 0.2) / 100),
-    ]
-    for known, by_hand_s in cases:
-        plan = Scenario(Shape(2), 16, FAR, "diloco", sync_every=50, **known)
-        assert predict(MODEL, plan).baseline_s == pytest.approx(0.026 + by_hand_s), known
-
-
-def test_a_start_together_by_hand() -> None:
-    """40 of 100 updates wait for a row of all gradients; of the others every ninth exchanges, and
-    the last one.
-    """
-    whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
-    for strategy in ("local_sgd", "diloco"):
-        found_s = exposed_s(strategy=strategy, sync_every=9, updates=100, sync_first=40)
-        assert found_s == pytest.approx((40 * whole_s + 7 * whole_s) / 100)
-        apart_s = exposed_s(strategy=strategy, sync_every=9, updates=60)
-        assert found_s == pytest.approx(0.4 * whole_s + 0.6 * apart_s)
-    half_s = exposed_s(strategy="diloco", exchange="direct", sync_every=10, fragments=2,
-                       updates=100, sync_first=40)  # fmt: skip
-    assert half_s == pytest.approx((40 * (0.16 + 0.02) + 13 * (0.08 + 0.02)) / 100)
-    plan = Scenario(Shape(2), 16, FAR, "diloco", updates=100, sync_first=40)
-    assert plan.label == "diloco every 10 after 40 together"
-
-
-@pytest.mark.parametrize(("updates", "there"), [(40, "40"), (None, "an unknown number of")])
-def test_a_start_together_needs_updates_after_it(updates: int | None, there: str) -> None:
-    with pytest.raises(UserError, match=f"--sync_first 40: the run has {there} updates"):
-        exposed_s(strategy="diloco", updates=updates, sync_first=40)
-
-
-def test_direct_exchange_by_hand() -> None:
-    assert direct_mean(5 * MB, Shape(2), FAR).alone_s == pytest.approx(0.2 + 0.02)
-    assert direct_mean(5 * MB, Shape(4), FAR).alone_s == pytest.approx(1.5 * 0.2 + 2 * 0.02)
-    assert direct_mean(5 * MB, Shape(1, 2), FAR) == Cost()
-    # The last of two buckets ends the backward pass, and all bytes have passed one delay later.
-    begins_s = (2**20 / (4 * MB)) * LINE.backward_s(16)
-    ends_s = max(begins_s + 0.16, LINE.backward_s(16) + (4 * MB - 2**20) / 25e6) + 0.02
-    assert exposed_s(exchange="direct") == pytest.approx(ends_s - LINE.backward_s(16))
-    found_s = exposed_s(strategy="diloco", sync_every=9, exchange="direct")
-    assert found_s == pytest.approx((0.16 + 0.02) / 9)
-
-
-def test_all_to_all_by_hand() -> None:
-    """Each of four sends all it has to three others, and waits for one delay; two do so anyway."""
-    assert all_to_all_mean(5 * MB, Shape(4), FAR).alone_s == pytest.approx(3 * 0.2 + 0.02)
-    assert all_to_all_mean(5 * MB, Shape(2), FAR) == direct_mean(5 * MB, Shape(2), FAR)
-    assert all_to_all_mean(5 * MB, Shape(1, 2), FAR) == Cost()
-    many = partial(exposed_s, Shape(4), exchange="all_to_all")
-    assert many(strategy="diloco", sync_every=9) == pytest.approx((3 * 0.16 + 0.02) / 9)
-    assert many(compress="int8") == pytest.approx(3 * (0.25 + 1 / 1024) * 0.16 + 0.02)
-    # All buckets are under way at a time.
-    begins_s = (2**20 / (4 * MB)) * LINE.backward_s(16)
-    assert many() == pytest.approx(begins_s + 3 * 0.16 + 0.02 - LINE.backward_s(16))
-    assert Scenario(Shape(4), 16, exchange="all_to_all").label == "ddp all_to_all"
-
-
-def test_emulated_nodes_have_a_link_for_each_pair() -> None:
-    """Its rate is that pair's: of four nodes, what three would send over one link, each sends over
-    its own. A ring sends to one neighbour either way.
-    """
-    by_pair = {"of_pairs": True}
-    assert all_to_all_mean(5 * MB, Shape(4), FAR, **by_pair).alone_s == pytest.approx(0.2 + 0.02)
-    assert direct_mean(5 * MB, Shape(4), FAR, **by_pair).wire_s == pytest.approx(2 / 4 * 0.2)
-    assert coded_mean(5 * MB, Shape(4), FAR).wire_s == pytest.approx(1.5 * 0.2)
-    assert coded_mean(5 * MB, Shape(4), FAR, **by_pair).wire_s == pytest.approx((3 + 1) / 4 * 0.2)
-    for mean in (direct_mean, all_to_all_mean, coded_mean):
-        for two in (Shape(2), Shape(2, 2)):
-            assert mean(5 * MB, two, FAR, **by_pair) == mean(5 * MB, two, FAR)
-    # Two processes of each node send to two of each other one: 4 rows on the link of a pair.
-    assert all_to_all_mean(5 * MB, Shape(2, 2), FAR).wire_s == pytest.approx(4 * 0.2)
-    assert all_to_all_mean(5 * MB, Shape(3, 2), FAR).wire_s == pytest.approx(8 * 0.2)
-    assert all_to_all_mean(5 * MB, Shape(3, 2), FAR, **by_pair).wire_s == pytest.approx(4 * 0.2)
-    often = {"strategy": "diloco", "sync_every": 5, "exchange": "all_to_all"}
-    found_s = exposed_s(Shape(4), **often, emulated=True)  # too often for connections to rest
-    assert found_s == pytest.approx((0.16 + 0.02) / 5)
-    coded_s = exposed_s(Shape(4), compress="int8", exchange="all_to_all", emulated=True)
-    assert coded_s == pytest.approx((0.25 + 1 / 1024) * 0.16 + 0.02)
-
-
-def test_codes_follow_the_backward_pass() -> None:
-    """One row of 4.125 or 8 bits a number and their scales: two round trips of two ranks, or one
-    delay if they send directly.
-    """
-    assert {name: CODECS[name].bits / 32 for name in CODECS} == {
-        name: WIRE_SHARES[name] for name in ("bf16", "int8", "int4")
-    }
-    row_s = (0.125 + 1 / 256) * 4 * MB / 25e6
-    assert exposed_s(compress="int4") == pytest.approx(row_s + 2 * 0.04)
-    assert exposed_s(compress="int4", exchange="direct") == pytest.approx(row_s + 0.02)
-    found_s = exposed_s(strategy="diloco", sync_every=9, compress="int4", exchange="direct")
-    assert found_s == pytest.approx((row_s + 0.02) / 9)
-
-
-def test_powersgd_by_hand() -> None:
-    """Three sums one after the other, of two round trips each, and 0.7 of one."""
-    model = replace(MODEL, payloads={("ddp", "powersgd"): 0.01})
-    found = predict(model, Scenario(Shape(2), 16, FAR, compress="powersgd"))
-    # In the 0.7 of one its bytes pass.
-    assert found.parts[EXCHANGE] == pytest.approx(6.7 * 0.04)
-    assert model.payload(found.plan) == pytest.approx(40_000)
-
-
-def test_fsdp_by_hand() -> None:
-    """Two layers of 2 MB: half of an all-reduce each, 80 ms + 80 ms / 2; nothing hides much."""
-    plan = Scenario(Shape(2), 16, FAR, "fsdp", blocks=2)
-    half_s = allreduce(GLOO, 2 * MB, Shape(2), FAR).alone_s / 2
-    forward_s, backward_s = 0.016 / 3, 0.016 * 2 / 3
-    expected = half_s + (half_s - forward_s) + 2 * half_s + (2 * half_s - backward_s)
-    assert predict(MODEL, plan).parts[EXCHANGE] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("model", "plan", "message"), [
