@@ -10,7 +10,8 @@ from transformers import Trainer
 
 from harness.core.records import RunFolder, read_json, read_rows
 from logcallback import LogCallback
-from tests.support.toys import Net, Points, stock
+from tests.support.ranks import ranks
+from tests.support.toys import CPU, Net, Points, stock
 
 
 def trainer_for(
@@ -26,6 +27,13 @@ def trainer_for(
     data = Points(16) if train is None else train
     watchers = [*callbacks, LogCallback(folder)]
     return stock(model or Net(), data, test, callbacks=watchers, **{**chosen, **more})
+
+
+def alone(tmp_path: Path, function: Any, *args: Any) -> tuple[str, Any]:
+    """The function in a process of its own, with a folder to record into; folder and result."""
+    folder = str(tmp_path / "record")
+    (result,) = ranks(1, function, folder, *args, env=CPU)
+    return folder, result
 
 
 def train(folder: str, **more: Any) -> None:

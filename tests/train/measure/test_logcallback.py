@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from harness.core.settings import UserError
 from logcallback import LogCallback
 from tests.support.ranks import ran, ranks
 from tests.support.recorded import (
+    alone,
     environment_of,
     rows_of,
     summary_of,
@@ -62,13 +63,6 @@ def odd_metrics(prediction: Any) -> dict[str, Any]:
         "unknown": float("nan"),
         "endless": np.inf,
     }
-
-
-def alone(tmp_path: Path, function: Any, *args: Any) -> tuple[str, Any]:
-    """The function in a process of its own, with a folder to record into; folder and result."""
-    folder = str(tmp_path / "record")
-    (result,) = ranks(1, function, folder, *args, env=CPU)
-    return folder, result
 
 
 def test_five_lines_record_a_run(tmp_path: Path) -> None:
@@ -349,151 +343,6 @@ def test_a_row_is_on_disk_when_its_epoch_has_ended(how: str, tmp_path: Path) -> 
         "attempts.jsonl", "environment.json", "epochs.jsonl", "progress.json", "ranks",
         "settings.json", "telemetry",
     }  # fmt: skip
-
-
-class Wall(TrainerCallback):
-    """A second clock around each epoch."""
-
-    def __init__(self) -> None:
-        self.epochs: list[float] = []
-
-    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.began = time.perf_counter()
-
-    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
-        self.epochs.append(time.perf_counter() - self.began)
-
-
-class Slow(Points):
-    """Samples that take a while to come."""
-
-    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
-        time.sleep(0.01)
-        return super().__getitem__(i)
-
-
-def slow_data(folder: str) -> list[float]:
-    wall = Wall()
-    train(folder, train=Slow(24), callbacks=[wall])
-    return wall.epochs
-
-
-def test_waiting_for_data_is_seen(tmp_path: Path) -> None:
-    folder, wall = alone(tmp_path, slow_data)
-    for row, seconds in zip(rows_of(folder), wall, strict=True):
-        assert row["data_wait_share"] > 0.7
-        assert row["epoch_time_s"] >= 24 * 0.01
-        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.06)
-
-
-def slow_steps(folder: str) -> list[float]:
-    wall = Wall()
-    trainer_for(folder, Net(train_s=0.03), Points(24), callbacks=[wall]).train()
-    return wall.epochs
-
-
-def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
-    folder, wall = alone(tmp_path, slow_steps)
-    left_out = environment_of(folder)["timing_warmup_steps"]
-    assert left_out == 1
-    rows = rows_of(folder)
-    for row, seconds in zip(rows, wall, strict=True):
-        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.06)
-        assert row["data_wait_share"] < 0.3
-        assert row["train_samples_per_s"] == row["timed_samples"] / row["timed_s"]
-        assert row["train_samples_per_s_per_gpu"] == row["train_samples_per_s"]
-        assert 0.03 <= row["step_time_median_s"] <= row["step_time_p95_s"] < row["timed_s"]
-        assert row["timed_s"] <= row["epoch_time_s"]
-    assert [row["timed_steps"] for row in rows] == [6 - left_out, 6]
-    assert [row["timed_samples"] for row in rows] == [20, 24]
-    assert rows[1]["timed_s"] == pytest.approx(rows[1]["epoch_time_s"], rel=0.1)
-    summary = summary_of(folder)
-    both_s = sum(row["timed_s"] for row in rows)
-    assert summary["train_samples_per_s"] == pytest.approx(44 / both_s)
-    assert summary["train_time_s"] == pytest.approx(sum(row["epoch_time_s"] for row in rows))
-    assert summary["wall_s"] >= summary["train_time_s"]
-
-
-class SlowSave(Trainer):
-    saves: ClassVar[list[float]] = []
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        began = time.perf_counter()
-        time.sleep(0.8)
-        super()._save_checkpoint(*args, **kwargs)
-        self.saves.append(time.perf_counter() - began)
-
-
-def interrupted_epochs(folder: str, **more: Any) -> tuple[list[float], list[float]]:
-    wall = Wall()
-    net, test = Net(train_s=0.01, eval_s=0.2), Points(8, draw=1)
-    chosen = {"callbacks": [wall], "kind": SlowSave, **more}
-    trainer_for(folder, net, Points(20), test, **chosen).train()
-    return wall.epochs, SlowSave.saves
-
-
-def by_epoch(folder: str) -> tuple[list[float], list[float]]:
-    return interrupted_epochs(folder, eval_strategy="epoch", save_strategy="epoch")
-
-
-def by_steps(folder: str) -> tuple[list[float], list[float]]:
-    # 5 steps an epoch: evaluated after 2, 4 | 6, 8, 10; saved after 3 | 6, 9, 10.
-    strategies = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps"}
-    return interrupted_epochs(folder, save_steps=3, **strategies)
-
-
-@pytest.mark.parametrize("how", [by_epoch, by_steps])
-def test_evaluation_and_saving_are_not_training_time(how: Any, tmp_path: Path) -> None:
-    folder, (wall, saves) = alone(tmp_path, how)
-    rows = rows_of(folder)
-    assert [row["epoch"] for row in rows] == [1, 2]
-    for row in rows:
-        assert 5 * 0.01 <= row["epoch_time_s"] < 0.3
-        assert row["timed_s"] <= row["epoch_time_s"]
-        assert row["step_time_p95_s"] < 0.15
-        assert row["eval_samples"] == 8
-        assert 0.4 <= row["eval_time_s"] < 0.8  # two batches
-        assert row["eval_samples_per_s"] == pytest.approx(8 / row["eval_time_s"])
-    assert len(saves) == (2 if how is by_epoch else 4)
-    if how is by_steps:
-        assert wall[0] > 2 * 0.4 + saves[0] and wall[1] > 3 * 0.4 + sum(saves[1:])
-    summary = summary_of(folder)
-    assert summary["save_time_s"] == pytest.approx(sum(saves), abs=0.15)
-    assert summary["train_time_s"] == pytest.approx(sum(row["epoch_time_s"] for row in rows))
-
-
-def test_the_last_evaluation_of_an_epoch_stands_in_its_row(tmp_path: Path) -> None:
-    folder, logged = alone(tmp_path, steps_logged)
-    for row, update in zip(rows_of(folder), (4, 10), strict=True):
-        assert (row["eval_loss"], row["accuracy"]) == logged[update]
-
-
-def steps_logged(folder: str) -> dict[int, tuple[float, float]]:
-    test = Points(8, draw=1)
-    trainer = trainer_for(folder, None, Points(20), test, eval_strategy="steps", eval_steps=2)
-    trainer.train()
-    logged = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    return {entry["step"]: (entry["eval_loss"], entry["eval_accuracy"]) for entry in logged}
-
-
-def short_last_batch(folder: str) -> list[list[int]]:
-    net = Net(train_s=0.02)
-    trainer_for(folder, net, Points(13)).train()
-    return net.fed
-
-
-def test_a_short_last_batch_is_counted_as_it_is(tmp_path: Path) -> None:
-    folder, fed = alone(tmp_path, short_last_batch)
-    assert [len(batch) for batch in fed] == [4, 4, 4, 1] * 2
-    rows = rows_of(folder)
-    for row in rows:
-        assert row["samples"] == 13
-        assert row["fed_samples"] == 13  # one process fills nothing up
-        assert row["train_samples_per_s"] == row["timed_samples"] / row["timed_s"]
-    # The step that is left out has four samples, the last one has one.
-    assert [row["timed_steps"] for row in rows] == [3, 4]
-    assert [row["timed_samples"] for row in rows] == [9, 13]
-    assert summary_of(folder)["samples"] == 26
 
 
 def secrets(folder: str) -> None:
