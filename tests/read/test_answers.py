@@ -48,7 +48,7 @@ def test_a_factor_with_its_interval(plan: Plan) -> None:
     low, high = (math.sqrt(4.4) * math.exp(s * 12.7062 * math.log(1.1) / 2) for s in (-1, 1))
     assert f"samples/s: 2.10 times ({low:.2f} to {high:.2f})" in answer
     assert answer.startswith("setup 1_2 against setup 1_1: ") and answer.endswith("; 2 runs each.")
-    assert "accuracy: +0.0 points, within the noise" in answer.replace(" (+0.0 to +0.0)", "")
+    assert "; accuracy: equal; " in answer
 
 
 def test_a_title_names_what_differs_most_clearly(plan: Plan) -> None:
@@ -59,7 +59,7 @@ def test_a_title_names_what_differs_most_clearly(plan: Plan) -> None:
     with_rates(plan, "2_2", 10.0, 400.0, 900.0)
     text = finding(read_sweep(plan.write()), RATE, "accuracy")
     assert text.startswith("setup 2_1 against setup 1_1: samples/s: 0.50 times (0.")
-    assert text.endswith("; accuracy: +0.0 points (+0.0 to +0.0), within the noise")
+    assert text.endswith("; accuracy: equal")
 
 
 def test_no_title_where_nothing_is_more_than_noise(plan: Plan) -> None:
@@ -89,7 +89,7 @@ def test_one_run_shows_nothing(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0)
     with_rates(plan, "1_2", 200.0)
     (answer,) = answers(read_sweep(plan.write()))
-    assert "2.00 times, of unknown noise" in answer
+    assert "2.00 times, of unknown noise; accuracy: equal; " in answer
     assert answer.endswith("; one run each, so all of it may be chance.")
 
 
@@ -99,11 +99,37 @@ def test_several_cases_are_counted(plan: Plan) -> None:
         with_rates(plan, "1_2", *rates, batch=batch)
     sweep = read_sweep(plan.write())
     (answer,) = answers(sweep)
-    assert "in 3 cases of batch per GPU: samples/s: 0.50 to 2.00 times, " in answer
-    assert "faster in 1, slower in 1, within the noise in 1" in answer
+    assert "in 3 cases of batch per GPU: samples/s: 0.50 (b8) to 2.00 (b4) times, " in answer
+    assert "faster in 1, slower in 1, within the noise in 1; accuracy: equal in 3; " in answer
     (one,) = answers(sweep, {"per_gpu_batch": "8"})
     assert "samples/s: 0.50 times (" in one and "cases" not in one
     assert answers(sweep, {"per_gpu_batch": "32"}) == []
+
+
+def test_of_two_cases_each_is_named_with_its_own_numbers(plan: Plan) -> None:
+    """Which of them gained less is part of the answer."""
+    for script, rates in (("vit", (150.0, 165.0)), ("bert", (180.0, 198.0))):
+        with_rates(plan, "1_1", 100.0, 110.0, label={"script": script})
+        with_rates(plan, "1_2", *rates, label={"script": script})
+    sweep = read_sweep(plan.write(axes=["script", "setup"]))
+    (answer,) = answers(sweep)
+    vit, bert = "1.50 times (1.50 to 1.50) for vit", "1.80 times (1.80 to 1.80) for bert"
+    assert answer == (
+        "setup 1_2 against setup 1_1 in 2 cases of script, batch per GPU: "
+        f"samples/s: {vit}, and {bert}; "
+        "accuracy: equal for vit, and equal for bert; 2 runs each."
+    )
+    assert finding(sweep, RATE).endswith(f"samples/s: {vit}, and {bert}")
+
+
+def test_a_case_without_a_value_is_named_by_its_axis(plan: Plan) -> None:
+    for link, rate in ((None, 100.0), ("1ms", 50.0), ("none", 20.0)):
+        with_rates(plan, "1_2", 100.0, 100.0, label={"link": link})
+        with_rates(plan, "2_1", rate, rate, label={"link": link})
+    asked = {"axes": ["setup", "link"], "baseline": {"setup": "1_2"}}
+    (answer,) = answers(read_sweep(plan.write(**asked)))
+    assert "samples/s: 0.20 (link none) to 1.00 (link -) times, slower in 2" in answer
+    assert ", equal in 1; accuracy: equal in 3; " in answer
 
 
 def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Plan) -> None:
@@ -117,7 +143,7 @@ def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Pl
     assert f"{wall}0.50 times (0.50 to 0.50); {training}0.50 times (0.50 to 0.50)" in two
     assert f"{wall}missed by some run; {training}missed by some run" in missed
     # What devices buy is a rate, too; ways to train on the same ones are told apart by the times.
-    assert two.startswith("setup 1_2 against setup 1_1: samples/s: 1.00 times")
+    assert two.startswith("setup 1_2 against setup 1_1: samples/s: equal; wall time")
 
 
 def test_another_training_has_no_difference_in_quality(plan: Plan) -> None:
@@ -150,7 +176,7 @@ def test_number_formats_are_compared_where_they_are_the_question(plan: Plan) -> 
     asked = {"axes": ["precision"], "baseline": {"precision": "fp32"}}
     (answer,) = answers(read_sweep(plan.write(**asked, columns=["peak_memory_gib"])))
     assert answer.startswith("precision bf16 against precision fp32: samples/s: 2.00 times")
-    assert "; peak memory: 0.50 times (0.50 to 0.50); accuracy: +0.0 points" in answer
+    assert "; peak memory: 0.50 times (0.50 to 0.50); accuracy: equal; 2 runs" in answer
     (answer,) = answers(read_sweep(plan.write(**asked)))
     assert "peak memory" not in answer
 
@@ -223,6 +249,42 @@ def test_where_all_runs_were_disturbed_they_are_compared_with_a_note(plan: Plan)
     assert not verdict.reasons and sum("other programs" in note for note in verdict.notes) == 2
 
 
+def test_an_answer_from_disturbed_runs_alone_says_so_first(plan: Plan, table: Verb) -> None:
+    with_rates(plan, "1_1", 100.0, 100.0, environment=BUSY)
+    with_rates(plan, "1_2", 200.0, 200.0, environment=BUSY)
+    text = "all runs disturbed (other programs)"
+    (answer,) = answers(read_sweep(plan.write()))
+    assert answer.startswith(f"setup 1_2 against setup 1_1: {text}: samples/s: 2.00 times")
+    title = finding(read_sweep(plan.write()), RATE)
+    assert title.startswith(f"setup 1_2 against setup 1_1: {text}: samples/s: 2.00 times")
+    said = table(plan.write())
+    assert -1 < said.index(text) < said.index("vs base")  # before any number
+    with_rates(plan, "1_1", 100.0, batch=8)
+    with_rates(plan, "1_2", 200.0, batch=8)
+    (answer,) = answers(read_sweep(plan.write()))
+    assert ": all runs of setup 1_2 in 1 of 2 cases and all runs of setup 1_1 in 1 of 2 " in answer
+    assert text not in table(plan.write()).split("setup")[0]
+
+
+def test_an_answer_says_which_side_was_disturbed(disturbed: Plan) -> None:
+    assert "disturbed" not in answers(read_sweep(disturbed.write()))[0]  # one of three was
+    with_rates(disturbed, "2_1", 50.0, 50.0, environment=BUSY)
+    _, answer = answers(read_sweep(disturbed.write()))
+    text = "setup 2_1 against setup 1_1: all runs of setup 2_1 disturbed (other programs): "
+    assert answer.startswith(f"{text}samples/s: not compared (other programs)")
+
+
+def test_an_answer_says_how_many_runs_had_another_link(plan: Plan) -> None:
+    warned = {"link": {"warning": "asked for 50 Mbit/s, measured 29"}}
+    with_rates(plan, "1_2", 100.0, 100.0)
+    with_rates(plan, "2_1", 50.0, 50.0)
+    plan.run("2_1", seed=2, train_samples_per_s=40.0, environment=warned)
+    sweep = read_sweep(plan.write(baseline={"setup": "1_2"}))
+    text = "; 1 of 5 runs over another link than asked for"
+    assert answers(sweep)[0].endswith(f"; 2 to 3 runs each{text}.")
+    assert finding(sweep, RATE).endswith(text)
+
+
 def test_sessions_of_unlike_processors_are_not_compared_in_time(plan: Plan, table: Verb) -> None:
     for setup, rate, tflops in (("1_1", 100.0, 0.1), ("1_2", 200.0, 0.2)):
         known = {"fp32_tflops": tflops, "bf16_tflops": 0.1, "threads": 1}
@@ -231,7 +293,7 @@ def test_sessions_of_unlike_processors_are_not_compared_in_time(plan: Plan, tabl
             measured = {"train_samples_per_s": rate + seed, "accuracy": 0.9}
             in_format(plan.run(setup, seed=seed, environment=facts, **measured), "fp32")
     (answer,) = answers(read_sweep(plan.write()))
-    assert "samples/s: not compared (processor)" in answer and "accuracy: +0.0 points" in answer
+    assert "samples/s: not compared (processor)" in answer and "accuracy: equal" in answer
     text = "before these runs processors did 0.1 to 0.2 TFLOP/s in fp32 (products of matrices, 1 "
     assert text in " ".join(table(plan.write()).split())
 

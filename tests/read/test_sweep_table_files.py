@@ -99,13 +99,15 @@ def test_markdown_cannot_be_broken_by_names(plan: Plan) -> None:
     assert "torch 2.13.0" in said and "commit 0123456789ab" in said
 
 
-def test_the_hypothesis_stands_above_the_table(plan: Plan, table: Verb) -> None:
+def test_the_hypothesis_stands_directly_before_the_answer(plan: Plan, table: Verb) -> None:
     plan.run()
+    plan.run("1_2", train_samples_per_s=200.0)
     folder = plan.write(hypothesis="four is | enough.")
     said = table(folder, "--write")
-    assert "Which batch?\nhypothesis: four is | enough.\n" in said
+    assert "\nhypothesis: four is | enough.\n- setup 1_2 against setup 1_1: " in said
     text = (plan.folder / "table.md").read_text()
-    assert text.startswith("### Which batch?\n\nHypothesis: four is \\| enough.\n\nsweep sizes")
+    answer = "Against the baseline:\n\n- setup 1_2 against setup 1_1: "
+    assert f"|\n\nHypothesis: four is \\| enough.\n\n{answer}" in text
     assert json.loads(table(folder, "--json"))["hypothesis"] == "four is | enough."
     plan.write(hypothesis=None)
     assert "hypothesis:" not in table(folder)

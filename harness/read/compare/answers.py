@@ -1,7 +1,8 @@
 """What a sweep answers, in sentences drawn from its records: each way against the baseline.
 
-A sentence says by how much, with the 95 % interval and the number of runs, and what is within the
-noise. What must not be compared is not: it says so instead.
+A sentence says by how much and in which case, with the 95 % interval and the number of runs, what
+is within the noise, and which runs were not as planned. What must not be compared is not: it says
+so instead. None judges the hypothesis, which is free text: it stands before them to be judged by.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.core.records import FAILURES
 from harness.core.strategies import OF_ONE_STRATEGY
@@ -22,7 +24,16 @@ from harness.read.compare.compare import (
     judge,
     values_of,
 )
-from harness.read.labels import STRATEGY, heading_of, label_text, listed, plain_text, shown_axes
+from harness.read.labels import (
+    STRATEGY,
+    column_of,
+    heading_of,
+    label_text,
+    listed,
+    plain_text,
+    short_text,
+    shown_axes,
+)
 from harness.read.records.baseline import SHARES, baseline_of, differs_from_single
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
@@ -31,9 +42,9 @@ from harness.read.statistics import Estimate, difference, ratio
 OF = {measure.name: measure for measure in MEASURES}
 RATE, TIMES, ACCURACY = OF["train_samples_per_s"], ("tta_wall_s", "tta_train_s"), OF["accuracy"]
 MEMORY = OF["peak_memory_gib"]
-FACTOR, POINTS = "{:.2f}", "{:+.1f}"
 OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
 MOST_AXES, MOST_TEXTS = 4, 3  # named in a sentence
+FEW_CASES = 2  # each with its own number in a sentence; of more, the ends of what was found
 
 # Measure -> what more and less of it is called.
 MORE, LESS = "more", "less"
@@ -49,7 +60,7 @@ TEXTS = dict(zip((RATE.name, ACCURACY.name, MEMORY.name, *TIMES),
 
 TOO_FEW = "too few runs to tell (more seeds are needed)"
 WIDEST = 10.0  # between the ends of a ratio's interval: a wider one says nothing
-WITHIN_NOISE, UNKNOWN_NOISE = "within the noise", "of unknown noise"
+EQUAL, WITHIN_NOISE, UNKNOWN_NOISE = "equal", "within the noise", "of unknown noise"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
 
 
@@ -134,18 +145,17 @@ def finding(sweep: SweepResults, *names: str) -> str:
         estimates = [each for pair in pairs if isinstance(each := pair.estimate(first), Estimate)]
         sizes = [size for each in estimates if (size := _clear(first, each)) is not None]
         if sizes:
-            parts = (_part(sweep, measure, pairs) for measure in measures)
-            text = f"{_ways(sweep, way, pairs)}: {'; '.join(parts)}"
+            parts = [_part(sweep, measure, pairs) for measure in measures]
+            text = f"{_ways(sweep, way, pairs)}: {'; '.join(parts + _other_links(pairs))}"
             found.append((len(sizes) / len(pairs), statistics.median(sizes), text))
     return max(found)[-1] if found else ""
 
 
 def _clear(measure: ComparedMeasure, estimate: Estimate) -> float | None:
     """How far from nothing, if by more than the noise."""
-    none = _none(measure)
-    if estimate.value is None or _judged(estimate, none, MORE, LESS) not in (MORE, LESS):
+    if estimate.value is None or _judged(measure, estimate, MORE, LESS) not in (MORE, LESS):
         return None
-    return abs(estimate.value if none == 0 else math.log(estimate.value))
+    return abs(estimate.value if measure.question == QUALITY else math.log(estimate.value))
 
 
 def _none(measure: ComparedMeasure) -> float:
@@ -185,8 +195,9 @@ def _sentence(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
         measures = [RATE, *measures]
     if MEMORY.name in (sweep.columns or ()):
         measures.append(MEMORY)
-    parts = (_part(sweep, measure, pairs) for measure in (*measures, ACCURACY))
-    return f"{_ways(sweep, way, pairs)}: {'; '.join(parts)}; {_runs(pairs)}."
+    parts = [_part(sweep, measure, pairs) for measure in (*measures, ACCURACY)]
+    parts += [_runs(pairs), *_other_links(pairs)]
+    return f"{_ways(sweep, way, pairs)}: {'; '.join(parts)}."
 
 
 def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
@@ -195,7 +206,41 @@ def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
         cases = _cases(sweep, pairs[0])
         axes = [heading_of(axis) for axis in shown_axes(sweep.axes) if axis in cases]
         case = f" in {len(pairs)} cases of {listed(axes, ', ', MOST_AXES)}"
-    return f"{way} against {_way(sweep, pairs[0].base, pairs[0])}{case}"
+    base = _way(sweep, pairs[0].base, pairs[0])
+    disturbed = _disturbed_sides({way: [pair.group for pair in pairs],
+                                  base: [pair.base for pair in pairs]})  # fmt: skip
+    return ": ".join([f"{way} against {base}{case}", *disturbed])
+
+
+def _disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
+    """Of which side no run was quiet, in how many cases: nothing, or one text."""
+    groups = [group for side in sides.values() for group in side]
+    if text := all_disturbed(groups):
+        return [text]
+    texts, causes = [], dict[str, None]()
+    for name, side in sides.items():
+        if disturbed := [group for group in side if all_disturbed([group])]:
+            cases = f" in {len(disturbed)} of {len(side)} cases" if len(side) > 1 else ""
+            texts.append(f"all runs of {name}{cases}")
+            causes |= dict.fromkeys(_causes(disturbed))
+    return [f"{' and '.join(texts)} disturbed ({', '.join(causes)})"] if texts else []
+
+
+def all_disturbed(groups: Iterable[Group]) -> str:
+    """That the times of all finished runs are not those of a quiet machine, and why; else ""."""
+    finished = [group for group in groups if group.finished]
+    if not finished or any(group.disturbed < len(group.finished) for group in finished):
+        return ""
+    return f"all runs disturbed ({', '.join(_causes(finished))})"
+
+
+def _causes(groups: Iterable[Group]) -> list[str]:
+    runs = [run for group in groups for run in group.finished]
+    causes = {
+        "other programs": any(run.is_beside_others for run in runs),
+        "another batch than asked for": any(run.other_batches for run in runs),
+    }
+    return [cause for cause, holds in causes.items() if holds]
 
 
 def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
@@ -204,31 +249,69 @@ def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
 
 
 def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) -> str:
-    what, none = _what(sweep, measure), _none(measure)
-    unit, form = ("points", POINTS) if none == 0 else ("times", FACTOR)
-    found = [pair.estimate(measure) for pair in pairs]
+    """Of one case its number and interval, of two each, of more the ends and what holds in how
+    many.
+    """
+    what, found = _what(sweep, measure), [pair.estimate(measure) for pair in pairs]
     estimates = [each for each in found if isinstance(each, Estimate) and each.value is not None]
     if not estimates:
         return f"{what}: {listed(dict.fromkeys(map(str, found)), ' or ', MOST_TEXTS)}"
-    if len(found) == 1:
-        (one,) = estimates
-        text = f"{what}: {_number(form, one.value)} {unit}"
-        if one.low is not None:
-            text += f" ({_number(form, one.low)} to {_number(form, one.high)})"
-        judged = _judged(one, none, "", "")
-        return f"{text}, {judged}" if judged else text
-    values = sorted(each.value or 0.0 for each in estimates)
+    cases = _names_of_cases(sweep, pairs)
+    if len(pairs) <= FEW_CASES:
+        texts = [_one(measure, each, case) for each, case in zip(found, cases, strict=True)]
+        return f"{what}: {', and '.join(texts)}"
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(
-        each if isinstance(each, str) else _judged(each, none, more, less) for each in found
+        each if isinstance(each, str) else _judged(measure, each, more, less) for each in found
     )
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     texts = [f"{text} in {counts[text]}" for text in order]
-    span = " to ".join(dict.fromkeys(_number(form, value) for value in (values[0], values[-1])))
-    return f"{what}: {span} {unit}, {', '.join(texts)}"
+    span = [] if {*counts} == {EQUAL} else [_span(measure, found, cases)]
+    return f"{what}: {', '.join([*span, *texts])}"
 
 
-def _judged(estimate: Estimate, none: float, more: str, less: str) -> str:
+def _one(measure: ComparedMeasure, found: Estimate | str, case: str) -> str:
+    """Of one case, which has a name where there are several."""
+    named = f" for {case}" if case else ""
+    judged = found if isinstance(found, str) else _judged(measure, found, "", "")
+    if isinstance(found, str) or judged == EQUAL:
+        return f"{judged}{named}"
+    text = f"{_number(measure, found.value)} {_unit(measure)}"
+    if found.low is not None:
+        text += f" ({_number(measure, found.low)} to {_number(measure, found.high)})"
+    return f"{text}{named}, {judged}" if judged else f"{text}{named}"
+
+
+def _span(measure: ComparedMeasure, found: Sequence[Estimate | str], cases: Sequence[str]) -> str:
+    """The least and the most, each with its case."""
+    known = [(each.value, n) for n, each in enumerate(found)
+             if isinstance(each, Estimate) and each.value is not None]  # fmt: skip
+    ends = {_number(measure, value): cases[n] for value, n in (min(known), max(known))}
+    named = len(ends) > 1 or len(known) == 1
+    texts = [f"{text} ({case})" if named else text for text, case in ends.items()]
+    return f"{' to '.join(texts)} {_unit(measure)}"
+
+
+def _names_of_cases(sweep: SweepResults, pairs: Sequence[Pair]) -> list[str]:
+    """What tells the cases apart; nothing where there is only one."""
+    labels = [pair.group.label for pair in pairs]
+    axes = [
+        axis for axis in shown_axes(_cases(sweep, pairs[0]))
+        if len({short_text(label, (axis,)) for label in labels}) > 1
+    ]  # fmt: skip
+    return [" ".join(_value(label, axis) for axis in axes) for label in labels]
+
+
+def _value(label: Mapping[str, Any], axis: str) -> str:
+    if label.get(axis) in (None, "none") or label[axis] is False:
+        return f"{heading_of(column_of(axis))} {plain_text(label.get(axis))}"
+    return short_text(label, (axis,))
+
+
+def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) -> str:
+    none = _none(measure)
+    if estimate.value == none and {estimate.low, estimate.high} <= {None, none}:
+        return EQUAL
     if estimate.low is None or estimate.high is None:
         return UNKNOWN_NOISE
     if estimate.low > none or estimate.high < none:
@@ -238,10 +321,16 @@ def _judged(estimate: Estimate, none: float, more: str, less: str) -> str:
     return WITHIN_NOISE
 
 
-def _number(form: str, value: float | None) -> str:
+def _unit(measure: ComparedMeasure) -> str:
+    return "points" if measure.question == QUALITY else "times"
+
+
+def _number(measure: ComparedMeasure, value: float | None) -> str:
     """With two digits that count, also of a small factor."""
     assert value is not None
-    return f"{value:.3f}" if form == FACTOR and value < 0.1 else form.format(value)
+    if measure.question == QUALITY:
+        return f"{value:+.1f}"
+    return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
 def _runs(pairs: Sequence[Pair]) -> str:
@@ -250,3 +339,11 @@ def _runs(pairs: Sequence[Pair]) -> str:
         return "one run each, so all of it may be chance"
     few, most = min(counts), max(counts)
     return f"{few} runs each" if few == most else f"{few} to {most} runs each"
+
+
+def _other_links(pairs: Sequence[Pair]) -> list[str]:
+    """How many of the runs had a link that carried less or took longer than planned."""
+    groups = {id(group): group for pair in pairs for group in (pair.group, pair.base)}
+    runs = [run for group in groups.values() for run in group.finished]
+    other = sum(run.link_warning is not None for run in runs)
+    return [f"{other} of {len(runs)} runs over another link than asked for"] if other else []

@@ -36,6 +36,8 @@ def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> 
     for section in sections:
         yield f'<li><a href="#{section.name}">{_text(section.table.title)}</a>'
         if len(sections) > 1:
+            if section.table.hypothesis:
+                yield f'<p class="small">{_text(section.hypothesis)}</p>'
             yield from _list(section.answers)
         yield "</li>"
     yield '<li><a href="#definitions">Definitions</a></li></ul></nav>'

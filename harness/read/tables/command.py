@@ -233,10 +233,10 @@ def _show_sweep(path: Path, options: argparse.Namespace) -> None:
         return
     console = screen()
     console.print(shown.title, style="bold")
-    if shown.hypothesis:
-        console.print(f"hypothesis: {shown.hypothesis}")
     console.print(shown.about)
     show(table)
+    if shown.hypothesis:
+        console.print(f"hypothesis: {shown.hypothesis}")
     show_list(shown.answers)
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
@@ -289,12 +289,11 @@ def markdown(shown: SweepTable) -> str:
 def _markdown(shown: SweepTable) -> Iterator[str]:
     yield f"### {escaped(shown.title)}"
     yield ""
-    if shown.hypothesis:
-        yield f"Hypothesis: {escaped(shown.hypothesis)}"
-        yield ""
     yield escaped(shown.about)
     yield ""
     yield from markdown_lines(shown.table)
+    if shown.hypothesis:
+        yield f"\nHypothesis: {escaped(shown.hypothesis)}"
     if shown.answers:
         yield "\nAgainst the baseline:\n"
         yield from (f"- {escaped(answer)}" for answer in shown.answers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.records import DISTURBING_SHARE, FINISHED, SKIPPED, WAITING
-from harness.read.compare.answers import answers
+from harness.read.compare.answers import all_disturbed, answers
 from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
     STRONG,
@@ -117,6 +117,8 @@ def _about(sweep: SweepResults, rows: list[Row], same: list[Column]) -> str:
     if same:
         texts = ((c, next(t for row in rows if (t := c.text(row)) != UNKNOWN)) for c in same)
         shared.append("all: " + ", ".join(f"{c.heading} {text}" for c, text in texts))
+    if disturbed := all_disturbed(sweep.groups):
+        shared.append(disturbed)
     if sweep.question == sweep.name:  # runs beside each other, of no sweep: their title says it
         return ", ".join(shared)
     return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *shared])
