@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from harness.read.drawing import CUT, NothingToDraw
-from harness.read.figures.catalogue import draw
+from harness.read.drawing import CUT, NothingToDraw, page_width
+from harness.read.figures.catalogue import draw, figure_for
 from harness.read.figures.time import targets_of
+from harness.read.records.runs import Target
+from harness.read.records.sweeps import read_sweep
 from tests.support.drawn import measured, points, texts
-from tests.support.records import Plan, epochs
+from tests.support.records import TARGET, Plan, epochs
 
 
 def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
@@ -18,9 +23,21 @@ def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
     plan.run("1_1", 4, 3, epochs=epochs(0.5, 0.6))
     plan.run("1_1", 16, 1, outcome="oom", reason="planted")
     drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
-    assert points(drawn) == [(2.0, 0.0), (4.0, 0.0)]
-    assert texts(drawn) == ["1 of 3 missed", "oom"]
-    assert "batch per GPU 4: 4 s, 1 of 3 missed" in drawn.alt  # a miss counts in the median
+    wall, training = drawn.figure.axes
+    assert wall.get_xlabel() == "wall time to accuracy 0.85 (s)"
+    assert training.get_xlabel() == "training time to accuracy 0.85 (s)"
+    assert wall.get_xlim() == training.get_xlim()  # so that one sees what is not training
+    assert points(drawn) == [(6.0, 0.0), (12.0, 0.0)]
+    assert points(drawn, 1) == [(2.0, 0.0), (4.0, 0.0)]
+    for panel in (0, 1):
+        assert texts(drawn, panel) == ["1 of 3 missed", "oom"]
+    # A miss counts in the median.
+    wall_text, training_text = drawn.alt.split(
+        " Training time to accuracy at least 0.85, medians: "
+    )
+    assert wall_text.startswith("Wall time to accuracy at least 0.85, medians: ")
+    assert "batch per GPU 4: 12 s, 1 of 3 missed" in wall_text
+    assert "batch per GPU 4: 4 s, 1 of 3 missed" in training_text
     with pytest.raises(NothingToDraw, match="no run reaches"):
         draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.95}))
 
@@ -78,10 +95,27 @@ def test_counts_of_misses_cover_no_run(plan: Plan) -> None:
             plan.run("1_1", batch, seed, epochs=rows)
     drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
     drawn.figure.canvas.draw()
-    (axes,) = drawn.figure.axes
-    left = min(text.get_window_extent().x0 for text in axes.texts)
-    runs = [axes.transData.transform(point)[0] for point in points(drawn)]
-    assert len(runs) >= 3 and max(runs) < left
+    for panel, axes in enumerate(drawn.figure.axes):
+        left = min(text.get_window_extent().x0 for text in axes.texts)
+        runs = [axes.transData.transform(point)[0] for point in points(drawn, panel)]
+        assert len(runs) >= 3 and max(runs) < left
+
+
+def test_a_narrow_page_has_one_time_below_the_other(plan: Plan) -> None:
+    plan.run("1_1", 4, 1, epochs=epochs(0.5, 0.9))
+    with page_width(3.3):
+        drawn = draw("time_to_accuracy", measured(plan, target=TARGET))
+    wall, training = drawn.figure.axes
+    assert wall.get_position().y0 > training.get_position().y0
+    assert [label.get_text() for label in training.get_yticklabels()] == ["1_1 b4"]
+
+
+def test_set_ups_with_a_target_are_answered_by_the_time_to_it(root: Path) -> None:
+    sweep = read_sweep(root / "outputs/published/sweeps/demo-tiny")
+    assert figure_for(sweep) == "time_to_accuracy"
+    missed = Target("accuracy", 0.99)  # then that figure has nothing to draw
+    for target in (None, missed):
+        assert figure_for(replace(sweep, target=target)) == "throughput"
 
 
 def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,15 +82,16 @@ def figure_for(sweep: SweepResults) -> str:
     """The figure that answers a sweep's question, by what varies in it."""
     if {"link", "per_gpu_batch"} <= {*sweep.axes} and _has_one_process(sweep):
         return "prediction"
-    if "exchange" in sweep.axes and sweep.target is not None:
+    if "exchange" in sweep.axes and _reaches_target(sweep):
         return "time_to_accuracy"
     if "link" in sweep.axes:
         ways = {"strategy", *OF_ONE_STRATEGY} & set(sweep.axes)
         return "strategies" if ways else "propagation"
+    of_setups = "time_to_accuracy" if _reaches_target(sweep) else "throughput"
     for axis, name in (
         ("per_gpu_batch", "epoch_time"),
         ("lr", "accuracy"),
-        ("setup", "throughput"),
+        ("setup", of_setups),
     ):
         if axis in sweep.axes:
             return name
@@ -103,6 +105,11 @@ def figures_for(sweep: SweepResults) -> tuple[str, ...]:
     """What answers the question on a page: where that shows time alone, accuracy beside it."""
     name = figure_for(sweep)
     return (name, "frontier") if name in OF_TIME_ALONE else (name,)
+
+
+def _reaches_target(sweep: SweepResults) -> bool:
+    times = (time for group in sweep.groups for time in group.values(TIMES[-1]))
+    return sweep.target is not None and any(map(math.isfinite, times))
 
 
 def _has_one_process(sweep: SweepResults) -> bool:

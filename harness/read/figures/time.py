@@ -48,7 +48,9 @@ from harness.read.records.recorded import is_number, telemetry_of
 from harness.read.records.runs import Run, Target, time_to_target
 from harness.read.records.sweeps import SweepResults
 
-TARGET_TIME, QUALITY = "tta_train_s", "accuracy"
+QUALITY = "accuracy"
+# Measure -> what a panel calls it.
+TARGET_TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
 LONGEST_NAME, LETTERS_PER_INCH = 56, 10.5
@@ -88,53 +90,64 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     blocks = []
     for script, target in targets_of(sweep).items():
         groups = [group for group in sweep.groups if _script(group) == script]
-        rows = [(g, _times(g, target)) for g in groups]
-        rows = [(g, times) for g, times in rows if times or failures(g)]
-        if any(math.isfinite(t) for _, times in rows for _, t in times):
+        rows = [(group, _times(group, target)) for group in groups]
+        rows = [(g, times) for g, times in rows if any(times.values()) or failures(g)]
+        if any(math.isfinite(t) for _, times in rows for _, t in times["tta_train_s"]):
             blocks.append((target, rows))
     if not blocks:
         raise NothingToDraw("no run reaches the target, or its time is not known")
     notes = left_out(sum(max(len(rows) - MOST_ROWS, 0) for _, rows in blocks), "groups")
     if sweep.target is None:
         notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
-    figure, axes = kit.grid([0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks])
-    drawn = Drawn(figure, notes=notes)
-    texts = [
-        _block(drawn, place, sweep, target, rows[:MOST_ROWS], styles)
-        for place, (target, rows) in zip(axes, blocks, strict=True)
-    ]
-    drawn.alt = "Training time to an accuracy, medians. " + " ".join(texts)
+    wide = kit.panels_per_row(len(TARGET_TIMES))
+    heights = [0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks]
+    stacked = [height for height in heights for _ in range(len(TARGET_TIMES) // wide)]
+    figure, axes = kit.grid(stacked, wide)
+    drawn, texts = Drawn(figure, notes=notes), []
+    shown = [(*block, measure) for block in blocks for measure in TARGET_TIMES]
+    for number, (place, (target, rows, measure)) in enumerate(zip(axes, shown, strict=True)):
+        of_measure = [(group, times[measure]) for group, times in rows[:MOST_ROWS]]
+        text = _block(drawn, place, sweep, of_measure, styles, named=number % wide == 0)
+        _scale(place, [t for _, times in rows for ts in times.values() for _, t in ts], wide)
+        kit.describe(place, x=f"{TARGET_TIMES[measure]} to {target.short} (s)")
+        texts.append(f"{TARGET_TIMES[measure].capitalize()} to {target}, medians: {text}.")
+    drawn.alt = " ".join(texts)
     return drawn
 
 
-def _times(group: Group, target: Target) -> Times:
+def _times(group: Group, target: Target) -> dict[str, Times]:
     """Of the finished runs that have the metric; a miss is infinite."""
-    results = ((run, time_to_target(run.epochs, target)) for run in group.in_own_batch)
-    return [(run, times[TARGET_TIME]) for run, times in results if TARGET_TIME in times]
+    results = [(run, time_to_target(run.epochs, target)) for run in group.in_own_batch]
+    return {
+        measure: [(run, times[measure]) for run, times in results if measure in times]
+        for measure in TARGET_TIMES
+    }
 
 
 def _block(
-    drawn: Drawn, axes: Axes, sweep: SweepResults, target: Target,
-    rows: Sequence[tuple[Group, Times]], styles: Styles,
+    drawn: Drawn, axes: Axes, sweep: SweepResults, rows: Sequence[tuple[Group, Times]],
+    styles: Styles, named: bool,
 ) -> str:  # fmt: skip
     values, of_values = styles.of_groups(sweep, [group for group, _ in rows])
     texts = [
         f"{sweep.name_of(group)}: {_row(drawn, axes, height, group, times, of_values[value])}"
         for height, ((group, times), value) in enumerate(zip(rows, values, strict=True))
     ]
-    kit.named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
-    known = [t for _, times in rows for _, t in times]
-    finite = [t for t in known if math.isfinite(t)]
+    kit.named_rows(axes, [cut(sweep.short_name_of(group)) if named else "" for group, _ in rows])
+    return kit.listed(texts)
+
+
+def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
+    """The same for both times; the counts have their place at the right."""
+    finite = [t for t in times if math.isfinite(t)]
     longest = max(len(text.get_text()) for text in axes.texts) if axes.texts else 0
-    free = 1 - min(0.03 + 0.016 * longest, 0.6)  # of the width, left of the counts
+    free = 1 - min(0.03 + 0.016 * longest * wide, 0.6)  # of the width, left of the counts
     low, high = min(finite) / 1.2, max(finite) * 1.05
     if max(finite) > 8 * min(finite):
         kit.log_axis(axes, "x")
         axes.set_xlim(low, low * (high / low) ** (1 / free))
     else:
         axes.set_xlim(0, high / free)
-    kit.describe(axes, x=f"training time to {target.short} (s)")
-    return f"To {target}: {kit.listed(texts)}."
 
 
 def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, style: Style) -> str:
