@@ -286,11 +286,11 @@ def named_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
-    """With ticks also between powers of ten."""
+def log_axis(axes: Axes, which: Literal["x", "y"], few: bool = False) -> None:
+    """With ticks also between powers of ten; few: in a small panel without."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(LogLocator(subs=(1,) if few else (1, 2, 5)))
     axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     _no_minor_ticks(axis)
 

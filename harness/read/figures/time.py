@@ -49,8 +49,7 @@ from harness.read.records.runs import Run, Target, time_to_target
 from harness.read.records.sweeps import SweepResults
 
 QUALITY = "accuracy"
-# Measure -> what a panel calls it.
-TARGET_TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}
+TARGET_TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}  # measure: its name
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
 LONGEST_NAME, LETTERS_PER_INCH = 56, 10.5
@@ -144,8 +143,9 @@ def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
     free = 1 - min(0.03 + 0.016 * longest * wide, 0.6)  # of the width, left of the counts
     low, high = min(finite) / 1.2, max(finite) * 1.05
     if max(finite) > 8 * min(finite):
-        kit.log_axis(axes, "x")
-        axes.set_xlim(low, low * (high / low) ** (1 / free))
+        right = low * (high / low) ** (1 / free)
+        kit.log_axis(axes, "x", few=right > 100 * low)
+        axes.set_xlim(low, right)
     else:
         axes.set_xlim(0, high / free)
 
