@@ -27,7 +27,7 @@ from tests.support.paired import Verb
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
 FIGURES = {
     "batch_size-tiny": "epoch_time.png",
-    "demo-tiny": "time_to_accuracy.png",
+    "demo-tiny": "throughput.png",
     "fsdp": "frontier.png",
     "learning_rate-tiny": "accuracy.png",
     "news": "epoch_time.png",
@@ -38,7 +38,7 @@ FIGURES = {
     "start_together-tiny": "frontier.png",
     "slow_links-tiny": "strategies.png",
     "slow_links_four-tiny": "strategies.png",
-    "weak_scaling-tiny": "time_to_accuracy.png",
+    "weak_scaling-tiny": "throughput.png",
 }
 
 

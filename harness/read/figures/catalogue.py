@@ -27,7 +27,8 @@ from harness.read.figures.curves import (
 from harness.read.figures.links import propagation, strategies
 from harness.read.figures.panels import Styles, set_title
 from harness.read.figures.prediction import prediction
-from harness.read.figures.time import frontier, time_to_accuracy, usage, where_time_went
+from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
+from harness.read.figures.usage import usage
 from harness.read.records.sweeps import SweepResults, read_results, read_sweep
 
 matplotlib.use("Agg")  # files, no windows
@@ -87,24 +88,22 @@ def figure_for(sweep: SweepResults) -> str:
     if "link" in sweep.axes:
         ways = {"strategy", *OF_ONE_STRATEGY} & set(sweep.axes)
         return "strategies" if ways else "propagation"
-    of_setups = "time_to_accuracy" if _reaches_target(sweep) else "throughput"
     for axis, name in (
         ("per_gpu_batch", "epoch_time"),
         ("lr", "accuracy"),
-        ("setup", of_setups),
+        ("setup", "throughput"),
     ):
         if axis in sweep.axes:
             return name
     return "frontier"
 
 
-OF_TIME_ALONE = ("epoch_time", "throughput")
-
-
 def figures_for(sweep: SweepResults) -> tuple[str, ...]:
-    """What answers the question on a page: where that shows time alone, accuracy beside it."""
+    """What answers the question on a page: where that shows time alone, what it is worth, too."""
     name = figure_for(sweep)
-    return (name, "frontier") if name in OF_TIME_ALONE else (name,)
+    if name == "throughput" and _reaches_target(sweep):
+        return name, "time_to_accuracy"
+    return (name, "frontier") if name in ("epoch_time", "throughput") else (name,)
 
 
 def _reaches_target(sweep: SweepResults) -> bool:

@@ -1,0 +1,174 @@
+"""What devices and nodes did while runs trained: the readings of their samplers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from harness.core.schema.telemetry import TelemetryRow
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, NothingToDraw
+from harness.read.figures.panels import (
+    Styles,
+    run_name,
+)
+from harness.read.figures.time import LETTERS_PER_INCH
+from harness.read.records.groups import Group
+from harness.read.records.recorded import is_number, telemetry_of
+from harness.read.records.runs import Run
+from harness.read.records.sweeps import SweepResults
+
+MOST_RUNS, MOST_POINTS, MOST_EPOCHS = 3, 400, 20
+LONG_PAUSE_S, MANY_PAUSES = 2.0, 10.0  # between readings: from these on, nobody was reading
+
+
+class Quantity(NamedTuple):
+    title: str
+    of_gpu: bool
+    field: str
+
+
+QUANTITIES = (
+    Quantity("GPU busy (%)", True, "utilisation_percent"),
+    Quantity("GPU power (W)", True, "power_w"),
+    Quantity("GPU memory (GiB)", True, "memory_gib"),
+    Quantity("cores busy (%)", False, "cpu_percent"),
+    Quantity("node memory (GiB)", False, "memory_gib"),
+)
+
+
+Readings = dict[int, list[TelemetryRow]]  # node -> its lines, in the order of time
+Reading = tuple[float, float]  # unix time, value
+DeviceReadings = dict[tuple[int, int], list[Reading]]  # of a node and the number of its device
+
+
+def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
+    """Columns: the first run of some groups; rows: what was read; a line a device or node. A colour
+    a node, or, where there is but one, a device of it.
+    """
+    runs = [(g, r, readings) for g in sweep.groups for r in g.runs[:1]
+            if (readings := _readings(r))]  # fmt: skip
+    if not any(_series(readings, q) for *_, readings in runs for q in QUANTITIES):
+        raise NothingToDraw("no readings of devices and nodes (telemetry/) beside these records")
+    notes = []
+    if len(runs) > MOST_RUNS:
+        notes.append(f"{len(runs) - MOST_RUNS} more groups have readings: not drawn")
+        runs = _of_unlike_kinds(runs)[:MOST_RUNS]
+    known = [{q: of for q in QUANTITIES if (of := _series(readings, q))} for *_, readings in runs]
+    shown = [quantity for quantity in QUANTITIES if any(quantity in of for of in known)]
+    figure, axes = kit.panels(len(shown) * len(runs), 1.6, len(runs))
+    drawn, texts = Drawn(figure, notes=notes), []
+    letters = int(LETTERS_PER_INCH * figure.get_figwidth() / len(runs))  # above a panel
+    nodes = {node for of in known for series in of.values() for node, _ in series}
+    devices = {gpu for of in known for series in of.values() for _, gpu in series}
+    by_gpu = len(nodes) == 1 and len(devices) > 1
+    if len(numbers := sorted(devices if by_gpu else nodes)) > 1:
+        what = "GPU" if by_gpu else "node"
+        of_names = {f"{what} {n}": kit.cycle(n)._replace(marker="") for n in numbers}
+        kit.legend(figure, of_names)
+    for x, ((group, run, readings), series) in enumerate(zip(runs, known, strict=True)):
+        name = ", ".join([sweep.short_name_of(group), run_name(run)])
+        # What tells runs apart comes last.
+        title = name if len(name) <= letters else f"...{name[3 - letters :]}"
+        begin = min(float(rows[0]["unix"]) for rows in readings.values())
+        means = []
+        ends, every = _ends_of_epochs(run)
+        if every > 1:
+            drawn.notes.append(f"{name}: dotted lines at the end of one epoch in {every}")
+        for y, quantity in enumerate(shown):
+            place = axes[y * len(runs) + x]
+            if quantity not in series:  # a CPU's run beside that of a GPU
+                place.set_visible(False)
+                continue
+            if by_gpu and not quantity.of_gpu:
+                colours = [kit.INK]
+            else:
+                colours = [kit.cycle(key[by_gpu]).colour for key in series[quantity]]
+            values = _draw_series(place, series[quantity], begin, colours)
+            for end in ends:
+                place.axvline(end - begin, color=kit.FAINT, linestyle=":", linewidth=0.8)
+            kit.describe(
+                place,
+                title if quantity == next(iter(series)) else "",
+                "time since the start (s)" if quantity == [*series][-1] else "",
+                quantity.title if not any(quantity in of for of in known[:x]) else "",
+            )
+            top = 100 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
+            place.set_ylim(0, top)
+            of_lines = kit.listed((f"{np.mean(each):,.3g}" for each in values), ", ")
+            means.append(f"{quantity.title} {of_lines} in the mean")
+        texts.append(f"{name}: {', '.join(means)}.")
+    drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
+    return drawn
+
+
+def _ends_of_epochs(run: Run) -> tuple[list[float], int]:
+    """When epochs ended, of so many one: lines of all of a long run would be a grey block."""
+    ends = [float(row["unix"]) for row in run.epochs if is_number(row.get("unix"))]
+    every = max(1, math.ceil(len(ends) / MOST_EPOCHS))
+    return ends[every - 1 :: every], every
+
+
+def _of_unlike_kinds(
+    runs: Sequence[tuple[Group, Run, Readings]],
+) -> list[tuple[Group, Run, Readings]]:
+    """One of each script, set-up and strategy before a second of any."""
+    count: Counter[tuple[str, ...]] = Counter()
+    turns = []
+    for group, *_ in runs:
+        kind = (str(group.setting("script")), group.topology, str(group.setting("strategy")))
+        turns.append(count[kind])
+        count[kind] += 1
+    return [runs[n] for n in sorted(range(len(runs)), key=lambda n: turns[n])]
+
+
+def _readings(run: Run) -> Readings:
+    """The lines of each node that say when they were read."""
+    of_nodes = {} if run.folder is None else telemetry_of(run.folder)
+    return {node: rows for node, rows in of_nodes.items() if rows}
+
+
+def _series(readings: Readings, quantity: Quantity) -> DeviceReadings:
+    """The known readings of each device, or of each node."""
+    series: DeviceReadings = {}
+    for node, rows in readings.items():
+        for row in rows:
+            sources: Sequence[Mapping[str, object] | None]
+            sources = (row.get("gpus") or []) if quantity.of_gpu else [row.get("node")]
+            for number, source in enumerate(sources):
+                if is_number(value := (source or {}).get(quantity.field)):
+                    reading = (float(row["unix"]), value)
+                    series.setdefault((node, number), []).append(reading)
+    return series
+
+
+def _draw_series(
+    axes: Axes, series: DeviceReadings, begin: float, colours: Sequence[str]
+) -> list[list[float]]:
+    """The values of each line, which breaks off where a run stopped and was resumed. Of many
+    readings means over as many each, so that no part of a line is smoother than another.
+    """
+    shown = []
+    for (_, readings), colour in zip(series.items(), colours, strict=True):
+        step, values = math.ceil(len(readings) / MOST_POINTS), list[float]()
+        for part in _unbroken(np.array(readings, float)):
+            whole = max(step, len(part) - len(part) % step)
+            means = [each.mean(axis=0) for each in np.array_split(part[:whole], whole // step)]
+            axes.plot([time - begin for time, _ in means], [value for _, value in means],
+                      color=colour, linewidth=1, alpha=0.85)  # fmt: skip
+            values += [float(value) for _, value in means]
+        shown.append(values)
+    return shown
+
+
+def _unbroken(readings: np.ndarray) -> list[np.ndarray]:
+    """The readings (time, value), split where nothing was read for long."""
+    pauses = np.diff(readings[:, 0])
+    usual = float(np.median(pauses)) if len(pauses) else 0.0
+    long = np.flatnonzero(pauses > max(LONG_PAUSE_S, MANY_PAUSES * usual))
+    return np.split(readings, long + 1)
