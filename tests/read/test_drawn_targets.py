@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.read.drawing import CUT, NothingToDraw, page_width
-from harness.read.figures.catalogue import draw, figure_for
+from harness.read.figures.catalogue import draw, figures_for
 from harness.read.figures.time import targets_of
 from harness.read.records.runs import Target
 from harness.read.records.sweeps import read_sweep
@@ -110,12 +110,12 @@ def test_a_narrow_page_has_one_time_below_the_other(plan: Plan) -> None:
     assert [label.get_text() for label in training.get_yticklabels()] == ["1_1 b4"]
 
 
-def test_set_ups_with_a_target_are_answered_by_the_time_to_it(root: Path) -> None:
+def test_set_ups_with_a_target_have_the_time_to_it_beside_samples_per_second(root: Path) -> None:
     sweep = read_sweep(root / "outputs/published/sweeps/demo-tiny")
-    assert figure_for(sweep) == "time_to_accuracy"
+    assert figures_for(sweep) == ("throughput", "time_to_accuracy")
     missed = Target("accuracy", 0.99)  # then that figure has nothing to draw
     for target in (None, missed):
-        assert figure_for(replace(sweep, target=target)) == "throughput"
+        assert figures_for(replace(sweep, target=target)) == ("throughput", "frontier")
 
 
 def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
