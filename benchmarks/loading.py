@@ -61,6 +61,7 @@ def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
         "comm_exposed_share": 0.05 * wobble, "compute_skew": 1.01 * wobble, "slowest_rank": 2,
         "payload_bytes": 125 * RANKS * 438_000_000, "energy_j": 43_000 * wobble,
         "gpu": {name: dict.fromkeys(("mean", "p95", "max"), 57.3 * wobble) for name in OF_A_DEVICE},
+        "others_cpu_share": 0.02 * wobble,
         "node": {name: dict.fromkeys(("mean", "p95", "max"), 3.1 * wobble) for name in OF_A_NODE},
         "eval_samples": 2000,
         "eval_time_s": 5.1 * wobble, "eval_samples_per_s": 2000 / 5.1 / wobble, "attempt": 1,

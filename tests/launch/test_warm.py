@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,7 +157,7 @@ def test_a_run_for_the_cpu_needs_no_gpu(tmp_path: Path) -> None:
 
 
 def test_processes_on_the_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "pynvml", FakeDriver())
+    monkeypatch.setitem(sys.modules, "pynvml", FakeDriver())
 
     def count(*gpus: str) -> int:
         return int(places.others(Machine(gpus, (0,)), interval_s=0.01)["gpu_processes"])

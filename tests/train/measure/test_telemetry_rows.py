@@ -166,7 +166,7 @@ def test_a_broken_off_epoch_has_the_energy_of_both_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one: Any = goes_on(0, [{"energy_j": 5.0}, None])
-    seen = {"gpus": [{"energy_j": 2.0}], "node": {}}
+    seen = {"gpus": [{"energy_j": 2.0}], "node": {}, "processors": {}}
     one.sampler = SimpleNamespace(edge=lambda: seen, peek=lambda: seen)
     assert one.state() == 7.0
     assert one.rank_fields(0)["telemetry"]["energy_j"] == 7.0
