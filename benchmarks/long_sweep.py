@@ -38,7 +38,7 @@ settings: {{epochs: 1, setup: 1_1, per_gpu_batch: 16, train_size: 16, test_size:
             telemetry_hz: 0}}
 seeds: [{seeds}]
 """
-LOOK_S = 1.0
+LOOK_S = 0.1  # a run of one update may take half a second
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ def look_at(process: psutil.Process) -> Look | None:
     try:
         with process.oneshot():
             cpu, memory = process.cpu_times(), process.memory_info().rss / 2**20
-            return Look(time.time(), memory, process.num_fds(), cpu.user + cpu.system)
+            if not (descriptors := process.num_fds()):
+                return None  # it is ending
+            return Look(time.time(), memory, descriptors, cpu.user + cpu.system)
     except psutil.Error:
         return None  # it has ended
 

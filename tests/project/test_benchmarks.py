@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.core.command_line import parse
@@ -155,6 +156,17 @@ def test_long_sweep_looks_at_what_stays(tmp_path: Path) -> None:
     assert "3 of 3 runs finished" in done.out
     assert all(float(cell) > 0 for cell in cells(done.out, "their descriptors")[1:])
     assert (tmp_path / "found.md").read_text().strip() == done.out.strip()
+
+
+@pytest.mark.process
+def test_long_sweep_does_not_look_at_a_process_that_has_ended() -> None:
+    from benchmarks.long_sweep import look_at
+
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked how
+    assert look_at(psutil.Process(child.pid)) is None
+    child.wait()
+    assert (look := look_at(psutil.Process())) is not None and look.descriptors > 0
 
 
 def test_what_a_link_makes_possible() -> None:
