@@ -56,7 +56,7 @@ FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
 # The state of a run that has no outcome: not begun, in progress, or refused by the plan.
 WAITING, RUNNING, SKIPPED = "waiting", "running", "skipped"
 
-# Share of all cores (cpu_busy_share) above which other users disturb a measurement.
+# Share of all cores (cpu_busy_share, others_cpu_share) above which others disturb a measurement.
 DISTURBING_SHARE = 0.25
 
 # What multiprocessing says of a process whose fork server is gone: it has ended with it.

@@ -90,7 +90,7 @@ def check_before(metrics: BatchMetrics, best_metric: str) -> None:
             values = metrics.result()
     except UserError:
         raise
-    except Exception:
+    except Exception:  # any metrics of a user may fail on these, and training goes on
         metrics.begin()
         return
     require(best_metric, values)

@@ -24,14 +24,18 @@ class Processors:
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.pids = pids
-        self.edge()
+        self.before = self.last = self._read()
+
+    def _read(self) -> tuple[float, float, float]:
+        return time.monotonic(), _busy_s(), _of_trees_s(self.pids)
 
     def edge(self) -> None:
-        self.before = time.monotonic(), _busy_s(), _of_trees_s(self.pids)
+        """What was read last begins another interval."""
+        self.before = self.last
 
     def since_edge(self) -> dict[str, Any]:
-        now = time.monotonic(), _busy_s(), _of_trees_s(self.pids)
-        seconds, busy_s, own_s = (b - a for a, b in zip(self.before, now, strict=True))
+        self.last = self._read()
+        seconds, busy_s, own_s = (b - a for a, b in zip(self.before, self.last, strict=True))
         return {
             "machine": _machine(),
             "core_s": seconds * (psutil.cpu_count() or 1),
@@ -73,9 +77,11 @@ def _of_trees_s(pids: Sequence[int]) -> float:
     for process in processes.values():
         with suppress(psutil.Error):
             children[process.ppid()].append(process.pid)
-    found, left = 0.0, list(pids)
+    found, left, counted = 0.0, list(pids), set[int]()
     while left:
-        pid = left.pop()
+        if (pid := left.pop()) in counted:
+            continue
+        counted.add(pid)
         left += children[pid]
         with suppress(psutil.Error, KeyError):
             found += sum(processes[pid].cpu_times()[:4])  # its own, and of children that ended

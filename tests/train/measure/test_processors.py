@@ -29,6 +29,8 @@ def test_what_a_process_starts_is_its_own_also_when_it_has_ended() -> None:
     assert theirs["busy_s"] > 0.9 * BURN_S
     assert mine["machine"] == theirs["machine"]
     assert mine["core_s"] == pytest.approx(mine["seconds"] * (psutil.cpu_count() or 1))
+    twice = Processors([os.getpid(), os.getpid()])
+    assert twice.last[2] == pytest.approx(Processors([os.getpid()]).last[2], abs=0.1)
     ours.edge()
     assert ours.since_edge()["own_s"] < 0.5 * BURN_S
 
