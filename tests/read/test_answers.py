@@ -242,6 +242,11 @@ def test_compare_leaves_disturbed_runs_out_or_refuses(disturbed: Plan) -> None:
     assert any("other programs: 3 of 3 runs" in reason for reason in verdict.reasons)
 
 
+def test_an_answer_counts_the_runs_whose_times_it_takes(disturbed: Plan) -> None:
+    (answer,) = answers(read_sweep(disturbed.write()))
+    assert answer.endswith("3 runs each, times of 2 to 3 (quiet ones where there are any).")
+
+
 def test_where_all_runs_were_disturbed_they_are_compared_with_a_note(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, environment=BUSY)
     with_rates(plan, "1_2", 200.0, environment=BUSY)

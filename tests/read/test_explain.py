@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import time
@@ -38,7 +40,7 @@ from harness.read.records.sweeps import read_results
 from harness.train.measure import telemetry
 from harness.train.strategy import compress
 from tests.support.ranks import ranks
-from tests.support.records import Plan
+from tests.support.records import Plan, lines
 from tests.support.toys import Net, Points, ours
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,6 +199,17 @@ def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:
     assert explanation.main is None
     assert "found beside it" in text
     assert "Nothing stands out" in text and "Main cause" not in text
+
+
+@pytest.mark.process
+def test_where_nothing_stands_out_other_programs_are_named(planted: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(planted / "healthy", tmp_path / "beside")
+    (file,) = (root / "bert" / "1_2").glob("*/epochs.jsonl")
+    rows = [json.loads(line) | {"others_cpu_share": 0.6} for line in file.open()]
+    lines(file, rows)
+    text = " ".join(explained(root / "bert" / "1_2").sentences)
+    said = "Other programs used 60% of the cores and may have slowed every part."
+    assert f"Nothing stands out: no cause takes 10 % of the run. {said}" in text
 
 
 @pytest.mark.process

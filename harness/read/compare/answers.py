@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -334,11 +334,21 @@ def _number(measure: ComparedMeasure, value: float | None) -> str:
 
 
 def _runs(pairs: Sequence[Pair]) -> str:
-    counts = {len(group.finished) for pair in pairs for group in (pair.group, pair.base)}
+    """Of those that have quiet runs, times are theirs alone."""
+    groups = [group for pair in pairs for group in (pair.group, pair.base)]
+    counts = {len(group.finished) for group in groups}
     if counts == {1}:
         return "one run each, so all of it may be chance"
+    text = f"{_from_to(counts)} runs each"
+    if any(0 < group.disturbed < len(group.finished) for group in groups):
+        timed = {len(group.measured(RATE.name)) for group in groups}
+        text += f", times of {_from_to(timed)} (quiet ones where there are any)"
+    return text
+
+
+def _from_to(counts: Collection[int]) -> str:
     few, most = min(counts), max(counts)
-    return f"{few} runs each" if few == most else f"{few} to {most} runs each"
+    return f"{few}" if few == most else f"{few} to {most}"
 
 
 def _other_links(pairs: Sequence[Pair]) -> list[str]:

@@ -135,7 +135,7 @@ def explain(
             "The main cause is not known: the record does not separate the parts of its steps."
         )
     else:
-        sentences.append(f"Nothing stands out: no cause takes {percent(LARGE)} of the run.")
+        sentences.append(_nothing(run))
     also = _others(main, [*scaling, *alone])
     sentences += [f"Also: {cause_text(breakdown, cause)}" for cause in also]
     sentences += filter(None, [causes.not_known(breakdown), *_notes(run, breakdown)])
@@ -269,6 +269,16 @@ def _alone(run: Group, refused: Group | None) -> str:
         f"No comparable run on one process was found beside it{why}, so it is unknown whether "
         "computing is slower than on one process."
     )
+
+
+def _nothing(run: Group) -> str:
+    """Other programs slow all parts of a run, so that none of them stands out."""
+    nothing = f"Nothing stands out: no cause takes {percent(LARGE)} of the run."
+    if not all(one.is_beside_others for one in run.finished):
+        return nothing
+    shares = [share for one in run.finished if (share := one.others_cpu_share) is not None]
+    used = f" used {max(shares):.0%} of the cores and" if shares else ""
+    return f"{nothing} Other programs{used} may have slowed every part."
 
 
 def _others(main: Cause | None, candidates: Sequence[Cause]) -> list[Cause]:
