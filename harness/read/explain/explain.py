@@ -135,10 +135,10 @@ def explain(
             "The main cause is not known: the record does not separate the parts of its steps."
         )
     else:
-        sentences.append(_nothing(run))
+        sentences.append(f"Nothing stands out: no cause takes {percent(LARGE)} of the run.")
     also = _others(main, [*scaling, *alone])
     sentences += [f"Also: {cause_text(breakdown, cause)}" for cause in also]
-    sentences += filter(None, [causes.not_known(breakdown), *_notes(run, breakdown)])
+    sentences += filter(None, [causes.not_known(breakdown), _slowed(run), *_notes(run, breakdown)])
     should = dict.fromkeys(PARTS) if base is None else causes.ideal(breakdown, base)
     parts = tuple(
         Part(name, value, breakdown.spreads[name], should[name])
@@ -271,14 +271,13 @@ def _alone(run: Group, refused: Group | None) -> str:
     )
 
 
-def _nothing(run: Group) -> str:
+def _slowed(run: Group) -> str:
     """Other programs slow all parts of a run, so that none of them stands out."""
-    nothing = f"Nothing stands out: no cause takes {percent(LARGE)} of the run."
     if not all(one.is_beside_others for one in run.finished):
-        return nothing
+        return ""
     shares = [share for one in run.finished if (share := one.others_cpu_share) is not None]
-    used = f" used {max(shares):.0%} of the cores and" if shares else ""
-    return f"{nothing} Other programs{used} may have slowed every part."
+    used = f" used {percent(max(shares))} of the cores and" if shares else ""
+    return f"Other programs{used} may have slowed every part."
 
 
 def _others(main: Cause | None, candidates: Sequence[Cause]) -> list[Cause]:
