@@ -1,6 +1,6 @@
 # make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data;
 #             TORCH=cpu, cu126 or cu130 takes that build of torch (without an NVIDIA GPU: cpu)
-# make test   set up, then lint, types and all but the slow tests
+# make test   set up, then lint, types and all but the slow tests; PYTEST="..." is handed to pytest
 # make lint   format, lint and types alone
 # make faults   all trials with damaged files and planted faults, of which make test runs some
 # make models   train every architecture of transformers in five ways, and write docs/models.md
@@ -22,7 +22,7 @@ demo: .venv/ready
 	@echo "open $(DEMO)/report/report.html: its first sentence says what was found"
 
 test: .venv/ready-dev lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 faults: .venv/ready-dev
 	HARNESS_FAULTS=whole $(BIN)/python -m pytest -n 2 --dist load --timeout 3600 tests/faults
