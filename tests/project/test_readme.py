@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from safetensors.torch import load_file
 
 from harness.cli import Incomplete, main, parser_of
 from harness.core.command_line import command_line, parse
@@ -17,6 +19,7 @@ from harness.core.settings import Settings
 from harness.core.strategies import STRATEGIES
 from harness.launch.plan import plan
 from harness.launch.sweepfile import KEYS, load
+from harness.train.data.models import build
 from tests.support.pages import commands, texts
 from tests.support.ranks import script
 
@@ -197,7 +200,17 @@ def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) ->
     assert f" on {count} process(es), cpu with 1 thread each, " in done.out
     assert done.out.endswith(f"\n  next: python -m harness table {tmp_path}\n")
     (model,) = re.findall(r"\n  the trained model is in (.*)\n", done.out)
-    assert Path(model, "model.safetensors").is_file()
+    saved = load_file(Path(model, "model.safetensors"))
+    if "resnet-18-cifar" in argv:  # with a first layer of this project
+        built = build(parse(name, argv, {}), [*map(str, range(10))])
+        done.loaded(model=built)
+    else:
+        ready = done.loaded()["classify"]
+        built = ready.model
+        given = Image.new("RGB", (8, 8)) if name == "vit" else "some words"
+        assert ready(given)[0]["label"] in built.config.label2id
+    loaded = built.state_dict()
+    assert loaded.keys() == saved.keys() and all(loaded[k].equal(w) for k, w in saved.items())
     assert done.err == ""
     (summary,) = tmp_path.glob(f"{name}/*/*/summary.json")
     assert '"finished"' in summary.read_text()
