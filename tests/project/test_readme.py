@@ -229,6 +229,7 @@ def test_own_data_are_read_as_the_readme_shows(root: Path, tmp_path: Path) -> No
         line for line in (root / "README.md").read_text().splitlines() if "left out)" in line
     )
     assert shown in done.out.splitlines()
+    assert "  input from review, classes from sentiment" in done.out.splitlines()
 
 
 @pytest.mark.process
