@@ -456,8 +456,9 @@ def disturbance(launch: Mapping[str, Any] | None, rows: Rows) -> str | None:
         return "other runs beside it (--pack)"
     if max(before, during) <= DISTURBING_SHARE:
         return None
-    when = "" if during > DISTURBING_SHARE else " before it began"
-    return f"other programs used {max(before, during):.0%} of the cores{when}"
+    if during > DISTURBING_SHARE:
+        return f"other programs used {during:.0%} of the cores"
+    return f"other programs used {before:.0%} of the cores before it began"
 
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:

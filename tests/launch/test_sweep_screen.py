@@ -294,7 +294,7 @@ class Reporting(Worker):
     [
         (None, (None, None), ""),
         ({"cpu_busy_share": 0.2}, (0.2, 0.3), ""),
-        ({"cpu_busy_share": 0.1}, (0.2, 0.7), "; disturbed: other programs used 45% of the cores"),
+        ({"cpu_busy_share": 0.9}, (0.2, 0.7), "; disturbed: other programs used 45% of the cores"),
         (
             {"cpu_busy_share": 0.4}, (0.0, 0.1),
             "; disturbed: other programs used 40% of the cores before it began",

@@ -158,13 +158,6 @@ def test_the_example_of_a_sweep_file_is_one(root: Path, tmp_path: Path) -> None:
         assert re.search(rf"^    {key}\b", explained, re.MULTILINE), key
 
 
-def test_the_files_that_contributors_are_sent_to_exist(root: Path) -> None:
-    page = (root / "docs" / "architecture.md").read_text()
-    named = re.findall(r"`(tests/[\w./]+)`", page)
-    assert len(named) > 11
-    assert [name for name in named if not (root / name).exists()] == []
-
-
 def test_the_files_of_the_map_exist(root: Path) -> None:
     block = (root / "README.md").read_text().split("## Map")[1].split("```")[1]
     names = re.findall(r"\b[\w/]+(?:\.(?:py|md|sh)\b|/)", block)
