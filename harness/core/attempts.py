@@ -6,6 +6,7 @@ A run that is interrupted and started again is one run: its time is the sum of i
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import time
@@ -14,7 +15,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from harness.core.records import COMPLETE, SCHEMA, RunFolder, append_row, read_json, write_json
+from harness.core.records import (
+    COMPLETE,
+    DISTURBING_SHARE,
+    SCHEMA,
+    RunFolder,
+    append_row,
+    read_json,
+    write_json,
+)
 from harness.core.records.disk import DiskError
 from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
@@ -429,6 +438,27 @@ def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
     """Mean over an epoch and its devices; None where it is unknown."""
     gauge: Mapping[str, float] = (row.get("gpu") or {}).get("utilisation_percent") or {}
     return gauge.get("mean")
+
+
+def others_share(rows: Rows) -> float | None:
+    """What other programs used of the cores' time in these epochs; None where none knows it."""
+    known = [(row.get("others_cpu_share"), row.get("epoch_time_s")) for row in rows]
+    parts = [(a, s) for a, s in known if isinstance(a, int | float) and isinstance(s, int | float)]
+    whole_s = math.fsum(s for _, s in parts)
+    return math.fsum(share * s for share, s in parts) / whole_s if whole_s else None
+
+
+def disturbance(launch: Mapping[str, Any] | None, rows: Rows) -> str | None:
+    """What used the machine when a run began or while it trained, in words; None if little did."""
+    launch = launch or {}
+    before, during = launch.get("cpu_busy_share") or 0, others_share(rows) or 0
+    if launch.get("packed"):
+        return "other runs beside it (--pack)"
+    if max(before, during) <= DISTURBING_SHARE:
+        return None
+    if during > DISTURBING_SHARE:
+        return f"other programs used {during:.0%} of the cores"
+    return f"other programs used {before:.0%} of the cores before it began"
 
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:

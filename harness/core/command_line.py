@@ -89,9 +89,10 @@ def field_of(script: str, name: str) -> str | None:
     if name in MEANT:
         raise UserError(f"unknown flag --{name}: {MEANT[name]}")
     known = [*names, *trainer_flags(), *MEANT, "help", "print_settings", "list_models"]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     hint = f": did you mean --{near[0]}?" if near else f": see python {script}.py --help"
-    hint += "".join(f" {MEANT[other]}" for other in near if other in MEANT)
+    reasons = MEANT | REFUSED
+    hint += "".join(f" {reasons[other]}" for other in near if other in reasons)
     raise UserError(f"unknown flag --{name}{hint}")
 
 

@@ -50,36 +50,49 @@ REFUSED = {
 }
 
 
-# Names that other scripts have for what is here: what to write instead.
-_DATA = "use --dataset FILE_OR_FOLDER"
-_PROCESSES = "start it with torchrun --standalone --nproc_per_node=N"
-MEANT = {
-    "batch": "use --per_gpu_batch",
-    "batch_size": "use --per_gpu_batch",
-    "bs": "use --per_gpu_batch",
-    "train_batch_size": "use --per_gpu_batch",
-    "global_batch_size": "use --per_gpu_batch and --grad_acc",
-    "test_batch_size": "use --eval_batch",
-    "train_file": _DATA,
-    "validation_file": "use --dataset FOLDER with a file for each split",
-    "test_file": "use --dataset FOLDER with a file for each split",
-    "train_dir": _DATA,
-    "data": _DATA,
-    "data_dir": _DATA,
-    "data_path": _DATA,
-    "max_seq_length": "use --max_length",
-    "max_seq_len": "use --max_length",
-    "nproc": _PROCESSES,
-    "nproc_per_node": _PROCESSES,
-    "num_gpus": _PROCESSES,
-    "gpus": _PROCESSES,
-    "devices": _PROCESSES,
-    "nnodes": "start it with torchrun --nnodes=N, see docs/nodes.md",
-    "num_nodes": "start it with torchrun --nnodes=N, see docs/nodes.md",
-    "output": "use --output_dir",
-    "resume": "the same command resumes by itself",
-    "amp": "use --precision fp16 or bf16",
-    "mixed_precision": "use --precision fp16 or bf16",
-    "device": "GPUs are used where torch has them; --use_cpu trains on the CPU",
-    "lr_rule": "a sweep file has lr_rule; a single run takes --lr as it is",
+# What to write instead of names that other scripts have for what is here.
+_INSTEAD = {
+    "use --per_gpu_batch": "batch batch_size bs train_batch_size micro_batch_size mini_batch_size "
+    "batch_size_per_gpu per_device_batch_size",
+    "use --per_gpu_batch and --grad_acc": "global_batch_size total_batch_size",
+    "use --eval_batch": "test_batch_size eval_batch_size",
+    "use --grad_acc": "accumulation_steps accumulate_grad_batches accum_steps grad_accum",
+    "use --epochs": "epoch num_epochs n_epochs nepochs max_epochs total_epochs",
+    "use --max_steps": "steps iterations num_steps train_steps total_steps max_iters",
+    "use --lr": "lr_rate base_lr peak_lr",
+    "use --weight_decay": "wd",
+    "use --max_grad_norm": "clip_grad grad_clip gradient_clip gradient_clip_val",
+    "use --seed": "random_seed",
+    "use --dataset FILE_OR_FOLDER": "train_file train_dir data data_dir data_path dataset_path csv "
+    "input_file train_data",
+    "use --dataset FOLDER with a file for each split": "validation_file test_file val_file "
+    "eval_file",
+    "use --dataset NAME, with --dataset_config": "task task_name",
+    "use --label_column": "labels label target target_column label_name",
+    "the classes are those of --label_column": "num_labels num_classes n_classes",
+    "use --model": "arch backbone pretrained pretrained_model model_path model_dir",
+    "the architecture is that of --model": "hidden_size num_layers config_name",
+    "use --max_length": "max_seq_length max_seq_len",
+    "use --image_size": "img_size input_size resolution image_resolution",
+    "use --augment": "augmentation augmentations",
+    "use --lora RANK": "use_lora use_peft peft lora_r lora_rank",
+    "all weights are trained; --lora RANK trains adapters and the head alone": "freeze "
+    "freeze_backbone",
+    "start it with torchrun --standalone --nproc_per_node=N": "nproc nproc_per_node num_gpus n_gpu "
+    "ngpus gpus devices num_processes world_size",
+    "CUDA_VISIBLE_DEVICES=N before the command chooses a GPU": "gpu gpu_id cuda_device",
+    "start it with torchrun --nnodes=N, see docs/nodes.md": "nnodes num_nodes nodes",
+    "use --output_dir": "output out_dir outdir log_dir logdir save_dir checkpoint_dir",
+    "use --rerun, which keeps the earlier record": "overwrite_output_dir overwrite",
+    "the same command resumes by itself": "resume resume_from checkpoint ckpt_path",
+    "use --precision fp16 or bf16": "amp mixed_precision half dtype torch_dtype",
+    "use --strategy fsdp": "zero zero_stage",
+    "GPUs are used where torch has them; --use_cpu trains on the CPU": "device cuda no_cuda",
+    "use --use_cpu": "cpu",
+    "use --report_to wandb or another tracker": "wandb tensorboard mlflow logger",
+    "use --push_to_hub --hub_model_id USER/NAME": "push upload",
+    "--save best keeps the best epoch; all are trained": "patience early_stopping_patience",
+    "name a settings file first: python SCRIPT.py settings.yaml": "cfg config config_file",
+    "a sweep file has lr_rule; a single run takes --lr as it is": "lr_rule",
 }
+MEANT = {name: advice for advice, names in _INSTEAD.items() for name in names.split()}

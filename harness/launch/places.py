@@ -45,6 +45,13 @@ class Machine:
         return max(1, len(self.cores) // len(self.gpus)) if self.gpus else 1
 
 
+def threads_variable(threads: int) -> dict[str, str]:
+    """So many per process, unless its user has chosen: torchrun chooses only for several on a node,
+    and a process alone would take every core.
+    """
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+
+
 def this_machine() -> Machine:
     affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     cores = affinity(0) if affinity else range(os.cpu_count() or 1)
@@ -310,9 +317,7 @@ class Local(Machines):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The same number of threads for every run: torchrun sets it only for several processes."""
-        threads = os.environ.get("OMP_NUM_THREADS", str(self.machine.threads))
-        return {"OMP_NUM_THREADS": threads, **super().environment}
+        return threads_variable(self.machine.threads) | super().environment
 
     def facts(self, job: Job) -> dict[str, Any]:
         share = round(job.nodes * job.processes / len(self.machine.cores), 3)

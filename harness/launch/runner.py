@@ -16,6 +16,7 @@ from harness.core.locks import Lock
 from harness.core.process import GRACE_S
 from harness.core.records import RUNNING, WAITING
 from harness.core.records.redact import redact_logs
+from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
@@ -76,7 +77,11 @@ class Worker(ABC):
         state.reason = summary.get("reason")
         line = f"{self.name_of(state)}: {state.state} after {took_s:.1f} s, "
         if not state.failed:
-            self.screen.note(line + in_short(summary), ended=True)
+            rows, _ = state.job.folder.read_epochs()
+            found = believable("environment", dict(state.job.folder.read_environment() or {}))
+            why = attempts.disturbance(found.get("launch"), rows)
+            disturbed = f"; disturbed: {why}" if why else ""
+            self.screen.note(line + in_short(summary) + disturbed, ended=True)
             return
         self.screen.print(f"{line}{state.reason}; its output is in {log}")
         if self.options.fail_fast:

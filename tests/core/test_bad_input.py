@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     good = [f"some words {i},{i % 2}" for i in range(40)]
     csv(folder, "good", good)
-    csv(folder, "nolabel", good, "text,score")
+    csv(folder, "nolabel", [f"words {i},{i % 25}" for i in range(40)], "text,score")
     csv(folder, "oneclass", [f"words {i},1" for i in range(40)])
     csv(folder, "hole", [*good, "words,"])
     csv(folder, "notext", [*good, ",1"])

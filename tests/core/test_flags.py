@@ -114,8 +114,8 @@ def test_names_of_other_scripts_are_none_of_ours(script: str) -> None:
     for name, hint in MEANT.items():
         assert name not in names_of(script) and name not in trainer_flags()
         known = {*names_of(script), *trainer_flags(), "standalone", "nproc_per_node", "nnodes"}
-        text_flags = {"max_length"} if script == "vit" else set()
-        assert set(re.findall(r"--(\w+)", hint)) <= known | text_flags
+        others = {"max_length"} if script == "vit" else {"image_size", "augment"}
+        assert set(re.findall(r"--(\w+)", hint)) <= known | others
 
 
 @pytest.mark.parametrize("package", [None, "harness.nothing"])
@@ -182,6 +182,22 @@ REFUSALS = {
     "--batch_size 4": ["unknown flag --batch_size: use --per_gpu_batch"],
     "--bacth_size 16": ["--bacth_size: did you mean --batch_size? use --per_gpu_batch"],
     "--train-file a.csv": ["unknown flag --train_file: use --dataset FILE_OR_FOLDER"],
+    "--num_epochs 2": ["unknown flag --num_epochs: use --epochs"],
+    "--accumulate_grad_batches 2": ["use --grad_acc"],
+    "--arch resnet": ["use --model"],
+    "--backbon resnet": ["did you mean --backbone? use --model"],
+    "--wd 0.1": ["use --weight_decay"],
+    "--clip_grad 1": ["use --max_grad_norm"],
+    "--lora_rank 8": ["use --lora RANK"],
+    "--overwrite_output_dir": ["use --rerun, which keeps the earlier record"],
+    "--task_name sst2": ["use --dataset NAME, with --dataset_config"],
+    "--num_labels 2": ["the classes are those of --label_column"],
+    "--gpu 0": ["CUDA_VISIBLE_DEVICES=N before the command"],
+    "--zero_stage 3": ["use --strategy fsdp"],
+    "--wandb": ["use --report_to wandb"],
+    "--config a.yaml": ["name a settings file first"],
+    "--load_best_model 1": ["did you mean --load_best_model_at_end? use --save best"],
+    "--quiet": ["unknown flag --quiet: see python bert.py --help"],  # and nothing that is far
     "--nproc_per_node 2": ["torchrun --standalone --nproc_per_node=N"],
     "--qqqqqqqq": ["unknown flag --qqqqqqqq", "--help"],
     "--image_size 32": ["--image_size", "vit.py", "bert.py"],

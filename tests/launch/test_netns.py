@@ -133,15 +133,17 @@ def asleep(process: subprocess.Popen[str]) -> bool:
 
 @pytest.mark.process
 @pytest.mark.root
-def test_a_command_on_every_node() -> None:
+def test_a_command_on_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         'echo "$PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"; ip -4 -br address show link0; '
-        'echo "launch $HARNESS_LAUNCH"'
+        'echo "launch $HARNESS_LAUNCH, threads $OMP_NUM_THREADS"'
     )
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     process = nodes("3", "--link", "2ms/100mbit", "--", "sh", "-c", script)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    launch = json.loads(re.findall(r"launch (.*)", out)[0])  # of the records of what runs there
+    launch = json.loads(re.findall(r"launch (.*),", out)[0])  # of the records of what runs there
+    assert out.count("threads 1\n") == 3  # torchrun alone would give one process every core
     asked = {"delay_ms": 2.0, "rate_mbit": 100.0, "jitter_ms": 0.0, "loss": 0.0}
     assert (launch["sweep"], launch["launcher"], launch["link"]) == (None, "netns", asked)
     assert launch["emulator"] in ("relay", "netem") and launch["cpu_busy_share"] is not None

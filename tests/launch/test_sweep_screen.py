@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -26,8 +27,9 @@ from harness.launch import places
 from harness.launch import sweep as sweep_module
 from harness.launch.ahead import ahead, skipped
 from harness.launch.outcome import State, settled
-from harness.launch.places import Machine
+from harness.launch.places import Machine, Options
 from harness.launch.plan import plan
+from harness.launch.runner import Worker
 from harness.launch.screen import Screen, short, time_left_s, window
 from harness.launch.sweep import choose, overridden
 from harness.launch.sweepfile import load
@@ -277,6 +279,43 @@ def test_elsewhere_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     expected = ["one [bold]", "two", "three", "four; about 1:40 left"]
     assert [line[9:] for line in lines] == expected
+
+
+class Reporting(Worker):
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def stop_at_failure(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("launch", "shares", "said"),
+    [
+        (None, (None, None), ""),
+        ({"cpu_busy_share": 0.2}, (0.2, 0.3), ""),
+        ({"cpu_busy_share": 0.9}, (0.2, 0.7), "; disturbed: other programs used 45% of the cores"),
+        (
+            {"cpu_busy_share": 0.4}, (0.0, 0.1),
+            "; disturbed: other programs used 40% of the cores before it began",
+        ),
+        ({"packed": True}, (None, None), "; disturbed: other runs beside it (--pack)"),
+    ],
+)  # fmt: skip
+def test_a_run_that_others_disturbed_says_so_when_it_ends(
+    launch: Any, shares: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = states_of(tmp_path, tmp_path)[0]
+    folder = state.job.folder
+    write_json(folder.environment, {"schema": SCHEMA, "launch": launch})
+    for epoch, share in enumerate(shares, 1):
+        row = {"epoch": epoch, "epoch_time_s": 2.0, "others_cpu_share": share}
+        append_row(folder.epochs, row)
+    write_json(folder.summary, {"schema": SCHEMA, "outcome": FINISHED, "accuracy": 0.5})
+    state.state = FINISHED
+    worker = Reporting([state], Options(), tmp_path, Screen("which?", [state], in_turn=False))
+    worker.report(state, 3.0, tmp_path / "log.txt")
+    assert capsys.readouterr().out.endswith(f"finished after 3.0 s, accuracy 0.5000{said}\n")
 
 
 def test_the_window_follows_what_runs(tmp_path: Path) -> None:

@@ -89,4 +89,6 @@ def test_a_reader_types_every_command_of_readme_and_guide(clone: Path, root: Pat
     """Those of README as a shell runs them, each with processes of its own."""
     readme = to_run(root / "README.md")
     shell([c if SHELL.match(c) else f"{c} >>out.log 2>err.log" for c in readme], clone)
+    if any("outputs/vit/2_1" in command for command in readme):  # both had as many threads
+        assert "times its samples/s on 2x the devices" in (clone / "out.log").read_text()
     type_all(root / "docs" / "guide.md", clone, typed={*readme})

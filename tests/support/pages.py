@@ -19,15 +19,18 @@ def pages(root: Path) -> list[Path]:
     return [root / "README.md", *(root / name for name in order)]
 
 
-def commands_of(page: Path) -> list[str]:
-    """What starts one of our scripts or verbs, in the order of the page, in one line each."""
+def commands_of(page: Path, with_variables: bool = False) -> list[str]:
+    """What starts one of our scripts or verbs, in the order of the page, in one line each; with
+    what stands before python to set variables, or without.
+    """
     found: list[str] = []
     text = re.sub(r"\\\n\s*", "", page.read_text())
     for line in text.splitlines():
-        # A comment needs a space before it; what stands before python sets variables.
-        bare = re.sub(r"^([A-Z_]+=\S+ )+", "", line.split(" #")[0].strip())
+        typed = line.split(" #")[0].strip()  # a comment needs a space before it
+        bare = re.sub(r"^([A-Z_]+=\S+ )+", "", typed)
         quoted = re.findall(r"`([^`\n]+)`", line)
-        found += [each for each in (*quoted, bare) if OURS.match(each)]
+        found += [each for each in quoted if OURS.match(each)]
+        found += [typed if with_variables else bare] if OURS.match(bare) else []
         found += [bare] if SHELL.match(bare) else []
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -47,6 +48,12 @@ class Done:
     out: str
     err: str
     others: str = ""
+
+    def loaded(self, **scope: Any) -> dict[str, Any]:
+        """The names there are once the line that loads the trained model has been typed."""
+        (line,) = re.findall(r"\n  load it: (.*)\n", self.out)
+        exec(line, scope)
+        return scope
 
 
 class Ended(RuntimeError):

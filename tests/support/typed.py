@@ -24,7 +24,6 @@ PARSED = {
     r"--nnodes=": "several machines",
     r"-m harness store|--strategy hivemind": "other machines that join",
     r"(slow_links|propagation|prediction)\.yaml --tiny --launcher": "8 minutes to 5 hours",
-    r"docs\.generate": "has a test of its own",
     r"sweep experiments/demo\.yaml --tiny$": "make demo runs it",
     r"^python script\.py|\.\.\.": "names no command of ours, or only the start of one",
     r"\b(FOLDER|FILES?|NAME|[AB])\b": "has no real name",
@@ -96,7 +95,8 @@ def type_all(page: Path, clone: Path, typed: set[str]) -> None:
 
 
 def to_run(page: Path) -> list[str]:
-    found = [command for command in commands_of(page) if not parsed_only(command)]
+    both = zip(commands_of(page, with_variables=True), commands_of(page), strict=True)
+    found = [typed for typed, bare in both if not parsed_only(bare)]
     if os.geteuid() == 0:
         return found
     # Emulated nodes need root, or user namespaces with /dev/net/tun.

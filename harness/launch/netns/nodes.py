@@ -31,6 +31,7 @@ from harness.launch.places import (
     others,
     place_facts,
     this_machine,
+    threads_variable,
     why_not_on,
 )
 from harness.launch.plan import PORT, Job, script_of
@@ -101,8 +102,10 @@ def run(options: argparse.Namespace) -> int:
             place = place_facts("netns") | emulation_facts(emulated, link, options.nodes)
             launch = launched(None, Options(cold=True), others(machine), place)
             os.environ["HARNESS_LAUNCH"] = json.dumps(launch)
-            nodes = emulated.nodes
-            return run_on(nodes, options.command, gpus) if options.command else show(nodes)
+            if not options.command:
+                return show(emulated.nodes)
+            threads = threads_variable(machine.threads)
+            return run_on(emulated.nodes, options.command, gpus, threads)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -123,13 +126,15 @@ def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequen
     return [gpus[n * share : (n + 1) * share] for n in range(nodes)]
 
 
-def run_on(nodes: list[Node], command: list[str], gpus: list[Sequence[str]]) -> int:
+def run_on(
+    nodes: list[Node], command: list[str], gpus: list[Sequence[str]], variables: dict[str, str]
+) -> int:
     """The command on every node, each line that it prints marked; the first failure ends all."""
     command = torchrun_of_ours(command)
     started, muted = [], threading.Event()
     try:
         for number in range(len(nodes)):
-            started.append(_start(nodes, number, command, gpus))
+            started.append(_start(nodes, number, command, gpus, variables))
         printers = [
             threading.Thread(target=_print, args=(node.name, process, muted))
             for node, process in zip(nodes, started, strict=True)
@@ -175,8 +180,9 @@ def show(nodes: list[Node]) -> int:
 
 
 def _start(
-    nodes: list[Node], number: int, command: list[str], gpus: list[Sequence[str]]
-) -> subprocess.Popen[bytes]:
+    nodes: list[Node], number: int, command: list[str], gpus: list[Sequence[str]],
+    variables: dict[str, str],
+) -> subprocess.Popen[bytes]:  # fmt: skip
     node = nodes[number]
     # The environment's own torchrun, activated or not.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -185,6 +191,7 @@ def _start(
     return node.start(
         [sys.executable, "-m", "harness.core.process", str(os.getpid()), *command],
         {
+            **variables,
             "PATH": path,
             # torchrun takes its flags from these, where the command names none.
             "PET_NNODES": str(len(nodes)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from harness.core.records import rows_in
 from harness.core.rules import why_a_gpu
 from harness.core.settings import UserError
 from harness.launch.agents import Node
-from harness.launch.places import Devices, Machines, Options
+from harness.launch.places import Devices, Machines, Options, threads_variable
 from harness.launch.plan import PORT, Job, script_of, torchrun
 from harness.launch.ssh import NO_CHECKOUT, SSH_FAILED, Host, Remote
 from harness.launch.ssh.hosts import (
@@ -109,8 +108,7 @@ class Ssh(Machines):
     def environment(self) -> dict[str, str]:
         """The same number of threads on every host, for every run."""
         fewest = min((facts.machine.threads for facts in self.host_facts.values()), default=1)
-        threads = os.environ.get("OMP_NUM_THREADS", str(fewest))
-        return {"OMP_NUM_THREADS": threads, **super().environment}
+        return threads_variable(fewest) | super().environment
 
     def _interfaces(self, host: Host) -> dict[str, str]:
         """gloo would use the address of the host's own name, which often is 127.0.1.1."""

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from harness.core.attempts import larger_is_better, own_metrics
+from harness.core.attempts import disturbance, larger_is_better, others_share, own_metrics
 from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
 from harness.core.locks import is_held
 from harness.core.records import (
-    DISTURBING_SHARE,
     FAILURES,
     FINISHED,
     RUNNING,
@@ -201,17 +200,11 @@ class Run:
     @property
     def is_beside_others(self) -> bool:
         """Others used the machine when it began, or while it trained."""
-        launch = self.environment.get("launch") or {}
-        shares = launch.get("cpu_busy_share") or 0, self.others_cpu_share or 0
-        return bool(launch.get("packed")) or max(shares) > DISTURBING_SHARE
+        return disturbance(self.environment.get("launch"), self.epochs) is not None
 
     @cached_property
     def others_cpu_share(self) -> float | None:
-        """Of the cores' time in all epochs; None where no epoch knows it."""
-        known = [(row.get("others_cpu_share"), row.get("epoch_time_s")) for row in self.epochs]
-        parts = [(share, s) for share, s in known if is_number(share) and is_number(s)]
-        whole_s = math.fsum(s for _, s in parts)
-        return math.fsum(share * s for share, s in parts) / whole_s if whole_s else None
+        return others_share(self.epochs)
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -164,6 +164,24 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
     return model
 
 
+def loading(settings: Settings, model: Any, folder: Path) -> str:
+    """Python to be pasted that loads the model that was trained from the folder with its weights;
+    with --lora these are those of the plain model.
+    """
+    config, name = getattr(model, "config", None), type(model).__name__
+    usual = auto_class(settings.script)._model_mapping.get(type(config), ())
+    classes = tuple(usual) if isinstance(usual, (list, tuple)) else (usual,)
+    remote = type(model).__module__.startswith("transformers_modules.")
+    if (remote or isinstance(model, classes)) and not getattr(config, "cifar_stem", False):
+        task = f"{task_of(settings.script).input}-classification"
+        more = ", trust_remote_code=True" if remote else ""
+        load = f"classify = pipeline({task!r}, {str(folder)!r}{more})"
+        return f"from transformers import pipeline; {load}"
+    load = f"load_model(model, {str(folder / 'model.safetensors')!r})"
+    made = f"model: a {name}, as {settings.script}.py makes it"
+    return f"from safetensors.torch import load_model; {load}  # {made}"
+
+
 def _refuse_other_inputs(settings: Settings, model: Any) -> None:
     """Some of transformers' classifiers give no loss, or take another input than their task's."""
     if not type(model).__module__.startswith("transformers.models."):

@@ -173,7 +173,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
         return settings.label_column
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
     named = [c for c in LABEL_NAMES if c in columns]
-    candidates = classes or named or _few_valued(data)
+    candidates = classes or named or _few_valued(settings, data)
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}"
@@ -194,12 +194,25 @@ def _distinct(data: datasets.Dataset) -> str:
     return f" (distinct values: {', '.join(counts)})" if counts else ""
 
 
-def _few_valued(data: datasets.Dataset) -> list[str]:
-    """Beside columns of other text those of few values, such as yes and no."""
-    texts = _texts(data)
-    most = max(2, min(FEW, len(data) // 10))
-    found = [c for c in texts if 2 <= len(set(data[c][:]) - {None}) <= most]
-    return found if len(found) < len(texts) else []
+def _few_valued(settings: Settings, data: datasets.Dataset) -> list[str]:
+    """The columns of few values: words, such as yes and no, beside other text if that is what is
+    read, and small whole numbers, such as 0 and 1 or 1 to 5, but no years, ages or counts.
+    """
+    texts, most = _texts(data), max(2, min(FEW, len(data) // 10))
+    plain = (c for c, feature in data.features.items() if isinstance(feature, datasets.Value))
+    few = {c: found for c in plain if 2 <= len(found := set(data[c][:]) - {None}) <= most}
+    words = [c for c in texts if c in few]
+    if task_of(settings.script).input == "text" and len(words) == len(texts):
+        words = []
+    numbers = [c for c, found in few.items() if c not in texts and _are_small(found)]
+    return [c for c in data.column_names if c in words or c in numbers]
+
+
+def _are_small(values: set[Any]) -> bool:
+    """Whether they can be the numbers of classes or of a rating, and not one of many."""
+    if not all(map(_is_number, values)) or any(map(_is_fraction, values)):
+        return False
+    return len(values) <= 10 and all(-1 <= float(value) <= 10 for value in values)
 
 
 def _texts(data: datasets.Dataset) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,12 +19,13 @@ from rich.progress import (
 from transformers import TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
-from harness.core.attempts import gpu_utilisation_percent
+from harness.core.attempts import disturbance, gpu_utilisation_percent
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, RunFolder, plain
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.measure.calibration import WORTH_SAYING
+from harness.train.measure.environment import launch
 from harness.train.run.recorder import Recorder
 
 PREFIX = "harness"  # of what trackers receive
@@ -70,18 +72,12 @@ class Console(TrainerCallback):
             f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
             f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
-        if alike := data.get("alike_classes"):
-            text = f"{'; '.join(alike[:MOST_ALIKE])}{'; ...' if alike[MOST_ALIKE:] else ''}"
-            show(
-                f"  warning: classes that differ in case or blanks alone (samples): {text}",
-                markup=False,
-            )
+        self._print_data(data)
         terms = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
         if batch != own:
             terms = f"of all processes together, each {own} at a time"
-        device = observed["device"]
+        device, threads = observed["device"], torch.get_num_threads()
         if device == "cpu":
-            threads = torch.get_num_threads()
             device += f" with {threads} thread{'s' * (threads > 1)} each"
         show(
             f"  {observed['strategy']} on {observed['world']} process(es), {device}, "
@@ -91,6 +87,8 @@ class Console(TrainerCallback):
             f"  effective batch {batch} = {terms}; {state.max_steps:,} updates at a learning "
             f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
         )
+        if observed["device"] == "cpu" and (crowded := self._crowded(threads)):
+            show(f"  warning: {crowded}")
         if shares := observed.get("shares"):
             show(f"  shares of the ranks in a step: {', '.join(map(str, shares))} samples")
         if settings.lora:
@@ -105,6 +103,34 @@ class Console(TrainerCallback):
             show(f"  exchange by {observed['exchange']}, chosen by the link; ms expected: {times}")
         if state.global_step:
             show(f"  goes on from update {state.global_step} of an earlier attempt")
+
+    def _print_data(self, data: dict[str, Any]) -> None:
+        """What was found in data that are not ours."""
+        if "label_column" in data and not str(data["dataset"]).startswith("embedded:"):
+            self.screen.print(
+                f"  input from {' and '.join(data['input_columns'])}, classes from "
+                f"{data['label_column']}",
+                markup=False,
+            )
+        if alike := data.get("alike_classes"):
+            text = f"{'; '.join(alike[:MOST_ALIKE])}{'; ...' if alike[MOST_ALIKE:] else ''}"
+            self.screen.print(
+                f"  warning: classes that differ in case or blanks alone (samples): {text}",
+                markup=False,
+            )
+
+    def _crowded(self, threads: int) -> str | None:
+        """That the processes of this machine have more threads than it has cores, in words."""
+        world, how = self.context.recorded_world, launch() or {}
+        here = world.size if how.get("launcher") in ("local", "netns") else world.per_node
+        affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        if here * threads <= cores:
+            return None
+        fix = f"; OMP_NUM_THREADS={cores // here} gives each its share" if here <= cores else ""
+        return (
+            f"{here * threads} threads share {cores} core{'s' * (cores > 1)} of this machine{fix}"
+        )
 
     def _bf16_gain(self) -> float:
         measures = self.recorder.observations.measures
@@ -138,6 +164,9 @@ class Console(TrainerCallback):
                 shown = "  ".join(f"{n} {metrics[n]:.4f}" for n in TEST_METRICS if n in metrics)
                 epoch = metrics["test_epoch"]
                 self.screen.print(f"  test set, weights of epoch {epoch:g}: {shown}")
+            rows, _ = self.context.folder.read_epochs()
+            if why := disturbance(launch(), rows):
+                self.screen.print(f"  disturbed: {why}; tables mark its times")
             self.screen.print(f"  recorded in {self.context.folder.path}")
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from harness.core.records import read_json
 from harness.core.records.disk import DiskError
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
+from harness.train.data.models import loading
 from harness.train.measure.environment import launch
 from harness.train.run.checkpoints import remove_broken, usable_checkpoint
 from harness.train.run.elastic import limit_collectives
@@ -95,8 +96,11 @@ class Lifecycle:
         finally:
             trainer.close()
         if context.is_rank0 and not (launch() or {}).get("sweep"):
-            if (model := trainer.observations.model) is not None:
-                print(f"  the trained model is in {model}")
+            if (folder := trainer.observations.model) is not None:
+                print(f"  the trained model is in {folder}")
+                print(f"  load it: {loading(context.settings, trainer.model, folder)}")
+            elif context.settings.save == "none":
+                print("  the trained model was not kept (--save none)")
             table = shlex.join(["python", "-m", "harness", "table", context.settings.output_dir])
             print(f"  next: {table}")
 

@@ -158,6 +158,40 @@ def test_a_column_of_two_words_is_the_class(tmp_path: Path) -> None:
         load(settings(tmp_path / "two.csv"))
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_of_few_small_numbers_is_the_class(kind: str, tmp_path: Path) -> None:
+    others: dict[str, Callable[[int], Any]] = {
+        "id": lambda i: i, "year": lambda i: 2019 + i % 4, "age": lambda i: 18 + i % 40,
+        "score": lambda i: i % 101, "half": lambda i: i % 5 / 2, "part": lambda i: i % 12,
+    }  # fmt: skip
+    table = [{"review": f"r {i}", **{n: f(i) for n, f in others.items()}} for i in range(300)]
+    file = tmp_path / f"a.{kind}"
+    FORMATS[kind](file, table)
+    with pytest.raises(UserError, match=r"no column of classes among review, id.*year 4, age 40"):
+        load(settings(file))
+    for values in ((0, 1), (-1, 1), (1, 2, 3, 4, 5)):
+        rated = [{**row, "stars": values[i % len(values)]} for i, row in enumerate(table)]
+        FORMATS[kind](file, rated)
+        source = load(settings(file))
+        assert source.facts["label_column"] == "stars" and source.inputs == ["review"]
+        assert source.labels == [*map(str, values)]
+    FORMATS[kind](
+        file, [{**row, "useful": i % 2, "tone": WORDS[i % 2]} for i, row in enumerate(rated)]
+    )
+    several = r"several columns of classes \(stars, useful, tone\): name one with --label_column"
+    with pytest.raises(UserError, match=several):
+        load(settings(file))
+
+
+def test_beside_pictures_a_column_of_words_or_numbers_is_the_class(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (8, 8))
+    for values in (WORDS, [3, 4]):
+        made = {"image": [picture] * 40, "digit": [values[i % 2] for i in range(40)]}
+        Dataset.from_dict(made).cast_column("image", datasets.Image()).save_to_disk(tmp_path)
+        source = load(settings(tmp_path, script="vit"))
+        assert source.facts["label_column"] == "digit" and source.inputs == ["image"]
+
+
 def test_semicolons_separate_columns_too(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [{**row, "text": f"{row['text']}, so"} for row in rows(20)], ";")
     assert sorted(load(settings(tmp_path / "a.csv")).train["text"])[0] == "text 0, so"
@@ -485,7 +519,7 @@ def test_a_file_of_one_column_is_refused(name: str, sep: str, known: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "count"), [("stars", ["1", "2"], 2), ("mood", ["good"], 1)]
+    ("column", "values", "count"), [("year", ["2019", "2020"], 2), ("mood", ["good"], 1)]
 )
 def test_where_no_column_has_classes_their_values_are_counted(
     column: str, values: list[str], count: int, tmp_path: Path

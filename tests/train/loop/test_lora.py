@@ -246,3 +246,8 @@ def test_a_broken_run_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert done.code == 0, done.err
         assert ("goes on from update" in done.out) == (name == "broken")
     assert_same_training(only_run(tmp_path / "broken"), only_run(tmp_path / "whole"))
+    # What the last one says: the plain model, adapters added to its weights.
+    loaded = done.loaded()["classify"].model.state_dict()
+    (folder,) = only_run(tmp_path / "whole").path.glob("checkpoint-*")
+    saved = load_file(folder / sharding.WEIGHTS)
+    assert loaded.keys() == saved.keys() and all(loaded[k].equal(w) for k, w in saved.items())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from harness.core.attempts import best_of
 from harness.core.records import find_runs
 from harness.core.rules import resolve
 from harness.core.settings import Settings, UserError
+from harness.train.data.models import build, loading
 from harness.train.measure.metrics import BatchMetrics, check_before
 from tests.support.declared import assert_declared
 from tests.support.paired import Verb
@@ -122,6 +125,42 @@ def test_which_way_is_better_is_said_with_the_name() -> None:
     assert best_of(rows, "mcc")["best_epoch"] == 1
     with pytest.raises(UserError, match="--best_metric mcc: expected one of accuracy, "):
         resolve(Settings(script="bert", best_metric="mcc"))
+
+
+@pytest.mark.process
+def test_an_own_model_is_loaded_as_its_run_says(tmp_path: Path) -> None:
+    write(tmp_path, model=True)
+    argv = ["--tiny", "--epochs", "1", "--train_size", "64", "--test_size", "51"]
+    done = script("mine", *argv, cwd=tmp_path)
+    scope: dict[str, Any] = {"nn": torch.nn}
+    exec(MODEL, scope)
+    model = scope["Net"](4)
+    before = model.head.bias.detach().clone()
+    with chdir(tmp_path):
+        done.loaded(model=model)
+    assert "# model: a Net, as mine.py makes it\n" in done.out
+    done = script("mine", *argv, "--save", "none", "--rerun", cwd=tmp_path)
+    assert "\n  the trained model was not kept (--save none)\n" in done.out
+    assert "load it" not in done.out
+    assert not torch.equal(model.head.bias, before)
+
+
+def test_an_architecture_that_transformers_would_make_otherwise_is_loaded_into_ours(
+    tmp_path: Path,
+) -> None:
+    settings = resolve(Settings(script="vit", model="resnet-18-cifar", dataset="embedded:digits"))
+    model = build(settings, ["a", "b"])
+    assert loading(settings, model, tmp_path).startswith("from safetensors.torch import load_model")
+    usual = build(replace(settings, model="vit-nano"), ["a", "b"])
+    assert loading(settings, usual, tmp_path) == (
+        "from transformers import pipeline; "
+        f"classify = pipeline('image-classification', '{tmp_path}')"
+    )
+    type(usual).__module__, before = "transformers_modules.own", type(usual).__module__
+    try:
+        assert loading(settings, usual, tmp_path).endswith(", trust_remote_code=True)")
+    finally:
+        type(usual).__module__ = before
 
 
 @pytest.mark.process

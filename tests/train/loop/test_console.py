@@ -1,0 +1,58 @@
+"""What a run prints of its machine: threads that share cores, and other programs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.core.records import RunFolder, append_row
+from harness.core.topology import World
+from harness.train.loop.progress import Console
+from harness.train.run.recorder import Recorder
+
+SHARE = "threads share 4 cores of this machine"
+
+
+def console(folder: Path, **world: int) -> Console:
+    context: Any = SimpleNamespace(folder=RunFolder(folder), recorded_world=World(**world))
+    recorder: Any = Recorder()
+    recorder.observations = SimpleNamespace(test_metrics={})
+    return Console(recorder, context)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "threads", "said"),
+    [
+        (None, 1, 4, None),
+        (None, 4, 4, None),  # of other machines
+        ("netns", 4, 1, None),
+        ("netns", 2, 4, f"8 {SHARE}; OMP_NUM_THREADS=2 gives each its share"),
+        ("netns", 5, 1, f"5 {SHARE}"),
+        ("local", 5, 1, f"5 {SHARE}"),
+        ("slurm", 5, 1, None),
+    ],
+)  # fmt: skip
+def test_more_threads_than_cores_are_said(
+    launcher: str | None, nodes: int, threads: int, said: str | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(4)})
+    monkeypatch.setenv("HARNESS_LAUNCH", f'{{"launcher": "{launcher}"}}' if launcher else "")
+    assert console(tmp_path, nodes=nodes)._crowded(threads) == said
+
+
+def test_a_run_that_others_disturbed_ends_with_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HARNESS_LAUNCH", raising=False)
+    state: Any = SimpleNamespace(is_world_process_zero=True)
+    for share, said in ((0.1, ""), (0.9, "  disturbed: other programs used 50% of the cores")):
+        append_row(RunFolder(tmp_path).epochs, {"epoch_time_s": 1.0, "others_cpu_share": share})
+        console(tmp_path).on_train_end(None, state, None)
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert lines == ([f"{said}; tables mark its times"] if said else [])
+        assert last == f"  recorded in {tmp_path}"
