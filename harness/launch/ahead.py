@@ -68,14 +68,16 @@ def ahead(
             took_s.append(float(wall_s))
         if settled(outcome, rerun) is None:
             to_go.append(state)
-    known = len(states) - len(to_go) - sum(state.state == SKIPPED for state in states)
+    skips = sum(state.state == SKIPPED for state in states)
+    known = len(states) - len(to_go) - skips
     line, left_s = f"{known} done before, {len(to_go)} to go", 0.0
     if took_s and to_go:
         left_s = statistics.median(took_s) * len(to_go)
         line += f", about {short(left_s)}"
     elif expected_s and to_go:
         left_s = expected_s * len(to_go) / max(known + len(to_go), 1)
-        line += f", about {short(left_s)} by the header of the file"
+        # The header may count the runs that are skipped here.
+        line += f", {'at most' if skips else 'about'} {short(left_s)} by the header of the file"
     return line, left_s
 
 

@@ -482,6 +482,15 @@ def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
     assert ahead(states, None)[0] == "2 done before, 1 to go, about 1:40"
 
 
+def test_the_time_of_the_header_is_a_bound_where_runs_are_skipped(tmp_path: Path) -> None:
+    states = [State(job) for job in jobs_of(tmp_path, FOUR, tmp_path / "out")]
+    time = "4 to go, about 1:40 by the header of the file"
+    assert ahead(states, None, 100.0) == (f"0 done before, {time}", 100.0)
+    states[3].state = "skipped"  # the header may have counted it
+    time = "3 to go, at most 1:40 by the header of the file"
+    assert ahead(states, None, 100.0) == (f"0 done before, {time}", 100.0)
+
+
 def test_what_takes_long_is_asked_for_at_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
