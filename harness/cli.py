@@ -8,7 +8,6 @@ matplotlib and torch take seconds to load.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import re
 import shlex
@@ -34,7 +33,7 @@ from harness.core.command_line import (
 )
 from harness.core.process import install_quit_handlers, restore_quit_handlers
 from harness.core.records.disk import in_words
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 from harness.core.strategies import SENT_DIRECTLY
 from harness.core.tasks import TASKS
 
@@ -58,7 +57,9 @@ class Parser(argparse.ArgumentParser):
         for word in arguments:
             name = word.partition("=")[0]
             if FLAG.fullmatch(word) and name not in self._option_string_actions:
-                raise UserError(f"unknown flag {name}{self._nearest(name)}")
+                known = sorted(n[2:] for n in self._option_string_actions if n.startswith("--"))
+                hint = nearest(name.lstrip("-"), known, mark="--")
+                raise UserError(f"unknown flag {name}: {hint}")
         options = self.parse_intermixed_args(arguments)
         if "--" in argv and not self.get_default("takes_command"):
             raise UserError("no command is expected after --")
@@ -78,11 +79,6 @@ class Parser(argparse.ArgumentParser):
         if match := re.match(r"the following arguments are required: (.*)", message):
             raise Incomplete(f"missing {match[1]}; {self._usage()}")
         raise UserError(self._reworded(message))
-
-    def _nearest(self, name: str) -> str:
-        known = sorted(n[2:] for n in self._option_string_actions if n.startswith("--"))
-        near = difflib.get_close_matches(name.lstrip("-"), known, n=1)
-        return f": did you mean --{near[0]}?" if near else f": there are --{', --'.join(known)}"
 
     def _usage(self) -> str:
         usage = " ".join(self.format_usage().split())
@@ -475,9 +471,7 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     verb, *arguments = argv
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
-        return complain("harness", UserError(f"unknown verb {verb}: {hint}"))
+        return complain("harness", UserError(f"unknown verb {verb}: {nearest(verb, VERBS)}"))
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
         parser = parser_of(verb)

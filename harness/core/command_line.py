@@ -32,7 +32,14 @@ from harness.core.records import plain
 from harness.core.records.disk import check_writable
 from harness.core.refused import MEANT, REFUSED
 from harness.core.rules import place, resolve
-from harness.core.settings import NodeError, Settings, UserError, as_mapping, flag_fields
+from harness.core.settings import (
+    NodeError,
+    Settings,
+    UserError,
+    as_mapping,
+    flag_fields,
+    nearest,
+)
 from harness.core.strategies import STRATEGIES, own_strategy
 from harness.core.tasks import TASKS, listing, running_script, task_of
 from harness.core.topology import world_of
@@ -154,9 +161,9 @@ def one_of(*choices: str) -> Callable[[str], str]:
     def choose(text: str) -> str:
         if text in choices:
             return text
-        near = difflib.get_close_matches(text, choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadValue(f"{text}: expected one of {', '.join(choices)}{hint}")
+        hint = nearest(text, choices, "")
+        expected = f"expected one of {', '.join(choices)}"
+        raise BadValue(f"{text}: {expected}{hint and f'; {hint}'}")
 
     return choose
 

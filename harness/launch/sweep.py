@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import fnmatch
 import re
 import shlex
@@ -34,7 +33,7 @@ from harness.core.records import (
 )
 from harness.core.records.redact import redacted_command, without_home
 from harness.core.rules import why_not_elastic
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
 from harness.launch.ahead import check_start, refuse_if_nothing_starts, runs
@@ -313,9 +312,7 @@ def choose(
     known = sorted({key for state in states for key in state.job.label})
     for flag, conditions in (("--select", select), ("--exclude", exclude)):
         for name in (name for condition in conditions for name in condition if name not in known):
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise UserError(f"{flag} {name}: no run varies it; {hint}")
+            raise UserError(f"{flag} {name}: no run varies it; {nearest(name, known)}")
     chosen = [s for s in states if not select or any(_matches(s.job, c) for c in select)]
     chosen = [s for s in chosen if not any(_matches(s.job, c) for c in exclude)][limit]
     if not chosen:

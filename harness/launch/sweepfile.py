@@ -28,7 +28,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from typing import Any
 from harness.core.attempts import QUALITY
 from harness.core.command_line import field_of, texts_of, typed
 from harness.core.links import link_of
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 from harness.core.tasks import TASKS, names, task_of
 
 HEADER = re.compile(r"^#\s*(Question|Hypothesis|Command|Needs|Time|Runs):\s*(.*)$")
@@ -160,8 +159,8 @@ def header_of(path: Path) -> dict[str, str]:
 
 def _nearest_file(path: Path) -> str:
     names = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
+    hint = nearest(path.name, names, "", mark="" if path.parent == Path() else f"{path.parent}/")
+    return hint and f"; {hint}"
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ def load(path: Path, tiny: bool = False, installed: Callable[[str], bool] | None
     known = (*KEYS, *dict.fromkeys((*TASKS, *own)), "tiny")
     for where in (*((key,) for key in source.content), *(("tiny", key) for key in small)):
         if where[-1] not in known or where == ("tiny", "tiny"):
-            raise source.wrong(where, _unknown(where[-1], known))
+            raise source.wrong(where, f"unknown key {where[-1]}: {nearest(where[-1], known)}")
     if tiny:
         source.replace_keys("tiny")
     return _Reader(source, tiny, installed or _installed).sweep()
@@ -208,13 +207,6 @@ def load(path: Path, tiny: bool = False, installed: Callable[[str], bool] | None
 def _script_names(named: Any) -> list[str]:
     scripts = named if isinstance(named, list) else [named]
     return [str(script).removesuffix(".py") for script in scripts]
-
-
-def _unknown(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"unknown key {name}: " + (
-        f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    )
 
 
 def _installed(package: str) -> bool:
@@ -371,7 +363,8 @@ class _Reader:
         order = order if isinstance(order, list) else [order]
         for number, name in enumerate(order):
             if not isinstance(name, str) or name not in varied:
-                raise self._wrong("order", _unknown(str(name), tuple(sorted(varied))), number)
+                hint = nearest(str(name), sorted(varied))
+                raise self._wrong("order", f"unknown key {name}: {hint}", number)
         return tuple(order)
 
     def _baseline(self, scripts: tuple[str, ...], varied: set[str]) -> Point | None:
@@ -396,8 +389,8 @@ class _Reader:
                 "target", "expected {metric: accuracy, value: 0.9} or the like"
             ) from None
         if target["metric"] not in QUALITY and TASKS.keys() >= {*self._scripts()}:
-            message = _unknown(str(target["metric"]), QUALITY).replace("key", "metric")
-            raise self._wrong("target", message, "metric")
+            hint = nearest(str(target["metric"]), QUALITY)
+            raise self._wrong("target", f"unknown metric {target['metric']}: {hint}", "metric")
         return target
 
     def _choice(self, key: str, choices: tuple[str, ...]) -> str:
