@@ -21,17 +21,20 @@ from typing import NoReturn
 from harness.core import tasks
 from harness.core.command_line import (
     BadValue,
-    complain,
-    is_leader,
     natural,
     one_of,
     positive,
-    quiet_when_closed,
     setting,
     whole,
     without_package,
 )
-from harness.core.process import install_quit_handlers, restore_quit_handlers
+from harness.core.process import (
+    complain,
+    install_quit_handlers,
+    is_leader,
+    quiet_when_closed,
+    restore_quit_handlers,
+)
 from harness.core.records.disk import in_words
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import SENT_DIRECTLY

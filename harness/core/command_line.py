@@ -19,14 +19,19 @@ import re
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.identity import number
-from harness.core.process import end_with_parent, install_quit_handlers, tell_torchrun
+from harness.core.process import (
+    complain,
+    end_with_parent,
+    install_quit_handlers,
+    is_leader,
+    quiet_when_closed,
+)
 from harness.core.provenance import check_inputs, installing
 from harness.core.records import plain
 from harness.core.records.disk import check_writable
@@ -345,17 +350,6 @@ def show(text: str, leader: bool) -> int:
     return 0
 
 
-@contextmanager
-def quiet_when_closed() -> Iterator[None]:
-    """The reader of our output may have seen enough, as head has: that is no failure."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still buffered must not fail once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
     """One clear line and exit code 2; only the first rank speaks, of the run or of its node."""
     leader |= isinstance(error, NodeError) and os.environ.get("LOCAL_RANK") == "0"
@@ -369,31 +363,6 @@ def without_package(error: ModuleNotFoundError) -> UserError:
     if package in ("None", "harness"):
         raise error
     return UserError(f"{sys.executable} has no package {package}: {installing()}, then try again")
-
-
-def complain(program: str, error: Exception, leader: bool = True) -> int:
-    """One line on stderr, from the first rank alone; the exit code of a mistake."""
-    line = f"{program}: error: {' '.join(printable(str(error)).splitlines())}"
-    if leader:
-        print(line, file=sys.stderr, flush=True)
-    else:
-        time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
-    tell_torchrun(line)
-    return 2
-
-
-def printable(text: str) -> str:
-    """Without what a terminal would obey: a record may hold anything."""
-    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-# Control characters but line ends and tabs, and those that turn the direction of writing.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def is_leader() -> bool:
-    """Whether this is the only process of its launcher, or the first."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def print_json(value: Any) -> None:
@@ -480,18 +449,31 @@ def _read_file(path: Path) -> dict[str, Any]:
 
     if not path.is_file():
         raise UserError(f"settings file {path} does not exist")
-    try:
+    with reading_yaml(f"settings file {path}"):
         # Texts only, as on a command line: YAML would read the set-up 1_1 as the number 11.
         content = yaml.BaseLoader(path.read_text("utf-8")).get_single_data()
-    except UnicodeDecodeError:
-        raise UserError(f"settings file {path}: not readable as YAML: no UTF-8") from None
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        raise UserError(f"settings file {path}{line}: not readable as YAML") from None
     if not isinstance(content, dict):
         raise UserError(f"settings file {path}: expected lines such as 'lr: 3e-5'")
     return content
+
+
+@contextmanager
+def reading_yaml(name: str) -> Iterator[None]:
+    """Say in one line, with this name of the file, why it cannot be read."""
+    import yaml
+
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name}: not readable as YAML: it is not UTF-8") from None
+    except RecursionError:
+        raise UserError(f"{name}: not readable as YAML: nested too deeply") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise UserError(f"{name}{line}: not readable as YAML") from None
 
 
 def _add(settings: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:

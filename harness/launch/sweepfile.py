@@ -28,6 +28,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.attempts import QUALITY
-from harness.core.command_line import field_of, texts_of, typed
+from harness.core.command_line import field_of, reading_yaml, texts_of, typed
 from harness.core.links import link_of
 from harness.core.settings import UserError, nearest
 from harness.core.tasks import TASKS, names, task_of
@@ -124,18 +126,10 @@ def _yaml(path: Path) -> Any:
     """The root node of the file; None where it is empty."""
     import yaml
 
-    try:
+    if not path.exists():
+        raise UserError(f"{path}: {os.strerror(errno.ENOENT)}{_nearest_file(path)}")
+    with reading_yaml(str(path)):
         return yaml.compose(path.read_text("utf-8"), Loader=yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}{_nearest_file(path)}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not readable as YAML: it is not UTF-8") from None
-    except RecursionError:
-        raise UserError(f"{path}: not readable as YAML: nested too deeply") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: not readable as YAML") from None
 
 
 def header_of(path: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from harness.core.command_line import printable
+from harness.core.process import printable
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, heading_of
 

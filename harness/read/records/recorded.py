@@ -16,8 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-from harness.core.command_line import printable
 from harness.core.identity import stem
+from harness.core.process import printable
 from harness.core.records import (
     FINISHED,
     SCHEMA,

@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.core.command_line import print_json, printable
+from harness.core.command_line import print_json
+from harness.core.process import printable
 from harness.core.records import FINISHED, SWEEP
 from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
