@@ -77,11 +77,10 @@ class RunContext:
 
 def run_context(group: Group, baseline: Group | None) -> RunContext:
     run = group.finished[0]
-    environment, settings = run.environment, group.identity
+    settings, link = group.identity, link_numbers(run.environment)
     nodes, processes = run.nodes or 1, run.processes or 1
-    link = link_numbers(environment)
     payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
-    samples = (environment.get("data") or {}).get("test_samples") or 0
+    samples = run.data.get("test_samples") or 0
     batch = settings.get("eval_batch") or EVAL_BATCH
     rows: Sequence[Mapping[str, Any]] = run.epochs
     readings = [((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows]
@@ -95,7 +94,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         baseline_micro_batch=0 if baseline is None else baseline.identity["per_gpu_batch"] or 0,
         eval_batch=min(batch, samples / processes),
         on_cpu=run.device == "cpu",
-        emulated=(environment.get("launch") or {}).get("launcher") == "netns",
+        emulated=run.launch.get("launcher") == "netns",
         cpu_percent=cpu_percent,
         others_cores=_others_cores(run),
         throttled=_throttled(run.epochs),
@@ -115,7 +114,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
 def _could_balance(run: Run) -> bool:
     """As far as the record tells; older ones do not count layers with BatchNorm."""
     settings = run.settings
-    if (run.environment.get("observed") or {}).get("batchnorm_layers"):
+    if run.observed.get("batchnorm_layers"):
         return False
     if settings.get("balance") or settings.get("auto_batch") or settings.get("tail") == "pad":
         return False

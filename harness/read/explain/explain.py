@@ -381,8 +381,7 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
             f"Startup and time outside epochs took {startup} of {wall}: a fixed cost, independent "
             "of run length."
         )
-    tried = [run.environment.get("cpu_calibration") or {} for run in group.finished]
-    gains = [gain for each in tried if (gain := each.get("bf16_gain"))]
+    gains = [gain for run in group.finished if (gain := run.calibration.get("bf16_gain"))]
     if gains and min(gains) >= WORTH_HALF:
         yield (
             f"A few passes before training were {min(gains):.1f} times as fast with "

@@ -190,7 +190,7 @@ def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
     """Of quiet runs where there are any over a link."""
     over = [(wire, run) for run in runs if step_s(run, Overrides())
-            and (wire := wire_between(run.environment.get("link") or {})) is not None]  # fmt: skip
+            and (wire := wire_between(run.measured_link)) is not None]  # fmt: skip
     same = joined(wire for wire, _ in over)
     by_link: dict[Wire, list[Run]] = {}
     for wire, run in over:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -47,11 +47,11 @@ PREDICTED_OVER = (*FREE, *STRATEGY_SETTINGS)
 SWITCHES = ("local_updates", "fsdp_offload")  # of these, those without a value
 
 
-# What is no setting and yet decides how long a step takes: where environment.json has it.
-ALIKE = {
-    "torch": ("versions", "torch"),
-    "number format of the first layer": ("observed", "dtype"),
-    "layout of the texts": ("observed", "padding"),
+# What is no setting and yet decides how long a step takes, as environment.json has it.
+ALIKE: dict[str, Callable[[Run], str | None]] = {
+    "torch": lambda run: (run.environment.get("versions") or {}).get("torch"),
+    "number format of the first layer": lambda run: run.observed.get("dtype"),
+    "layout of the texts": lambda run: run.observed.get("padding"),
 }
 
 
@@ -106,10 +106,9 @@ def recorded(runs: Sequence[Run]) -> Iterator[Reduction]:
     for an all-reduce, so those of all runs count.
     """
     for run in runs:
-        link = run.environment.get("link") or {}
-        observed = run.environment.get("observed") or {}
+        link = run.measured_link
         row = {"bytes": link.get("allreduce_bytes"), "s": link.get("allreduce_s")}
-        yield from _reductions(link, [row], shape_of(run), str(observed.get("backend")))
+        yield from _reductions(link, [row], shape_of(run), str(run.observed.get("backend")))
 
 
 def measured_beside(selector: str) -> Iterator[Reduction]:
@@ -253,8 +252,7 @@ def _is_basis(run: Run) -> bool:
     known = settings.get("strategy") in (None, "single", "ddp")
     if run.state != FINISHED or not (plain and known) or settings.get("per_gpu_batch") is None:
         return False
-    crowded = (run.environment.get("launch") or {}).get("packed") is True
-    return shape_of(run).nodes == 1 and not crowded
+    return shape_of(run).nodes == 1 and run.launch.get("packed") is not True
 
 
 def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
@@ -268,19 +266,14 @@ def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
         example = next(iter(unlike.values()))[0]
         raise UserError(several_kinds(selector, unlike, example))
     facts = {
-        name: sorted({str(value) for run in runs if (value := _at(run, path)) is not None})
-        for name, path in ALIKE.items()
+        name: sorted({str(value) for run in runs if (value := fact(run)) is not None})
+        for name, fact in ALIKE.items()
     }
     if texts := [f"{name} ({', '.join(of)})" for name, of in facts.items() if len(of) > 1]:
         raise UserError(
             f"{selector}: its runs differ in {', '.join(texts)}, on which a step's time depends: "
             "name a folder with the runs of one kind"
         )
-
-
-def _at(run: Run, path: tuple[str, str]) -> Any:
-    record, name = path
-    return (run.environment.get(record) or {}).get(name)
 
 
 def _sharing(
@@ -315,9 +308,8 @@ def _sharing(
 
 
 def _backend(run: Run, overrides: Overrides) -> str:
-    observed = run.environment.get("observed") or {}
-    by_device = {"cpu": GLOO, "cuda": NCCL}.get(str(observed.get("device")).split(":")[0])
-    backend = overrides.backend or observed.get("backend") or by_device
+    by_device = {"cpu": GLOO, "cuda": NCCL}.get(str(run.device).split(":")[0])
+    backend = overrides.backend or run.observed.get("backend") or by_device
     if backend not in BACKENDS:
         raise UserError(
             f"the records do not say what would exchange: give --backend {' or '.join(BACKENDS)}"
@@ -329,19 +321,18 @@ def _gradient_bytes(first: Run, runs: Sequence[Run], overrides: Overrides) -> in
     if overrides.gradient_mb is not None:
         return round(overrides.gradient_mb * 1e6)
     alike = [run for run in runs if _model_of(run) == _model_of(first)]
-    of_links = (size for run in alike if (size := _at(run, ("link", "gradient_bytes"))))
-    size = next(chain(of_links, _trained_bytes(alike)), None)
-    return None if size is None else int(size)
+    of_links = (size for run in alike if (size := run.measured_link.get("gradient_bytes")))
+    return next(chain(of_links, _trained_bytes(alike)), None)
 
 
 def _model_of(run: Run) -> list[Any]:
     return [run.identity.get("model"), run.identity.get("lora") or 0]
 
 
-def _trained_bytes(runs: Sequence[Run]) -> Iterator[float]:
+def _trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
     """Older records have only all parameters' bytes."""
-    for name in ("trained_bytes", "parameter_bytes"):
-        yield from (size for run in runs if (size := _at(run, ("observed", name))))
+    yield from (size for run in runs if (size := run.observed.get("trained_bytes")))
+    yield from (size for run in runs if (size := run.observed.get("parameter_bytes")))
 
 
 def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
@@ -360,30 +351,29 @@ def _of_training(run: Run) -> list[Any]:
 
 
 def _wire_of(run: Run) -> Wire | None:
-    return wire_between(run.environment.get("link") or {})
+    return wire_between(run.measured_link)
 
 
 def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
     """(strategy, compress) -> what a unit hands over at an exchange / bytes that are trained."""
     shares: dict[tuple[str, str], list[float]] = {}
     for run in runs:
-        observed = run.environment.get("observed") or {}
         whole, ranks = next(_trained_bytes([run]), None), run.processes
         strategy, compress = str(run.identity.get("strategy")), run.identity.get("compress")
         updates, payload = run.measures.get("updates"), run.measures.get("payload_bytes")
+        sent: float | None = None
         if strategy in APART:
-            sent = observed.get("exchanged_bytes")
-        else:
-            sent = payload / updates / ranks if payload and updates and ranks else None
+            sent = run.observed.get("exchanged_bytes")
+        elif payload and updates and ranks:
+            sent = payload / updates / ranks
         if whole and sent and compress not in (None, "none"):
             shares.setdefault((strategy, str(compress)), []).append(sent / whole)
-    return {each: statistics.median(found) for each, found in shares.items()}
+    return {each: statistics.median(many) for each, many in shares.items()}
 
 
 def _train_samples(run: Run) -> int | None:
-    data = run.environment.get("data") or {}
-    used = data.get("train_samples")
-    return None if used is None else int(used) + int(data.get("left_out_samples") or 0)
+    used = run.data.get("train_samples")
+    return None if used is None else int(used) + int(run.data.get("left_out_samples") or 0)
 
 
 def _mean_ratio(runs: Iterable[Run], amount: str, by: str) -> float | None:

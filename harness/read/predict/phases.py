@@ -162,7 +162,7 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
         steps_s = row["timed_s"] / row["timed_steps"] * (row["updates"] - before)
         others.append(row["wall_s"] - steps_s - (row["eval_time_s"] or 0.0))
         before = row["updates"]
-    probe_s = (run.environment.get("link") or {}).get("took_s") or 0.0
+    probe_s = run.measured_link.get("took_s") or 0.0
     if probe_s:
         yield PROBE, probe_s
     if (start_s := others[0] - probe_s) > 0:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from harness.core.attempts import larger_is_better, own_metrics
 from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
@@ -28,6 +28,13 @@ from harness.core.records import (
     sum_known,
 )
 from harness.core.schema.checks import check_fields
+from harness.core.schema.environment import (
+    CalibrationRecord,
+    DataRecord,
+    LaunchRecord,
+    LinkRecord,
+    ObservedRecord,
+)
 from harness.core.schema.rows import EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import machine_kind
@@ -155,6 +162,27 @@ class Run:
         return machine_kind(machine) if machine and self.environment.get("gpus") else machine
 
     @property
+    def launch(self) -> LaunchRecord:
+        """How a launcher started it; this and the next ones are empty where nothing is known."""
+        return cast(LaunchRecord, self.environment.get("launch") or {})
+
+    @property
+    def observed(self) -> ObservedRecord:
+        return cast(ObservedRecord, self.environment.get("observed") or {})
+
+    @property
+    def data(self) -> DataRecord:
+        return cast(DataRecord, self.environment.get("data") or {})
+
+    @property
+    def measured_link(self) -> LinkRecord:
+        return cast(LinkRecord, self.environment.get("link") or {})
+
+    @property
+    def calibration(self) -> CalibrationRecord:
+        return cast(CalibrationRecord, self.environment.get("cpu_calibration") or {})
+
+    @property
     def nodes(self) -> int | None:
         return self.environment.get("nodes")
 
@@ -166,7 +194,7 @@ class Run:
     @property
     def device(self) -> str | None:
         """What it trained on: cpu, cuda:0."""
-        return (self.environment.get("observed") or {}).get("device")
+        return self.observed.get("device")
 
     @property
     def threads(self) -> int | None:
@@ -176,8 +204,7 @@ class Run:
     @property
     def devices(self) -> int | None:
         """One process of dp drives several devices; each other process drives one."""
-        observed = self.environment.get("observed") or {}
-        return self.processes * (observed.get("devices") or 1) if self.processes else None
+        return self.processes * (self.observed.get("devices") or 1) if self.processes else None
 
     @property
     def effective_batch(self) -> int | None:
@@ -191,7 +218,7 @@ class Run:
     @property
     def link_warning(self) -> str | None:
         """Set where the measured link was far from the requested one."""
-        return (self.environment.get("link") or {}).get("warning")
+        return self.measured_link.get("warning")
 
     @property
     def is_disturbed(self) -> bool:
@@ -201,9 +228,8 @@ class Run:
     @property
     def is_beside_others(self) -> bool:
         """Others used the machine when it began, or while it trained."""
-        launch = self.environment.get("launch") or {}
-        shares = launch.get("cpu_busy_share") or 0, self.others_cpu_share or 0
-        return bool(launch.get("packed")) or max(shares) > DISTURBING_SHARE
+        shares = self.launch.get("cpu_busy_share") or 0, self.others_cpu_share or 0
+        return bool(self.launch.get("packed")) or max(shares) > DISTURBING_SHARE
 
     @cached_property
     def others_cpu_share(self) -> float | None:
@@ -226,7 +252,7 @@ class Run:
 
     def _requested_link(self) -> str | None:
         """As it is written on the command line."""
-        link = (self.environment.get("launch") or {}).get("link")
+        link = self.launch.get("link")
         if not isinstance(link, dict):
             return None if link is None else str(link)
         return str(Link(**{n: link[n] for n in LINK_FIELDS if link.get(n) is not None}))

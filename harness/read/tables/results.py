@@ -92,21 +92,17 @@ def _disturbed(runs: list[Run]) -> Iterator[str]:
         "ran from a checkout with changed files": [r.environment.get("dirty") for r in runs],
         "had a link far from the one asked for": [r.link_warning for r in runs],
         "had more processes than cores": [
-            (_launch(r, "processes_per_core") or 0) > 1 for r in runs
+            (r.launch.get("processes_per_core") or 0) > 1 for r in runs
         ],
         "ran in another batch per process than asked for": [bool(r.other_batches) for r in runs],
-        "ran beside others of the sweep (--pack)": [_launch(r, "packed") for r in runs],
+        "ran beside others of the sweep (--pack)": [r.launch.get("packed") for r in runs],
         f"began or trained while others used more than {DISTURBING_SHARE:.0%} of the cores": [
-            r.is_beside_others and not _launch(r, "packed") for r in runs
+            r.is_beside_others and not r.launch.get("packed") for r in runs
         ],
     }
     for what, states in counted.items():
         if number := sum(map(bool, states)):
             yield f"{number} of {len(runs)} runs {what}."
-
-
-def _launch(run: Run, name: str) -> Any:
-    return (run.environment.get("launch") or {}).get(name)
 
 
 def _some(texts: Iterable[str]) -> str:
