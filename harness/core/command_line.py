@@ -253,22 +253,7 @@ def help_text(script: str) -> str:
         "",
         f"{task.summary} Try: python {script}.py --tiny",
     ]
-    group = ""
-    for name, f in flag_fields().items():
-        meta = f.metadata
-        if meta["input"] not in ("", task.input):
-            continue
-        if meta["group"] != group:
-            group = meta["group"]
-            out += ["", f"{group}:"]
-        names = ", ".join(f"--{n}" for n in (name, *(n for n in meta["names"] if len(n) == 1)))
-        default = "" if f.default is None or meta["kind"] == "bool" else f" ({number(f.default)})"
-        choices = f" [{'|'.join(meta['choices'])}]" if meta["choices"] else ""
-        out += _entry(names, meta["help"] + choices + default, width)
-        if name == "strategy":
-            for strategy in STRATEGIES.values():
-                text = f"{strategy.name}: {strategy.what}; exchanges {strategy.exchanges}"
-                out += _entry("", text, width)
+    out += _own_flags(task.input, width)
     out += ["", "Printing:"]
     out += _entry("--print_settings", "print the resolved settings and stop", width)
     out += _entry("--list_models", "print the architectures that need no download and stop", width)
@@ -282,6 +267,24 @@ def help_text(script: str) -> str:
         if name in trainer_flags():
             out += _entry(f"--{name}", reason, width)
     return "\n".join(out)
+
+
+def _own_flags(input: str, width: int) -> Iterator[str]:
+    group = ""
+    for name, f in flag_fields().items():
+        meta = f.metadata
+        if meta["input"] not in ("", input):
+            continue
+        if meta["group"] != group:
+            group = meta["group"]
+            yield from ("", f"{group}:")
+        names = ", ".join(f"--{n}" for n in (name, *(n for n in meta["names"] if len(n) == 1)))
+        default = "" if f.default is None or meta["kind"] == "bool" else f" ({number(f.default)})"
+        choices = f" [{'|'.join(meta['choices'])}]" if meta["choices"] else ""
+        yield from _entry(names, meta["help"] + choices + default, width)
+        for strategy in STRATEGIES.values() if name == "strategy" else ():
+            text = f"{strategy.name}: {strategy.what}; exchanges {strategy.exchanges}"
+            yield from _entry("", text, width)
 
 
 def _entry(names: str, text: str, width: int) -> list[str]:
@@ -325,10 +328,8 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
         if own_name:
             install_quit_handlers()  # a script loads torch next
             script = running_script(script)
-        if flags & {"h", "help"}:
-            raise SystemExit(show(help_text(script), leader))
-        if "list_models" in flags:
-            raise SystemExit(show(listing(script), leader))
+        if printer := next((PRINTERS[name] for name in PRINTERS if name in flags), None):
+            raise SystemExit(show(printer(script), leader))
         settings = parse(script, [a for a in argv if a.replace("-", "_") != "__print_settings"])
         if leader and "print_settings" not in flags:  # others may have another disk
             check_inputs(settings)
@@ -337,10 +338,17 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
         refuse(script, error, leader)
     if "print_settings" in flags:
         raise SystemExit(show(json.dumps(as_mapping(settings), indent=2), leader))
-    for package in NEEDED:
-        if importlib.util.find_spec(package) is None:
-            refuse(script, ModuleNotFoundError(name=package), leader)
+    if missing := [p for p in NEEDED if importlib.util.find_spec(p) is None]:
+        refuse(script, ModuleNotFoundError(name=missing[0]), leader)
     return settings
+
+
+# Flags that print something in place of training, the first one first.
+PRINTERS: dict[str, Callable[[str], str]] = {
+    "h": help_text,
+    "help": help_text,
+    "list_models": listing,
+}
 
 
 def show(text: str, leader: bool) -> int:

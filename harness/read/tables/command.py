@@ -122,30 +122,32 @@ def _show_runs(root: Path, options: argparse.Namespace) -> None:
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
     more = _other_settings(runs)
-    console = screen()
     tables = [
-        _of_machine(
-            group, "machine unknown" if pd.isna(machine) else str(machine), runs, more, options
-        )
+        _of_machine(group, machine, runs, more, options)
         for machine, group in runs.groupby("machine", dropna=False)
     ]
-    for title, table in tables:
-        if options.latex:
+    if options.latex:
+        for title, table in tables:
             _latex(table, title)
-            continue
+        return
+    console = screen()
+    for title, table in tables:
         console.print(title, style="italic")
         show(table)
-    if options.latex:
-        return
-    failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
-    for _, run in failed.iterrows():
-        console.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
-    for _, run in runs[runs["link_warning"].notna()].iterrows():
-        console.print(f"warning: {run['link_warning']}\n  {run['path']}")
+    for line in _failures_and_warnings(runs):
+        console.print(line)
     console.print(LEGEND, style="dim")
     if runs["imported"].notna().any():
         console.print(IMPORTED, style="dim")
     console.print(f"records: {root}")
+
+
+def _failures_and_warnings(runs: pd.DataFrame) -> Iterator[str]:
+    failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
+    for _, run in failed.iterrows():
+        yield f"{run['outcome']}: {run['reason']}\n  {run['path']}"
+    for _, run in runs[runs["link_warning"].notna()].iterrows():
+        yield f"warning: {run['link_warning']}\n  {run['path']}"
 
 
 def _strategies(runs: pd.DataFrame) -> list[str | None]:
@@ -175,7 +177,7 @@ def _other_settings(runs: pd.DataFrame) -> tuple[tuple[str, str, str], ...]:
 
 
 def _of_machine(
-    runs: pd.DataFrame, machine: str, everything: pd.DataFrame,
+    runs: pd.DataFrame, machine: Any, everything: pd.DataFrame,
     more: tuple[tuple[str, str, str], ...], options: argparse.Namespace,
 ) -> tuple[str, Table]:  # fmt: skip
     """Columns that were asked for stand in the tables of all machines if one machine has them."""
@@ -192,7 +194,7 @@ def _of_machine(
     usual = (*COLUMNS[:after], *more, *COLUMNS[after:at], *own, *COLUMNS[at:])
     shown = [column for column in usual if column[1] in runs and column[1] not in hidden]
     same = [c for c in shown if c[1] in SAID_ONCE and len(runs) > 1 and runs[c[1]].nunique() == 1]
-    title = machine
+    title = "machine unknown" if pd.isna(machine) else str(machine)
     if same:
         first = runs.iloc[0]
         title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
