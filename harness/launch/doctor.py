@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from harness.core.provenance import (
     missing_packages,
     nvidia_driver,
 )
+from harness.core.records.disk import try_writing
 from harness.core.records.redact import without_home
 from harness.core.rules import INSTALL, INSTALL_PEFT
 from harness.core.settings import UserError
@@ -149,13 +149,11 @@ def _load() -> Check:
 
 
 def _folder(name: str, path: Path) -> Check:
-    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+    existing, refusal = try_writing(path)
     shown = without_home(str(path))
-    try:
-        Path(tempfile.mkdtemp(prefix=".harness-", dir=existing)).rmdir()
-    except OSError as error:
+    if refusal is not None:
         move = "set HF_HOME to" if name == "cache" else "give --output_dir"
-        reason = f"{shown} cannot be written: {error.strerror}"
+        reason = f"{shown} cannot be written: {refusal}"
         return Check(name, PROBLEM, reason, f"{move} a folder of yours")
     free = shutil.disk_usage(existing).free / 2**30
     finding = f"{shown}, {free:,.0f} GiB free"

@@ -22,6 +22,7 @@ from harness.core.links import link_of
 from harness.core.process import ending_signals
 from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import (
+    ASIDE,
     FINISHED,
     RUNNING,
     SCHEMA,
@@ -31,6 +32,7 @@ from harness.core.records import (
     read_json,
     write_json,
 )
+from harness.core.records.disk import unused
 from harness.core.records.redact import redacted_command, without_home
 from harness.core.rules import why_not_elastic
 from harness.core.settings import UserError, nearest
@@ -414,9 +416,7 @@ def _describe(
             if not measured_again:
                 content["command"] = before.get("command", content["command"])
         elif before is not None:
-            count = 1
-            while (aside := folder / f"sweep.earlier-{count}.json").exists():
-                count += 1
+            aside = unused(folder, f"{path.stem}{ASIDE}", path.suffix)
             path.rename(aside)
             print(
                 f"{sweep.name}: the plan differs from the last one (now {aside.name}), whose table "

@@ -24,6 +24,8 @@ class Session:
     end together, and rank 0 records; or there is only one.
     """
 
+    ends_when_silent = True  # a process that does not answer is hung, and ends the run
+
     def __init__(self, world: World) -> None:
         self.world = world  # the processes that the Trainer sees
         self.recorded_world = world  # the processes that the record describes

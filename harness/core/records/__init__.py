@@ -32,7 +32,7 @@ from harness.core.records.archives import (
     the_same,
     unpacked,
 )
-from harness.core.records.disk import draft_of, make_folder, sync, writing_to
+from harness.core.records.disk import draft_of, make_folder, sync, unused, writing_to
 from harness.core.schema.environment import EnvironmentRecord
 from harness.core.schema.rows import FINISHED as FINISHED
 from harness.core.schema.rows import (
@@ -206,9 +206,7 @@ class RunFolder:
 
     def set_aside(self) -> Path:
         """Move the whole folder out of the way, so that a new record can stand in its place."""
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}{ASIDE}{number}")).exists():
-            number += 1
+        aside = unused(self.path.parent, f"{self.path.name}{ASIDE}")
         self.path.rename(aside)
         return aside
 

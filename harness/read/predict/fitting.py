@@ -187,35 +187,11 @@ def fit_on(
         )
     basis = [r for r in basis if shape_of(r).ranks > 1 or r in singles]
     _check_one_kind(selector, basis)
-    first, assumed = singles[0], list[str]()
+    first = singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
-    if len(line.batches) == 1:
-        assumed.append(
-            f"only batch {line.batches[0]} was measured on one process: nothing is known of "
-            f"others, and two thirds of a step are taken for the backward pass; one more: "
-            f"{_command(runs, '1_1', 2 * line.batches[0])}"
-        )
     sharing, sharing_spread, inside_s = _sharing(basis, line, overrides)
-    shared_by = max(shape_of(run).ranks for run in basis)
     if overrides.sharing is not None:
         sharing, sharing_spread, inside_s = overrides.sharing, None, 0.0
-        assumed.append(f"processes of a machine slow each other by {sharing:.0%} each (--sharing)")
-    if overrides.gradient_mb is not None:
-        assumed.append(f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)")
-    if first.identity.get("grad_acc") is None:
-        assumed.append("one forward pass an update: the records do not say how many")
-    busy = [run.is_beside_others for run in basis]
-    if any(busy):
-        assumed.append(
-            f"{sum(busy)} of {len(basis)} runs took as long as they take alone, though others used "
-            f"more than {DISTURBING_SHARE:.0%} of the cores"
-        )
-    sizes = {size for run in basis if (size := _train_samples(run)) is not None}
-    if len(sizes) > 1 and overrides.train_size is None:
-        assumed.append(
-            f"an epoch of {_train_samples(first)} samples: those of the runs have "
-            f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
-        )
     arguments = first.settings.get("training_arguments") or {}
     model = Model(
         line, sharing, sharing_spread, inside_s,
@@ -224,7 +200,7 @@ def fit_on(
         grad_acc=first.identity.get("grad_acc") or 1,
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
-        shared_by=shared_by,
+        shared_by=max(shape_of(run).ranks for run in basis),
         payloads=_payloads(_same_training(first, runs)),
     )  # fmt: skip
     return Fitted(
@@ -232,7 +208,7 @@ def fit_on(
         name=", ".join(str(v) for n in ("script", "model") if (v := first.identity.get(n))),
         machine=str(first.machine or "unknown machine"),
         runs=len(basis),
-        assumed=tuple(assumed),
+        assumed=(*_assumptions(runs, basis, first, line, overrides),),
         train_samples=overrides.train_size or _train_samples(first),
         phases=fit_phases(
             (shape_of(run), _wire_of(run), run) for run in _same_training(first, runs)
@@ -242,6 +218,35 @@ def fit_on(
             [w for r in singles if is_number(w := r.environment.get("idle_power_w"))]
         ).mean,
     )
+
+
+def _assumptions(
+    runs: Sequence[Run], basis: Sequence[Run], first: Run, line: StepTime, overrides: Overrides
+) -> Iterator[str]:
+    """What the records do not say, and the command line may have said in their place."""
+    if len(line.batches) == 1:
+        yield (
+            f"only batch {line.batches[0]} was measured on one process: nothing is known of "
+            f"others, and two thirds of a step are taken for the backward pass; one more: "
+            f"{_command(runs, '1_1', 2 * line.batches[0])}"
+        )
+    if overrides.sharing is not None:
+        yield f"processes of a machine slow each other by {overrides.sharing:.0%} each (--sharing)"
+    if overrides.gradient_mb is not None:
+        yield f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)"
+    if first.identity.get("grad_acc") is None:
+        yield "one forward pass an update: the records do not say how many"
+    if busy := sum(run.is_beside_others for run in basis):
+        yield (
+            f"{busy} of {len(basis)} runs took as long as they take alone, though others used "
+            f"more than {DISTURBING_SHARE:.0%} of the cores"
+        )
+    sizes = {size for run in basis if (size := _train_samples(run)) is not None}
+    if len(sizes) > 1 and overrides.train_size is None:
+        yield (
+            f"an epoch of {_train_samples(first)} samples: those of the runs have "
+            f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
+        )
 
 
 def _is_basis(run: Run) -> bool:
