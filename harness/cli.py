@@ -194,8 +194,8 @@ def figures(parser: Parser) -> None:
 
 
 def inches(text: str) -> float:
-    found = re.fullmatch(r"(\d+\.?\d*)(in|cm|mm)", text)
-    width = float(found[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[found[2]] if found else 0.0
+    match = re.fullmatch(r"(\d+\.?\d*)(in|cm|mm)", text)
+    width = float(match[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[match[2]] if match else 0.0
     if not 2 <= width <= 20:
         raise BadValue(f"{text}: expected 2in to 20in, for example 3.3in, 84mm or 8.4cm")
     return width

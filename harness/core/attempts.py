@@ -274,10 +274,12 @@ def first_failure(
     Ordered by their messages before their clocks, which differ between machines.
     """
     # A file that lacks fields was not written by a rank.
-    found = [believable("failure", failure) for failure in folder.read_failures()]
+    failures = [believable("failure", failure) for failure in folder.read_failures()]
     names = [name for name, field in fields("failure").items() if field.required]
-    whole = [cast(FailureRecord, f) for f in found if all(f.get(n) is not None for n in names)]
-    recent = filter(is_new, whole)
+    complete = [
+        cast(FailureRecord, f) for f in failures if all(f.get(n) is not None for n in names)
+    ]
+    recent = filter(is_new, complete)
     return min(recent, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
 
 

@@ -241,8 +241,8 @@ def _code(file: Path) -> dict[str, Any]:
             names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
-            found = (seen[0].parent / f"{name.replace('.', '/')}.py" for name in names)
-            seen += [f for f in dict.fromkeys(found) if f.is_file() and f not in seen
+            files = (seen[0].parent / f"{name.replace('.', '/')}.py" for name in names)
+            seen += [f for f in dict.fromkeys(files) if f.is_file() and f not in seen
                      and not f.resolve().is_relative_to(ROOT / "harness")]  # fmt: skip
     size = sum(file.stat().st_size for file in seen)
     return {"files": len(seen), "bytes": size, "checksum": whole.hexdigest()[:16]}

@@ -36,8 +36,8 @@ class Strategy:
 
 def own_strategy(name: object) -> tuple[Path, str] | None:
     """File and class of a strategy of one's own; None for one of ours."""
-    found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", str(name))
-    return (Path(found[1]), found[2]) if found else None
+    match = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", str(name))
+    return (Path(match[1]), match[2]) if match else None
 
 
 class _Strategies(dict[str, Strategy]):

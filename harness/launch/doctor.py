@@ -126,8 +126,8 @@ def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
         return Check("devices", OK, f"{', '.join(facts['gpus'])}; {shown}; {cpus}")
     if driver is None or not driver.gpus:
         if amd := amd_gpus():
-            found = f"{amd} GPU(s) of AMD that torch does not use; training uses {cpus}"
-            return Check("devices", LIMITED, found, "for them: a ROCm build of torch")
+            finding = f"{amd} GPU(s) of AMD that torch does not use; training uses {cpus}"
+            return Check("devices", LIMITED, finding, "for them: a ROCm build of torch")
         return Check("devices", OK, f"no NVIDIA GPU; training uses {cpus}")
     if not machine.gpus:
         return Check("devices", LIMITED, f"CUDA_VISIBLE_DEVICES hides {driver.gpus} GPU(s); {cpus}")

@@ -102,8 +102,8 @@ def _torch_is_for_amd() -> bool:
     """As its build says, without loading it: another one trains on the CPU, also where a laptop's
     processor has graphics of AMD's.
     """
-    found = find_spec("torch")
-    build = Path(found.origin).with_name("version.py") if found and found.origin else None
+    spec = find_spec("torch")
+    build = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     text = build.read_text() if build and build.is_file() else ""
     return re.search(r"^hip\b.*= *['\"]", text, re.MULTILINE) is not None
 

@@ -471,12 +471,12 @@ def _svg_tree(drawn: Drawn, colours: Mapping[str, str]) -> ElementTree.Element:
     """Smaller than matplotlib writes it: letters as letters, hundredths of a point, one font."""
     if not drawn.svg:
         lay_out(drawn.figure)
-        held = io.StringIO()
+        buffer = io.StringIO()
         # The salt: the same records give the same file.
         with matplotlib.rc_context({"svg.hashsalt": "harness", "svg.fonttype": "none"}):
             no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-            drawn.figure.savefig(held, format="svg", metadata=no_metadata)
-        drawn.svg = re.sub(r"\n\s*", "\n", held.getvalue())
+            drawn.figure.savefig(buffer, format="svg", metadata=no_metadata)
+        drawn.svg = re.sub(r"\n\s*", "\n", buffer.getvalue())
     root = ElementTree.fromstring(drawn.svg)  # noqa: S314 # matplotlib wrote it
     for element in root.iter():
         for key, value in element.items():

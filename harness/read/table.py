@@ -56,10 +56,10 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
     """These columns, by heading or by the name of the field, in this order."""
     at = []
     for name in names:
-        found = [n for n, head in enumerate(table.headings) if head in (name, heading_of(name))]
-        if not found:
+        matching = [n for n, head in enumerate(table.headings) if head in (name, heading_of(name))]
+        if not matching:
             raise UserError(f"no column {name}: there are {', '.join(table.headings)}")
-        at += found
+        at += matching
     return replace(table.select(at), keys=1)
 
 

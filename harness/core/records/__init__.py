@@ -347,21 +347,21 @@ def find_folders(name: str, root: Path) -> list[RunFolder]:
     A damaged archive is a folder with a problem.
     """
     folders, archives = _walk(name, root)
-    found = {folder: RunFolder(folder) for folder in folders}
+    by_path = {folder: RunFolder(folder) for folder in folders}
     for archive in (root,) if is_archive(root) else (*archives, *archives_above(root)):
         try:
             inside = read_archive(archive)
         except UserError as error:
-            found[archive] = RunFolder(archive, problem=str(error))
+            by_path[archive] = RunFolder(archive, problem=str(error))
             continue
         below = archive == root or archive in archives
         for path, files in inside.items():
             if name in files and (below or path.is_relative_to(root)):
-                if path in found:  # what lies on disk counts
-                    the_same(path, archive, files, found[path].archived)
+                if path in by_path:  # what lies on disk counts
+                    the_same(path, archive, files, by_path[path].archived)
                 else:
-                    found[path] = RunFolder(path, files)
-    return [found[path] for path in sorted(found)]
+                    by_path[path] = RunFolder(path, files)
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:

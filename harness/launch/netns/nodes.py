@@ -86,8 +86,8 @@ class Netns(Local):
 
 
 def emulation_facts(emulated: EmulatedNodes, link: Link | Network, count: int) -> dict[str, Any]:
-    asked = None if link == Link() else link.facts(count)
-    return {"emulator": emulated.emulator, "link": asked}
+    requested = None if link == Link() else link.facts(count)
+    return {"emulator": emulated.emulator, "link": requested}
 
 
 def run(options: argparse.Namespace) -> int:

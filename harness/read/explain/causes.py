@@ -126,9 +126,9 @@ def _could_balance(run: Run) -> bool:
 
 def _other_exchange(run: Run) -> str | None:
     """Of a run that took the backend, and not by a choice of its own."""
-    asked = (run.recorded_folder.read_settings() or {}).get("exchange")
+    requested = (run.recorded_folder.read_settings() or {}).get("exchange")
     on_cpu = run.device == "cpu"
-    if asked in ("auto", *SENT_DIRECTLY) or not on_cpu or (run.nodes or 1) == 1:
+    if requested in ("auto", *SENT_DIRECTLY) or not on_cpu or (run.nodes or 1) == 1:
         return None
     if run.identity["strategy"] not in STRATEGIES or not sends_directly(run.identity):
         return None

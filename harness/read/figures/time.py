@@ -182,8 +182,8 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     if not costs:
         raise NothingToDraw("no finished run has accuracy and a time")
     names, of_names, notes = _named_styles(sweep, groups, styles)
-    given = Counter(map(partial(_given, sweep), groups))
-    cases = [case for case, number in given.items() if number > 1]
+    counts = Counter(map(partial(_given, sweep), groups))
+    cases = [case for case, number in counts.items() if number > 1]
     if not cases:
         raise NothingToDraw(f"no two groups have the same {', '.join(GIVEN)}: nothing to choose")
     drawn_cases = cases[: kit.MOST_PANELS // len(costs)]

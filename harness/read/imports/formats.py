@@ -302,8 +302,8 @@ def _quality(where: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 def _column(name: str) -> str:
     """eval_samples are not the samples of training, which have the name without the prefix."""
-    taken = {"loss", *ROW} - {"accuracy", "precision", "recall", "f1"}
-    return f"eval_{name}" if name in taken else name
+    reserved = {"loss", *ROW} - {"accuracy", "precision", "recall", "f1"}
+    return f"eval_{name}" if name in reserved else name
 
 
 def _value(where: str, name: str, value: Any) -> float:

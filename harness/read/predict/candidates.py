@@ -135,13 +135,13 @@ def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
     namesakes: dict[tuple[Any, ...], list[Run]] = {}
     for run, *_ in trainings:
         namesakes.setdefault(_shown(run), []).append(run)
-    found = []
+    differences = []
     for run, *_ in trainings:
         alike = namesakes[_shown(run)]
         names = [name for name in run.identity if name not in ELSEWHERE]
         unlike = [n for n in names if len({str(each.identity.get(n)) for each in alike}) > 1]
-        found.append(", ".join(f"{name} {run.identity[name]}" for name in unlike))
-    return found
+        differences.append(", ".join(f"{name} {run.identity[name]}" for name in unlike))
+    return differences
 
 
 def _shown(run: Run) -> tuple[Any, ...]:

@@ -272,10 +272,10 @@ def alike(one: Wire, other: Wire) -> bool:
 
 def joined(wires: Iterable[Wire]) -> dict[Wire, Wire]:
     """Each link -> the one it counts as: what runs measured of one link differs by noise."""
-    found: dict[Wire, Wire] = {}
+    counts_as: dict[Wire, Wire] = {}
     for wire in sorted({*wires}, key=lambda each: (each.delay_s, each.bytes_per_s)):
-        found[wire] = next((known for known in found.values() if alike(known, wire)), wire)
-    return found
+        counts_as[wire] = next((known for known in counts_as.values() if alike(known, wire)), wire)
+    return counts_as
 
 
 def buckets(size: float, cap_mb: float | None = None) -> list[float]:

@@ -248,9 +248,9 @@ def check(model: Model, plan: Scenario) -> None:
         there = ", ".join(("backend", *MEANS))
         raise UserError(f"--exchange {plan.exchange} is not modelled; there is {there}")
     own = STRATEGIES[plan.strategy].own.keys() & vars(plan).keys()
-    asked = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
+    settings = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
     # What a training refuses.
-    refuse((*FLAGS_OF_A_STRATEGY, *SCHEDULES), Combination(Settings("", **asked)))
+    refuse((*FLAGS_OF_A_STRATEGY, *SCHEDULES), Combination(Settings("", **settings)))
     if plan.sync_first and (plan.updates is None or plan.sync_first >= plan.updates):
         count = plan.updates or "an unknown number of"
         raise UserError(

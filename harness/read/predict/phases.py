@@ -97,13 +97,13 @@ class Phases:
             }  # fmt: skip
         elif shape.nodes == 1 and EVALUATION in known:
             known[EVALUATION] = PhaseFit(known[EVALUATION].fixed_s / shape.ranks, 0.0)
-        found = {
+        phases = {
             name: PhaseFit(each.takes_s(wire.delay_s), 0.0, each.spread, each.freedom)
             for name, each in known.items()
         }
         if near is not None and (probe := self.probes.get(near.nodes)):
-            found[PROBE] = PhaseFit(math.exp(probe.at(wire)), 0.0, *probe.spread)
-        return found
+            phases[PROBE] = PhaseFit(math.exp(probe.at(wire)), 0.0, *probe.spread)
+        return phases
 
 
 def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:

@@ -107,7 +107,7 @@ def name_of(each: Candidate) -> str:
 
 def plan_table(found: list[Candidate], price: float | None) -> Table:
     rows = []
-    told = any(each.settings for each in found)
+    named = any(each.settings for each in found)
     for each in found:
         plan, most = each.plan, max(each.parts, key=lambda name: each.parts[name])
         ends = each.interval
@@ -117,10 +117,10 @@ def plan_table(found: list[Candidate], price: float | None) -> Table:
             duration(each.wall_s) + ("" if each.between else "*"),
             UNKNOWN if ends is None else f"{duration(ends[0])} to {duration(ends[1])}",
             f"{each.node_hours:.3g}", UNKNOWN if cost is None else f"{cost:,.2f}",
-            f"{most} {each.parts[most] / each.wall_s:.0%}", *([each.settings or UNKNOWN] * told),
+            f"{most} {each.parts[most] / each.wall_s:.0%}", *([each.settings or UNKNOWN] * named),
         ))  # fmt: skip
     headings = ("strategy", "setup", "batch", "effective", "epochs", "wall", "95 % interval",
-                "node-hours", "cost", "most", *(["settings"] * told))  # fmt: skip
+                "node-hours", "cost", "most", *(["settings"] * named))  # fmt: skip
     return table_of(headings, rows, keys=2)
 
 

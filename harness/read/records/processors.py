@@ -15,14 +15,14 @@ Rates = dict[tuple[str, int], list[float]]
 
 def rates(runs: Iterable[Run]) -> Rates:
     """TFLOP/s of a process in the number format of its training, by the format and its threads."""
-    found: Rates = defaultdict(list)
+    measured: Rates = defaultdict(list)
     for run in runs:
         known: Mapping[str, Any] = run.calibration
         number_format = run.identity["precision"]
         rate, threads = known.get(f"{number_format}_tflops"), known.get("threads")
         if rate and threads and run.device == "cpu":
-            found[number_format, threads].append(rate)
-    return found
+            measured[number_format, threads].append(rate)
+    return measured
 
 
 def are_apart(one: float, other: float) -> bool:

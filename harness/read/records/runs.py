@@ -371,9 +371,9 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
 
 def _other_batches(folder: RunFolder, settings: Mapping[str, Any]) -> tuple[int, ...]:
     """Of its attempts (--auto_batch, or nodes were missing)."""
-    asked = settings.get("per_gpu_batch")
-    batches = {row.get("per_gpu_batch") for row in attempts_of(folder)} if asked else set()
-    return tuple(sorted(batch for batch in batches if batch and batch != asked))
+    requested = settings.get("per_gpu_batch")
+    batches = {row.get("per_gpu_batch") for row in attempts_of(folder)} if requested else set()
+    return tuple(sorted(batch for batch in batches if batch and batch != requested))
 
 
 def _depends_on_batch(measure: str, value: float) -> bool:

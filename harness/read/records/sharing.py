@@ -89,8 +89,8 @@ def _pull(options: argparse.Namespace) -> tuple[dict[str, object], str]:
             content, fact = file.read_bytes(), checksums[file.name]
             lfs = getattr(fact, "lfs", None)
             plain = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324 # git
-            found = hashlib.sha256(content).hexdigest() if lfs else plain
-            if found != (lfs.sha256 if lfs else getattr(fact, "blob_id", None)):
+            checksum = hashlib.sha256(content).hexdigest() if lfs else plain
+            if checksum != (lfs.sha256 if lfs else getattr(fact, "blob_id", None)):
                 raise UserError(
                     f"{file.name} is not what the Hub has (another checksum): pull again"
                 )

@@ -58,9 +58,9 @@ def check_downloads(kind: str, name: str) -> None:
         if read_json(mark) == stamp:
             continue
         with blob.open("rb") as content:
-            found = hashlib.file_digest(content, "sha256").hexdigest()
+            checksum = hashlib.file_digest(content, "sha256").hexdigest()
         with suppress(OSError):
-            if found == blob.name:
+            if checksum == blob.name:
                 write_json(mark, stamp)  # it is only slower without
             else:
                 wrong.append(file)

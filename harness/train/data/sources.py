@@ -140,8 +140,8 @@ def _check_header(settings: Settings, data: datasets.Dataset) -> None:
 
 def _is_csv(settings: Settings) -> bool:
     path = Path(str(settings.dataset)).expanduser()
-    found = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
-    return any(DATA_FILES.get(file.suffix) == "csv" for file in found)
+    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
+    return any(DATA_FILES.get(file.suffix) == "csv" for file in files)
 
 
 def _is_fraction(value: Any) -> bool:
@@ -198,8 +198,8 @@ def _few_valued(data: datasets.Dataset) -> list[str]:
     """Beside columns of other text those of few values, such as yes and no."""
     texts = _texts(data)
     most = max(2, min(FEW, len(data) // 10))
-    found = [c for c in texts if 2 <= len(set(data[c][:]) - {None}) <= most]
-    return found if len(found) < len(texts) else []
+    few = [c for c in texts if 2 <= len(set(data[c][:]) - {None}) <= most]
+    return few if len(few) < len(texts) else []
 
 
 def _texts(data: datasets.Dataset) -> list[str]:
@@ -263,12 +263,12 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
         names = list(feature.names)
         position = {i: i for i in range(len(names))}
     else:
-        found = set().union(*columns.values())
-        if len({isinstance(kind, str) for kind in found}) > 1:
+        distinct = set().union(*columns.values())
+        if len({isinstance(kind, str) for kind in distinct}) > 1:
             raise UserError(f"column {label} holds numbers in one split and text in another")
         # Numbers in their order, also where they are text; 1 and 01 are two classes.
-        numbers = all(str(kind).lstrip("+-").isdigit() for kind in found)
-        kinds = sorted(found, key=lambda kind: (int(kind), str(kind)) if numbers else kind)
+        numbers = all(str(kind).lstrip("+-").isdigit() for kind in distinct)
+        kinds = sorted(distinct, key=lambda kind: (int(kind), str(kind)) if numbers else kind)
         names = [str(kind) for kind in kinds]
         position = {kind: i for i, kind in enumerate(kinds)}
     if len(set(columns["training"])) < 2:
