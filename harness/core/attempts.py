@@ -258,7 +258,7 @@ def only_follows(reason: str) -> bool:
 
 
 def with_rank(failure: FailureRecord) -> str:
-    """Its reason, with the rank that failed; a rank that was told of another one's names that."""
+    """The reason with the rank that failed; a reason that names a rank already stays as it is."""
     reason = failure["reason"]
     return reason if NAMES_RANK.search(reason) else f"{reason} (rank {failure['rank']})"
 
@@ -451,7 +451,7 @@ def metric_name(metric: str) -> str:
 
 
 def larger_is_better(metric: str) -> bool:
-    """Of our metrics only a loss is better when smaller; NAME:min says it of others."""
+    """Smaller is better for our losses, and for metrics that are given as NAME:min."""
     return not metric.endswith(":min") and metric_name(metric) != "loss"
 
 

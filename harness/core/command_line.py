@@ -366,7 +366,7 @@ def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
 
 
 def without_package(error: ModuleNotFoundError) -> UserError:
-    """What to do where a package is missing; an error in our own imports stays what it is."""
+    """How to install a missing package; an error in our own imports is raised as it is."""
     package = str(error.name).partition(".")[0]
     if package in ("None", "harness"):
         raise error

@@ -185,7 +185,7 @@ class Network:
 
     @property
     def tag(self) -> str:
-        """Third part of a set-up; a long one is cut, and told from others by its digest."""
+        """Third part of a set-up; a long one is shortened and ends with a digest."""
         tag = re.sub(r"[^a-z0-9.]+", "-", str(self))
         if len(tag) <= LONGEST_TAG:
             return tag

@@ -29,7 +29,7 @@ PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that ta
 
 
 def install_quit_handlers() -> None:
-    """Until somebody takes over: Ctrl-C and a hangup end this process with one line.
+    """Until other handlers are set, Ctrl-C and a hangup end this process with one line.
 
     Imports take seconds, and a KeyboardInterrupt inside them is pages of traceback.
     """
@@ -139,7 +139,8 @@ def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
 
 
 def run_while_connected(command: list[str]) -> int:
-    """Its exit code. Where signals do not reach, as over ssh, closing the input says it.
+    """The exit code of a command, which is asked to end when our input closes: signals do not pass
+    through ssh.
 
     The first line of the input is JSON: variables that must not stand on a command line.
     """

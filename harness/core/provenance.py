@@ -33,13 +33,13 @@ def versions() -> dict[str, str | None]:
 
 
 def missing_packages() -> dict[str, str]:
-    """What this Python lacks of what the project needs, by name, as pip is told it."""
+    """Required packages that are not installed: name -> requirement as pip reads it."""
     needed = {re.split(r"[^\w.-]", need)[0]: need for need in _needed()}
     return {name: need for name, need in needed.items() if _version(name) is None}
 
 
 def _needed() -> list[str]:
-    """Of a checkout what its pyproject.toml says, else what pip has noted of the installed copy."""
+    """The requirements in pyproject.toml of a checkout, or in the metadata of an installed copy."""
     project = ROOT / "pyproject.toml"
     if project.is_file():
         return list(tomllib.loads(project.read_text("utf-8"))["project"]["dependencies"])

@@ -18,7 +18,7 @@ class UserError(ValueError):
 
 
 class NodeError(UserError):
-    """What lies on this node is wrong, maybe on no other: the first rank of each node says it."""
+    """A mistake on this node, perhaps on no other: the first rank of each node prints it."""
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None, mark: str = "") -> str:

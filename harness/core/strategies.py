@@ -123,7 +123,7 @@ OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for
 
 
 def is_off(value: Any) -> bool:
-    """What a flag of a strategy says where it is not used; a momentum of 0 is used."""
+    """Whether a flag of a strategy has its off value; a momentum of 0 is a value in use."""
     return value is None or value is False or value == "none"
 
 

@@ -305,7 +305,7 @@ def doubling_axis(axes: Axes, values: Iterable[float]) -> None:
 
 
 def delay_axis(axes: Axes, delays: Sequence[float]) -> None:
-    """Logarithmic from 1 ms; a delay of zero has its place, where there is one."""
+    """Logarithmic from 1 ms; a delay of zero, if any, has a place of its own."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.5)
     axes.set_xlim(-0.4, max(delays) * 1.3)
     if min(delays) > 0:
@@ -321,7 +321,7 @@ def _no_minor_ticks(axis: Axis) -> None:
 
 
 def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
-    """As many as somebody may listen to."""
+    """As many values as a description read aloud can hold."""
     return labels.listed(texts, joined_by, MOST_LISTED)
 
 

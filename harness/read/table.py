@@ -113,7 +113,7 @@ def show(table: Table) -> None:
 
 
 def parts(table: Table, width: int | None) -> list[Table]:
-    """As few tables as are needed, of like width; each says which row is which."""
+    """As few tables as possible, of similar width; each repeats the key columns."""
     whole = range(len(table.headings))
     if width is None or _width(table, whole) <= width:
         return [table]

@@ -1,4 +1,4 @@
-"""Where torch's processes meet, open to nobody else.
+"""The rendezvous of torch's processes, closed to everybody else.
 
 torch's store listens on every address, asks for no password and lists its keys to whoever connects,
 so that a secret run id alone keeps nobody out; and a c10d rendezvous unpickles what it finds there.

@@ -1,4 +1,4 @@
-"""torchrun that lets nobody in: its flags, its ranks, but harden() first (rendezvous.py).
+"""torchrun behind a rendezvous that strangers cannot join: the same flags, after harden().
 
 python -m harness.train.torchrun --standalone --nproc_per_node=2 bert.py --setup 1_2
 """

@@ -7,6 +7,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -240,6 +241,23 @@ def test_the_page_on_architecture_names_what_is_there() -> None:
     places = [ROOT / f if f.split("/")[0] in ("tests", "docs", "harness") else HARNESS / f
               for f in files]  # fmt: skip
     assert [place for place in places if not place.exists()] == []
+
+
+def test_the_sizes_that_the_page_states_are_true_to_a_tenth() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    stated = {
+        name: int(now.replace(",", ""))
+        for name, now in re.findall(r"^\| ([\w ,`/]+) \| [\d,]+ \| ([\d,]*\d)", page, re.MULTILINE)
+    }
+    tests = [*(ROOT / "tests").rglob("*.py")]
+    counted = {
+        "modules of `harness/`": len(FILES),
+        "lines of `harness/`": sum(len(f.read_text("utf-8").splitlines()) for f in FILES),
+        "largest folder, in files": max(Counter(file.parent for file in FILES).values()),
+        "lines of `tests/`": sum(len(f.read_text("utf-8").splitlines()) for f in tests),
+    }
+    assert stated.keys() == counted.keys()
+    assert {n: (s, counted[n]) for n, s in stated.items() if abs(s / counted[n] - 1) > 0.1} == {}
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)

@@ -216,7 +216,7 @@ def _number(file: Path) -> int:
 
 
 def plain(value: Any, infinite: Callable[[float], Any] = lambda _: None) -> Any:
-    """JSON has no NaN: what is not a number is unknown, and unknown is null.
+    """JSON has no NaN: NaN is written as null, which means unknown.
 
     infinite: what is written for infinity.
     """

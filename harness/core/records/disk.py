@@ -15,7 +15,7 @@ from harness.core.settings import UserError
 
 
 class DiskError(OSError):
-    """A disk that cannot be written to; its text says what, and which folder."""
+    """A disk that cannot be written to; its text names the folder and the reason."""
 
     def __init__(self, number: int, what: str) -> None:
         super().__init__(number, what)
@@ -69,7 +69,7 @@ def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
 
 
 def in_words(error: Exception) -> str:
-    """The line for people; what is no mistake of theirs, and no refusal of a disk, is raised."""
+    """The message of an error as one line; an OSError that is no refusal of a disk is raised."""
     if not isinstance(error, OSError) or isinstance(error, DiskError):
         return " ".join(str(error).split())
     if error.errno not in (*OF_OPEN_FILES, errno.EACCES):

@@ -50,7 +50,7 @@ LARGER_BATCH = "a larger --per_gpu_batch, which also communicates less often (a 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a record says about the conditions that bear on its speed."""
+    """The conditions of a run that affect its speed, as recorded."""
 
     strategy: str
     nodes: int
@@ -112,7 +112,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
 
 
 def _could_balance(run: Run) -> bool:
-    """As far as the record tells; older ones do not count layers with BatchNorm."""
+    """As far as it is recorded: older records do not count BatchNorm layers."""
     settings = run.settings
     if run.observed.get("batchnorm_layers"):
         return False
@@ -327,7 +327,7 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
 
 
 def _link(context: RunContext) -> str:
-    """Sentences on what is sent, and over which link."""
+    """Sentences about the bytes sent and the link."""
     text = ""
     if context.payload_bytes:
         text += f". Each process contributes {context.payload_bytes / 1e6:.3g} MB per update"

@@ -1,4 +1,4 @@
-"""Time to a target accuracy, accuracy against what it costs, and where the time of a run went."""
+"""Time to a target accuracy, accuracy against cost, and the breakdown of the time of runs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ SHARES = ("accuracy", "precision", "recall", "f1", "top5_accuracy")
 
 @dataclass(frozen=True)
 class Foreign:
-    """One file of somebody else's, read."""
+    """The content of an imported file."""
 
     file: Path
     format: str
@@ -126,7 +126,7 @@ def _read_text(file: Path, text: str, sha256: str) -> Foreign:
 
 
 def settings_in(file: Path) -> dict[str, Any]:
-    """What folder and name say; a name of another form says nothing."""
+    """Settings in the names of folder and file; none in a name of another form."""
     script = file.absolute().parent.name
     settings: dict[str, Any] = {"script": script} if script in TASKS else {}
     match = FILE_NAME.match(file.stem)

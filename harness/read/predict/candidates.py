@@ -83,7 +83,7 @@ def candidates(
     fitted: Fitted, runs: Sequence[Run], nodes: Sequence[int], wire: Wire, target: Target,
     batch: int | None = None, emulated: bool = False,
 ) -> Candidates:  # fmt: skip
-    """UserError where no run says anything of these nodes and this effective batch."""
+    """UserError without a run on these nodes with this effective batch."""
     done = [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
     here = [run for run in done if shape_of(run).nodes in nodes]
     asked = " or ".join(map(str, nodes))
@@ -178,7 +178,7 @@ def _add(
 
 
 def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
-    """Seed -> epochs to the target; a miss is infinite, a run without the metric says nothing."""
+    """Seed -> epochs to the target; a miss is infinite, a run without the metric is left out."""
     by_seed: dict[Any, list[float]] = {}
     for run in runs:
         needed = time_to_target(run.epochs, target).get("tta_epochs")
@@ -236,7 +236,7 @@ def _candidate(
 
 
 def _alone_s(prediction: Prediction) -> float:
-    """Of an update, what is not spent waiting for the exchange."""
+    """Seconds of an update without the time spent waiting for the exchange."""
     return prediction.step_s - prediction.parts[EXCHANGE]
 
 
@@ -266,7 +266,7 @@ def _direct_s(
 
 
 def _of_epochs(epochs: Sequence[float], epoch_s: float) -> float:
-    """Half of the interval that seeds leave open."""
+    """Half of the interval over seeds."""
     mean = spread(epochs)
     return 0.0 if mean.high is None or mean.mean is None else (mean.high - mean.mean) * epoch_s
 

@@ -57,7 +57,7 @@ ALIKE: dict[str, Callable[[Run], str | None]] = {
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line says in place of records."""
+    """Values of the command line that replace those of records."""
 
     gradient_mb: float | None = None
     backend: str | None = None
@@ -67,7 +67,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model with what it was fitted on, and what else the records hold."""
+    """A model, what it was fitted on, and further facts of the records."""
 
     model: Model
     name: str
@@ -388,7 +388,7 @@ def _mean_ratio(runs: Iterable[Run], amount: str, by: str) -> float | None:
 
 
 def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
-    """What measures what is missing, made of the command of a run that is there."""
+    """The command of the missing measurement, derived from that of an existing run."""
     flags = ["--setup", setup, *(["--per_gpu_batch", str(batch)] if batch else [])]
     run = next((run for run in runs if run.command), None)
     if run is None:

@@ -61,7 +61,7 @@ APART = ("local_sgd", "diloco")
 
 @dataclass(frozen=True)
 class StepTime:
-    """fixed_s + per_sample_s x batch; one batch alone says nothing of any other."""
+    """fixed_s + per_sample_s x batch; one batch alone predicts no other."""
 
     fixed_s: float
     per_sample_s: float

@@ -162,7 +162,7 @@ def _is_close(one: Candidate, other: Candidate) -> bool:
 
 
 def _undecided(close: list[Candidate], target: str, link: str) -> str:
-    """Those of which none is known to be the fastest."""
+    """The candidates that cannot be ranked."""
     times = [each.wall_s for each in close]
     named = [
         f"{name_of(each)}, --exchange {each.plan.exchange} ({duration(each.wall_s)})"

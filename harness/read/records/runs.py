@@ -198,7 +198,7 @@ class Run:
 
     @property
     def threads(self) -> int | None:
-        """Of a process that computes on a CPU; None where a GPU does, or nobody knows."""
+        """Of a process on a CPU; None on a GPU, and where it is not recorded."""
         return self.environment.get("threads") if self.device == "cpu" else None
 
     @property
@@ -246,7 +246,7 @@ class Run:
 
     @cached_property
     def characteristics(self) -> dict[str, Any]:
-        """The identity, and what the label of a sweep says beyond it."""
+        """The identity, and further entries of the label that the sweep gives it."""
         more = {n: v for n, v in self.label.items() if n not in (*self.identity, *REPETITIONS)}
         return self.identity | more
 

@@ -93,7 +93,7 @@ def _sections(
 
 
 def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section | str:
-    """The section, all its files written; or why there is none."""
+    """The section, with its files written; or the reason why there is none."""
     try:
         table, rows = sweep_table(sweep)
         _write(out / name / "table.csv", csv_text(rows))

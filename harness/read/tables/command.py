@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _latex(table: Table, about: str) -> None:
-    """With what it shows and what it needs as comments: nothing else stands in the output."""
+    """The table with its title and the package that it needs as comments."""
     needs = r"% needs \usepackage{booktabs}"
     print(f"% {' '.join(printable(about).split())}", needs, *latex_lines(table), sep="\n")
 
@@ -138,7 +138,7 @@ def _failures_and_warnings(runs: pd.DataFrame) -> Iterator[str]:
 
 
 def _strategies(runs: pd.DataFrame) -> list[str | None]:
-    """The strategies, and by what runs of one strategy are mostly told apart."""
+    """The strategies, with the settings that mostly distinguish runs of one strategy."""
     names = [name for name in ("strategy", "compress", "sync_every") if name in runs]
     labels = runs[names].astype(object).where(runs[names].notna(), None)
     return [strategy_text(dict(zip(names, row, strict=True))) for row in labels.to_numpy()]

@@ -156,7 +156,7 @@ def _is_number(text: Any) -> bool:
 
 
 def _embedded(name: str) -> datasets.DatasetDict:
-    """Made once for what it is made of."""
+    """Prepared once for each version of its content."""
     texts = hashlib.sha256(embedded.ENGLISH.read_bytes()).hexdigest()
     key = {"embedded": name, "texts": texts, "scikit-learn": metadata.version("scikit-learn")}
     folder = cached(key, lambda draft: EMBEDDED[name]().save_to_disk(draft / "data"))

@@ -40,7 +40,7 @@ class EpochMeasure:
         return {}
 
     def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        """The run's row, from those of all ranks and from what it holds already; on rank 0."""
+        """Fields of the run's row, from the rows of all ranks and the row so far; on rank 0."""
         return {}
 
     def facts(self) -> dict[str, Any]:

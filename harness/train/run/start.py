@@ -227,7 +227,7 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
 
 
 def _is_finished(context: Context) -> bool:
-    """Whether there is nothing to do; with --rerun the earlier record is set aside."""
+    """Whether the run is finished; with --rerun its earlier record is set aside."""
     folder, launch, rank0 = context.folder, context.launch, context.is_rank0
     before = broadcast(RunFolder.at(folder.path).outcome() if rank0 else None)
     goes_on = rank0 and (
@@ -260,7 +260,7 @@ def _require_one_strategy(context: Context) -> None:
 
 
 def _refuse_changed_inputs(context: Context) -> None:
-    """A finished run answers only for what it was measured with."""
+    """A finished run is only reused with the inputs that it was measured with."""
     folder, change, code = context.folder, "", ""
     if context.is_rank0:
         earlier, now = recorded_inputs(RunFolder.at(folder.path)), context.inputs
