@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from harness.core.records import COMPLETE, SCHEMA, RunFolder, append_row, read_json, write_json
+from harness.core.records import (
+    COMPLETE,
+    SCHEMA,
+    RunFolder,
+    append_row,
+    read_json,
+    total,
+    write_json,
+)
 from harness.core.records.disk import DiskError
 from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
@@ -365,7 +373,8 @@ def write_summary(
     last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
     share = per_gpu / last_rate if per_gpu and last_rate else None
     train_time_s, elapsed_s = _total(rows, "epoch_time_s"), total_elapsed_s(folder)
-    energy_j, probe = _sum_of(rows, "energy_j"), probe_of(folder)
+    sums = {name: total([row.get(name) for row in rows]) for name in SUMS}
+    energy_j, probe = sums["energy_j"], probe_of(folder)
     write_json(
         folder.summary,
         {
@@ -389,7 +398,7 @@ def write_summary(
             "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
             "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
             "comm_share": probe.get("comm_share") if probe is not None else None,
-            **{name: _sum_of(rows, name) for name in SUMS},
+            **sums,
             **{name: _mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
             "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
             "joules_per_sample": energy_j / samples if energy_j is not None and samples else None,
@@ -406,12 +415,6 @@ def goodput_share(train_time_s: float, elapsed_s: float | None) -> float | None:
 def _total(rows: Rows, name: str) -> float:
     """As far as it is known."""
     return sum(row.get(name) or 0 for row in rows)
-
-
-def _sum_of(rows: Rows, name: str) -> float | None:
-    """Unknown where one row does not know it, or there is none."""
-    values: list[Any] = [row.get(name) for row in rows]
-    return sum(values) if values and None not in values else None
 
 
 def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:

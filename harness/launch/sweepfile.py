@@ -179,7 +179,7 @@ class Sweep:
     header: dict[str, str] = field(default_factory=dict)
 
 
-def load(path: Path, tiny: bool = False, installed: Callable[[str], bool] | None = None) -> Sweep:
+def load(path: Path, tiny: bool = False, installed: Callable[[str], object] | None = None) -> Sweep:
     """Read a file and check all of it; UserError names the line and what is meant."""
     source = YamlSource(path)
     small = source.content.setdefault("tiny", {})
@@ -195,16 +195,12 @@ def load(path: Path, tiny: bool = False, installed: Callable[[str], bool] | None
             raise source.wrong(where, f"unknown key {where[-1]}: {nearest(where[-1], known)}")
     if tiny:
         source.replace_keys("tiny")
-    return _Reader(source, tiny, installed or _installed).sweep()
+    return _Reader(source, tiny, installed or find_spec).sweep()
 
 
 def _script_names(named: Any) -> list[str]:
     scripts = named if isinstance(named, list) else [named]
     return [str(script).removesuffix(".py") for script in scripts]
-
-
-def _installed(package: str) -> bool:
-    return find_spec(package) is not None
 
 
 @dataclass
@@ -213,7 +209,7 @@ class _Reader:
 
     source: YamlSource
     tiny: bool
-    installed: Callable[[str], bool]
+    installed: Callable[[str], object]
 
     @property
     def content(self) -> dict[str, Any]:

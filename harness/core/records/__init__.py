@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -237,6 +237,11 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     if not known or any(value is None or not math.isfinite(value) for value in known):
         return None
     return math.fsum(value for value in known if value is not None)
+
+
+def total(values: Sequence[Any]) -> Any:
+    """The sum if all values are known, never a part of it; None if there are no values."""
+    return None if not values or None in values else sum(values)
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:

@@ -217,7 +217,8 @@ def _candidate(
     longer = math.exp(ratios.at(plan.wire))  # than the model's
     updates = [each * plan.epoch_updates for each in epochs]
     steps_s = _steps_s(fitted, prediction, updates)
-    exchange_s = steps_s - needed * plan.epoch_updates * _alone_s(prediction)
+    alone_s = prediction.step_s - prediction.parts[EXCHANGE]
+    exchange_s = steps_s - needed * plan.epoch_updates * alone_s
     phases = fitted.phases.at(plan.shape, plan.wire)
     times = {START: 1.0, PROBE: 1.0, EVALUATION: needed,
              SAVING: needed - 1, EPOCH_END: needed - 1}  # fmt: skip
@@ -233,11 +234,6 @@ def _candidate(
         direct_s=None if with_direct else _direct_s(fitted, prediction, parts, updates, longer),
         between=bool(delays) and min(delays) <= plan.wire.delay_s <= max(delays),
     )  # fmt: skip
-
-
-def _alone_s(prediction: Prediction) -> float:
-    """Seconds of an update without the time spent waiting for the exchange."""
-    return prediction.step_s - prediction.parts[EXCHANGE]
 
 
 def _steps_s(fitted: Fitted, prediction: Prediction, updates: Iterable[float]) -> float:

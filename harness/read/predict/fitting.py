@@ -211,7 +211,8 @@ def fit_on(
         assumed=(*_assumptions(runs, basis, first, line, overrides),),
         train_samples=overrides.train_size or _train_samples(first),
         phases=fit_phases(
-            (shape_of(run), _wire_of(run), run) for run in _same_training(first, runs)
+            (shape_of(run), wire_between(run.measured_link), run)
+            for run in _same_training(first, runs)
         ),
         power_w=_mean_ratio(singles, "energy_j", "train_time_s"),
         idle_w=spread(
@@ -353,10 +354,6 @@ def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
 def _of_training(run: Run) -> list[Any]:
     same = ("script", "dataset", "train_size", "test_size", "precision")
     return [run.machine_kind, *_model_of(run), *(run.identity.get(name) for name in same)]
-
-
-def _wire_of(run: Run) -> Wire | None:
-    return wire_between(run.measured_link)
 
 
 def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:

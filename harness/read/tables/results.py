@@ -70,7 +70,7 @@ def _differ(runs: list[Run]) -> Iterator[str]:
             values = {_at(run.environment, path) for run in runs if _script(run) == script} - {None}
             if len(values) > 1:
                 of = f" of {script}" if script else ""
-                yield f"Runs{of} differ in {what}: {_some(sorted(map(_short, values)))}."
+                yield f"Runs{of} differ in {what}: {_some(sorted(str(v)[:12] for v in values))}."
 
 
 def _script(run: Run) -> str:
@@ -81,10 +81,6 @@ def _at(environment: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         environment = (environment or {}).get(name)
     return environment
-
-
-def _short(value: Any) -> str:
-    return str(value)[:12]
 
 
 def _disturbed(runs: list[Run]) -> Iterator[str]:

@@ -67,11 +67,6 @@ def merged(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {name: value for of_measure in fields for name, value in of_measure.items()}
 
 
-def total(values: Sequence[Any]) -> Any:
-    """The sum if all values are known, never a part of it; None if there are no values."""
-    return None if not values or None in values else sum(values)
-
-
 class Pending:
     """The row of an epoch that has ended; it waits for the evaluation and is written once."""
 

@@ -18,7 +18,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData, constants, get_tok
 
 from harness.core.records import RunFolder, read_json
 from harness.core.records.archives import SUFFIX, Files, files_of, write_archive
-from harness.core.records.redact import redacted
+from harness.core.records.redact import first_line, redacted
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_of
 from harness.train.context import COMPLETE, Context
@@ -82,7 +82,7 @@ def publish(context: Context) -> None:
         repo = _upload(context.settings, context.folder)
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = redacted((str(error) or type(error).__name__).splitlines()[0])
+        reason = first_line(error)
         if status in (401, 403, 404):
             reason = f"the Hub answers {status}: check the name and the token"
         print(
