@@ -148,7 +148,7 @@ def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
 
 
 def _interruptions(folder: RunFolder) -> dict[str, Any]:
-    """Over all attempts: the cost of interruptions, and how often the launcher restarted."""
+    """The cost of interruptions and the number of restarts, over all attempts."""
     starts = starts_of(_attempts(folder))
     return {
         "restarts": sum(row.get("gap_s") is not None for row in starts),
@@ -413,19 +413,19 @@ def goodput_share(train_time_s: float, elapsed_s: float | None) -> float | None:
 
 
 def _total(rows: Rows, name: str) -> float:
-    """As far as it is known."""
+    """The sum of the known values."""
     return sum(row.get(name) or 0 for row in rows)
 
 
 def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
-    """Over the timed seconds; unknown where one epoch that has any does not know it."""
+    """The mean weighted by timed seconds; None if an epoch with timed steps lacks a value."""
     timed = [(v, row["timed_s"]) for row, v in zip(rows, values, strict=True) if row.get("timed_s")]
     known = [(value, seconds) for value, seconds in timed if value is not None]
     return fmean(*zip(*known, strict=True)) if known and len(known) == len(timed) else None
 
 
 def _largest(rows: Rows, name: str) -> float | None:
-    """Of all ranks and epochs."""
+    """The largest value of all ranks and epochs."""
     values = (value for row in rows for value in row.get(name) or [])
     return max((value for value in values if value is not None), default=None)
 

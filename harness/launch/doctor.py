@@ -84,7 +84,7 @@ def examine() -> list[Check]:
 
 
 def _looked_at(name: str, look: Callable[[], Check]) -> Check:
-    """Of a check that takes a package: where that is missing, the others are made all the same."""
+    """A check that needs a package; where that is missing, the other checks still run."""
     try:
         return look()
     except ModuleNotFoundError as error:

@@ -98,7 +98,7 @@ def show_list(texts: Iterable[str]) -> None:
 
 
 def show(table: Table) -> None:
-    """In parts where the terminal is too narrow: nothing is cropped. A file has no width."""
+    """Print a table, in parts if the terminal is too narrow: nothing is cropped."""
     console = screen()
     for part in parts(table, console.width if console.is_terminal else None):
         drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

@@ -36,7 +36,7 @@ class Session:
         return self.world.size == 1
 
     def own_settings(self, settings: Settings) -> Settings:
-        """With the batch and accumulation of this process."""
+        """The settings with the batch and accumulation of this process."""
         # Only torchrun's elastic runs train on fewer processes than the set-up names; DataParallel
         # is one process, whatever its set-up says.
         return for_world(settings, self.world.size) if self.world.elastic else settings
@@ -117,7 +117,7 @@ _of_world: tuple[Any, Messages] | None = None
 
 
 def _messages() -> Messages | None:
-    """Those of the default process group, if gloo carries it."""
+    """The messages of the default process group, if its backend is gloo."""
     global _of_world
     world = dist.group.WORLD
     if dist.get_backend(world) != "gloo":

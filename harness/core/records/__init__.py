@@ -175,7 +175,7 @@ class RunFolder:
         return {_number(file): cast(list[TelemetryRow], self.read_rows(file)[0]) for file in files}
 
     def read_json(self, file: Path) -> dict[str, Any] | None:
-        """As the function of this name, from wherever it lies."""
+        """Like the function of this name, on disk or in an archive."""
         if (files := self._files()) is None:
             return read_json(file)
         return _object_in(files.get(self._name(file), ""))

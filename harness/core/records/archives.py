@@ -168,7 +168,7 @@ def _archives_in(folder: Path, _time: int) -> tuple[Path, ...]:
 
 
 def archives_above(folder: Path) -> Iterator[Path]:
-    """Those that may hold a folder, or folders below it."""
+    """The archives that may hold a folder, or folders below it."""
     for parent in [*folder.parents][:DEEPEST_RUN]:
         yield from archives_in(parent)
 

@@ -92,7 +92,7 @@ def _account() -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Of the message of a library, as it may be shown and recorded."""
+    """The first line of an error, redacted."""
     return redacted((str(error) or type(error).__name__).splitlines()[0])
 
 

@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequence[str]]:
-    """Those of each node, as many for each; NCCL itself would not notice that two nodes share one.
+    """The GPUs of each node, equally many; NCCL would not notice that two nodes share one.
 
     Empty where the machine has none.
     """

@@ -232,7 +232,7 @@ def code_of(job_state: str | None, note: Note | None) -> int:
 
 
 def exit_of(job: str, job_state: str | None, note: Note | None, log: Path, folder: Path) -> Exit:
-    """As other launchers report it; folder: of the run's record."""
+    """The end of a job in the form of other launchers; folder: of the run's record."""
     code = code_of(job_state, note)
     return Exit(
         code,

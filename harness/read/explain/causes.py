@@ -125,7 +125,7 @@ def _could_balance(run: Run) -> bool:
 
 
 def _other_exchange(run: Run) -> str | None:
-    """Of a run that took the backend, and not by a choice of its own."""
+    """The --exchange to try for a run that used the backend without choosing it by the link."""
     requested = (run.recorded_folder.read_settings() or {}).get("exchange")
     on_cpu = run.device == "cpu"
     if requested in ("auto", *SENT_DIRECTLY) or not on_cpu or (run.nodes or 1) == 1:
@@ -178,7 +178,7 @@ def lost(run: TimeBreakdown, base: TimeBreakdown) -> dict[str, float]:
 
 
 def share_lost(run: TimeBreakdown, base: TimeBreakdown) -> float:
-    """Of the run without its startup, all causes together."""
+    """The share of the run, without startup, that all causes together cost."""
     return 1 - base.running_s * (run.per_device / base.per_device) / run.running_s
 
 
@@ -275,7 +275,7 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
 
 
 def seconds(value: float) -> str:
-    """With three digits, in a unit that fits."""
+    """A duration with three digits, in s, ms or µs."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if value >= factor:
             return f"{three_digits(value / factor)} {unit}"

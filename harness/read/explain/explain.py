@@ -151,7 +151,7 @@ def _main_cause(breakdown: TimeBreakdown, main: Cause | None, scales: bool, hidd
 
 
 def why_not(group: Group, base: Group) -> str | None:
-    """In one line why this cannot be the baseline; None where it can."""
+    """Why this cannot be the baseline, in one line; None if it can."""
     for name in ("script", "model"):
         values = [str(side.identity[name]) for side in (group, base)]
         if values[0] != values[1]:
@@ -241,7 +241,7 @@ def _effective(group: Group) -> int | None:
 
 
 def _per_device(group: Group) -> tuple[float, int] | None:
-    """With the size of a pass: accumulation makes the same batch at another speed."""
+    """The batch per device and that of a pass, as accumulation changes the speed."""
     first = group.finished[0]
     if not first.effective_batch or not first.devices:
         return None
@@ -341,7 +341,7 @@ def _against(
 
 
 def _for_its_script(group: Group, found: list[Cause]) -> list[Cause]:
-    """With remedies that someone can take who records with LogCallback in a script of their own."""
+    """The causes with remedies for users of LogCallback in their own scripts."""
     run = group.finished[0]
     if "script" in run.settings and not run.imported:
         return found

@@ -112,7 +112,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
 
 
 def _times(group: Group, target: Target) -> dict[str, Times]:
-    """Of the finished runs that have the metric; a miss is infinite."""
+    """The times of finished runs that have the metric; a miss is infinite."""
     results = [(run, time_to_target(run.epochs, target)) for run in group.in_own_batch]
     return {
         measure: [(run, times[measure]) for run, times in results if measure in times]

@@ -188,7 +188,7 @@ def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
 
 
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
-    """Of quiet runs where there are any over a link."""
+    """Logarithms of measured / predicted step times by link, of quiet runs if there are any."""
     over = [(wire, run) for run in runs if step_s(run, Overrides())
             and (wire := wire_between(run.measured_link)) is not None]  # fmt: skip
     same = joined(wire for wire, _ in over)
@@ -237,7 +237,7 @@ def _candidate(
 
 
 def _steps_s(fitted: Fitted, prediction: Prediction, updates: Iterable[float]) -> float:
-    """Of the first so many updates of a run, the mean; those made together come first."""
+    """Mean seconds of the first so many updates; those made together come first."""
     plan = prediction.plan
     if not plan.sync_first or plan.updates is None:
         return statistics.mean(updates) * prediction.step_s

@@ -112,7 +112,7 @@ def recorded(runs: Sequence[Run]) -> Iterator[Reduction]:
 
 
 def measured_beside(selector: str) -> Iterator[Reduction]:
-    """Those in files of a folder, or of FOLDER:NAME=VALUE."""
+    """The all-reduces in link*.json files of a folder, or of FOLDER:NAME=VALUE."""
     folder = Path(selector.rpartition(":")[0] if not Path(selector).exists() else selector)
     for file in sorted(folder.rglob(LINK_FILES)) if folder.is_dir() else ():
         link = read_json(file) or {}
@@ -128,7 +128,7 @@ def measured_beside(selector: str) -> Iterator[Reduction]:
 
 
 def _checked_link(link: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
-    """Its all-reduces; UserError unless it is what `harness link` prints."""
+    """The all-reduces of a file; UserError unless it is what `harness link` prints."""
     rows = link.get("allreduce") or []
     as_run = {name: link.get(name) for name in ("nodes", "processes_per_node")}
     check_fields("environment", {"link": link, **as_run}, file)
@@ -157,7 +157,7 @@ def _reductions(
 
 
 def wire_between(link: Mapping[str, Any]) -> Wire | None:
-    """As it was requested, where it was; else as it was measured."""
+    """The link as requested, or as measured if none was requested."""
     requested = link.get("asked")
     if isinstance(requested, dict):
         return wire_of(Link(requested.get("delay_ms") or 0.0, requested.get("rate_mbit")))

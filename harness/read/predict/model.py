@@ -139,7 +139,7 @@ class Scenario:
 
     @property
     def label(self) -> str:
-        """Its strategy as tables name it."""
+        """The strategy as tables name it."""
         compress = "" if self.compress == "none" else f" {self.compress}"
         every = f" every {self.sync_every}" if self.strategy in APART else ""
         every += f" after {self.sync_first} together" if self.sync_first else ""

@@ -46,7 +46,7 @@ class OverLinks:
     by_link: Mapping[Wire, float]
 
     def at(self, wire: Wire, without: Wire | None = None) -> float:
-        """Between delays by their logarithms, at each delay that of the nearest rate."""
+        """For a link, interpolated over log delays; at each delay the nearest rate counts."""
         known = {link: log for link, log in self.by_link.items() if link != without}
         nearest: dict[float, tuple[float, float]] = {}
         for link, log in known.items():
@@ -86,7 +86,7 @@ class Phases:
         return min(known, key=lambda each: abs(each.ranks - shape.ranks), default=None)
 
     def at(self, shape: Shape, wire: Wire) -> dict[str, PhaseFit]:
-        """Those that are known; each takes its fixed_s, the link's part included."""
+        """The known phases; fixed_s of each includes the link's part."""
         near = self.recorded(shape) if shape.nodes > 1 else Shape(1)
         known = dict(self.of.get(near or Shape(1), {}))
         if shape.nodes > 1 and near is None:

@@ -156,7 +156,7 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
 
 
 def _is_close(one: Candidate, other: Candidate) -> bool:
-    """In time and, as nodes may differ, in node-hours."""
+    """Whether two candidates are close in time and, as nodes may differ, in node-hours."""
     ratios = one.wall_s / other.wall_s, one.node_hours / other.node_hours
     return all(1 / CLOSE <= ratio <= CLOSE for ratio in ratios)
 

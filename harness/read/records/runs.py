@@ -222,7 +222,7 @@ class Run:
 
     @property
     def is_disturbed(self) -> bool:
-        """Its times are not those of its settings on a quiet machine."""
+        """Whether its times may differ from those of its settings on a quiet machine."""
         return self.is_beside_others or bool(self.other_batches)
 
     @property
@@ -233,7 +233,7 @@ class Run:
 
     @cached_property
     def others_cpu_share(self) -> float | None:
-        """Of the cores' time in all epochs; None where no epoch knows it."""
+        """The share of the cores' time that others used, over all epochs; None if unknown."""
         known = [(row.get("others_cpu_share"), row.get("epoch_time_s")) for row in self.epochs]
         parts = [(share, s) for share, s in known if is_number(share) and is_number(s)]
         whole_s = math.fsum(s for _, s in parts)
@@ -370,7 +370,7 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
 
 
 def _other_batches(folder: RunFolder, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of its attempts (--auto_batch, or nodes were missing)."""
+    """Batches of attempts that differ from the one asked for (--auto_batch, missing nodes)."""
     requested = settings.get("per_gpu_batch")
     batches = {row.get("per_gpu_batch") for row in attempts_of(folder)} if requested else set()
     return tuple(sorted(batch for batch in batches if batch and batch != requested))
@@ -431,7 +431,7 @@ def _known(value: Any) -> float:
 
 
 def _mean(ranks: list[Mapping[str, Any]], name: str) -> float | None:
-    """Over the samples: ranks need not have the same number of them."""
+    """The mean over samples, of which ranks may have different numbers."""
     # A rank without samples has no accuracy and does not count.
     rows = [row for row in ranks if row.get("eval_samples") != 0]
     if not rows or not all(is_number(r.get(n)) for r in rows for n in (name, "eval_samples")):

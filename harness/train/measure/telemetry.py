@@ -137,7 +137,7 @@ def start_sampler(hz: float, world: World, devices: int) -> SamplerClient | None
 
 
 def uuids(devices: int) -> list[str]:
-    """Of the GPUs that this process trains on: its own, or the first `devices` for dp; 0: none."""
+    """UUIDs of the GPUs of this process: its own, or the first `devices` for dp; 0: none."""
     if not devices:
         return []
     return [str(torch.cuda.get_device_properties(n).uuid) for n in device_numbers(devices)]
