@@ -82,13 +82,13 @@ class YamlSource:
         line = f" line {self.lines[where]}" if where in self.lines else ""
         return UserError(f"{self.path}{line}: {message}")
 
-    def replace_keys(self, other: str) -> None:
-        """Put the keys below this one in place of those of the same name above."""
-        inner = self.content[other]
+    def use_tiny(self) -> None:
+        """Put the keys below `tiny` in place of those of the same name above."""
+        inner = self.content["tiny"]
         self.content |= inner
         lines = self.lines.items()
         kept = {where: line for where, line in lines if not where or where[0] not in inner}
-        self.lines = kept | {where[1:]: line for where, line in lines if where[:1] == (other,)}
+        self.lines = kept | {where[1:]: line for where, line in lines if where[:1] == ("tiny",)}
 
     def _plain(self, node: Any, path: Where) -> Any:
         """Dicts, lists and texts of a YAML node; their lines are noted."""
@@ -194,7 +194,7 @@ def load(path: Path, tiny: bool = False, installed: Callable[[str], object] | No
         if where[-1] not in known or where == ("tiny", "tiny"):
             raise source.wrong(where, f"unknown key {where[-1]}: {nearest(where[-1], known)}")
     if tiny:
-        source.replace_keys("tiny")
+        source.use_tiny()
     return _Reader(source, tiny, installed or find_spec).sweep()
 
 

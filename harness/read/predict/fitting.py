@@ -214,7 +214,7 @@ def fit_on(
             (shape_of(run), wire_between(run.measured_link), run)
             for run in _same_training(first, runs)
         ),
-        power_w=_mean_ratio(singles, "energy_j", "train_time_s"),
+        power_w=_mean_power_w(singles),
         idle_w=spread(
             [w for r in singles if is_number(w := r.environment.get("idle_power_w"))]
         ).mean,
@@ -378,10 +378,10 @@ def _train_samples(run: Run) -> int | None:
     return None if used is None else int(used) + int(run.data.get("left_out_samples") or 0)
 
 
-def _mean_ratio(runs: Iterable[Run], amount: str, by: str) -> float | None:
-    """The mean over the runs that know both."""
-    pairs = [(run.measures.get(amount), run.measures.get(by)) for run in runs]
-    return spread([total / size for total, size in pairs if total and size]).mean
+def _mean_power_w(runs: Iterable[Run]) -> float | None:
+    """The mean over the runs with known energy."""
+    pairs = [(run.measures.get("energy_j"), run.measures.get("train_time_s")) for run in runs]
+    return spread([energy_j / s for energy_j, s in pairs if energy_j and s]).mean
 
 
 def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
