@@ -8,7 +8,6 @@ matplotlib and torch take seconds to load.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import re
 import shlex
@@ -22,19 +21,22 @@ from typing import NoReturn
 from harness.core import tasks
 from harness.core.command_line import (
     BadValue,
-    complain,
-    is_leader,
     natural,
     one_of,
     positive,
-    quiet_when_closed,
     setting,
     whole,
     without_package,
 )
-from harness.core.process import install_quit_handlers, restore_quit_handlers
+from harness.core.process import (
+    complain,
+    install_quit_handlers,
+    is_leader,
+    quiet_when_closed,
+    restore_quit_handlers,
+)
 from harness.core.records.disk import in_words
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 from harness.core.strategies import SENT_DIRECTLY
 from harness.core.tasks import TASKS
 
@@ -58,7 +60,9 @@ class Parser(argparse.ArgumentParser):
         for word in arguments:
             name = word.partition("=")[0]
             if FLAG.fullmatch(word) and name not in self._option_string_actions:
-                raise UserError(f"unknown flag {name}{self._nearest(name)}")
+                known = sorted(n[2:] for n in self._option_string_actions if n.startswith("--"))
+                hint = nearest(name.lstrip("-"), known, mark="--")
+                raise UserError(f"unknown flag {name}: {hint}")
         options = self.parse_intermixed_args(arguments)
         if "--" in argv and not self.get_default("takes_command"):
             raise UserError("no command is expected after --")
@@ -78,11 +82,6 @@ class Parser(argparse.ArgumentParser):
         if match := re.match(r"the following arguments are required: (.*)", message):
             raise Incomplete(f"missing {match[1]}; {self._usage()}")
         raise UserError(self._reworded(message))
-
-    def _nearest(self, name: str) -> str:
-        known = sorted(n[2:] for n in self._option_string_actions if n.startswith("--"))
-        near = difflib.get_close_matches(name.lstrip("-"), known, n=1)
-        return f": did you mean --{near[0]}?" if near else f": there are --{', --'.join(known)}"
 
     def _usage(self) -> str:
         usage = " ".join(self.format_usage().split())
@@ -118,11 +117,8 @@ def out(parser: Parser, help: str, default: str | None = None, metavar: str = "D
 
 
 def target(parser: Parser) -> None:
-    parser.add_argument(
-        "--target",
-        metavar="METRIC=VALUE",
-        help="what is to be reached, for example accuracy=0.9 (the sweep's own)",
-    )
+    reach = "what is to be reached, for example accuracy=0.9 (the sweep's own)"
+    parser.add_argument("--target", metavar="METRIC=VALUE", help=reach)
 
 
 SIDE = (
@@ -184,19 +180,16 @@ def figures(parser: Parser) -> None:
     parser.description = "Draw the figure that answers a sweep's question, beside its records."
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help="of a sweep; with --all of any runs")
-    add(
-        "--all",
-        action="store_true",
-        help="every figure that the records have something for, as PNG and SVG, light and dark",
-    )
+    add("--all", action="store_true", help="every figure that the records have something for, as "
+        "PNG and SVG, light and dark")  # fmt: skip
     out(parser, "folder of the figures (the sweep's own; with --all FOLDER/figures)")
     add("--format", type=one_of("png", "pdf", "svg"), help="png, pdf or svg (png; --all: and svg)")
     add("--width", type=inches, help="in a page, 2in or more: 3.3in, 84mm, 8.4cm (8in)")
 
 
 def inches(text: str) -> float:
-    found = re.fullmatch(r"(\d+\.?\d*)(in|cm|mm)", text)
-    width = float(found[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[found[2]] if found else 0.0
+    match = re.fullmatch(r"(\d+\.?\d*)(in|cm|mm)", text)
+    width = float(match[1]) / {"in": 1, "cm": 2.54, "mm": 25.4}[match[2]] if match else 0.0
     if not 2 <= width <= 20:
         raise BadValue(f"{text}: expected 2in to 20in, for example 3.3in, 84mm or 8.4cm")
     return width
@@ -208,27 +201,18 @@ def import_(parser: Parser) -> None:
         "content of all these files do not."
     )
     add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="a text file with a list a line (f1=[0.90,0.91]) whose name holds the settings, such "
-        "as bert/2_1_2e-05_16_P100far.txt, or the trainer_state.json of the Trainer",
-    )
+    add("files", nargs="+", type=Path, metavar="FILE", help="a text file with a list a line "
+        "(f1=[0.90,0.91]) whose name holds the settings, such as bert/2_1_2e-05_16_P100far.txt, or "
+        "the trainer_state.json of the Trainer")  # fmt: skip
     add("--script", type=one_of(*TASKS), metavar="NAME", help=tasks.names())
     add("--setup", metavar="N_M[_tag]")
     names = ("lr", "grad_acc", "epochs", "seed", "model", "dataset", "train_size", "test_size")
     for name in (*names, "precision", "strategy"):
         add(f"--{name}", type=setting(name), metavar="VALUE")
     add("--batch", "--b", "--per_gpu_batch", dest="per_gpu_batch", type=whole, metavar="VALUE")
-    add(
-        "--source",
-        type=source,
-        metavar="NAME",
-        help="who measured and where: their machine is then imported:NAME, and records of two "
-        "sources are never averaged (the format of the file)",
-    )
+    add("--source", type=source, metavar="NAME", help="who measured and where: their machine is "
+        "then imported:NAME, and records of two sources are never averaged (the format of the "
+        "file)")  # fmt: skip
     out(parser, "folder of the records (outputs)", "outputs")
 
 
@@ -322,13 +306,9 @@ def picture(text: str) -> Path:
 
 
 def store(parser: Parser) -> None:
-    parser.add_argument(
-        "at",
-        type=endpoint,
-        metavar="PORT",
-        help="at the address where the nodes reach this machine: 10.0.0.9:29400; a port alone is "
-        "for nodes on this machine",
-    )
+    parser.add_argument("at", type=endpoint, metavar="PORT", help="at the address where the nodes "
+                        "reach this machine: 10.0.0.9:29400; a port alone is for nodes on this "
+                        "machine")  # fmt: skip
 
 
 def endpoint(text: str) -> tuple[str, int]:
@@ -401,46 +381,39 @@ class Verb:
     json: bool = True  # prints data, as one JSON document on demand
 
 
+# fmt: off
 VERBS = {
     "sweep": Verb("launch.sweep", "run what a sweep file still lacks", sweep, json=False),
-    "table": Verb(
-        "read.tables.command", "what was measured: a row per run, or a sweep's table", table
-    ),
-    "nodes": Verb(
-        "launch.netns.nodes", "run a command on each of N emulated nodes", nodes, json=False
-    ),
-    "link": Verb(
-        "train.measure.link", "measure round trip, bandwidth and all-reduce of links", link
-    ),
+    "table": Verb("read.tables.command",
+                  "what was measured: a row per run, or a sweep's table", table),
+    "nodes": Verb("launch.netns.nodes", "run a command on each of N emulated nodes", nodes,
+                  json=False),
+    "link": Verb("train.measure.link",
+                 "measure round trip, bandwidth and all-reduce of links", link),
     "figures": Verb("read.figures.catalogue", "draw what a sweep measured", figures),
-    "import": Verb(
-        "read.imports.command", "take over others' records and trainer_state.json", import_
-    ),
-    "compare": Verb(
-        "read.compare.compare", "two runs or groups: difference, interval, noise", compare
-    ),
+    "import": Verb("read.imports.command",
+                   "take over others' records and trainer_state.json", import_),
+    "compare": Verb("read.compare.compare",
+                    "two runs or groups: difference, interval, noise", compare),
     "explain": Verb("read.explain.explain", "why N processes were not N times as fast", explain),
-    "batches": Verb(
-        "read.compare.critical_batch", "the batch beyond which larger ones do not pay", batches
-    ),
-    "predict": Verb(
-        "read.predict.command", "time and cost of topologies that were not measured", predict
-    ),
+    "batches": Verb("read.compare.critical_batch",
+                    "the batch beyond which larger ones do not pay", batches),
+    "predict": Verb("read.predict.command",
+                    "time and cost of topologies that were not measured", predict),
     "plan": Verb("read.predict.plan", "what reaches a target soonest over a link", plan),
-    "store": Verb(
-        "train.run.elastic", "a rendezvous for runs that may lose any node", store, json=False
-    ),
+    "store": Verb("train.run.elastic", "a rendezvous for runs that may lose any node", store,
+                  json=False),
     "report": Verb("read.report.report", "tables and figures of a folder on one page", report),
     "pack": Verb("read.records.packing", "the records of a folder as one file", pack),
     "unpack": Verb("read.records.packing", "an archive as folders again", unpack),
     "push": Verb("read.records.sharing", "records of a folder to a dataset on the Hub", push),
     "pull": Verb("read.records.sharing", "records from a dataset on the Hub, checked", pull),
-    "doctor": Verb(
-        "launch.doctor", "what works on this machine, what does not, and what to do", doctor
-    ),
+    "doctor": Verb("launch.doctor",
+                   "what works on this machine, what does not, and what to do", doctor),
     "completion": Verb("completion", "complete verbs and flags in a shell", completion, json=False),
     "env": Verb("train.measure.environment", "machine and versions, to paste into a question", env),
 }
+# fmt: on
 
 
 def parser_of(verb: str) -> Parser:
@@ -475,9 +448,7 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     verb, *arguments = argv
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
-        return complain("harness", UserError(f"unknown verb {verb}: {hint}"))
+        return complain("harness", UserError(f"unknown verb {verb}: {nearest(verb, VERBS)}"))
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
         parser = parser_of(verb)

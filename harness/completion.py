@@ -32,11 +32,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _flags(verb: str) -> dict[str, str]:
     """The first long spelling of each flag, and what it is for."""
-    found = {}
+    flags = {}
     for action in parser_of(verb)._actions:
         if names := [name for name in action.option_strings if name.startswith("--")]:
-            found[names[0]] = action.help or ""
-    return found
+            flags[names[0]] = action.help or ""
+    return flags
 
 
 def _cases(shell: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ from harness.core.records import (
     RunFolder,
     append_row,
     read_json,
+    total,
     write_json,
 )
 from harness.core.records.disk import DiskError
@@ -149,7 +150,7 @@ def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
 
 
 def _interruptions(folder: RunFolder) -> dict[str, Any]:
-    """Over all attempts: the cost of interruptions, and how often the launcher restarted."""
+    """The cost of interruptions and the number of restarts, over all attempts."""
     starts = starts_of(_attempts(folder))
     return {
         "restarts": sum(row.get("gap_s") is not None for row in starts),
@@ -267,7 +268,7 @@ def only_follows(reason: str) -> bool:
 
 
 def with_rank(failure: FailureRecord) -> str:
-    """Its reason, with the rank that failed; a rank that was told of another one's names that."""
+    """The reason with the rank that failed; a reason that names a rank already stays as it is."""
     reason = failure["reason"]
     return reason if NAMES_RANK.search(reason) else f"{reason} (rank {failure['rank']})"
 
@@ -283,10 +284,12 @@ def first_failure(
     Ordered by their messages before their clocks, which differ between machines.
     """
     # A file that lacks fields was not written by a rank.
-    found = [believable("failure", failure) for failure in folder.read_failures()]
+    failures = [believable("failure", failure) for failure in folder.read_failures()]
     names = [name for name, field in fields("failure").items() if field.required]
-    whole = [cast(FailureRecord, f) for f in found if all(f.get(n) is not None for n in names)]
-    recent = filter(is_new, whole)
+    complete = [
+        cast(FailureRecord, f) for f in failures if all(f.get(n) is not None for n in names)
+    ]
+    recent = filter(is_new, complete)
     return min(recent, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)
 
 
@@ -372,7 +375,8 @@ def write_summary(
     last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
     share = per_gpu / last_rate if per_gpu and last_rate else None
     train_time_s, elapsed_s = _total(rows, "epoch_time_s"), total_elapsed_s(folder)
-    energy_j, probe = _sum_of(rows, "energy_j"), probe_of(folder)
+    sums = {name: total([row.get(name) for row in rows]) for name in SUMS}
+    energy_j, probe = sums["energy_j"], probe_of(folder)
     write_json(
         folder.summary,
         {
@@ -396,7 +400,7 @@ def write_summary(
             "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
             "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
             "comm_share": probe.get("comm_share") if probe is not None else None,
-            **{name: _sum_of(rows, name) for name in SUMS},
+            **sums,
             **{name: _mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
             "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
             "joules_per_sample": energy_j / samples if energy_j is not None and samples else None,
@@ -411,25 +415,19 @@ def goodput_share(train_time_s: float, elapsed_s: float | None) -> float | None:
 
 
 def _total(rows: Rows, name: str) -> float:
-    """As far as it is known."""
+    """The sum of the known values."""
     return sum(row.get(name) or 0 for row in rows)
 
 
-def _sum_of(rows: Rows, name: str) -> float | None:
-    """Unknown where one row does not know it, or there is none."""
-    values: list[Any] = [row.get(name) for row in rows]
-    return sum(values) if values and None not in values else None
-
-
 def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
-    """Over the timed seconds; unknown where one epoch that has any does not know it."""
+    """The mean weighted by timed seconds; None if an epoch with timed steps lacks a value."""
     timed = [(v, row["timed_s"]) for row, v in zip(rows, values, strict=True) if row.get("timed_s")]
     known = [(value, seconds) for value, seconds in timed if value is not None]
     return fmean(*zip(*known, strict=True)) if known and len(known) == len(timed) else None
 
 
 def _largest(rows: Rows, name: str) -> float | None:
-    """Of all ranks and epochs."""
+    """The largest value of all ranks and epochs."""
     values = (value for row in rows for value in row.get(name) or [])
     return max((value for value in values if value is not None), default=None)
 
@@ -479,7 +477,7 @@ def metric_name(metric: str) -> str:
 
 
 def larger_is_better(metric: str) -> bool:
-    """Of our metrics only a loss is better when smaller; NAME:min says it of others."""
+    """Smaller is better for our losses, and for metrics that are given as NAME:min."""
     return not metric.endswith(":min") and metric_name(metric) != "loss"
 
 

@@ -19,20 +19,32 @@ import re
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.identity import number
-from harness.core.process import end_with_parent, install_quit_handlers, tell_torchrun
+from harness.core.process import (
+    complain,
+    end_with_parent,
+    install_quit_handlers,
+    is_leader,
+    quiet_when_closed,
+)
 from harness.core.provenance import check_inputs, installing
 from harness.core.records import plain
 from harness.core.records.disk import check_writable
 from harness.core.refused import MEANT, REFUSED
 from harness.core.rules import place, resolve
-from harness.core.settings import NodeError, Settings, UserError, as_mapping, flag_fields
+from harness.core.settings import (
+    NodeError,
+    Settings,
+    UserError,
+    as_mapping,
+    flag_fields,
+    nearest,
+)
 from harness.core.strategies import STRATEGIES, own_strategy
 from harness.core.tasks import TASKS, listing, running_script, task_of
 from harness.core.topology import world_of
@@ -155,9 +167,9 @@ def one_of(*choices: str) -> Callable[[str], str]:
     def choose(text: str) -> str:
         if text in choices:
             return text
-        near = difflib.get_close_matches(text, choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadValue(f"{text}: expected one of {', '.join(choices)}{hint}")
+        hint = nearest(text, choices, "")
+        expected = f"expected one of {', '.join(choices)}"
+        raise BadValue(f"{text}: {expected}{hint and f'; {hint}'}")
 
     return choose
 
@@ -242,22 +254,7 @@ def help_text(script: str) -> str:
         "",
         f"{task.summary} Try: python {script}.py --tiny",
     ]
-    group = ""
-    for name, f in flag_fields().items():
-        meta = f.metadata
-        if meta["input"] not in ("", task.input):
-            continue
-        if meta["group"] != group:
-            group = meta["group"]
-            out += ["", f"{group}:"]
-        names = ", ".join(f"--{n}" for n in (name, *(n for n in meta["names"] if len(n) == 1)))
-        default = "" if f.default is None or meta["kind"] == "bool" else f" ({number(f.default)})"
-        choices = f" [{'|'.join(meta['choices'])}]" if meta["choices"] else ""
-        out += _entry(names, meta["help"] + choices + default, width)
-        if name == "strategy":
-            for strategy in STRATEGIES.values():
-                text = f"{strategy.name}: {strategy.what}; exchanges {strategy.exchanges}"
-                out += _entry("", text, width)
+    out += _own_flags(task.input, width)
     out += ["", "Printing:"]
     out += _entry("--print_settings", "print the resolved settings and stop", width)
     out += _entry("--list_models", "print the architectures that need no download and stop", width)
@@ -271,6 +268,24 @@ def help_text(script: str) -> str:
         if name in trainer_flags():
             out += _entry(f"--{name}", reason, width)
     return "\n".join(out)
+
+
+def _own_flags(input: str, width: int) -> Iterator[str]:
+    group = ""
+    for name, f in flag_fields().items():
+        meta = f.metadata
+        if meta["input"] not in ("", input):
+            continue
+        if meta["group"] != group:
+            group = meta["group"]
+            yield from ("", f"{group}:")
+        names = ", ".join(f"--{n}" for n in (name, *(n for n in meta["names"] if len(n) == 1)))
+        default = "" if f.default is None or meta["kind"] == "bool" else f" ({number(f.default)})"
+        choices = f" [{'|'.join(meta['choices'])}]" if meta["choices"] else ""
+        yield from _entry(names, meta["help"] + choices + default, width)
+        for strategy in STRATEGIES.values() if name == "strategy" else ():
+            text = f"{strategy.name}: {strategy.what}; exchanges {strategy.exchanges}"
+            yield from _entry("", text, width)
 
 
 def _entry(names: str, text: str, width: int) -> list[str]:
@@ -314,10 +329,8 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
         if own_name:
             install_quit_handlers()  # a script loads torch next
             script = running_script(script)
-        if flags & {"h", "help"}:
-            raise SystemExit(show(help_text(script), leader))
-        if "list_models" in flags:
-            raise SystemExit(show(listing(script), leader))
+        if printer := next((PRINTERS[name] for name in PRINTERS if name in flags), None):
+            raise SystemExit(show(printer(script), leader))
         settings = parse(script, [a for a in argv if a.replace("-", "_") != "__print_settings"])
         if leader and "print_settings" not in flags:  # others may have another disk
             check_inputs(settings)
@@ -326,10 +339,17 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
         refuse(script, error, leader)
     if "print_settings" in flags:
         raise SystemExit(show(json.dumps(as_mapping(settings), indent=2), leader))
-    for package in NEEDED:
-        if importlib.util.find_spec(package) is None:
-            refuse(script, ModuleNotFoundError(name=package), leader)
+    if missing := [p for p in NEEDED if importlib.util.find_spec(p) is None]:
+        refuse(script, ModuleNotFoundError(name=missing[0]), leader)
     return settings
+
+
+# Flags that print something in place of training, the first one first.
+PRINTERS: dict[str, Callable[[str], str]] = {
+    "h": help_text,
+    "help": help_text,
+    "list_models": listing,
+}
 
 
 def show(text: str, leader: bool) -> int:
@@ -337,17 +357,6 @@ def show(text: str, leader: bool) -> int:
         with quiet_when_closed():
             print(text)
     return 0
-
-
-@contextmanager
-def quiet_when_closed() -> Iterator[None]:
-    """The reader of our output may have seen enough, as head has: that is no failure."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still buffered must not fail once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
@@ -358,36 +367,11 @@ def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
 
 
 def without_package(error: ModuleNotFoundError) -> UserError:
-    """What to do where a package is missing; an error in our own imports stays what it is."""
+    """How to install a missing package; an error in our own imports is raised as it is."""
     package = str(error.name).partition(".")[0]
     if package in ("None", "harness"):
         raise error
     return UserError(f"{sys.executable} has no package {package}: {installing()}, then try again")
-
-
-def complain(program: str, error: Exception, leader: bool = True) -> int:
-    """One line on stderr, from the first rank alone; the exit code of a mistake."""
-    line = f"{program}: error: {' '.join(printable(str(error)).splitlines())}"
-    if leader:
-        print(line, file=sys.stderr, flush=True)
-    else:
-        time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
-    tell_torchrun(line)
-    return 2
-
-
-def printable(text: str) -> str:
-    """Without what a terminal would obey: a record may hold anything."""
-    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-# Control characters but line ends and tabs, and those that turn the direction of writing.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def is_leader() -> bool:
-    """Whether this is the only process of its launcher, or the first."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def print_json(value: Any) -> None:
@@ -474,18 +458,31 @@ def _read_file(path: Path) -> dict[str, Any]:
 
     if not path.is_file():
         raise UserError(f"settings file {path} does not exist")
-    try:
+    with reading_yaml(f"settings file {path}"):
         # Texts only, as on a command line: YAML would read the set-up 1_1 as the number 11.
         content = yaml.BaseLoader(path.read_text("utf-8")).get_single_data()
-    except UnicodeDecodeError:
-        raise UserError(f"settings file {path}: not readable as YAML: no UTF-8") from None
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        raise UserError(f"settings file {path}{line}: not readable as YAML") from None
     if not isinstance(content, dict):
         raise UserError(f"settings file {path}: expected lines such as 'lr: 3e-5'")
     return content
+
+
+@contextmanager
+def reading_yaml(name: str) -> Iterator[None]:
+    """Say in one line, with this name of the file, why it cannot be read."""
+    import yaml
+
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{name}: not readable as YAML: it is not UTF-8") from None
+    except RecursionError:
+        raise UserError(f"{name}: not readable as YAML: nested too deeply") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise UserError(f"{name}{line}: not readable as YAML") from None
 
 
 def _add(settings: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:

@@ -10,7 +10,6 @@ that are not all alike.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
@@ -20,7 +19,7 @@ from string import ascii_lowercase as LETTERS
 from typing import Any
 
 from harness.core.identity import number
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 
 NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"
 # The text of each field, and what its unit is worth in the field's own unit.
@@ -141,9 +140,7 @@ def _numbers(value: Any, text: str) -> dict[str, tuple[str, float]]:
         matches = ((name, regex.match(part), worth) for regex, name, worth in PARTS)
         name, match, worth = next((m for m in matches if m[1]), ("", None, 0.0))
         if match is None:
-            near = difflib.get_close_matches(text, PRESETS, n=1)
-            hint = f"did you mean {near[0]}?" if near else EXPECTED
-            raise UserError(f"link {value}: {hint}")
+            raise UserError(f"link {value}: {nearest(text, PRESETS, EXPECTED)}")
         if name in numbers:
             raise UserError(f"link {value}: {name} is given twice")
         numbers[name] = (match[1], worth)
@@ -188,7 +185,7 @@ class Network:
 
     @property
     def tag(self) -> str:
-        """Third part of a set-up; a long one is cut, and told from others by its digest."""
+        """Third part of a set-up; a long one is shortened and ends with a digest."""
         tag = re.sub(r"[^a-z0-9.]+", "-", str(self))
         if len(tag) <= LONGEST_TAG:
             return tag

@@ -19,7 +19,7 @@ from harness.core.settings import UserError
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process of this machine holds it now, as far as Linux tells.
+    """Whether a process of this machine holds the lock now, by /proc/locks.
 
     Looked up and not tried: a lock that is tried is held for that moment, and its owner refused.
     """
@@ -32,7 +32,7 @@ def is_held(path: Path) -> bool:
 
 
 class Lock:
-    """One file under flock; it is there only while somebody holds it, or was killed with it."""
+    """A file under flock; it exists while it is held, and after its holder was killed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class Lock:
         return True
 
     def take_again(self, wait_s: float = 0.0) -> bool:
-        """As take(); this process itself may hold it, from a run that it has given up."""
+        """As take(), but also true if this process already holds it from an earlier run."""
         mine = self.holder() == f"process {os.getpid()}"
         return self.take(0 if mine else wait_s) or mine
 
@@ -105,7 +105,7 @@ class Lock:
         return True
 
     def _is_at_its_place(self, file: int) -> bool:
-        """A lock on a file that its holder has removed meanwhile keeps nobody out."""
+        """Whether the path still names the locked file: a lock on a removed file is useless."""
         try:
             return os.path.samestat(os.fstat(file), self.path.stat())
         except FileNotFoundError:

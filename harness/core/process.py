@@ -1,4 +1,4 @@
-"""A process that ends when the one that started it ends, even by kill -9.
+"""How a process ends: a child with its parent, even after kill -9; a mistake with one line.
 
     python -m harness.core.process PID COMMAND...    becomes COMMAND, and ends with process PID
     python -m harness.core.process - COMMAND...      runs COMMAND; asks it to end at end of input
@@ -12,12 +12,14 @@ import ctypes
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that ta
 
 
 def install_quit_handlers() -> None:
-    """Until somebody takes over: Ctrl-C and a hangup end this process with one line.
+    """Until other handlers are set, Ctrl-C and a hangup end this process with one line.
 
     Imports take seconds, and a KeyboardInterrupt inside them is pages of traceback.
     """
@@ -53,9 +55,45 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def _end(signum: int, frame: Any) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if is_leader():
         os.write(2, f"stopped by {signal.Signals(signum).name}\n".encode())
     os._exit(128 + signum)
+
+
+def is_leader() -> bool:
+    """Whether this is the only process of its launcher, or the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def complain(program: str, error: Exception, leader: bool = True) -> int:
+    """One line on stderr, from the first rank alone; the exit code of a mistake."""
+    line = f"{program}: error: {' '.join(printable(str(error)).splitlines())}"
+    if leader:
+        print(line, file=sys.stderr, flush=True)
+    else:
+        time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
+    tell_torchrun(line)
+    return 2
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey: a record may hold anything."""
+    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+# Control characters but line ends and tabs, and those that turn the direction of writing.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@contextmanager
+def quiet_when_closed() -> Iterator[None]:
+    """The reader of our output may have seen enough, as head has: that is no failure."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def tell_torchrun(line: str) -> None:
@@ -101,7 +139,8 @@ def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
 
 
 def run_while_connected(command: list[str]) -> int:
-    """Its exit code. Where signals do not reach, as over ssh, closing the input says it.
+    """The exit code of a command, which is asked to end when our input closes: signals do not pass
+    through ssh.
 
     The first line of the input is JSON: variables that must not stand on a command line.
     """

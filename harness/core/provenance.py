@@ -28,18 +28,18 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "toke
 
 
 def versions() -> dict[str, str | None]:
-    """By package; null where it is not installed."""
+    """The installed version of each package; null where it is missing."""
     return {name: _version(name) for name in PACKAGES}
 
 
 def missing_packages() -> dict[str, str]:
-    """What this Python lacks of what the project needs, by name, as pip is told it."""
+    """Required packages that are not installed: name -> requirement as pip reads it."""
     needed = {re.split(r"[^\w.-]", need)[0]: need for need in _needed()}
     return {name: need for name, need in needed.items() if _version(name) is None}
 
 
 def _needed() -> list[str]:
-    """Of a checkout what its pyproject.toml says, else what pip has noted of the installed copy."""
+    """The requirements in pyproject.toml of a checkout, or in the metadata of an installed copy."""
     project = ROOT / "pyproject.toml"
     if project.is_file():
         return list(tomllib.loads(project.read_text("utf-8"))["project"]["dependencies"])
@@ -129,7 +129,7 @@ def nvidia_driver() -> Driver | None:
 
 
 def visible_gpus(count: int) -> tuple[str, ...]:
-    """Those of so many that CUDA_VISIBLE_DEVICES leaves visible, by the names that it has."""
+    """The GPUs, out of so many, that CUDA_VISIBLE_DEVICES leaves visible, named as it does."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = range(count) if visible is None else map(str.strip, visible.split(","))
     return tuple(str(name) for name in names if name not in ("", "-1"))
@@ -224,7 +224,7 @@ def check_model(settings: Settings) -> None:
 
 
 def strategy_code(settings: Settings) -> dict[str, Any] | None:
-    """Of a strategy of one's own."""
+    """The fingerprint of a user's own strategy; None for ours."""
     own = own_strategy(settings.strategy)
     return _code(own[0]) if own else None
 
@@ -241,15 +241,15 @@ def _code(file: Path) -> dict[str, Any]:
             names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
-            found = (seen[0].parent / f"{name.replace('.', '/')}.py" for name in names)
-            seen += [f for f in dict.fromkeys(found) if f.is_file() and f not in seen
+            files = (seen[0].parent / f"{name.replace('.', '/')}.py" for name in names)
+            seen += [f for f in dict.fromkeys(files) if f.is_file() and f not in seen
                      and not f.resolve().is_relative_to(ROOT / "harness")]  # fmt: skip
     size = sum(file.stat().st_size for file in seen)
     return {"files": len(seen), "bytes": size, "checksum": whole.hexdigest()[:16]}
 
 
 def recorded_inputs(folder: RunFolder) -> dict[str, Any]:
-    """Those of an earlier run; empty for records that do not have them."""
+    """The inputs recorded by an earlier run; empty where none are recorded."""
     environment = cast(dict[str, Any], folder.read_environment() or {})
     return believable("environment", environment).get("inputs") or {}
 
@@ -276,7 +276,7 @@ def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _data_files(path: Path) -> Iterator[Path]:
-    """Without what libraries keep beside the data."""
+    """The files of a data set, without caches that libraries keep beside them."""
     if path.is_file():
         return iter([path])
     inside = (p for p in path.rglob("*") if p.is_file() and not p.match("cache-*.arrow"))

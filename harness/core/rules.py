@@ -118,10 +118,10 @@ def _unknown_compression(s: Settings, c: Combination) -> bool:
 
 
 def _no_speeds(s: Settings, _: Combination) -> bool:
-    asked = str(s.balance)
-    if asked == "measured":
+    balance = str(s.balance)
+    if balance == "measured":
         return False
-    return not SPEEDS.fullmatch(asked) or min(map(float, asked.split(","))) == 0
+    return not SPEEDS.fullmatch(balance) or min(map(float, balance.split(","))) == 0
 
 
 COMPRESSING = ", ".join(

@@ -6,7 +6,9 @@ the result takes part in the run's identity; where the run is written and how it
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -16,7 +18,19 @@ class UserError(ValueError):
 
 
 class NodeError(UserError):
-    """What lies on this node is wrong, maybe on no other: the first rank of each node says it."""
+    """A mistake on this node, perhaps on no other: the first rank of each node prints it."""
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None, mark: str = "") -> str:
+    """The end of a message about an unknown name: the known one that is most like it; where none
+    is, otherwise, or a list of all.
+
+    mark: stands before each name, as -- before a flag.
+    """
+    names = [*known]
+    if near := difflib.get_close_matches(name, names, n=1):
+        return f"did you mean {mark}{near[0]}?"
+    return f"there are {', '.join(mark + n for n in names)}" if otherwise is None else otherwise
 
 
 def flag(

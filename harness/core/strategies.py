@@ -36,8 +36,8 @@ class Strategy:
 
 def own_strategy(name: object) -> tuple[Path, str] | None:
     """File and class of a strategy of one's own; None for one of ours."""
-    found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", str(name))
-    return (Path(found[1]), found[2]) if found else None
+    match = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", str(name))
+    return (Path(match[1]), match[2]) if match else None
 
 
 class _Strategies(dict[str, Strategy]):
@@ -123,7 +123,7 @@ OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for
 
 
 def is_off(value: Any) -> bool:
-    """What a flag of a strategy says where it is not used; a momentum of 0 is used."""
+    """Whether a flag of a strategy has its off value; a momentum of 0 is a value in use."""
     return value is None or value is False or value == "none"
 
 

@@ -9,7 +9,6 @@ know it then.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 import os
 import re
@@ -19,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.settings import NodeError, UserError
+from harness.core.settings import NodeError, UserError, nearest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -178,12 +177,8 @@ def task_of(script: str) -> Task:
         return TASKS[script]
     file = script_file(script)
     if file is None:
-        near = difflib.get_close_matches(script, TASKS, n=1)
-        raise UserError(
-            f"unknown script {script}: "
-            + (f"did you mean {near[0]}?" if near else f"no {script}.py in this folder")
-            + f" There are {names()}, and copies of them"
-        )
+        hint = nearest(script, TASKS, f"no {script}.py in this folder")
+        raise UserError(f"unknown script {script}: {hint} There are {names()}, and copies of them")
     tree = parsed(file)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
     named = (

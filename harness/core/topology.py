@@ -56,12 +56,12 @@ def own_batch(settings: Settings, devices: int = 1) -> int:
 
 
 def batch_of(settings: Settings, devices: int) -> int:
-    """Of a run; hivemind peers fill one target together, however many they are."""
+    """The effective batch of a run; hivemind peers fill one target together."""
     return settings.target_batch or own_batch(settings, devices)
 
 
 def batch_of_trainer(args: Any) -> int:
-    """As the Trainer's arguments have it: its train_batch_size is that of all GPUs of a process."""
+    """The effective batch by TrainingArguments: train_batch_size is of all GPUs of a process."""
     return effective_batch(args.train_batch_size, args.gradient_accumulation_steps, args.world_size)
 
 

@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from harness.core.provenance import (
     missing_packages,
     nvidia_driver,
 )
+from harness.core.records.disk import try_writing
 from harness.core.records.redact import without_home
 from harness.core.rules import INSTALL, INSTALL_PEFT
 from harness.core.settings import UserError
@@ -84,7 +84,7 @@ def examine() -> list[Check]:
 
 
 def _looked_at(name: str, look: Callable[[], Check]) -> Check:
-    """Of a check that takes a package: where that is missing, the others are made all the same."""
+    """A check that needs a package; where that is missing, the other checks still run."""
     try:
         return look()
     except ModuleNotFoundError as error:
@@ -126,8 +126,8 @@ def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
         return Check("devices", OK, f"{', '.join(facts['gpus'])}; {shown}; {cpus}")
     if driver is None or not driver.gpus:
         if amd := amd_gpus():
-            found = f"{amd} GPU(s) of AMD that torch does not use; training uses {cpus}"
-            return Check("devices", LIMITED, found, "for them: a ROCm build of torch")
+            finding = f"{amd} GPU(s) of AMD that torch does not use; training uses {cpus}"
+            return Check("devices", LIMITED, finding, "for them: a ROCm build of torch")
         return Check("devices", OK, f"no NVIDIA GPU; training uses {cpus}")
     if not machine.gpus:
         return Check("devices", LIMITED, f"CUDA_VISIBLE_DEVICES hides {driver.gpus} GPU(s); {cpus}")
@@ -149,13 +149,11 @@ def _load() -> Check:
 
 
 def _folder(name: str, path: Path) -> Check:
-    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+    existing, refusal = try_writing(path)
     shown = without_home(str(path))
-    try:
-        Path(tempfile.mkdtemp(prefix=".harness-", dir=existing)).rmdir()
-    except OSError as error:
+    if refusal is not None:
         move = "set HF_HOME to" if name == "cache" else "give --output_dir"
-        reason = f"{shown} cannot be written: {error.strerror}"
+        reason = f"{shown} cannot be written: {refusal}"
         return Check(name, PROBLEM, reason, f"{move} a folder of yours")
     free = shutil.disk_usage(existing).free / 2**30
     finding = f"{shown}, {free:,.0f} GiB free"

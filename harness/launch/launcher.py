@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 from harness.core.process import GRACE_S
 from harness.core.settings import UserError
@@ -20,12 +20,18 @@ RETRY_S = 5.0  # between two attempts to reach a node that an elastic run has lo
 TRIES = 3  # to find a port that nobody takes at the same moment
 
 
+class FailedRank(TypedDict):
+    rank: int
+    exit_code: int  # negative: of a signal
+    unix: float
+
+
 @dataclass(frozen=True)
 class Exit:
     """How a run ended, as its launcher or a cluster saw it from outside."""
 
     code: int
-    failures: list[dict[str, Any]] = field(default_factory=list)  # rank, exit_code, unix
+    failures: list[FailedRank] = field(default_factory=list)
     error: str | None = None
     launcher_died: bool = False
     verdict: tuple[str, str] | None = None  # outcome and reason, where a cluster gave them

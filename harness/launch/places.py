@@ -36,7 +36,7 @@ class Machine:
         return len(self.gpus) or len(self.cores)
 
     def of(self, job: Job) -> Machine:
-        """As a run sees it, which may be one for the CPU."""
+        """The machine as a run sees it: without GPUs if it uses the CPU."""
         return replace(self, gpus=()) if dict(job.settings.trainer).get("use_cpu") else self
 
     @property
@@ -106,17 +106,17 @@ def _gpus() -> tuple[str, ...]:
 
 
 def _torch_is_for_amd() -> bool:
-    """As its build says, without loading it: another one trains on the CPU, also where a laptop's
-    processor has graphics of AMD's.
+    """Whether torch is a ROCm build, without loading it: other builds train on the CPU, even
+    beside an AMD GPU.
     """
-    found = find_spec("torch")
-    build = Path(found.origin).with_name("version.py") if found and found.origin else None
+    spec = find_spec("torch")
+    build = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     text = build.read_text() if build and build.is_file() else ""
     return re.search(r"^hip\b.*= *['\"]", text, re.MULTILINE) is not None
 
 
 def amd_gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> int:
-    """As the kernel lists them, where a CPU has no SIMD units."""
+    """The number of AMD GPUs by the kernel, whose list also has CPUs, without SIMD units."""
     texts = (file.read_text() for file in nodes.glob("*/properties"))
     return sum(re.search(r"^simd_count [1-9]", text, re.MULTILINE) is not None for text in texts)
 

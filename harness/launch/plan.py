@@ -112,7 +112,7 @@ def _without_excluded(sweep: Sweep, points: list[Point]) -> list[Point]:
 
 
 def as_text(point: Point) -> Point:
-    """As records and people name it: a link is its text."""
+    """The point with its link as text, as in records."""
     return {name: str(value) if name == "link" else value for name, value in point.items()}
 
 

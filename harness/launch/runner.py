@@ -66,7 +66,7 @@ class Worker(ABC):
         return True
 
     def batch_to_try(self, state: State) -> int | None:
-        """With --auto_batch: what a run out of memory goes on with, unless that was just tried."""
+        """The smaller batch for a run out of memory (--auto_batch); None if it was just tried."""
         batch = attempts.batch_to_try(state.job.folder, state.job.settings)
         return None if batch == state.batch else batch
 

@@ -103,7 +103,7 @@ def standing(state: State) -> str:
 
 
 def window(states: list[State], rows: int) -> list[State]:
-    """As many as fit, around the current run; the order stays."""
+    """The states that fit, around the current run, in order."""
     if len(states) <= rows:
         return states
     now = next((i for i, s in enumerate(states) if s.state == RUNNING), None)

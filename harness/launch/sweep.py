@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import fnmatch
 import re
 import shlex
@@ -23,6 +22,7 @@ from harness.core.links import link_of
 from harness.core.process import ending_signals
 from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import (
+    ASIDE,
     FINISHED,
     RUNNING,
     SCHEMA,
@@ -32,9 +32,10 @@ from harness.core.records import (
     read_json,
     write_json,
 )
+from harness.core.records.disk import unused
 from harness.core.records.redact import redacted_command, without_home
 from harness.core.rules import why_not_elastic
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
 from harness.launch.ahead import check_start, refuse_if_nothing_starts, runs
@@ -69,83 +70,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add, switch = parser.add_argument, partial(parser.add_argument, action="store_true")
     repeated = partial(parser.add_argument, action="append", default=[])
+    # fmt: off
     add("file", metavar="FILE", help="for example experiments/batch_size.yaml")
     switch("--tiny", help="laptop size: embedded data, no network")
     switch("--yes", help="do not ask before a sweep of more than 30 minutes")
     switch("--dry_run", help="print the commands, one per line, and stop")
-    add(
-        *("--out", "-o", "--o", "--output_dir"),
-        dest="output_dir",
-        default="outputs",
-        metavar="DIR",
-        help="folder of the records (outputs)",
-    )
-    add(
-        "--launcher",
-        type=one_of(*PLACES),
-        metavar="NAME",
-        default="local",
+    add("--out", "-o", "--o", "--output_dir", dest="output_dir", default="outputs", metavar="DIR",
+        help="folder of the records (outputs)")
+    add("--launcher", type=one_of(*PLACES), metavar="NAME", default="local",
         help="local: this machine; netns: emulated nodes on it, with the links that the file asks "
-        "for; ssh: machines over ssh; slurm: a cluster (local)",
-    )
-    switch(
-        "--oversubscribe",
-        help="more processes than cores, for nodes without GPUs that share one machine: they "
-        "slow one another down, and the record says so",
-    )
-    add(
-        "--max_restarts",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="how often lost processes are restarted from the last checkpoint (0)",
-    )
+        "for; ssh: machines over ssh; slurm: a cluster (local)")
+    switch("--oversubscribe",
+           help="more processes than cores, for nodes without GPUs that share one machine: they "
+           "slow one another down, and the record says so")
+    add("--max_restarts", type=natural, default=0, metavar="N",
+        help="how often lost processes are restarted from the last checkpoint (0)")
     add("--min_nodes", type=whole, metavar="N", help="how many nodes are enough to continue (all)")
-    repeated(
-        "--select",
-        type=_conditions,
-        metavar="KEY=VALUE,...",
-        help="only these runs, for example setup=1_2,seed=4*; given again: or these",
-    )
+    repeated("--select", type=_conditions, metavar="KEY=VALUE,...",
+             help="only these runs, for example setup=1_2,seed=4*; given again: or these")
     repeated("--exclude", type=_conditions, metavar="KEY=VALUE,...", help="not these runs")
-    add(
-        "--limit",
-        type=_limit,
-        default=slice(None),
-        metavar="A:B",
-        help="of those, from the A-th up to before the B-th, counted from 0",
-    )
-    repeated(
-        "--set",
-        type=_assignment,
-        metavar="KEY=VALUE",
-        help="a setting of all runs, instead of the file's; again with another value: an axis",
-    )
+    add("--limit", type=_limit, default=slice(None), metavar="A:B",
+        help="of those, from the A-th up to before the B-th, counted from 0")
+    repeated("--set", type=_assignment, metavar="KEY=VALUE",
+             help="a setting of all runs, instead of the file's; again with another value: an axis")
     add("--repeat", type=whole, default=1, metavar="N", help="measure everything N times (1)")
-    add(
-        "--rerun",
-        type=one_of("failed", "all"),
-        metavar="WHICH",
-        help="failed: runs that failed, from where they failed; all: the old records kept aside",
-    )
-    add(
-        "--timeout",
-        type=_seconds,
-        metavar="TIME",
-        dest="timeout_s",
-        help="a run that takes longer is ended: 90, 30m, 2h",
-    )
+    add("--rerun", type=one_of("failed", "all"), metavar="WHICH",
+        help="failed: runs that failed, from where they failed; all: the old records kept aside")
+    add("--timeout", type=_seconds, metavar="TIME", dest="timeout_s",
+        help="a run that takes longer is ended: 90, 30m, 2h")
     switch("--fail_fast", help="stop at the first failure")
-    add(
-        "--isolation",
-        type=one_of("warn", "error", "off"),
-        metavar="HOW",
-        help="warn, error or off: when others use the GPUs or the cores before a run (warn)",
-    )
-    switch(
-        "--pack", help="small runs side by side on disjoint devices; this disturbs what is measured"
-    )
+    add("--isolation", type=one_of("warn", "error", "off"), metavar="HOW",
+        help="warn, error or off: when others use the GPUs or the cores before a run (warn)")
+    switch("--pack",
+           help="small runs side by side on disjoint devices; this disturbs what is measured")
     switch("--cold", help="torchrun anew for each run: seconds slower each")
+    # fmt: on
     ssh.add_flags(parser)
     slurm.add_flags(parser)
 
@@ -313,9 +272,7 @@ def choose(
     known = sorted({key for state in states for key in state.job.label})
     for flag, conditions in (("--select", select), ("--exclude", exclude)):
         for name in (name for condition in conditions for name in condition if name not in known):
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise UserError(f"{flag} {name}: no run varies it; {hint}")
+            raise UserError(f"{flag} {name}: no run varies it; {nearest(name, known)}")
     chosen = [s for s in states if not select or any(_matches(s.job, c) for c in select)]
     chosen = [s for s in chosen if not any(_matches(s.job, c) for c in exclude)][limit]
     if not chosen:
@@ -417,9 +374,7 @@ def _describe(
             if not measured_again:
                 content["command"] = before.get("command", content["command"])
         elif before is not None:
-            count = 1
-            while (aside := folder / f"sweep.earlier-{count}.json").exists():
-                count += 1
+            aside = unused(folder, f"{path.stem}{ASIDE}", path.suffix)
             path.rename(aside)
             print(
                 f"{sweep.name}: the plan differs from the last one (now {aside.name}), whose table "

@@ -28,7 +28,8 @@
 
 from __future__ import annotations
 
-import difflib
+import errno
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,9 +38,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.attempts import QUALITY
-from harness.core.command_line import field_of, texts_of, typed
+from harness.core.command_line import field_of, reading_yaml, texts_of, typed
 from harness.core.links import link_of
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 from harness.core.tasks import TASKS, names, task_of
 
 HEADER = re.compile(r"^#\s*(Question|Hypothesis|Command|Needs|Time|Runs):\s*(.*)$")
@@ -81,13 +82,13 @@ class YamlSource:
         line = f" line {self.lines[where]}" if where in self.lines else ""
         return UserError(f"{self.path}{line}: {message}")
 
-    def replace_keys(self, other: str) -> None:
-        """Put the keys below this one in place of those of the same name above."""
-        inner = self.content[other]
+    def use_tiny(self) -> None:
+        """Put the keys below `tiny` in place of those of the same name above."""
+        inner = self.content["tiny"]
         self.content |= inner
         lines = self.lines.items()
         kept = {where: line for where, line in lines if not where or where[0] not in inner}
-        self.lines = kept | {where[1:]: line for where, line in lines if where[:1] == (other,)}
+        self.lines = kept | {where[1:]: line for where, line in lines if where[:1] == ("tiny",)}
 
     def _plain(self, node: Any, path: Where) -> Any:
         """Dicts, lists and texts of a YAML node; their lines are noted."""
@@ -125,18 +126,10 @@ def _yaml(path: Path) -> Any:
     """The root node of the file; None where it is empty."""
     import yaml
 
-    try:
+    if not path.exists():
+        raise UserError(f"{path}: {os.strerror(errno.ENOENT)}{_nearest_file(path)}")
+    with reading_yaml(str(path)):
         return yaml.compose(path.read_text("utf-8"), Loader=yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}{_nearest_file(path)}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not readable as YAML: it is not UTF-8") from None
-    except RecursionError:
-        raise UserError(f"{path}: not readable as YAML: nested too deeply") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: not readable as YAML") from None
 
 
 def header_of(path: Path) -> dict[str, str]:
@@ -160,8 +153,8 @@ def header_of(path: Path) -> dict[str, str]:
 
 def _nearest_file(path: Path) -> str:
     names = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
+    hint = nearest(path.name, names, "", mark="" if path.parent == Path() else f"{path.parent}/")
+    return hint and f"; {hint}"
 
 
 @dataclass(frozen=True)
@@ -186,7 +179,7 @@ class Sweep:
     header: dict[str, str] = field(default_factory=dict)
 
 
-def load(path: Path, tiny: bool = False, installed: Callable[[str], bool] | None = None) -> Sweep:
+def load(path: Path, tiny: bool = False, installed: Callable[[str], object] | None = None) -> Sweep:
     """Read a file and check all of it; UserError names the line and what is meant."""
     source = YamlSource(path)
     small = source.content.setdefault("tiny", {})
@@ -199,26 +192,15 @@ def load(path: Path, tiny: bool = False, installed: Callable[[str], bool] | None
     known = (*KEYS, *dict.fromkeys((*TASKS, *own)), "tiny")
     for where in (*((key,) for key in source.content), *(("tiny", key) for key in small)):
         if where[-1] not in known or where == ("tiny", "tiny"):
-            raise source.wrong(where, _unknown(where[-1], known))
+            raise source.wrong(where, f"unknown key {where[-1]}: {nearest(where[-1], known)}")
     if tiny:
-        source.replace_keys("tiny")
-    return _Reader(source, tiny, installed or _installed).sweep()
+        source.use_tiny()
+    return _Reader(source, tiny, installed or find_spec).sweep()
 
 
 def _script_names(named: Any) -> list[str]:
     scripts = named if isinstance(named, list) else [named]
     return [str(script).removesuffix(".py") for script in scripts]
-
-
-def _unknown(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"unknown key {name}: " + (
-        f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    )
-
-
-def _installed(package: str) -> bool:
-    return find_spec(package) is not None
 
 
 @dataclass
@@ -227,7 +209,7 @@ class _Reader:
 
     source: YamlSource
     tiny: bool
-    installed: Callable[[str], bool]
+    installed: Callable[[str], object]
 
     @property
     def content(self) -> dict[str, Any]:
@@ -371,7 +353,8 @@ class _Reader:
         order = order if isinstance(order, list) else [order]
         for number, name in enumerate(order):
             if not isinstance(name, str) or name not in varied:
-                raise self._wrong("order", _unknown(str(name), tuple(sorted(varied))), number)
+                hint = nearest(str(name), sorted(varied))
+                raise self._wrong("order", f"unknown key {name}: {hint}", number)
         return tuple(order)
 
     def _baseline(self, scripts: tuple[str, ...], varied: set[str]) -> Point | None:
@@ -396,8 +379,8 @@ class _Reader:
                 "target", "expected {metric: accuracy, value: 0.9} or the like"
             ) from None
         if target["metric"] not in QUALITY and TASKS.keys() >= {*self._scripts()}:
-            message = _unknown(str(target["metric"]), QUALITY).replace("key", "metric")
-            raise self._wrong("target", message, "metric")
+            hint = nearest(str(target["metric"]), QUALITY)
+            raise self._wrong("target", f"unknown metric {target['metric']}: {hint}", "metric")
         return target
 
     def _choice(self, key: str, choices: tuple[str, ...]) -> str:

@@ -165,7 +165,7 @@ def describe(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
 
 
 def legend(figure: Figure, styles: Mapping[str, Style], more: Sequence[Artist] = ()) -> None:
-    """Above all panels; none where there is nothing to distinguish."""
+    """Draw a legend above all panels, if any style has a name."""
     marks: list[Artist] = [
         Line2D([], [], color=s.colour, marker=s.marker, linestyle=s.dash, markersize=5, label=name)
         for name, s in styles.items() if name
@@ -185,7 +185,7 @@ def small_text(
     axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0),
     **more: Any,
 ) -> None:  # fmt: skip
-    """Beside a place of the panel; shift is in points."""
+    """Write small text beside a point of the panel; shift is in points."""
     look: dict[str, Any] = {"fontsize": 8, "color": INK, "va": "center"}
     axes.annotate(text, at, xytext=shift, textcoords="offset points", **(look | more))
 
@@ -287,7 +287,7 @@ def named_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"], few: bool = False) -> None:
-    """With ticks also between powers of ten; few: in a small panel without."""
+    """A logarithmic axis with ticks between powers of ten too; few: without these."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1,) if few else (1, 2, 5)))
@@ -305,7 +305,7 @@ def doubling_axis(axes: Axes, values: Iterable[float]) -> None:
 
 
 def delay_axis(axes: Axes, delays: Sequence[float]) -> None:
-    """Logarithmic from 1 ms; a delay of zero has its place, where there is one."""
+    """Logarithmic from 1 ms; a delay of zero, if any, has a place of its own."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.5)
     axes.set_xlim(-0.4, max(delays) * 1.3)
     if min(delays) > 0:
@@ -321,7 +321,7 @@ def _no_minor_ticks(axis: Axis) -> None:
 
 
 def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
-    """As many as somebody may listen to."""
+    """As many values as a description read aloud can hold."""
     return labels.listed(texts, joined_by, MOST_LISTED)
 
 
@@ -334,7 +334,7 @@ def numbers_of(values: Sequence[float], rate: bool = False) -> str:
 
 
 def png(figure: Figure, dpi: int) -> bytes:
-    """With a palette: a third of the size, and no visible difference."""
+    """The figure as PNG with a palette: a third of the size, without visible difference."""
     canvas: Any = FigureCanvasAgg(figure)
     reduced = io.BytesIO()
     with _drawn_at(figure, dpi):
@@ -471,12 +471,12 @@ def _svg_tree(drawn: Drawn, colours: Mapping[str, str]) -> ElementTree.Element:
     """Smaller than matplotlib writes it: letters as letters, hundredths of a point, one font."""
     if not drawn.svg:
         lay_out(drawn.figure)
-        held = io.StringIO()
+        buffer = io.StringIO()
         # The salt: the same records give the same file.
         with matplotlib.rc_context({"svg.hashsalt": "harness", "svg.fonttype": "none"}):
             no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-            drawn.figure.savefig(held, format="svg", metadata=no_metadata)
-        drawn.svg = re.sub(r"\n\s*", "\n", held.getvalue())
+            drawn.figure.savefig(buffer, format="svg", metadata=no_metadata)
+        drawn.svg = re.sub(r"\n\s*", "\n", buffer.getvalue())
     root = ElementTree.fromstring(drawn.svg)  # noqa: S314 # matplotlib wrote it
     for element in root.iter():
         for key, value in element.items():

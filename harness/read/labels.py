@@ -157,14 +157,14 @@ def short_text(label: Mapping[str, Any], axes: tuple[str, ...], machine: str | N
 
 
 def listed(texts: Iterable[str], joined_by: str, most: int) -> str:
-    """As many of the texts, and how many more there are."""
+    """The first so many texts, and how many more there are."""
     shown = [*texts]
     left = len(shown) - most
     return joined_by.join([*shown[:most], *([f"and {left} more"] if left > 0 else [])])
 
 
 def duration(seconds: float) -> str:
-    """As people write it: 1 h 22 min, 12 min 30 s, 8.4 s."""
+    """A duration as people write it: 1 h 22 min, 12 min 30 s, 8.4 s."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     whole = round(seconds)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from harness.core.command_line import printable
+from harness.core.process import printable
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, heading_of
 
@@ -56,10 +56,10 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
     """These columns, by heading or by the name of the field, in this order."""
     at = []
     for name in names:
-        found = [n for n, head in enumerate(table.headings) if head in (name, heading_of(name))]
-        if not found:
+        matching = [n for n, head in enumerate(table.headings) if head in (name, heading_of(name))]
+        if not matching:
             raise UserError(f"no column {name}: there are {', '.join(table.headings)}")
-        at += found
+        at += matching
     return replace(table.select(at), keys=1)
 
 
@@ -98,7 +98,7 @@ def show_list(texts: Iterable[str]) -> None:
 
 
 def show(table: Table) -> None:
-    """In parts where the terminal is too narrow: nothing is cropped. A file has no width."""
+    """Print a table, in parts if the terminal is too narrow: nothing is cropped."""
     console = screen()
     for part in parts(table, console.width if console.is_terminal else None):
         drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -113,7 +113,7 @@ def show(table: Table) -> None:
 
 
 def parts(table: Table, width: int | None) -> list[Table]:
-    """As few tables as are needed, of like width; each says which row is which."""
+    """As few tables as possible, of similar width; each repeats the key columns."""
     whole = range(len(table.headings))
     if width is None or _width(table, whole) <= width:
         return [table]

@@ -77,15 +77,15 @@ def why_unusable(visible: str | None) -> str | None:
     driver = nvidia_driver()
     if driver is None or not visible_gpus(driver.gpus):
         return None
-    found = f"this machine has {driver.gpus} GPU(s), but torch cannot use them"
+    problem = f"this machine has {driver.gpus} GPU(s), but torch cannot use them"
     built, newest = torch.version.cuda, ".".join(map(str, driver.cuda))
     if built is None:
-        return f"{found}: it is built without CUDA; {driver.advice}, {ON_CPU}"
+        return f"{problem}: it is built without CUDA; {driver.advice}, {ON_CPU}"
     if tuple(map(int, built.split("."))) > driver.cuda:
         reason = (
             f"it is built for CUDA {built}, and the driver {driver.version} runs up to {newest}"
         )
-        return f"{found}: {reason}; {driver.advice}, {ON_CPU}"
+        return f"{problem}: {reason}; {driver.advice}, {ON_CPU}"
     reason = "it gives no reason"
     try:
         torch.cuda.init()
@@ -93,7 +93,7 @@ def why_unusable(visible: str | None) -> str | None:
         reason = str(error).splitlines()[0]
     if visible is not None:
         reason += f" (CUDA_VISIBLE_DEVICES={visible})"
-    return f"{found}: {reason}; mend that, {ON_CPU}"
+    return f"{problem}: {reason}; mend that, {ON_CPU}"
 
 
 def _not_in_this_build() -> str | None:

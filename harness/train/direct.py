@@ -49,7 +49,7 @@ def collective_timeout() -> timedelta:
 
 
 class Messages(Direct):
-    """What every rank says to all others, message by message: all ranks take part in each."""
+    """Messages from every rank to all others; all ranks take part in each exchange."""
 
     def __init__(self, group: Any) -> None:
         super().__init__(group)

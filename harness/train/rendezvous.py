@@ -1,9 +1,9 @@
-"""Where torch's processes meet, open to nobody else.
+"""The rendezvous of torch's processes, closed to everybody else.
 
 torch's store listens on every address, asks for no password and lists its keys to whoever connects,
 so that a secret run id alone keeps nobody out; and a c10d rendezvous unpickles what it finds there.
-harden() changes both in torch's modules, as checked with torch 2.13: a store listens on the address
-at which it is reached, and what is read from it cannot run code.
+harden() changes both in torch's modules, as checked with torch 2.13 and 2.15: a store listens on
+the address at which it is reached, and what is read from it cannot run code.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import torch
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     c10d_rendezvous_backend,
@@ -50,9 +51,18 @@ def harden() -> None:
     """From now on torch's rendezvous in this process makes stores as store() does, and reads the
     state of a rendezvous without running what is in it.
     """
-    for module in (c10d_rendezvous_backend, static_tcp_rendezvous, of_ranks):
-        setattr(module, "TCPStore", store)  # noqa: B010 - mypy: a function for a class
     handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+    stores = (c10d_rendezvous_backend, static_tcp_rendezvous, of_ranks)
+    replaced = [*((module, "TCPStore") for module in stores), (dynamic_rendezvous, "pickle"),
+                (handler, "_create_tcp_store_server")]  # fmt: skip
+    for owner, name in replaced:
+        if not hasattr(owner, name):
+            raise UserError(
+                f"torch {torch.__version__}: {owner.__name__} has no {name}, which must be "
+                "replaced so that nobody else reaches the run: pip install -r requirements.txt"
+            )
+    for module in stores:
+        setattr(module, "TCPStore", store)  # noqa: B010 - mypy: a function for a class
     handler._create_tcp_store_server = lambda _, host, port: store(
         host, port, is_master=True, multi_tenant=True
     )

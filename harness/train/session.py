@@ -24,6 +24,8 @@ class Session:
     end together, and rank 0 records; or there is only one.
     """
 
+    ends_when_silent = True  # a process that does not answer is hung, and ends the run
+
     def __init__(self, world: World) -> None:
         self.world = world  # the processes that the Trainer sees
         self.recorded_world = world  # the processes that the record describes
@@ -34,7 +36,7 @@ class Session:
         return self.world.size == 1
 
     def own_settings(self, settings: Settings) -> Settings:
-        """With the batch and accumulation of this process."""
+        """The settings with the batch and accumulation of this process."""
         # Only torchrun's elastic runs train on fewer processes than the set-up names; DataParallel
         # is one process, whatever its set-up says.
         return for_world(settings, self.world.size) if self.world.elastic else settings
@@ -115,7 +117,7 @@ _of_world: tuple[Any, Messages] | None = None
 
 
 def _messages() -> Messages | None:
-    """Those of the default process group, if gloo carries it."""
+    """The messages of the default process group, if its backend is gloo."""
     global _of_world
     world = dist.group.WORLD
     if dist.get_backend(world) != "gloo":

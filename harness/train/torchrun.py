@@ -1,4 +1,4 @@
-"""torchrun that lets nobody in: its flags, its ranks, but harden() first (rendezvous.py).
+"""torchrun behind a rendezvous that strangers cannot join: the same flags, after harden().
 
 python -m harness.train.torchrun --standalone --nproc_per_node=2 bert.py --setup 1_2
 """
@@ -21,13 +21,13 @@ def main() -> int:
 
     from harness.train.rendezvous import harden
 
-    harden()
     # At a normal end the first node, which has the store, may be gone before the others look.
     agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
     agent.addFilter(lambda record: "exit barrier" not in str(record.msg))
     if "--standalone" in sys.argv:
         os.environ.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
     try:
+        harden()
         run.main()
     except UserError as error:
         print(f"torchrun: error: {error}", file=sys.stderr)

@@ -276,12 +276,13 @@ BAD_FILES = {
     "- lr": ["lr: 3e-5"],
     "script: vit": ["vit.py", "bert.py"],
     "lr: 1\nb: [": ["line"],
+    f"lr: {'[' * 5000}": ["nested too deeply"],
     "lrr: 1": ["--lrr", "did you mean --lr?"],
     "b: 0": ["at least 1"],
 }
 
 
-@pytest.mark.parametrize("text", BAD_FILES)
+@pytest.mark.parametrize("text", BAD_FILES, ids=lambda text: text[:20])
 def test_wrong_settings_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.yml").write_text(text)
     message = refusal([str(tmp_path / "a.yml")])

@@ -7,6 +7,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -251,6 +252,23 @@ def test_each_change_has_files_and_a_test_that_are_there() -> None:
         assert len(named) > 1 or "nothing" in files, change
         modules = re.findall(r"python -m ([\w.]+)", files)
         assert all((ROOT / f"{name.replace('.', '/')}.py").is_file() for name in modules), change
+
+
+def test_the_sizes_that_the_page_states_are_true_to_a_tenth() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    stated = {
+        name: int(now.replace(",", ""))
+        for name, now in re.findall(r"^\| ([\w ,`/]+) \| [\d,]+ \| ([\d,]*\d)", page, re.MULTILINE)
+    }
+    tests = [*(ROOT / "tests").rglob("*.py")]
+    counted = {
+        "modules of `harness/`": len(FILES),
+        "lines of `harness/`": sum(len(f.read_text("utf-8").splitlines()) for f in FILES),
+        "largest folder, in files": max(Counter(file.parent for file in FILES).values()),
+        "lines of `tests/`": sum(len(f.read_text("utf-8").splitlines()) for f in tests),
+    }
+    assert stated.keys() == counted.keys()
+    assert {n: (s, counted[n]) for n, s in stated.items() if abs(s / counted[n] - 1) > 0.1} == {}
 
 
 @pytest.mark.parametrize("file", FILES, ids=name_of)

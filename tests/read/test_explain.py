@@ -262,9 +262,9 @@ def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gain", "said"), [(1.42, True), (1.05, False), (None, False)])
 def test_bf16_is_advised_where_it_was_tried_and_pays(gain: float | None, said: bool) -> None:
-    environment = {"cpu_calibration": {"bf16_gain": gain}}
+    calibration = {"bf16_gain": gain}
     run: Any = SimpleNamespace(
-        environment=environment, measures={}, broken_lines=0, other_batches=()
+        calibration=calibration, measures={}, broken_lines=0, other_batches=()
     )
     group: Any = SimpleNamespace(finished=[run], runs=[run])
     breakdown: Any = SimpleNamespace(parts={REST: None})

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from harness.cli import main
 from harness.core.settings import UserError
 from harness.read.records.frames import load_runs
-from harness.read.records.sharing import _told
+from harness.read.records.sharing import _hub_errors
 from tests.support.hub import TOKEN, Hub
 from tests.support.records import Plan
 
@@ -64,7 +64,7 @@ def test_a_card_that_is_there_is_kept(hub: Hub, folder: Path) -> None:
 
 def test_an_error_without_a_text_is_told_by_its_name() -> None:
     told = "me/mine: ConnectionError: check the network"
-    with pytest.raises(UserError, match=told), _told("me/mine"):
+    with pytest.raises(UserError, match=told), _hub_errors("me/mine"):
         raise ConnectionError
 
 

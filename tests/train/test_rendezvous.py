@@ -42,6 +42,23 @@ def hardened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler._create_tcp_store_server = made  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (static_tcp_rendezvous, "TCPStore"),
+        (dynamic_rendezvous, "pickle"),
+        (dynamic_rendezvous.DynamicRendezvousHandler, "_create_tcp_store_server"),
+    ],
+)
+def test_a_torch_without_what_is_replaced_is_refused(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would open a store to everybody, and nobody would notice."""
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(UserError, match=f"{owner.__name__} has no {name}, which must be replaced"):
+        rendezvous.harden()
+
+
 def meeting(number: int) -> dynamic_rendezvous.DynamicRendezvousHandler:
     """A c10d rendezvous as torchrun makes it, which hosts its store."""
     parameters = RendezvousParameters(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +32,7 @@ from harness.core.records.archives import (
     the_same,
     unpacked,
 )
-from harness.core.records.disk import draft_of, make_folder, sync, writing_to
+from harness.core.records.disk import draft_of, make_folder, sync, unused, writing_to
 from harness.core.schema.environment import EnvironmentRecord
 from harness.core.schema.rows import FINISHED as FINISHED
 from harness.core.schema.rows import (
@@ -175,7 +175,7 @@ class RunFolder:
         return {_number(file): cast(list[TelemetryRow], self.read_rows(file)[0]) for file in files}
 
     def read_json(self, file: Path) -> dict[str, Any] | None:
-        """As the function of this name, from wherever it lies."""
+        """Like the function of this name, on disk or in an archive."""
         if (files := self._files()) is None:
             return read_json(file)
         return _object_in(files.get(self._name(file), ""))
@@ -206,9 +206,7 @@ class RunFolder:
 
     def set_aside(self) -> Path:
         """Move the whole folder out of the way, so that a new record can stand in its place."""
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}{ASIDE}{number}")).exists():
-            number += 1
+        aside = unused(self.path.parent, f"{self.path.name}{ASIDE}")
         self.path.rename(aside)
         return aside
 
@@ -218,7 +216,7 @@ def _number(file: Path) -> int:
 
 
 def plain(value: Any, infinite: Callable[[float], Any] = lambda _: None) -> Any:
-    """JSON has no NaN: what is not a number is unknown, and unknown is null.
+    """JSON has no NaN: NaN is written as null, which means unknown.
 
     infinite: what is written for infinity.
     """
@@ -239,6 +237,11 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     if not known or any(value is None or not math.isfinite(value) for value in known):
         return None
     return math.fsum(value for value in known if value is not None)
+
+
+def total(values: Sequence[Any]) -> Any:
+    """The sum if all values are known, never a part of it; None if there are no values."""
+    return None if not values or None in values else sum(values)
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
@@ -349,21 +352,21 @@ def find_folders(name: str, root: Path) -> list[RunFolder]:
     A damaged archive is a folder with a problem.
     """
     folders, archives = _walk(name, root)
-    found = {folder: RunFolder(folder) for folder in folders}
+    by_path = {folder: RunFolder(folder) for folder in folders}
     for archive in (root,) if is_archive(root) else (*archives, *archives_above(root)):
         try:
             inside = read_archive(archive)
         except UserError as error:
-            found[archive] = RunFolder(archive, problem=str(error))
+            by_path[archive] = RunFolder(archive, problem=str(error))
             continue
         below = archive == root or archive in archives
         for path, files in inside.items():
             if name in files and (below or path.is_relative_to(root)):
-                if path in found:  # what lies on disk counts
-                    the_same(path, archive, files, found[path].archived)
+                if path in by_path:  # what lies on disk counts
+                    the_same(path, archive, files, by_path[path].archived)
                 else:
-                    found[path] = RunFolder(path, files)
-    return [found[path] for path in sorted(found)]
+                    by_path[path] = RunFolder(path, files)
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:

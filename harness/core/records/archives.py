@@ -168,7 +168,7 @@ def _archives_in(folder: Path, _time: int) -> tuple[Path, ...]:
 
 
 def archives_above(folder: Path) -> Iterator[Path]:
-    """Those that may hold a folder, or folders below it."""
+    """The archives that may hold a folder, or folders below it."""
     for parent in [*folder.parents][:DEEPEST_RUN]:
         yield from archives_in(parent)
 
@@ -201,7 +201,7 @@ def archived(folder: Path) -> Files | None:
 
 
 def the_same(folder: Path, archive: Path, files: Files, found: Files | None) -> Files:
-    """What an archive holds of a folder of which another one, perhaps, was found to hold this."""
+    """The files in an archive; UserError if another archive holds other ones of this folder."""
     if found is not None and found != files:
         raise UserError(
             f"{folder}: {archive} holds another record of it than an archive in the same folder: "

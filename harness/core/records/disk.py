@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
@@ -14,7 +15,7 @@ from harness.core.settings import UserError
 
 
 class DiskError(OSError):
-    """A disk that cannot be written to; its text says what, and which folder."""
+    """A disk that cannot be written to; its text names the folder and the reason."""
 
     def __init__(self, number: int, what: str) -> None:
         super().__init__(number, what)
@@ -68,7 +69,7 @@ def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
 
 
 def in_words(error: Exception) -> str:
-    """The line for people; what is no mistake of theirs, and no refusal of a disk, is raised."""
+    """The message of an error as one line; an OSError that is no refusal of a disk is raised."""
     if not isinstance(error, OSError) or isinstance(error, DiskError):
         return " ".join(str(error).split())
     if error.errno not in (*OF_OPEN_FILES, errno.EACCES):
@@ -118,14 +119,26 @@ def make_folder(folder: Path) -> None:
 
 def check_writable(root: Path) -> None:
     """Try to write before anything is loaded: training must not end at a read-only folder."""
-    existing = next(p for p in (root, *root.absolute().parents) if p.exists())
+    existing, refusal = try_writing(root)
+    if refusal is not None:
+        raise UserError(f"--output_dir {root}: {existing} is not a folder that can be written to")
+
+
+def try_writing(folder: Path) -> tuple[Path, str | None]:
+    """The folder itself or the nearest one above it, and why nothing can be written there."""
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     try:
         # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.
         Path(mkdtemp(prefix=".harness-", dir=existing)).rmdir()
-    except OSError:
-        raise UserError(
-            f"--output_dir {root}: {existing} is not a folder that can be written to"
-        ) from None
+    except OSError as error:
+        return existing, str(error.strerror)
+    return existing, None
+
+
+def unused(folder: Path, before: str, after: str = "") -> Path:
+    """A name that nothing in the folder has yet, with the first free number from 1."""
+    names = (folder / f"{before}{number}{after}" for number in count(1))
+    return next(path for path in names if not path.exists())
 
 
 @contextmanager

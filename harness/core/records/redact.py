@@ -91,6 +91,11 @@ def _account() -> str:
         return str(os.getuid())
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error, redacted."""
+    return redacted((str(error) or type(error).__name__).splitlines()[0])
+
+
 def without_home(text: str) -> str:
     """Paths of a person's own, as anyone would write them."""
     return text.replace(str(Path.home()), "~")

@@ -208,23 +208,23 @@ class Namespaces:
 
 
 def _relayed(count: int) -> tuple[list[int], Relay]:
-    held, devices = [], []
+    namespaces, devices = [], []
     for node in range(count):
-        held.append(new_network())
+        namespaces.append(new_network())
         devices.append(open_device(INTERFACE))
         prepare_node(address(node))
-    return held, Relay(devices)
+    return namespaces, Relay(devices)
 
 
 def _switched(count: int) -> tuple[list[int], Switch]:
-    held = [new_network() for _ in range(count)]
+    namespaces = [new_network() for _ in range(count)]
     switch = new_network()
-    carrier = Switch([f"/proc/{os.getpid()}/fd/{fd}" for fd in held])
-    for node, namespace in enumerate(held):
+    carrier = Switch([f"/proc/{os.getpid()}/fd/{fd}" for fd in namespaces])
+    for node, namespace in enumerate(namespaces):
         enter(namespace)
         prepare_node(address(node))
     enter(switch)
-    return held, carrier
+    return namespaces, carrier
 
 
 def _raise_priority() -> str:

@@ -87,8 +87,8 @@ class Netns(Local):
 
 
 def emulation_facts(emulated: EmulatedNodes, link: Link | Network, count: int) -> dict[str, Any]:
-    asked = None if link == Link() else link.facts(count)
-    return {"emulator": emulated.emulator, "link": asked}
+    requested = None if link == Link() else link.facts(count)
+    return {"emulator": emulated.emulator, "link": requested}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequence[str]]:
-    """Those of each node, as many for each; NCCL itself would not notice that two nodes share one.
+    """The GPUs of each node, equally many; NCCL would not notice that two nodes share one.
 
     Empty where the machine has none.
     """

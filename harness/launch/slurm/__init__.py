@@ -66,42 +66,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         f"{SITE_VARIABLE} names a file of these flags for all sweeps of a site (docs/nodes.md).",
     )
     add = group.add_argument
+    # fmt: off
     add("--partition", type=_name, metavar="NAME", help="of the jobs (the cluster's default)")
     add("--account", type=_name, metavar="NAME", help="of the jobs (your default)")
-    add(
-        "--gres",
-        type=_gres,
-        metavar="NAME",
-        help="what a device of a set-up is: gpu, gpu:a100, or none for a core (gpu)",
-    )
-    add(
-        "--cpus_per_gpu",
-        type=whole,
-        metavar="N",
-        help=f"cores and threads of each device ({CORES_OF_A_GPU}; 1 with --gres none)",
-    )
-    add(
-        "--requeue",
-        type=natural,
-        metavar="N",
+    add("--gres", type=_gres, metavar="NAME",
+        help="what a device of a set-up is: gpu, gpu:a100, or none for a core (gpu)")
+    add("--cpus_per_gpu", type=whole, metavar="N",
+        help=f"cores and threads of each device ({CORES_OF_A_GPU}; 1 with --gres none)")
+    add("--requeue", type=natural, metavar="N",
         help="a run that nears the time limit is saved, requeued and continued, at most N times "
-        "(0: it is saved and recorded as timeout)",
-    )
-    add(
-        "--setup_script",
-        type=_file,
-        metavar="FILE",
-        help="sourced by each job: module load, activate; `python` must then be on the PATH",
-    )
-    add(
-        "--sbatch",
-        type=_option,
-        action="append",
-        metavar="OPTION",
-        help="any other option of sbatch: mem=64G, qos=long, exclusive; may be given again",
-    )
-    add("--detach", action="store_true",
-        help="submit and leave; the same command looks again")  # fmt: skip
+        "(0: it is saved and recorded as timeout)")
+    add("--setup_script", type=_file, metavar="FILE",
+        help="sourced by each job: module load, activate; `python` must then be on the PATH")
+    add("--sbatch", type=_option, action="append", metavar="OPTION",
+        help="any other option of sbatch: mem=64G, qos=long, exclusive; may be given again")
+    add("--detach", action="store_true", help="submit and leave; the same command looks again")
+    # fmt: on
 
 
 def slurm_of(flags: Mapping[str, Any]) -> Slurm:

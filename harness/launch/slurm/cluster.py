@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.core.records import append_row, read_json, read_rows
 from harness.core.settings import UserError
-from harness.launch.launcher import Exit
+from harness.launch.launcher import Exit, FailedRank
 
 PATIENCE_S = 60.0
 # States of a job that has ended, and the outcome that the run itself could not record.
@@ -232,7 +232,7 @@ def code_of(job_state: str | None, note: Note | None) -> int:
 
 
 def exit_of(job: str, job_state: str | None, note: Note | None, log: Path, folder: Path) -> Exit:
-    """As other launchers report it; folder: of the run's record."""
+    """The end of a job in the form of other launchers; folder: of the run's record."""
     code = code_of(job_state, note)
     return Exit(
         code,
@@ -255,13 +255,13 @@ def _from_outside(job: str, job_state: str | None, note: Note | None) -> tuple[s
     return None
 
 
-def _failures(note: Note | None, log: Path) -> list[dict[str, Any]]:
+def _failures(note: Note | None, log: Path) -> list[FailedRank]:
     """The ranks that failed since the job began: its log may show earlier starts."""
     try:
         text = log.read_text("utf-8", errors="replace")
     except OSError:
         return []
-    failures = []
+    failures: list[FailedRank] = []
     for stamp, rank, code in FAILURE.findall(text):
         unix = time.mktime(time.strptime(stamp, "%Y-%m-%d_%H:%M:%S"))
         if note is not None and unix >= note.began:

@@ -83,19 +83,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--hosts", metavar="A,B,...", help="[user@]host[:port], as ssh knows them")
     add("--hosts_file", metavar="FILE", help="the same, one per line; # begins a comment")
     add("--checkout", metavar="DIR", help="of this project on the hosts (where it is here)")
-    add(
-        "--remote_python",
-        metavar="FILE",
-        help="on the hosts, relative to the checkout (.venv/bin/python)",
-    )
-    add(
-        "--master_addr",
-        metavar="ADDRESS",
-        help="of the first host as the others reach it (as ssh reaches it)",
-    )
+    # fmt: off
+    add("--remote_python", metavar="FILE",
+        help="on the hosts, relative to the checkout (.venv/bin/python)")
+    add("--master_addr", metavar="ADDRESS",
+        help="of the first host as the others reach it (as ssh reaches it)")
     add("--interface", metavar="NAME", help="for the traffic of training (the one ssh uses)")
-    add("--ssh", metavar="COMMAND",
-        help='ssh with your options: "ssh -F my_config" (ssh)')  # fmt: skip
+    add("--ssh", metavar="COMMAND", help='ssh with your options: "ssh -F my_config" (ssh)')
+    # fmt: on
 
 
 FLAGS = ("hosts", "hosts_file", "checkout", "remote_python", "master_addr", "interface", "ssh")

@@ -48,13 +48,9 @@ class Condition:
     why: str = ""
 
 
-def _data(run: Run) -> dict[str, Any]:
-    return run.environment.get("data") or {}
-
-
 def _test_set(run: Run) -> str | None:
     """What quality is measured on, each epoch and at the end."""
-    data = _data(run)
+    data = run.data
     if data.get("test_samples") is None:
         return None
     text = f"{data['test_samples']} samples of {data.get('test_from') or 'an unnamed split'}"
@@ -81,7 +77,7 @@ def _versions(run: Run) -> str | None:
 CONDITIONS = (
     Condition(NUMBER_FORMAT, lambda r: r.identity["precision"], (SPEED, QUALITY, TARGET),
               why="experiments/precision.yaml measures formats beside each other, as a question"),
-    Condition("data checksum", lambda r: _data(r).get("data_checksum"), (SPEED, QUALITY, TARGET),
+    Condition("data checksum", lambda r: r.data.get("data_checksum"), (SPEED, QUALITY, TARGET),
               why="they trained on other samples"),
     Condition("test set", _test_set, (QUALITY, TARGET)),
     Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),

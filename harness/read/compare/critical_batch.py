@@ -258,9 +258,8 @@ def families_of(records: list[Run], target: Target) -> list[Family]:
 
 def _key(run: Run) -> tuple[tuple[str, Any], ...]:
     """Everything that must be the same; the data too, which may have changed under a name."""
-    data = run.environment.get("data") or {}
     known = {n: v for n, v in run.characteristics.items() if n not in OF_A_BATCH}
-    return (*known.items(), ("data", data.get("data_checksum")))
+    return (*known.items(), ("data", run.data.get("data_checksum")))
 
 
 def _name(key: Any, keys: Iterable[Any], lr: Any) -> str:

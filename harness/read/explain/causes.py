@@ -50,7 +50,7 @@ LARGER_BATCH = "a larger --per_gpu_batch, which also communicates less often (a 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a record says about the conditions that bear on its speed."""
+    """The conditions of a run that affect its speed, as recorded."""
 
     strategy: str
     nodes: int
@@ -77,11 +77,10 @@ class RunContext:
 
 def run_context(group: Group, baseline: Group | None) -> RunContext:
     run = group.finished[0]
-    environment, settings = run.environment, group.identity
+    settings, link = group.identity, link_numbers(run.environment)
     nodes, processes = run.nodes or 1, run.processes or 1
-    link = link_numbers(environment)
     payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
-    samples = (environment.get("data") or {}).get("test_samples") or 0
+    samples = run.data.get("test_samples") or 0
     batch = settings.get("eval_batch") or EVAL_BATCH
     rows: Sequence[Mapping[str, Any]] = run.epochs
     readings = [((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows]
@@ -95,7 +94,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         baseline_micro_batch=0 if baseline is None else baseline.identity["per_gpu_batch"] or 0,
         eval_batch=min(batch, samples / processes),
         on_cpu=run.device == "cpu",
-        emulated=(environment.get("launch") or {}).get("launcher") == "netns",
+        emulated=run.launch.get("launcher") == "netns",
         cpu_percent=cpu_percent,
         others_cores=_others_cores(run),
         throttled=_throttled(run.epochs),
@@ -113,9 +112,9 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
 
 
 def _could_balance(run: Run) -> bool:
-    """As far as the record tells; older ones do not count layers with BatchNorm."""
+    """As far as it is recorded: older records do not count BatchNorm layers."""
     settings = run.settings
-    if (run.environment.get("observed") or {}).get("batchnorm_layers"):
+    if run.observed.get("batchnorm_layers"):
         return False
     if settings.get("balance") or settings.get("auto_batch") or settings.get("tail") == "pad":
         return False
@@ -126,10 +125,10 @@ def _could_balance(run: Run) -> bool:
 
 
 def _other_exchange(run: Run) -> str | None:
-    """Of a run that took the backend, and not by a choice of its own."""
-    asked = (run.recorded_folder.read_settings() or {}).get("exchange")
+    """The --exchange to try for a run that used the backend without choosing it by the link."""
+    requested = (run.recorded_folder.read_settings() or {}).get("exchange")
     on_cpu = run.device == "cpu"
-    if asked in ("auto", *SENT_DIRECTLY) or not on_cpu or (run.nodes or 1) == 1:
+    if requested in ("auto", *SENT_DIRECTLY) or not on_cpu or (run.nodes or 1) == 1:
         return None
     if run.identity["strategy"] not in STRATEGIES or not sends_directly(run.identity):
         return None
@@ -179,7 +178,7 @@ def lost(run: TimeBreakdown, base: TimeBreakdown) -> dict[str, float]:
 
 
 def share_lost(run: TimeBreakdown, base: TimeBreakdown) -> float:
-    """Of the run without its startup, all causes together."""
+    """The share of the run, without startup, that all causes together cost."""
     return 1 - base.running_s * (run.per_device / base.per_device) / run.running_s
 
 
@@ -276,7 +275,7 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
 
 
 def seconds(value: float) -> str:
-    """With three digits, in a unit that fits."""
+    """A duration with three digits, in s, ms or µs."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if value >= factor:
             return f"{three_digits(value / factor)} {unit}"
@@ -328,7 +327,7 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
 
 
 def _link(context: RunContext) -> str:
-    """Sentences on what is sent, and over which link."""
+    """Sentences about the bytes sent and the link."""
     text = ""
     if context.payload_bytes:
         text += f". Each process contributes {context.payload_bytes / 1e6:.3g} MB per update"

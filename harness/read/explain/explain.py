@@ -126,16 +126,8 @@ def explain(
         sentences.append(_alone(run, nearest(run, refused)))
     if base is not None and not does_lose:
         sentences.append(f"Less than {percent(LARGE)} is lost against the baseline.")
-    if main is not None:
-        scales = breakdown.devices == 1 or (base is not None and not does_lose)
-        kind = "Largest remaining cost" if scales else "Main cause"
-        sentences.append(f"{kind}: {cause_text(breakdown, main)}")
-    elif hidden_s >= LARGE * breakdown.running_s:
-        sentences.append(
-            "The main cause is not known: the record does not separate the parts of its steps."
-        )
-    else:
-        sentences.append(f"Nothing stands out: no cause takes {percent(LARGE)} of the run.")
+    scales = breakdown.devices == 1 or (base is not None and not does_lose)
+    sentences.append(_main_cause(breakdown, main, scales, hidden_s))
     also = _others(main, [*scaling, *alone])
     sentences += [f"Also: {cause_text(breakdown, cause)}" for cause in also]
     sentences += filter(None, [causes.not_known(breakdown), _slowed(run), *_notes(run, breakdown)])
@@ -148,8 +140,18 @@ def explain(
     return Explanation(tuple(sentences), None if main is None else main.key, parts)
 
 
+def _main_cause(breakdown: TimeBreakdown, main: Cause | None, scales: bool, hidden_s: float) -> str:
+    """hidden_s: of an update, in parts that the record does not separate."""
+    if main is not None:
+        kind = "Largest remaining cost" if scales else "Main cause"
+        return f"{kind}: {cause_text(breakdown, main)}"
+    if hidden_s >= LARGE * breakdown.running_s:
+        return "The main cause is not known: the record does not separate the parts of its steps."
+    return f"Nothing stands out: no cause takes {percent(LARGE)} of the run."
+
+
 def why_not(group: Group, base: Group) -> str | None:
-    """In one line why this cannot be the baseline; None where it can."""
+    """Why this cannot be the baseline, in one line; None if it can."""
     for name in ("script", "model"):
         values = [str(side.identity[name]) for side in (group, base)]
         if values[0] != values[1]:
@@ -239,7 +241,7 @@ def _effective(group: Group) -> int | None:
 
 
 def _per_device(group: Group) -> tuple[float, int] | None:
-    """With the size of a pass: accumulation makes the same batch at another speed."""
+    """The batch per device and that of a pass, as accumulation changes the speed."""
     first = group.finished[0]
     if not first.effective_batch or not first.devices:
         return None
@@ -339,7 +341,7 @@ def _against(
 
 
 def _for_its_script(group: Group, found: list[Cause]) -> list[Cause]:
-    """With remedies that someone can take who records with LogCallback in a script of their own."""
+    """The causes with remedies for users of LogCallback in their own scripts."""
     run = group.finished[0]
     if "script" in run.settings and not run.imported:
         return found
@@ -381,13 +383,20 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
             f"Startup and time outside epochs took {startup} of {wall}: a fixed cost, independent "
             "of run length."
         )
-    tried = [run.environment.get("cpu_calibration") or {} for run in group.finished]
-    gains = [gain for each in tried if (gain := each.get("bf16_gain"))]
+    gains = [gain for run in group.finished if (gain := run.calibration.get("bf16_gain"))]
     if gains and min(gains) >= WORTH_HALF:
         yield (
             f"A few passes before training were {min(gains):.1f} times as fast with "
             "`--precision bf16` on this processor."
         )
+    yield from _resumed_notes(group)
+    if torn := sum(run.broken_lines for run in group.finished):
+        yield f"{torn} torn line(s) of epochs.jsonl are left out; every epoch has a whole one."
+    if left_out := len(group.runs) - len(group.finished):
+        yield f"{left_out} run(s) did not finish and are not counted."
+
+
+def _resumed_notes(group: Group) -> Iterator[str]:
     resumed = [run for run in group.finished if (run.measures.get("attempts") or 1) > 1]
     if resumed:
         lost_s = sum(run.measures.get("lost_s", 0.0) for run in resumed)
@@ -399,10 +408,6 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
                 f"{run.path}: {which} interrupted inside and continued: its parts are sums over "
                 "the attempts, with first steps in each."
             )
-    if torn := sum(run.broken_lines for run in group.finished):
-        yield f"{torn} torn line(s) of epochs.jsonl are left out; every epoch has a whole one."
-    if left_out := len(group.runs) - len(group.finished):
-        yield f"{left_out} run(s) did not finish and are not counted."
 
 
 def memory_bounds(run: Run) -> tuple[int, int] | None:

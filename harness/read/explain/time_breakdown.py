@@ -184,7 +184,7 @@ def _padding(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def total(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Over all epochs; unknown where one is."""
+    """The sum over all epochs; None if one is unknown."""
     return sum_known(row.get(name) for row in rows)
 
 
@@ -216,7 +216,7 @@ def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:
 
 
 def _spread_if_known(values: Sequence[float | None]) -> SampleStatistics:
-    """Of all values, or of none where one is unknown."""
+    """The spread of all values; of none if one is unknown."""
     known = [value for value in values if value is not None]
     return spread(known if len(known) == len(values) else [])
 

@@ -356,7 +356,7 @@ def _efficiencies(groups: Sequence[Group]) -> list[tuple[float, float, float, fl
 
 def _shared_cores(sweep: SweepResults) -> list[str]:
     """What emulated nodes on one machine do to each other is no property of the set-up."""
-    shares = [(run.environment.get("launch") or {}).get("processes_per_core") or 0.0
+    shares = [run.launch.get("processes_per_core") or 0.0
               for group in sweep.groups for run in group.finished]  # fmt: skip
     crowded = sum(share > 1 for share in shares)
     if not crowded:

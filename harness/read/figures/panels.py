@@ -116,7 +116,7 @@ def _key(group: Group, axis: str) -> str:
 
 
 def _ordered_styles(values: Collection[str]) -> dict[str, Style]:
-    """By the values alone, not by the order in which records are found; plain ddp stands out."""
+    """Styles by the values alone, not by the order of records; plain ddp stands out."""
     strategies = [*STRATEGIES]
 
     def natural(text: str) -> tuple[int, list[Any]]:

@@ -1,4 +1,4 @@
-"""Time to a target accuracy, accuracy against what it costs, and where the time of a run went."""
+"""Time to a target accuracy, accuracy against cost, and the breakdown of the time of runs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
 
 
 def _times(group: Group, target: Target) -> dict[str, Times]:
-    """Of the finished runs that have the metric; a miss is infinite."""
+    """The times of finished runs that have the metric; a miss is infinite."""
     results = [(run, time_to_target(run.epochs, target)) for run in group.in_own_batch]
     return {
         measure: [(run, times[measure]) for run, times in results if measure in times]
@@ -182,8 +182,8 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     if not costs:
         raise NothingToDraw("no finished run has accuracy and a time")
     names, of_names, notes = _named_styles(sweep, groups, styles)
-    given = Counter(map(partial(_given, sweep), groups))
-    cases = [case for case, number in given.items() if number > 1]
+    counts = Counter(map(partial(_given, sweep), groups))
+    cases = [case for case, number in counts.items() if number > 1]
     if not cases:
         raise NothingToDraw(f"no two groups have the same {', '.join(GIVEN)}: nothing to choose")
     drawn_cases = cases[: kit.MOST_PANELS // len(costs)]

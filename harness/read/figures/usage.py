@@ -76,20 +76,16 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         # What tells runs apart comes last.
         title = name if len(name) <= letters else f"...{name[3 - letters :]}"
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
-        means = []
         ends, every = _ends_of_epochs(run)
         if every > 1:
             drawn.notes.append(f"{name}: dotted lines at the end of one epoch in {every}")
+        means = []
         for y, quantity in enumerate(shown):
             place = axes[y * len(runs) + x]
             if quantity not in series:  # a CPU's run beside that of a GPU
                 place.set_visible(False)
                 continue
-            if by_gpu and not quantity.of_gpu:
-                colours = [kit.INK]
-            else:
-                colours = [kit.cycle(key[by_gpu]).colour for key in series[quantity]]
-            values = _draw_series(place, series[quantity], begin, colours)
+            means.append(_draw_quantity(place, quantity, series[quantity], begin, by_gpu))
             for end in ends:
                 place.axvline(end - begin, color=kit.FAINT, linestyle=":", linewidth=0.8)
             kit.describe(
@@ -98,13 +94,24 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                 "time since the start (s)" if quantity == [*series][-1] else "",
                 quantity.title if not any(quantity in of for of in known[:x]) else "",
             )
-            top = 100 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
-            place.set_ylim(0, top)
-            of_lines = kit.listed((f"{np.mean(each):,.3g}" for each in values), ", ")
-            means.append(f"{quantity.title} {of_lines} in the mean")
         texts.append(f"{name}: {', '.join(means)}.")
     drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
     return drawn
+
+
+def _draw_quantity(
+    place: Axes, quantity: Quantity, series: DeviceReadings, begin: float, by_gpu: bool
+) -> str:
+    """One panel; gives the means of its lines."""
+    if by_gpu and not quantity.of_gpu:
+        colours = [kit.INK]
+    else:
+        colours = [kit.cycle(key[by_gpu]).colour for key in series]
+    values = _draw_series(place, series, begin, colours)
+    top = 100 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
+    place.set_ylim(0, top)
+    of_lines = kit.listed((f"{np.mean(each):,.3g}" for each in values), ", ")
+    return f"{quantity.title} {of_lines} in the mean"
 
 
 def _ends_of_epochs(run: Run) -> tuple[list[float], int]:

@@ -83,7 +83,7 @@ def import_files(
 
 
 def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
-    """With the flags, which must not contradict the file."""
+    """The record completed by flags, which must not contradict the file."""
     for name, value in flags.items():
         if (known := foreign.settings.get(name)) not in (None, value):
             flag = "batch" if name == "per_gpu_batch" else name

@@ -50,7 +50,7 @@ SHARES = ("accuracy", "precision", "recall", "f1", "top5_accuracy")
 
 @dataclass(frozen=True)
 class Foreign:
-    """One file of somebody else's, read."""
+    """The content of an imported file."""
 
     file: Path
     format: str
@@ -126,7 +126,7 @@ def _read_text(file: Path, text: str, sha256: str) -> Foreign:
 
 
 def settings_in(file: Path) -> dict[str, Any]:
-    """What folder and name say; a name of another form says nothing."""
+    """Settings in the names of folder and file; none in a name of another form."""
     script = file.absolute().parent.name
     settings: dict[str, Any] = {"script": script} if script in TASKS else {}
     match = FILE_NAME.match(file.stem)
@@ -302,8 +302,8 @@ def _quality(where: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 def _column(name: str) -> str:
     """eval_samples are not the samples of training, which have the name without the prefix."""
-    taken = {"loss", *ROW} - {"accuracy", "precision", "recall", "f1"}
-    return f"eval_{name}" if name in taken else name
+    reserved = {"loss", *ROW} - {"accuracy", "precision", "recall", "f1"}
+    return f"eval_{name}" if name in reserved else name
 
 
 def _value(where: str, name: str, value: Any) -> float:

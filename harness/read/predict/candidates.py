@@ -83,7 +83,7 @@ def candidates(
     fitted: Fitted, runs: Sequence[Run], nodes: Sequence[int], wire: Wire, target: Target,
     batch: int | None = None, emulated: bool = False,
 ) -> Candidates:  # fmt: skip
-    """UserError where no run says anything of these nodes and this effective batch."""
+    """UserError without a run on these nodes with this effective batch."""
     done = [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
     here = [run for run in done if shape_of(run).nodes in nodes]
     asked = " or ".join(map(str, nodes))
@@ -135,13 +135,13 @@ def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
     namesakes: dict[tuple[Any, ...], list[Run]] = {}
     for run, *_ in trainings:
         namesakes.setdefault(_shown(run), []).append(run)
-    found = []
+    differences = []
     for run, *_ in trainings:
         alike = namesakes[_shown(run)]
         names = [name for name in run.identity if name not in ELSEWHERE]
         unlike = [n for n in names if len({str(each.identity.get(n)) for each in alike}) > 1]
-        found.append(", ".join(f"{name} {run.identity[name]}" for name in unlike))
-    return found
+        differences.append(", ".join(f"{name} {run.identity[name]}" for name in unlike))
+    return differences
 
 
 def _shown(run: Run) -> tuple[Any, ...]:
@@ -178,7 +178,7 @@ def _add(
 
 
 def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
-    """Seed -> epochs to the target; a miss is infinite, a run without the metric says nothing."""
+    """Seed -> epochs to the target; a miss is infinite, a run without the metric is left out."""
     by_seed: dict[Any, list[float]] = {}
     for run in runs:
         needed = time_to_target(run.epochs, target).get("tta_epochs")
@@ -188,9 +188,9 @@ def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
 
 
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
-    """Of quiet runs where there are any over a link."""
+    """Logarithms of measured / predicted step times by link, of quiet runs if there are any."""
     over = [(wire, run) for run in runs if step_s(run, Overrides())
-            and (wire := wire_between(run.environment.get("link") or {})) is not None]  # fmt: skip
+            and (wire := wire_between(run.measured_link)) is not None]  # fmt: skip
     same = joined(wire for wire, _ in over)
     by_link: dict[Wire, list[Run]] = {}
     for wire, run in over:
@@ -217,7 +217,8 @@ def _candidate(
     longer = math.exp(ratios.at(plan.wire))  # than the model's
     updates = [each * plan.epoch_updates for each in epochs]
     steps_s = _steps_s(fitted, prediction, updates)
-    exchange_s = steps_s - needed * plan.epoch_updates * _alone_s(prediction)
+    alone_s = prediction.step_s - prediction.parts[EXCHANGE]
+    exchange_s = steps_s - needed * plan.epoch_updates * alone_s
     phases = fitted.phases.at(plan.shape, plan.wire)
     times = {START: 1.0, PROBE: 1.0, EVALUATION: needed,
              SAVING: needed - 1, EPOCH_END: needed - 1}  # fmt: skip
@@ -235,13 +236,8 @@ def _candidate(
     )  # fmt: skip
 
 
-def _alone_s(prediction: Prediction) -> float:
-    """Of an update, what is not spent waiting for the exchange."""
-    return prediction.step_s - prediction.parts[EXCHANGE]
-
-
 def _steps_s(fitted: Fitted, prediction: Prediction, updates: Iterable[float]) -> float:
-    """Of the first so many updates of a run, the mean; those made together come first."""
+    """Mean seconds of the first so many updates; those made together come first."""
     plan = prediction.plan
     if not plan.sync_first or plan.updates is None:
         return statistics.mean(updates) * prediction.step_s
@@ -266,7 +262,7 @@ def _direct_s(
 
 
 def _of_epochs(epochs: Sequence[float], epoch_s: float) -> float:
-    """Half of the interval that seeds leave open."""
+    """Half of the interval over seeds."""
     mean = spread(epochs)
     return 0.0 if mean.high is None or mean.mean is None else (mean.high - mean.mean) * epoch_s
 

@@ -84,7 +84,7 @@ def _kind(group: Group) -> Kind:
 
 
 def _names(kinds: list[Kind]) -> list[str]:
-    """By the first settings that distinguish them; one alone needs no name."""
+    """A name of each kind by the first settings that distinguish it; one alone has none."""
     labels = [dict(kind) for kind in kinds]
     names = [""] * len(kinds)
     for setting in dict.fromkeys(name for label in labels for name in label):
@@ -127,7 +127,7 @@ def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
 
 
 def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
-    """As the runs were made, over their own link or another one."""
+    """The scenario of these runs, over their own link or another one."""
     first = runs[0]
     settings = first.identity
     # Several processes are DDP's where no strategy is recorded.
@@ -143,7 +143,7 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
     own = {n: STRATEGIES[strategy].own.get(n) if v is None else v for n, v in own.items()}
     return Scenario(
         shape_of(first), settings["per_gpu_batch"], wire or _wire(runs), strategy, compress,
-        emulated=(first.environment.get("launch") or {}).get("launcher") == "netns",
+        emulated=first.launch.get("launcher") == "netns",
         exchange=settings["exchange"] or "backend",
         epoch_updates=first.epochs[0].get("updates") if first.epochs else None,
         updates=int(first.measures["updates"]) if "updates" in first.measures else None,
@@ -163,8 +163,8 @@ def as_timed(plan: Scenario, run: Run) -> Scenario:
 
 
 def _wire(runs: Sequence[Run]) -> Wire:
-    """Of the link that was requested; where none was, the median of what runs measured."""
-    links = [run.environment.get("link") or {} for run in runs]
+    """The requested link; where none was requested, the median of the measured ones."""
+    links = [run.measured_link for run in runs]
     requested = links[0].get("asked")
     if isinstance(requested, dict) and (requested.get("loss") or requested.get("jitter_ms")):
         raise UserError("loss and jitter are not modelled")

@@ -108,7 +108,7 @@ class Shape:
 
 
 def allreduce(backend: str, size: float, shape: Shape, wire: Wire) -> Cost:
-    """Of so many bytes over all processes; what stays inside a node is taken as free."""
+    """The cost of all-reducing so many bytes; traffic inside a node counts as free."""
     if shape.nodes == 1 or size <= 0:
         return Cost()
     wire_s = _share(shape.ranks) * size / wire.bytes_per_s
@@ -122,7 +122,7 @@ def allreduce(backend: str, size: float, shape: Shape, wire: Wire) -> Cost:
 
 
 def gloo_round_trips(size: float, ranks: int) -> tuple[float, float]:
-    """Those that gloo's ring waits for: with the link idle, and while bytes may pass."""
+    """Round trips of gloo's ring: with the link idle, and while bytes may pass."""
     pieces = max(math.ceil(size / GLOO_PIECE), GLOO_PIECES_PER_RANK * ranks)
     per_rank = math.ceil(pieces / ranks)
     # Reduce-scatter and all-gather: each rank sends (ranks - 1) x per_rank pieces in either.
@@ -138,7 +138,7 @@ def alpha_beta(size: float, shape: Shape, wire: Wire) -> float:
 
 
 def coded_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
-    """Of codes: each piece to the rank that adds it up, then round the ring."""
+    """The cost of averaging codes: each piece to the rank that adds it up, then round the ring."""
     if shape.nodes == 1:
         return Cost()
     round_s = _share(shape.ranks) / 2 * size / wire.bytes_per_s
@@ -159,7 +159,7 @@ def direct_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -
 
 
 def all_to_all_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
-    """Of --exchange all_to_all: each sends all it has to all others, in one delay."""
+    """The cost of --exchange all_to_all: each rank sends all to all others, in one delay."""
     if shape.nodes == 1:
         return Cost()
     return Cost(on_a_link(size, shape, of_pairs) / wire.bytes_per_s, wire.delay_s)
@@ -194,7 +194,7 @@ def restart_s(size: float, shape: Shape, wire: Wire) -> float:
 
 
 def _share(ranks: int) -> float:
-    """Of the bytes, what the link of each rank carries."""
+    """The share of the bytes that the link of each rank carries."""
     return 2 * (ranks - 1) / ranks
 
 
@@ -226,7 +226,7 @@ class Correction:
     of_link: bool  # measured over this very link
 
     def at(self, size: float) -> float:
-        """Between sizes by their logarithms, beyond them as at the nearest."""
+        """The factor at a size: interpolated in logarithms, constant beyond the measured sizes."""
         if not self.sizes:
             return 1.0
         logs = np.interp(math.log(max(size, 1)), np.log(self.sizes), np.log(self.factors))
@@ -237,7 +237,7 @@ UNMEASURED = Correction((), (), None, 0, False)
 
 
 def correction(table: Sequence[Reduction], backend: str, shape: Shape, wire: Wire) -> Correction:
-    """Of this link where it was measured, of as many processes where they were; else of all."""
+    """By all-reduces over this link, else of as many processes, else by all that were measured."""
     known = [row for row in table if row.backend == backend and math.isfinite(row.factor)]
     if not known:
         return UNMEASURED
@@ -272,10 +272,10 @@ def alike(one: Wire, other: Wire) -> bool:
 
 def joined(wires: Iterable[Wire]) -> dict[Wire, Wire]:
     """Each link -> the one it counts as: what runs measured of one link differs by noise."""
-    found: dict[Wire, Wire] = {}
+    counts_as: dict[Wire, Wire] = {}
     for wire in sorted({*wires}, key=lambda each: (each.delay_s, each.bytes_per_s)):
-        found[wire] = next((known for known in found.values() if alike(known, wire)), wire)
-    return found
+        counts_as[wire] = next((known for known in counts_as.values() if alike(known, wire)), wire)
+    return counts_as
 
 
 def buckets(size: float, cap_mb: float | None = None) -> list[float]:

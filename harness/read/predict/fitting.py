@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -47,17 +47,17 @@ PREDICTED_OVER = (*FREE, *STRATEGY_SETTINGS)
 SWITCHES = ("local_updates", "fsdp_offload")  # of these, those without a value
 
 
-# What is no setting and yet decides how long a step takes: where environment.json has it.
-ALIKE = {
-    "torch": ("versions", "torch"),
-    "number format of the first layer": ("observed", "dtype"),
-    "layout of the texts": ("observed", "padding"),
+# What is no setting and yet decides how long a step takes, as environment.json has it.
+ALIKE: dict[str, Callable[[Run], str | None]] = {
+    "torch": lambda run: (run.environment.get("versions") or {}).get("torch"),
+    "number format of the first layer": lambda run: run.observed.get("dtype"),
+    "layout of the texts": lambda run: run.observed.get("padding"),
 }
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line says in place of records."""
+    """Values of the command line that replace those of records."""
 
     gradient_mb: float | None = None
     backend: str | None = None
@@ -67,7 +67,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model with what it was fitted on, and what else the records hold."""
+    """A model, what it was fitted on, and further facts of the records."""
 
     model: Model
     name: str
@@ -106,14 +106,13 @@ def recorded(runs: Sequence[Run]) -> Iterator[Reduction]:
     for an all-reduce, so those of all runs count.
     """
     for run in runs:
-        link = run.environment.get("link") or {}
-        observed = run.environment.get("observed") or {}
+        link = run.measured_link
         row = {"bytes": link.get("allreduce_bytes"), "s": link.get("allreduce_s")}
-        yield from _reductions(link, [row], shape_of(run), str(observed.get("backend")))
+        yield from _reductions(link, [row], shape_of(run), str(run.observed.get("backend")))
 
 
 def measured_beside(selector: str) -> Iterator[Reduction]:
-    """Those in files of a folder, or of FOLDER:NAME=VALUE."""
+    """The all-reduces in link*.json files of a folder, or of FOLDER:NAME=VALUE."""
     folder = Path(selector.rpartition(":")[0] if not Path(selector).exists() else selector)
     for file in sorted(folder.rglob(LINK_FILES)) if folder.is_dir() else ():
         link = read_json(file) or {}
@@ -129,7 +128,7 @@ def measured_beside(selector: str) -> Iterator[Reduction]:
 
 
 def _checked_link(link: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
-    """Its all-reduces; UserError unless it is what `harness link` prints."""
+    """The all-reduces of a file; UserError unless it is what `harness link` prints."""
     rows = link.get("allreduce") or []
     as_run = {name: link.get(name) for name in ("nodes", "processes_per_node")}
     check_fields("environment", {"link": link, **as_run}, file)
@@ -158,7 +157,7 @@ def _reductions(
 
 
 def wire_between(link: Mapping[str, Any]) -> Wire | None:
-    """As it was requested, where it was; else as it was measured."""
+    """The link as requested, or as measured if none was requested."""
     requested = link.get("asked")
     if isinstance(requested, dict):
         return wire_of(Link(requested.get("delay_ms") or 0.0, requested.get("rate_mbit")))
@@ -188,35 +187,11 @@ def fit_on(
         )
     basis = [r for r in basis if shape_of(r).ranks > 1 or r in singles]
     _check_one_kind(selector, basis)
-    first, assumed = singles[0], list[str]()
+    first = singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
-    if len(line.batches) == 1:
-        assumed.append(
-            f"only batch {line.batches[0]} was measured on one process: nothing is known of "
-            f"others, and two thirds of a step are taken for the backward pass; one more: "
-            f"{_command(runs, '1_1', 2 * line.batches[0])}"
-        )
     sharing, sharing_spread, inside_s = _sharing(basis, line, overrides)
-    shared_by = max(shape_of(run).ranks for run in basis)
     if overrides.sharing is not None:
         sharing, sharing_spread, inside_s = overrides.sharing, None, 0.0
-        assumed.append(f"processes of a machine slow each other by {sharing:.0%} each (--sharing)")
-    if overrides.gradient_mb is not None:
-        assumed.append(f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)")
-    if first.identity.get("grad_acc") is None:
-        assumed.append("one forward pass an update: the records do not say how many")
-    busy = [run.is_beside_others for run in basis]
-    if any(busy):
-        assumed.append(
-            f"{sum(busy)} of {len(basis)} runs took as long as they take alone, though others used "
-            f"more than {DISTURBING_SHARE:.0%} of the cores"
-        )
-    sizes = {size for run in basis if (size := _train_samples(run)) is not None}
-    if len(sizes) > 1 and overrides.train_size is None:
-        assumed.append(
-            f"an epoch of {_train_samples(first)} samples: those of the runs have "
-            f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
-        )
     arguments = first.settings.get("training_arguments") or {}
     model = Model(
         line, sharing, sharing_spread, inside_s,
@@ -225,7 +200,7 @@ def fit_on(
         grad_acc=first.identity.get("grad_acc") or 1,
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
-        shared_by=shared_by,
+        shared_by=max(shape_of(run).ranks for run in basis),
         payloads=_payloads(_same_training(first, runs)),
     )  # fmt: skip
     return Fitted(
@@ -233,16 +208,46 @@ def fit_on(
         name=", ".join(str(v) for n in ("script", "model") if (v := first.identity.get(n))),
         machine=str(first.machine or "unknown machine"),
         runs=len(basis),
-        assumed=tuple(assumed),
+        assumed=(*_assumptions(runs, basis, first, line, overrides),),
         train_samples=overrides.train_size or _train_samples(first),
         phases=fit_phases(
-            (shape_of(run), _wire_of(run), run) for run in _same_training(first, runs)
+            (shape_of(run), wire_between(run.measured_link), run)
+            for run in _same_training(first, runs)
         ),
-        power_w=_mean_ratio(singles, "energy_j", "train_time_s"),
+        power_w=_mean_power_w(singles),
         idle_w=spread(
             [w for r in singles if is_number(w := r.environment.get("idle_power_w"))]
         ).mean,
     )
+
+
+def _assumptions(
+    runs: Sequence[Run], basis: Sequence[Run], first: Run, line: StepTime, overrides: Overrides
+) -> Iterator[str]:
+    """What the records do not say, and the command line may have said in their place."""
+    if len(line.batches) == 1:
+        yield (
+            f"only batch {line.batches[0]} was measured on one process: nothing is known of "
+            f"others, and two thirds of a step are taken for the backward pass; one more: "
+            f"{_command(runs, '1_1', 2 * line.batches[0])}"
+        )
+    if overrides.sharing is not None:
+        yield f"processes of a machine slow each other by {overrides.sharing:.0%} each (--sharing)"
+    if overrides.gradient_mb is not None:
+        yield f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)"
+    if first.identity.get("grad_acc") is None:
+        yield "one forward pass an update: the records do not say how many"
+    if busy := sum(run.is_beside_others for run in basis):
+        yield (
+            f"{busy} of {len(basis)} runs took as long as they take alone, though others used "
+            f"more than {DISTURBING_SHARE:.0%} of the cores"
+        )
+    sizes = {size for run in basis if (size := _train_samples(run)) is not None}
+    if len(sizes) > 1 and overrides.train_size is None:
+        yield (
+            f"an epoch of {_train_samples(first)} samples: those of the runs have "
+            f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
+        )
 
 
 def _is_basis(run: Run) -> bool:
@@ -253,8 +258,7 @@ def _is_basis(run: Run) -> bool:
     known = settings.get("strategy") in (None, "single", "ddp")
     if run.state != FINISHED or not (plain and known) or settings.get("per_gpu_batch") is None:
         return False
-    crowded = (run.environment.get("launch") or {}).get("packed") is True
-    return shape_of(run).nodes == 1 and not crowded
+    return shape_of(run).nodes == 1 and run.launch.get("packed") is not True
 
 
 def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
@@ -268,19 +272,14 @@ def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
         example = next(iter(unlike.values()))[0]
         raise UserError(several_kinds(selector, unlike, example))
     facts = {
-        name: sorted({str(value) for run in runs if (value := _at(run, path)) is not None})
-        for name, path in ALIKE.items()
+        name: sorted({str(value) for run in runs if (value := fact(run)) is not None})
+        for name, fact in ALIKE.items()
     }
     if texts := [f"{name} ({', '.join(of)})" for name, of in facts.items() if len(of) > 1]:
         raise UserError(
             f"{selector}: its runs differ in {', '.join(texts)}, on which a step's time depends: "
             "name a folder with the runs of one kind"
         )
-
-
-def _at(run: Run, path: tuple[str, str]) -> Any:
-    record, name = path
-    return (run.environment.get(record) or {}).get(name)
 
 
 def _sharing(
@@ -315,9 +314,8 @@ def _sharing(
 
 
 def _backend(run: Run, overrides: Overrides) -> str:
-    observed = run.environment.get("observed") or {}
-    by_device = {"cpu": GLOO, "cuda": NCCL}.get(str(observed.get("device")).split(":")[0])
-    backend = overrides.backend or observed.get("backend") or by_device
+    by_device = {"cpu": GLOO, "cuda": NCCL}.get(str(run.device).split(":")[0])
+    backend = overrides.backend or run.observed.get("backend") or by_device
     if backend not in BACKENDS:
         raise UserError(
             f"the records do not say what would exchange: give --backend {' or '.join(BACKENDS)}"
@@ -329,19 +327,18 @@ def _gradient_bytes(first: Run, runs: Sequence[Run], overrides: Overrides) -> in
     if overrides.gradient_mb is not None:
         return round(overrides.gradient_mb * 1e6)
     alike = [run for run in runs if _model_of(run) == _model_of(first)]
-    of_links = (size for run in alike if (size := _at(run, ("link", "gradient_bytes"))))
-    size = next(chain(of_links, _trained_bytes(alike)), None)
-    return None if size is None else int(size)
+    of_links = (size for run in alike if (size := run.measured_link.get("gradient_bytes")))
+    return next(chain(of_links, _trained_bytes(alike)), None)
 
 
 def _model_of(run: Run) -> list[Any]:
     return [run.identity.get("model"), run.identity.get("lora") or 0]
 
 
-def _trained_bytes(runs: Sequence[Run]) -> Iterator[float]:
+def _trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
     """Older records have only all parameters' bytes."""
-    for name in ("trained_bytes", "parameter_bytes"):
-        yield from (size for run in runs if (size := _at(run, ("observed", name))))
+    yield from (size for run in runs if (size := run.observed.get("trained_bytes")))
+    yield from (size for run in runs if (size := run.observed.get("parameter_bytes")))
 
 
 def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
@@ -359,41 +356,36 @@ def _of_training(run: Run) -> list[Any]:
     return [run.machine_kind, *_model_of(run), *(run.identity.get(name) for name in same)]
 
 
-def _wire_of(run: Run) -> Wire | None:
-    return wire_between(run.environment.get("link") or {})
-
-
 def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
     """(strategy, compress) -> what a unit hands over at an exchange / bytes that are trained."""
     shares: dict[tuple[str, str], list[float]] = {}
     for run in runs:
-        observed = run.environment.get("observed") or {}
         whole, ranks = next(_trained_bytes([run]), None), run.processes
         strategy, compress = str(run.identity.get("strategy")), run.identity.get("compress")
         updates, payload = run.measures.get("updates"), run.measures.get("payload_bytes")
+        sent: float | None = None
         if strategy in APART:
-            sent = observed.get("exchanged_bytes")
-        else:
-            sent = payload / updates / ranks if payload and updates and ranks else None
+            sent = run.observed.get("exchanged_bytes")
+        elif payload and updates and ranks:
+            sent = payload / updates / ranks
         if whole and sent and compress not in (None, "none"):
             shares.setdefault((strategy, str(compress)), []).append(sent / whole)
-    return {each: statistics.median(found) for each, found in shares.items()}
+    return {each: statistics.median(many) for each, many in shares.items()}
 
 
 def _train_samples(run: Run) -> int | None:
-    data = run.environment.get("data") or {}
-    used = data.get("train_samples")
-    return None if used is None else int(used) + int(data.get("left_out_samples") or 0)
+    used = run.data.get("train_samples")
+    return None if used is None else int(used) + int(run.data.get("left_out_samples") or 0)
 
 
-def _mean_ratio(runs: Iterable[Run], amount: str, by: str) -> float | None:
-    """The mean over the runs that know both."""
-    pairs = [(run.measures.get(amount), run.measures.get(by)) for run in runs]
-    return spread([total / size for total, size in pairs if total and size]).mean
+def _mean_power_w(runs: Iterable[Run]) -> float | None:
+    """The mean over the runs with known energy."""
+    pairs = [(run.measures.get("energy_j"), run.measures.get("train_time_s")) for run in runs]
+    return spread([energy_j / s for energy_j, s in pairs if energy_j and s]).mean
 
 
 def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
-    """What measures what is missing, made of the command of a run that is there."""
+    """The command of the missing measurement, derived from that of an existing run."""
     flags = ["--setup", setup, *(["--per_gpu_batch", str(batch)] if batch else [])]
     run = next((run for run in runs if run.command), None)
     if run is None:

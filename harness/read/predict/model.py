@@ -61,7 +61,7 @@ APART = ("local_sgd", "diloco")
 
 @dataclass(frozen=True)
 class StepTime:
-    """fixed_s + per_sample_s x batch; one batch alone says nothing of any other."""
+    """fixed_s + per_sample_s x batch; one batch alone predicts no other."""
 
     fixed_s: float
     per_sample_s: float
@@ -139,7 +139,7 @@ class Scenario:
 
     @property
     def label(self) -> str:
-        """Its strategy as tables name it."""
+        """The strategy as tables name it."""
         compress = "" if self.compress == "none" else f" {self.compress}"
         every = f" every {self.sync_every}" if self.strategy in APART else ""
         every += f" after {self.sync_first} together" if self.sync_first else ""
@@ -248,9 +248,9 @@ def check(model: Model, plan: Scenario) -> None:
         there = ", ".join(("backend", *MEANS))
         raise UserError(f"--exchange {plan.exchange} is not modelled; there is {there}")
     own = STRATEGIES[plan.strategy].own.keys() & vars(plan).keys()
-    asked = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
+    settings = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
     # What a training refuses.
-    refuse((*FLAGS_OF_A_STRATEGY, *SCHEDULES), Combination(Settings("", **asked)))
+    refuse((*FLAGS_OF_A_STRATEGY, *SCHEDULES), Combination(Settings("", **settings)))
     if plan.sync_first and (plan.updates is None or plan.sync_first >= plan.updates):
         count = plan.updates or "an unknown number of"
         raise UserError(

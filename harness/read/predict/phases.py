@@ -46,7 +46,7 @@ class OverLinks:
     by_link: Mapping[Wire, float]
 
     def at(self, wire: Wire, without: Wire | None = None) -> float:
-        """Between delays by their logarithms, at each delay that of the nearest rate."""
+        """For a link, interpolated over log delays; at each delay the nearest rate counts."""
         known = {link: log for link, log in self.by_link.items() if link != without}
         nearest: dict[float, tuple[float, float]] = {}
         for link, log in known.items():
@@ -86,7 +86,7 @@ class Phases:
         return min(known, key=lambda each: abs(each.ranks - shape.ranks), default=None)
 
     def at(self, shape: Shape, wire: Wire) -> dict[str, PhaseFit]:
-        """Those that are known; each takes its fixed_s, the link's part included."""
+        """The known phases; fixed_s of each includes the link's part."""
         near = self.recorded(shape) if shape.nodes > 1 else Shape(1)
         known = dict(self.of.get(near or Shape(1), {}))
         if shape.nodes > 1 and near is None:
@@ -97,13 +97,13 @@ class Phases:
             }  # fmt: skip
         elif shape.nodes == 1 and EVALUATION in known:
             known[EVALUATION] = PhaseFit(known[EVALUATION].fixed_s / shape.ranks, 0.0)
-        found = {
+        phases = {
             name: PhaseFit(each.takes_s(wire.delay_s), 0.0, each.spread, each.freedom)
             for name, each in known.items()
         }
         if near is not None and (probe := self.probes.get(near.nodes)):
-            found[PROBE] = PhaseFit(math.exp(probe.at(wire)), 0.0, *probe.spread)
-        return found
+            phases[PROBE] = PhaseFit(math.exp(probe.at(wire)), 0.0, *probe.spread)
+        return phases
 
 
 def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
@@ -162,7 +162,7 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
         steps_s = row["timed_s"] / row["timed_steps"] * (row["updates"] - before)
         others.append(row["wall_s"] - steps_s - (row["eval_time_s"] or 0.0))
         before = row["updates"]
-    probe_s = (run.environment.get("link") or {}).get("took_s") or 0.0
+    probe_s = run.measured_link.get("took_s") or 0.0
     if probe_s:
         yield PROBE, probe_s
     if (start_s := others[0] - probe_s) > 0:

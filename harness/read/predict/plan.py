@@ -107,7 +107,7 @@ def name_of(each: Candidate) -> str:
 
 def plan_table(found: list[Candidate], price: float | None) -> Table:
     rows = []
-    told = any(each.settings for each in found)
+    named = any(each.settings for each in found)
     for each in found:
         plan, most = each.plan, max(each.parts, key=lambda name: each.parts[name])
         ends = each.interval
@@ -117,10 +117,10 @@ def plan_table(found: list[Candidate], price: float | None) -> Table:
             duration(each.wall_s) + ("" if each.between else "*"),
             UNKNOWN if ends is None else f"{duration(ends[0])} to {duration(ends[1])}",
             f"{each.node_hours:.3g}", UNKNOWN if cost is None else f"{cost:,.2f}",
-            f"{most} {each.parts[most] / each.wall_s:.0%}", *([each.settings or UNKNOWN] * told),
+            f"{most} {each.parts[most] / each.wall_s:.0%}", *([each.settings or UNKNOWN] * named),
         ))  # fmt: skip
     headings = ("strategy", "setup", "batch", "effective", "epochs", "wall", "95 % interval",
-                "node-hours", "cost", "most", *(["settings"] * told))  # fmt: skip
+                "node-hours", "cost", "most", *(["settings"] * named))  # fmt: skip
     return table_of(headings, rows, keys=2)
 
 
@@ -156,13 +156,13 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
 
 
 def _is_close(one: Candidate, other: Candidate) -> bool:
-    """In time and, as nodes may differ, in node-hours."""
+    """Whether two candidates are close in time and, as nodes may differ, in node-hours."""
     ratios = one.wall_s / other.wall_s, one.node_hours / other.node_hours
     return all(1 / CLOSE <= ratio <= CLOSE for ratio in ratios)
 
 
 def _undecided(close: list[Candidate], target: str, link: str) -> str:
-    """Those of which none is known to be the fastest."""
+    """The candidates that cannot be ranked."""
     times = [each.wall_s for each in close]
     named = [
         f"{name_of(each)}, --exchange {each.plan.exchange} ({duration(each.wall_s)})"

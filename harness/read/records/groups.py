@@ -128,12 +128,12 @@ def make_groups(runs: Iterable[Run], axes: tuple[str, ...]) -> tuple[Group, ...]
 
 
 def group_key(label: Mapping[str, Any], axes: tuple[str, ...]) -> tuple[Any, ...]:
-    """Equal for runs of one group. True is not 1 here, although Python says so."""
+    """Equal for runs of one group; unlike in Python, True and 1 differ."""
     return tuple((isinstance(label.get(axis), bool), label.get(axis)) for axis in axes)
 
 
 def _machine(run: Run, together: list[Run]) -> str | None:
-    """A run that has not ended belongs to its group's machine, where there is only one."""
+    """A run without a recorded machine has that of its group, if the group has one only."""
     if run.machine is not None or run.state == FINISHED:
         return run.machine
     machines = {other.machine for other in together} - {None}

@@ -63,14 +63,14 @@ def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:
     if sweep_file(existing(folder)) is not None:
         sweep = read_sweep(folder)
         root, name = sweep.output_dir, sweep.folder.name
-        found = [run.folder for run in sweep.runs if run.folder]
-        found.append(RunFolder.at(sweep.folder.absolute()))
+        records = [run.folder for run in sweep.runs if run.folder]
+        records.append(RunFolder.at(sweep.folder.absolute()))
     else:
         root, name = folder, folder.absolute().name
-        found = [*find_runs(folder), *find_folders(SWEEP, folder)]
-    if problems := [record.problem for record in found if record.problem]:
+        records = [*find_runs(folder), *find_folders(SWEEP, folder)]
+    if problems := [record.problem for record in records if record.problem]:
         raise UserError(problems[0])
-    folders = {r.path.relative_to(root).as_posix(): files for r in found if (files := texts(r))}
+    folders = {r.path.relative_to(root).as_posix(): files for r in records if (files := texts(r))}
     if not _runs(folders):
         raise UserError(NO_RECORDS.format(folder))
     if "." in folders:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from harness.read.records.runs import Run
 
@@ -14,14 +15,14 @@ Rates = dict[tuple[str, int], list[float]]
 
 def rates(runs: Iterable[Run]) -> Rates:
     """TFLOP/s of a process in the number format of its training, by the format and its threads."""
-    found: Rates = defaultdict(list)
+    measured: Rates = defaultdict(list)
     for run in runs:
-        known = run.environment.get("cpu_calibration") or {}
+        known: Mapping[str, Any] = run.calibration
         number_format = run.identity["precision"]
         rate, threads = known.get(f"{number_format}_tflops"), known.get("threads")
         if rate and threads and run.device == "cpu":
-            found[number_format, threads].append(rate)
-    return found
+            measured[number_format, threads].append(rate)
+    return measured
 
 
 def are_apart(one: float, other: float) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-from harness.core.command_line import printable
 from harness.core.identity import stem
+from harness.core.process import printable
 from harness.core.records import (
     FINISHED,
     SCHEMA,
@@ -212,10 +212,10 @@ def _defaults() -> dict[str, Any]:
 
 
 def check_links(environment: Mapping[str, Any], where: object) -> None:
-    """What was asked of a link is free in its form; as an object it holds numbers."""
+    """What was requested of a link is free in its form; as an object it holds numbers."""
     for record, name in (("link", "asked"), ("launch", "link")):
-        asked = (environment.get(record) or {}).get(name)
-        for key, value in asked.items() if isinstance(asked, dict) else ():
+        requested = (environment.get(record) or {}).get(name)
+        for key, value in requested.items() if isinstance(requested, dict) else ():
             if value is not None and not (is_number(value) and value >= 0):
                 raise UserError(
                     f"{where}: {record}.{name}.{key} is {value!s:.20}: expected a number"

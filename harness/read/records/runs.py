@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from harness.core.attempts import disturbance, larger_is_better, others_share, own_metrics
 from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
@@ -27,6 +27,13 @@ from harness.core.records import (
     sum_known,
 )
 from harness.core.schema.checks import check_fields
+from harness.core.schema.environment import (
+    CalibrationRecord,
+    DataRecord,
+    LaunchRecord,
+    LinkRecord,
+    ObservedRecord,
+)
 from harness.core.schema.rows import EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import machine_kind
@@ -154,6 +161,27 @@ class Run:
         return machine_kind(machine) if machine and self.environment.get("gpus") else machine
 
     @property
+    def launch(self) -> LaunchRecord:
+        """How a launcher started it; this and the next ones are empty where nothing is known."""
+        return cast(LaunchRecord, self.environment.get("launch") or {})
+
+    @property
+    def observed(self) -> ObservedRecord:
+        return cast(ObservedRecord, self.environment.get("observed") or {})
+
+    @property
+    def data(self) -> DataRecord:
+        return cast(DataRecord, self.environment.get("data") or {})
+
+    @property
+    def measured_link(self) -> LinkRecord:
+        return cast(LinkRecord, self.environment.get("link") or {})
+
+    @property
+    def calibration(self) -> CalibrationRecord:
+        return cast(CalibrationRecord, self.environment.get("cpu_calibration") or {})
+
+    @property
     def nodes(self) -> int | None:
         return self.environment.get("nodes")
 
@@ -165,18 +193,17 @@ class Run:
     @property
     def device(self) -> str | None:
         """What it trained on: cpu, cuda:0."""
-        return (self.environment.get("observed") or {}).get("device")
+        return self.observed.get("device")
 
     @property
     def threads(self) -> int | None:
-        """Of a process that computes on a CPU; None where a GPU does, or nobody knows."""
+        """Of a process on a CPU; None on a GPU, and where it is not recorded."""
         return self.environment.get("threads") if self.device == "cpu" else None
 
     @property
     def devices(self) -> int | None:
         """One process of dp drives several devices; each other process drives one."""
-        observed = self.environment.get("observed") or {}
-        return self.processes * (observed.get("devices") or 1) if self.processes else None
+        return self.processes * (self.observed.get("devices") or 1) if self.processes else None
 
     @property
     def effective_batch(self) -> int | None:
@@ -190,17 +217,17 @@ class Run:
     @property
     def link_warning(self) -> str | None:
         """Set where the measured link was far from the requested one."""
-        return (self.environment.get("link") or {}).get("warning")
+        return self.measured_link.get("warning")
 
     @property
     def is_disturbed(self) -> bool:
-        """Its times are not those of its settings on a quiet machine."""
+        """Whether its times may differ from those of its settings on a quiet machine."""
         return self.is_beside_others or bool(self.other_batches)
 
     @property
     def is_beside_others(self) -> bool:
         """Others used the machine when it began, or while it trained."""
-        return disturbance(self.environment.get("launch"), self.epochs) is not None
+        return disturbance(self.launch, self.epochs) is not None
 
     @cached_property
     def others_cpu_share(self) -> float | None:
@@ -213,13 +240,13 @@ class Run:
 
     @cached_property
     def characteristics(self) -> dict[str, Any]:
-        """The identity, and what the label of a sweep says beyond it."""
+        """The identity, and further entries of the label that the sweep gives it."""
         more = {n: v for n, v in self.label.items() if n not in (*self.identity, *REPETITIONS)}
         return self.identity | more
 
     def _requested_link(self) -> str | None:
         """As it is written on the command line."""
-        link = (self.environment.get("launch") or {}).get("link")
+        link = self.launch.get("link")
         if not isinstance(link, dict):
             return None if link is None else str(link)
         return str(Link(**{n: link[n] for n in LINK_FIELDS if link.get(n) is not None}))
@@ -337,10 +364,10 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
 
 
 def _other_batches(folder: RunFolder, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of its attempts (--auto_batch, or nodes were missing)."""
-    asked = settings.get("per_gpu_batch")
-    batches = {row.get("per_gpu_batch") for row in attempts_of(folder)} if asked else set()
-    return tuple(sorted(batch for batch in batches if batch and batch != asked))
+    """Batches of attempts that differ from the one asked for (--auto_batch, missing nodes)."""
+    requested = settings.get("per_gpu_batch")
+    batches = {row.get("per_gpu_batch") for row in attempts_of(folder)} if requested else set()
+    return tuple(sorted(batch for batch in batches if batch and batch != requested))
 
 
 def _depends_on_batch(measure: str, value: float) -> bool:
@@ -398,7 +425,7 @@ def _known(value: Any) -> float:
 
 
 def _mean(ranks: list[Mapping[str, Any]], name: str) -> float | None:
-    """Over the samples: ranks need not have the same number of them."""
+    """The mean over samples, of which ranks may have different numbers."""
     # A rank without samples has no accuracy and does not count.
     rows = [row for row in ranks if row.get("eval_samples") != 0]
     if not rows or not all(is_number(r.get(n)) for r in rows for n in (name, "eval_samples")):

@@ -20,7 +20,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from harness.core.command_line import print_json
 from harness.core.records.archives import SUFFIX, is_archive, read_archive
 from harness.core.records.disk import writing_to
-from harness.core.records.redact import redacted
+from harness.core.records.redact import first_line
 from harness.core.settings import UserError
 from harness.read.records.packing import pack_into
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"{options.repo}: expected USER/NAME, a dataset on the Hub")
     disable_progress_bars()
     verb = _push if options.pushes else _pull
-    with _told(options.repo):
+    with _hub_errors(options.repo):
         facts, text = verb(options)
     print_json(facts) if options.json else print(text)
     return 0
@@ -89,8 +89,8 @@ def _pull(options: argparse.Namespace) -> tuple[dict[str, object], str]:
             content, fact = file.read_bytes(), checksums[file.name]
             lfs = getattr(fact, "lfs", None)
             plain = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324 # git
-            found = hashlib.sha256(content).hexdigest() if lfs else plain
-            if found != (lfs.sha256 if lfs else getattr(fact, "blob_id", None)):
+            checksum = hashlib.sha256(content).hexdigest() if lfs else plain
+            if checksum != (lfs.sha256 if lfs else getattr(fact, "blob_id", None)):
                 raise UserError(
                     f"{file.name} is not what the Hub has (another checksum): pull again"
                 )
@@ -114,20 +114,16 @@ def _token() -> str:
     )
 
 
-def _first_line(error: Exception) -> str:
-    return redacted((str(error) or type(error).__name__).splitlines()[0])
-
-
 @contextmanager
-def _told(repo: str) -> Iterator[None]:
-    """What the Hub refuses, in one line."""
+def _hub_errors(repo: str) -> Iterator[None]:
+    """Turn what the Hub answers into one line."""
     try:
         yield
     except (HTTP_ERROR, errors.LocalEntryNotFoundError, ConnectionError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         status = getattr(getattr(error, "response", None), "status_code", None)
-        what = f"the Hub answers {status}" if status else _first_line(error)
+        what = f"the Hub answers {status}" if status else first_line(error)
         hint = "check the name and HF_TOKEN" if status in (401, 403, 404) else "try again later"
         if isinstance(error, errors.OfflineModeIsEnabled):
             what, hint = "HF_HUB_OFFLINE is set", "unset it to reach the Hub"

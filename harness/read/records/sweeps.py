@@ -180,13 +180,13 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     root = existing(root)
     if sweep_file(root) is not None:
         return [read_sweep(root)], []
-    sweeps, problems, taken = [], [], set()
+    sweeps, problems, in_sweeps = [], [], set()
     for folder_of_sweep in find_folders(SWEEP, root):
         if folder_of_sweep.problem is not None:
             continue  # named below, where its runs are looked for
         try:
             part = read_sweep(folder_of_sweep.path)
-            taken |= {run.folder.path.resolve() for run in part.runs if run.folder}
+            in_sweeps |= {run.folder.path.resolve() for run in part.runs if run.folder}
         except UserError as error:
             problems.append(f"sweep not shown: {error}")
             continue
@@ -194,12 +194,12 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     folders, unreadable = _readable(root)
     others: dict[tuple[str, ...], dict[RunFolder, dict[str, Any]]] = {}
     for folder, settings in folders.items():
-        if folder.path.resolve() not in taken:
+        if folder.path.resolve() not in in_sweeps:
             task = tuple(str(settings.get(name) or "") for name in TASK)
             others.setdefault(task, {})[folder] = settings
-    for task, theirs in others.items():
+    for task, runs in others.items():
         sweeps.append(
-            _without_plan(root, "runs of " + (", ".join(filter(None, task)) or "unknown"), theirs)
+            _without_plan(root, "runs of " + (", ".join(filter(None, task)) or "unknown"), runs)
         )
     problems += unreadable
     if not sweeps:

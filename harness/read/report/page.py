@@ -54,7 +54,7 @@ def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> 
 
 
 def _controls() -> Iterator[str]:
-    """Without the script there is nothing to choose from, and they stay hidden."""
+    """The filters; hidden unless the script runs."""
     yield '<form id="filter" hidden><strong>Rows of all tables</strong>'
     for name in FILTERS:
         yield f'<label>{_text(heading_of(name))} <select name="{name}"></select></label>'

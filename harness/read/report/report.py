@@ -81,8 +81,10 @@ def _sections(
             # The largest first, so that none is left alone at the end; without what was read of its
             # runs, which a process reads faster than it gets it.
             order = sorted(range(len(sweeps)), key=lambda n: -sizes[n])
-            made = {n: pool.submit(_made, replace(sweeps[n]), styles, names[n], out) for n in order}
-            yield from (made[n].result() for n in range(len(sweeps)))
+            futures = {
+                n: pool.submit(_made, replace(sweeps[n]), styles, names[n], out) for n in order
+            }
+            yield from (futures[n].result() for n in range(len(sweeps)))
     except BrokenProcessPool:
         raise UserError(
             "a process that draws was ended from outside, perhaps for lack of memory: report one "
@@ -91,7 +93,7 @@ def _sections(
 
 
 def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section | str:
-    """The section, all its files written; or why there is none."""
+    """The section, with its files written; or the reason why there is none."""
     try:
         table, rows = sweep_table(sweep)
         _write(out / name / "table.csv", csv_text(rows))
@@ -152,9 +154,9 @@ def _uncompared(sweep: SweepResults) -> str:
         alike = len(sweep.groups) == 1
         why = "all runs have the same settings" if alike else "no baseline is named"
         return f"Nothing is compared: {why}."
-    found = any(g.finished and baseline_of(sweep, g) is g for g in sweep.groups)
+    has_baseline = any(g.finished and baseline_of(sweep, g) is g for g in sweep.groups)
     named = label_text(sweep.baseline, sweep.axes)
-    which = "beside" if found else "of"
+    which = "beside" if has_baseline else "of"
     return f"Nothing is compared: no finished run {which} the baseline ({named})."
 
 

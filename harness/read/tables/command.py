@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.core.command_line import print_json, printable
+from harness.core.command_line import print_json
+from harness.core.process import printable
 from harness.core.records import FINISHED, SWEEP
 from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
@@ -36,34 +37,29 @@ from harness.read.table import (
 from harness.read.tables import columns
 from harness.read.tables.sweep_table import SweepTable, sweep_table
 
-# Heading, column of load_runs(), how a value is shown.
-COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("script", "script", "{}"),
-    ("setup", "setup", "{}"),
-    ("strategy", "strategy", "{}"),
-    ("model", "model", "{}"),
-    ("dataset", "dataset", "{}"),
-    ("precision", "number_format", "{}"),
-    ("batch", "effective_batch", "{:.0f}"),
-    ("lr", "lr", "{:g}"),
-    ("seed", "seed", "{:.0f}"),
-    ("updates", "updates", "{:.0f}"),
-    ("accuracy", "accuracy", "{:.4f}"),
-    ("test accuracy", "test_accuracy", "{:.4f}"),  # where a validation set chose the epoch
-    ("f1", "f1", "{:.4f}"),
-    ("eval loss", "eval_loss", "{:.4f}"),
-    ("samples/s", "train_samples_per_s", "{:,.0f}"),
-    ("per GPU", "train_samples_per_s_per_gpu", "{:,.0f}"),
+# Column of load_runs() -> how a value is shown.
+COLUMNS = {
+    **dict.fromkeys(("script", "setup", "strategy", "model", "dataset", "number_format"), "{}"),
+    "effective_batch": "{:.0f}",
+    "lr": "{:g}",
+    "seed": "{:.0f}",
+    "updates": "{:.0f}",
+    "accuracy": "{:.4f}",
+    "test_accuracy": "{:.4f}",  # where a validation set chose the epoch
+    "f1": "{:.4f}",
+    "eval_loss": "{:.4f}",
+    "train_samples_per_s": "{:,.0f}",
+    "train_samples_per_s_per_gpu": "{:,.0f}",
     # These three where they are known.
-    (heading_of(columns.MFU), columns.MFU, "{:.3f}"),
-    (heading_of(columns.BUSY), columns.BUSY, "{:.0f}"),
-    (heading_of(columns.JOULES), columns.JOULES, "{:.3g}"),
-    ("round trip ms", "link_rtt_median_ms", "{:.2f}"),  # where there is more than one node
-    ("link Mbit/s", "link_bandwidth_mbit", "{:,.0f}"),
-    ("training s", "train_time_s", "{:.1f}"),
-    ("wall s", "wall_s", "{:.1f}"),
-    ("outcome", "outcome", "{}"),
-)
+    columns.MFU: "{:.3f}",
+    columns.BUSY: "{:.0f}",
+    columns.JOULES: "{:.3g}",
+    "link_rtt_median_ms": "{:.2f}",  # where there is more than one node
+    "link_bandwidth_mbit": "{:,.0f}",
+    "train_time_s": "{:.1f}",
+    "wall_s": "{:.1f}",
+    "outcome": "{}",
+}
 
 LEGEND = (
     "batch: samples of one update over all processes; samples/s: training only, all processes, "
@@ -75,16 +71,8 @@ IMPORTED = (
 )
 
 # Said once above the table where it is the same for all runs of a machine.
-SAID_ONCE = (
-    "script",
-    "model",
-    "dataset",
-    "strategy",
-    "number_format",
-    "effective_batch",
-    "lr",
-    "seed",
-)
+SAID_ONCE = ("script", "model", "dataset", "strategy", "number_format", "effective_batch", "lr",
+             "seed")  # fmt: skip
 
 # Rows stand in this order, and are told apart by these columns.
 BY = ("script", "dataset", "model", "strategy", "number_format", "setup", "lr")
@@ -106,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _latex(table: Table, about: str) -> None:
-    """With what it shows and what it needs as comments: nothing else stands in the output."""
+    """The table with its title and the package that it needs as comments."""
     needs = r"% needs \usepackage{booktabs}"
     print(f"% {' '.join(printable(about).split())}", needs, *latex_lines(table), sep="\n")
 
@@ -121,61 +109,64 @@ def _show_runs(root: Path, options: argparse.Namespace) -> None:
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
     more = _other_settings(runs)
-    console = screen()
     tables = [
-        _of_machine(
-            group, "machine unknown" if pd.isna(machine) else str(machine), runs, more, options
-        )
+        _of_machine(group, machine, runs, more, options)
         for machine, group in runs.groupby("machine", dropna=False)
     ]
-    for title, table in tables:
-        if options.latex:
+    if options.latex:
+        for title, table in tables:
             _latex(table, title)
-            continue
+        return
+    console = screen()
+    for title, table in tables:
         console.print(title, style="italic")
         show(table)
-    if options.latex:
-        return
-    failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
-    for _, run in failed.iterrows():
-        console.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
-    for _, run in runs[runs["link_warning"].notna()].iterrows():
-        console.print(f"warning: {run['link_warning']}\n  {run['path']}")
+    for line in _failures_and_warnings(runs):
+        console.print(line)
     console.print(LEGEND, style="dim")
     if runs["imported"].notna().any():
         console.print(IMPORTED, style="dim")
     console.print(f"records: {root}")
 
 
+def _failures_and_warnings(runs: pd.DataFrame) -> Iterator[str]:
+    failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
+    for _, run in failed.iterrows():
+        yield f"{run['outcome']}: {run['reason']}\n  {run['path']}"
+    for _, run in runs[runs["link_warning"].notna()].iterrows():
+        yield f"warning: {run['link_warning']}\n  {run['path']}"
+
+
 def _strategies(runs: pd.DataFrame) -> list[str | None]:
-    """The strategies, and by what runs of one strategy are mostly told apart."""
+    """The strategies, with the settings that mostly distinguish runs of one strategy."""
     names = [name for name in ("strategy", "compress", "sync_every") if name in runs]
     labels = runs[names].astype(object).where(runs[names].notna(), None)
     return [strategy_text(dict(zip(names, row, strict=True))) for row in labels.to_numpy()]
 
 
-def _other_settings(runs: pd.DataFrame) -> tuple[tuple[str, str, str], ...]:
-    """Columns of settings in which runs differ that no other column tells apart; adds them."""
+def _other_settings(runs: pd.DataFrame) -> dict[str, str]:
+    """Column -> heading of settings in which runs differ that no other column tells apart; adds
+    them to the runs.
+    """
     shown = [runs[name].map(str) for name in SHOWN if name in runs]
     identities = runs.attrs["identities"]
     alike: dict[tuple[str, ...], list[int]] = {}
     for row, key in enumerate(zip(*shown, strict=True)):
         alike.setdefault(key, []).append(row)
-    columns = []
+    headings = {}
     for name in dict.fromkeys(name for each in identities for name in each):
         texts = [plain_text(each.get(name)) for each in identities]
         if name not in SETTINGS_SHOWN and any(
             len({texts[n] for n in rows}) > 1 for rows in alike.values()
         ):
-            column = f"setting {name}"
-            runs[column] = texts
-            columns.append((heading_of(column_of(name)), column, "{}"))
-    return tuple(columns)
+            runs[f"setting {name}"] = texts
+            headings[f"setting {name}"] = heading_of(column_of(name))
+    return headings
 
 
 def _of_machine(
-    runs: pd.DataFrame, machine: str, everything: pd.DataFrame,
-    more: tuple[tuple[str, str, str], ...], options: argparse.Namespace,
+    runs: pd.DataFrame, machine: Any, everything: pd.DataFrame,
+    more: dict[str, str], options: argparse.Namespace,
 ) -> tuple[str, Table]:  # fmt: skip
     """Columns that were asked for stand in the tables of all machines if one machine has them."""
     having = everything if options.columns else runs
@@ -185,31 +176,32 @@ def _of_machine(
     finished = having[having["outcome"] == FINISHED]
     on_cpu = columns.is_on_cpu({*finished["device"]})
     hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known, on_cpu)}
-    own = tuple((name, name, "{:.4f}") for name in runs.attrs["own_metrics"])
-    at = COLUMNS.index(("eval loss", "eval_loss", "{:.4f}"))
-    after = COLUMNS.index(("seed", "seed", "{:.0f}"))
-    usual = (*COLUMNS[:after], *more, *COLUMNS[after:at], *own, *COLUMNS[at:])
-    shown = [column for column in usual if column[1] in runs and column[1] not in hidden]
-    same = [c for c in shown if c[1] in SAID_ONCE and len(runs) > 1 and runs[c[1]].nunique() == 1]
-    title = machine
+    added = {"seed": more, "eval_loss": runs.attrs["own_metrics"]}  # before these
+    usual = [name for column in COLUMNS for name in (*added.get(column, ()), column)]
+    shown = [name for name in usual if name in runs and name not in hidden]
+    same = [n for n in shown if n in SAID_ONCE and len(runs) > 1 and runs[n].nunique() == 1]
+    headings = {name: more.get(name, heading_of(name)) for name in shown}
+    title = "machine unknown" if pd.isna(machine) else str(machine)
     if same:
         first = runs.iloc[0]
-        title += ", all: " + ", ".join(f"{h} {_shown(first[c], f)}" for h, c, f in same)
+        title += ", all: " + ", ".join(f"{headings[n]} {_shown(n, first[n])}" for n in same)
     if not options.columns:
-        shown = [column for column in shown if column not in same]
-    order = (*BY, *(name for _, name, _ in more), "seed")
+        shown = [name for name in shown if name not in same]
+    order = (*BY, *more, "seed")
     ordered = runs.sort_values([name for name in order if name in runs])
-    rows = [[_shown(run[c], form) for _, c, form in shown] for _, run in ordered.iterrows()]
-    keys = sum(c in order for _, c, _ in shown)
-    table = table_of([heading for heading, _, _ in shown], rows, keys)
+    rows = [[_shown(name, run[name]) for name in shown] for _, run in ordered.iterrows()]
+    keys = sum(name in order for name in shown)
+    table = table_of([headings[name] for name in shown], rows, keys)
     if options.columns:
-        names = {name: heading for heading, name, _ in shown}
-        table = chosen(table, [names.get(name, name) for name in options.columns])
+        table = chosen(table, [headings.get(name, name) for name in options.columns])
     return title, table
 
 
-def _shown(value: Any, form: str) -> str:
-    return UNKNOWN if pd.isna(value) else form.format(value)
+def _shown(name: str, value: Any) -> str:
+    if pd.isna(value):
+        return UNKNOWN
+    form = "{}" if name.startswith("setting ") else COLUMNS.get(name, "{:.4f}")
+    return form.format(value)
 
 
 def _show_sweep(path: Path, options: argparse.Namespace) -> None:

@@ -70,7 +70,7 @@ def _differ(runs: list[Run]) -> Iterator[str]:
             values = {_at(run.environment, path) for run in runs if _script(run) == script} - {None}
             if len(values) > 1:
                 of = f" of {script}" if script else ""
-                yield f"Runs{of} differ in {what}: {_some(sorted(map(_short, values)))}."
+                yield f"Runs{of} differ in {what}: {_some(sorted(str(v)[:12] for v in values))}."
 
 
 def _script(run: Run) -> str:
@@ -83,30 +83,22 @@ def _at(environment: Any, path: tuple[str, ...]) -> Any:
     return environment
 
 
-def _short(value: Any) -> str:
-    return str(value)[:12]
-
-
 def _disturbed(runs: list[Run]) -> Iterator[str]:
     counted: dict[str, list[Any]] = {
         "ran from a checkout with changed files": [r.environment.get("dirty") for r in runs],
         "had a link far from the one asked for": [r.link_warning for r in runs],
         "had more processes than cores": [
-            (_launch(r, "processes_per_core") or 0) > 1 for r in runs
+            (r.launch.get("processes_per_core") or 0) > 1 for r in runs
         ],
         "ran in another batch per process than asked for": [bool(r.other_batches) for r in runs],
-        "ran beside others of the sweep (--pack)": [_launch(r, "packed") for r in runs],
+        "ran beside others of the sweep (--pack)": [r.launch.get("packed") for r in runs],
         f"began or trained while others used more than {DISTURBING_SHARE:.0%} of the cores": [
-            r.is_beside_others and not _launch(r, "packed") for r in runs
+            r.is_beside_others and not r.launch.get("packed") for r in runs
         ],
     }
     for what, states in counted.items():
         if number := sum(map(bool, states)):
             yield f"{number} of {len(runs)} runs {what}."
-
-
-def _launch(run: Run, name: str) -> Any:
-    return (run.environment.get("launch") or {}).get(name)
 
 
 def _some(texts: Iterable[str]) -> str:

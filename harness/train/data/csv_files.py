@@ -102,5 +102,5 @@ def _too_many(file: Path, sep: str, line: int, row: list[str], columns: int) -> 
     fix = f"quote texts that contain {_name_of(sep)}, and give each column a name"
     if not any(row[columns:]):
         fix = f"remove the {_name_of(sep)} at the ends of lines"
-    said = f"line {line} has {len(row)} values and the header {columns}"
-    return f"--dataset {file} cannot be read: {said}: {fix}"
+    mismatch = f"line {line} has {len(row)} values and the header {columns}"
+    return f"--dataset {file} cannot be read: {mismatch}: {fix}"

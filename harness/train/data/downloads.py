@@ -58,9 +58,9 @@ def check_downloads(kind: str, name: str) -> None:
         if read_json(mark) == stamp:
             continue
         with blob.open("rb") as content:
-            found = hashlib.file_digest(content, "sha256").hexdigest()
+            checksum = hashlib.file_digest(content, "sha256").hexdigest()
         with suppress(OSError):
-            if found == blob.name:
+            if checksum == blob.name:
                 write_json(mark, stamp)  # it is only slower without
             else:
                 wrong.append(file)
@@ -76,7 +76,7 @@ def check_downloads(kind: str, name: str) -> None:
 
 
 def _large_files(repository: Path) -> Iterator[tuple[str, Path]]:
-    """Those that the cache names by their SHA-256, and the names of the files that they are."""
+    """Cached files that are named by their SHA-256, with the names that the Hub has for them."""
     for link in repository.glob("snapshots/*/**/*"):
         blob = link.resolve()
         if link.is_symlink() and re.fullmatch("[0-9a-f]{64}", blob.name) and blob.is_file():

@@ -30,10 +30,10 @@ def _split(
     """Put the first ``held_out`` rows of each class into the test split."""
     features = datasets.Features({column: kind, "label": datasets.ClassLabel(names=names)})
     splits: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
-    taken: Counter[int] = Counter()
+    count: Counter[int] = Counter()
     for value, label in rows:
-        taken[label] += 1
-        name = "test" if taken[label] <= held_out else "train"
+        count[label] += 1
+        name = "test" if count[label] <= held_out else "train"
         splits[name].append({column: value, "label": label})
     return datasets.DatasetDict(
         {name: datasets.Dataset.from_list(split, features) for name, split in splits.items()}

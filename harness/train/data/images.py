@@ -9,7 +9,7 @@ sample) and from nothing else: not from the batch, the rank or the attempt that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,38 +44,25 @@ TEST_SIZE = (96, 64)  # width and height of the pictures on which a processor is
 def load_images(settings: Settings, world: int) -> Data:
     """The samples of a run whose forward passes take `world` batches of per_gpu_batch."""
     source = sources.load(settings)
-    column = source.inputs[0]
     resizer = _resizer(settings)
 
     def prepare(folder: Path) -> None:
-        pixels: Any = None
-        done = 0
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            # Decoded here, on all cores and with the name of the file at hand.
-            encoded = (
-                data.cast_column(column, Image(decode=False)) for data in source.sets.values()
-            )
-            for rows in (rows for data in encoded for rows in chunks(data)):
-                resized = list(pool.map(resizer, rows[column]))
-                shapes = {image.shape for image in resized} | (
-                    {pixels.shape[1:]} if done else set()
+        pixels, done, shapes = None, 0, set[tuple[int, ...]]()
+        for resized in _resized(source, resizer):
+            shapes |= {image.shape for image in resized}
+            if len(shapes) > 1:
+                raise UserError(
+                    f"--model {settings.model}: its image processor leaves images of several "
+                    f"sizes ({', '.join(map(str, sorted(shapes)))}), which make no batch: take "
+                    "images of one size"
                 )
-                if len(shapes) > 1:
-                    raise UserError(
-                        f"--model {settings.model}: its image processor leaves images of several "
-                        f"sizes ({', '.join(map(str, sorted(shapes)))}), which make no batch: take "
-                        "images of one size"
-                    )
-                if pixels is None:
-                    pixels = np.lib.format.open_memmap(
-                        folder / "pixels.npy",
-                        "w+",
-                        np.uint8,
-                        (sum(source.sizes), *resized[0].shape),
-                    )
-                    reserve(folder / "pixels.npy")
-                pixels[done : done + len(resized)] = np.stack(resized)
-                done += len(resized)
+            if pixels is None:
+                file, shape = folder / "pixels.npy", (sum(source.sizes), *resized[0].shape)
+                pixels = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
+                reserve(file)
+            pixels[done : done + len(resized)] = np.stack(resized)
+            done += len(resized)
+        assert pixels is not None
         pixels.flush()
 
     key = {
@@ -96,6 +83,15 @@ def load_images(settings: Settings, world: int) -> Data:
     normalise = Normalise(resizer.mean, resizer.deviation)
     to_device = Pixels(normalise, collate.pixels if on_device else None, augment)
     return as_data(settings, source, world, collate, to_device, resizer.processor, facts)
+
+
+def _resized(source: sources.Source, resizer: Resizer) -> Iterator[list[np.ndarray]]:
+    """The images of all sets, in chunks: decoded on all cores, with the file's name at hand."""
+    column = source.inputs[0]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for data in source.sets.values():
+            for rows in chunks(data.cast_column(column, Image(decode=False))):
+                yield list(pool.map(resizer, rows[column]))
 
 
 class ImageBatches:

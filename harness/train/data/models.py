@@ -280,7 +280,7 @@ def _cifar_stem(model: Any) -> None:
 
 @contextmanager
 def explain(kind: str, name: str) -> Iterator[None]:
-    """Turn the many exceptions of a load into UserError; what is no mistake of the user passes."""
+    """Turn the many exceptions of loading into UserError; other errors pass through."""
     offline = False
     try:
         if from_hub(name):

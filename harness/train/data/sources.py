@@ -140,8 +140,8 @@ def _check_header(settings: Settings, data: datasets.Dataset) -> None:
 
 def _is_csv(settings: Settings) -> bool:
     path = Path(str(settings.dataset)).expanduser()
-    found = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
-    return any(DATA_FILES.get(file.suffix) == "csv" for file in found)
+    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
+    return any(DATA_FILES.get(file.suffix) == "csv" for file in files)
 
 
 def _is_fraction(value: Any) -> bool:
@@ -156,7 +156,7 @@ def _is_number(text: Any) -> bool:
 
 
 def _embedded(name: str) -> datasets.DatasetDict:
-    """Made once for what it is made of."""
+    """Prepared once for each version of its content."""
     texts = hashlib.sha256(embedded.ENGLISH.read_bytes()).hexdigest()
     key = {"embedded": name, "texts": texts, "scikit-learn": metadata.version("scikit-learn")}
     folder = cached(key, lambda draft: EMBEDDED[name]().save_to_disk(draft / "data"))
@@ -276,12 +276,12 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
         names = list(feature.names)
         position = {i: i for i in range(len(names))}
     else:
-        found = set().union(*columns.values())
-        if len({isinstance(kind, str) for kind in found}) > 1:
+        distinct = set().union(*columns.values())
+        if len({isinstance(kind, str) for kind in distinct}) > 1:
             raise UserError(f"column {label} holds numbers in one split and text in another")
         # Numbers in their order, also where they are text; 1 and 01 are two classes.
-        numbers = all(str(kind).lstrip("+-").isdigit() for kind in found)
-        kinds = sorted(found, key=lambda kind: (int(kind), str(kind)) if numbers else kind)
+        numbers = all(str(kind).lstrip("+-").isdigit() for kind in distinct)
+        kinds = sorted(distinct, key=lambda kind: (int(kind), str(kind)) if numbers else kind)
         names = [str(kind) for kind in kinds]
         position = {kind: i for i, kind in enumerate(kinds)}
     if len(set(columns["training"])) < 2:

@@ -165,7 +165,7 @@ class EpochSums:
         return added if self.apart else [*added[:2], *ranks[0][2:]]
 
     def total(self) -> list[float]:
-        """Those of all ranks (a collective)."""
+        """The sums over all ranks (a collective)."""
         return self.over_ranks(gather(self.own()))
 
     def restore(self, total: list[float], rank0: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console as Screen
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -44,7 +45,14 @@ class Console(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        self._print_what_runs(args, state)
+        settings = self.context.settings
+        observed = self.recorder.observations.observed
+        model = escape(str(observed.get("own_model", settings.model)))
+        dataset = escape(str(self.context.data_facts["dataset"]))
+        setup = escape(f"{settings.script} {settings.setup}")
+        self.screen.print(f"[bold]{setup}[/bold]  {model} on {dataset}")
+        for line in (*self._about_data(), *self._about_training(args, state, observed)):
+            self.screen.print(f"  {line}", markup=False)
         if self.screen.is_terminal:
             self.bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
@@ -55,69 +63,53 @@ class Console(TrainerCallback):
             )
             self.bar.start()
 
-    def _print_what_runs(self, args: Any, state: Any) -> None:
-        settings, data = self.context.settings, self.context.data_facts
-        observed = self.recorder.observations.observed
-        acc, gpus = args.gradient_accumulation_steps, max(1, args.n_gpu)
-        size = args.world_size
-        batch, own = self.context.effective_batch, batch_of_trainer(args)
-        schedule = args.lr_scheduler_type.value
+    def _about_data(self) -> Iterator[str]:
+        data = self.context.data_facts
         held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
-        show = self.screen.print
-        show(
-            f"[bold]{settings.script} {settings.setup}[/bold]  "
-            f"{observed.get('own_model', settings.model)} on {data['dataset']}"
-        )
-        show(
-            f"  {data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
+        yield (
+            f"{data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
             f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
-        self._print_data(data)
-        terms = f"{args.per_device_train_batch_size} x {acc} accumulation x {size * gpus}"
-        if batch != own:
-            terms = f"of all processes together, each {own} at a time"
-        device, threads = observed["device"], torch.get_num_threads()
-        if device == "cpu":
-            device += f" with {threads} thread{'s' * (threads > 1)} each"
-        show(
-            f"  {observed['strategy']} on {observed['world']} process(es), {device}, "
-            f"{settings.precision}, seed {settings.seed}"
-        )
-        show(
-            f"  effective batch {batch} = {terms}; {state.max_steps:,} updates at a learning "
-            f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
-        )
-        if observed["device"] == "cpu" and (crowded := self._crowded(threads)):
-            show(f"  warning: {crowded}")
-        if shares := observed.get("shares"):
-            show(f"  shares of the ranks in a step: {', '.join(map(str, shares))} samples")
-        if settings.lora:
-            trained, whole = observed["trained_bytes"], observed["parameter_bytes"]
-            show(
-                f"  LoRA of rank {settings.lora}: {trained / whole:.2%} of the weights are trained"
-            )
-        if (gain := self._bf16_gain()) >= WORTH_SAYING:
-            show(f"  --precision bf16 would be {gain:.1f} times as fast on this processor")
-        if expected := observed.get("exchange_estimates_s"):
-            times = ", ".join(f"{way} {seconds * 1e3:,.0f}" for way, seconds in expected.items())
-            show(f"  exchange by {observed['exchange']}, chosen by the link; ms expected: {times}")
-        if state.global_step:
-            show(f"  goes on from update {state.global_step} of an earlier attempt")
-
-    def _print_data(self, data: dict[str, Any]) -> None:
-        """What was found in data that are not ours."""
         if "label_column" in data and not str(data["dataset"]).startswith("embedded:"):
-            self.screen.print(
-                f"  input from {' and '.join(data['input_columns'])}, classes from "
-                f"{data['label_column']}",
-                markup=False,
-            )
+            inputs = " and ".join(data["input_columns"])
+            yield f"input from {inputs}, classes from {data['label_column']}"
         if alike := data.get("alike_classes"):
             text = f"{'; '.join(alike[:MOST_ALIKE])}{'; ...' if alike[MOST_ALIKE:] else ''}"
-            self.screen.print(
-                f"  warning: classes that differ in case or blanks alone (samples): {text}",
-                markup=False,
-            )
+            yield f"warning: classes that differ in case or blanks alone (samples): {text}"
+
+    def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
+        settings, device = self.context.settings, observed["device"]
+        on_cpu, threads = device == "cpu", torch.get_num_threads()
+        if on_cpu:
+            device += f" with {threads} thread{'s' * (threads > 1)} each"
+        yield (
+            f"{observed['strategy']} on {observed['world']} process(es), {device}, "
+            f"{settings.precision}, seed {settings.seed}"
+        )
+        batch, own = self.context.effective_batch, batch_of_trainer(args)
+        acc, devices = args.gradient_accumulation_steps, args.world_size * max(1, args.n_gpu)
+        terms = f"{args.per_device_train_batch_size} x {acc} accumulation x {devices}"
+        if batch != own:
+            terms = f"of all processes together, each {own} at a time"
+        schedule = args.lr_scheduler_type.value
+        yield (
+            f"effective batch {batch} = {terms}; {state.max_steps:,} updates at a learning "
+            f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
+        )
+        if on_cpu and (crowded := self._crowded(threads)):
+            yield f"warning: {crowded}"
+        if shares := observed.get("shares"):
+            yield f"shares of the ranks in a step: {', '.join(map(str, shares))} samples"
+        if settings.lora:
+            trained, whole = observed["trained_bytes"], observed["parameter_bytes"]
+            yield f"LoRA of rank {settings.lora}: {trained / whole:.2%} of the weights are trained"
+        if (gain := self._bf16_gain()) >= WORTH_SAYING:
+            yield f"--precision bf16 would be {gain:.1f} times as fast on this processor"
+        if expected := observed.get("exchange_estimates_s"):
+            times = ", ".join(f"{way} {seconds * 1e3:,.0f}" for way, seconds in expected.items())
+            yield f"exchange by {observed['exchange']}, chosen by the link; ms expected: {times}"
+        if state.global_step:
+            yield f"goes on from update {state.global_step} of an earlier attempt"
 
     def _crowded(self, threads: int) -> str | None:
         """That the processes of this machine have more threads than it has cores, in words."""

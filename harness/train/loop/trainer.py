@@ -429,7 +429,7 @@ class ExactTrainer(Trainer):
         return Path(self.args.output_dir) / f"checkpoint-{update}" / sharding.WEIGHTS
 
     def best_weights(self) -> Path:
-        """Those of the best epoch, as they were written."""
+        """The file with the weights of the best epoch, checked against its checksum."""
         file = self.weights_file(self.state.best_global_step)
         require_sound(file.parent, self.context.world)
         return file

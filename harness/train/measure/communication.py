@@ -311,8 +311,8 @@ def _too_large(model: nn.Module, context: Context) -> str | None:
     needed = sum(2 * p.numel() * p.element_size() for p in model.parameters())
     device = context.args.device
     if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + held
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + cached
     else:
         free = psutil.virtual_memory().available // context.world.per_node
     least = min(gather(free))

@@ -21,13 +21,14 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.core.records import total
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data import lora, probes
 from harness.train.data.models import first_position
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.calibration import bf16_gain, calibration
-from harness.train.measure.rows import EpochMeasure, total
+from harness.train.measure.rows import EpochMeasure
 from harness.train.session import broadcast, gather
 
 CLOSED, COUNTED = "closed form", "counted"

@@ -162,7 +162,7 @@ def _reduce(channel: TensorChannel, count: int) -> float | None:
 
 
 def pairs_of(nodes: int) -> list[tuple[int, int]]:
-    """Those of node 0 first, so that they are known even if there is no time for all."""
+    """The pairs of node 0 first: they are measured even if time runs out."""
     if nodes <= ALL_PAIRS:
         return list(combinations(range(nodes), 2))
     return [(0, node) for node in range(1, nodes)]
@@ -186,7 +186,7 @@ def _leader(world: World, node: int) -> int:
 
 
 def measure_pairs(world: World, device: torch.device, until_s: float) -> list[dict[str, Any]]:
-    """A row per pair, on rank 0; the other leaders do what it asks for, the other ranks nothing."""
+    """A row per pair, on rank 0, which directs the other leaders; other ranks do nothing."""
     with leaders(world, device) as channel:
         if world.rank == 0:
             return _lead(world, channel, until_s)

@@ -7,7 +7,6 @@ Trainer's own averages over batches, padding included.
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from transformers import EvalPrediction
 
 from harness.core.attempts import metric_name
-from harness.core.settings import BEST_METRICS, UserError
+from harness.core.settings import BEST_METRICS, UserError, nearest
 from harness.train.context import Context
 from harness.train.data.samples import TOP
 
@@ -66,11 +65,10 @@ def require(best_metric: str, values: Mapping[str, float]) -> None:
     if (name := metric_name(best_metric)) in values:
         return
     names = [name for name in values if name != "samples"]
-    near = difflib.get_close_matches(name.partition(":")[0], names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hints = [f"the metrics are {', '.join(names)}", nearest(name.partition(":")[0], names, "")]
     if ":" in name:
-        hint += "; only :min may stand after a name, where smaller is better"
-    raise UserError(f"--best_metric {best_metric}: the metrics are {', '.join(names)}{hint}")
+        hints.append("only :min may stand after a name, where smaller is better")
+    raise UserError(f"--best_metric {best_metric}: {'; '.join(filter(None, hints))}")
 
 
 def check_before(metrics: BatchMetrics, best_metric: str) -> None:

@@ -65,13 +65,13 @@ def others_share(nodes: Iterable[dict[str, Any]]) -> float | None:
 
 
 def _busy_s() -> float:
-    """Of all cores together; time that a hypervisor gave to others counts."""
+    """Busy time of all cores together, with the time that a hypervisor gave to others."""
     times = psutil.cpu_times()._asdict()
     return float(sum(s for name, s in times.items() if name not in (*IDLE, *INSIDE_OTHERS)))
 
 
 def _of_trees_s(pids: Sequence[int]) -> float:
-    """Of these processes and all that they started; an ended one counts with its parent."""
+    """Processor time of these processes and their descendants; an ended one is in its parent."""
     children = defaultdict(list)
     processes = {process.pid: process for process in psutil.process_iter()}
     for process in processes.values():

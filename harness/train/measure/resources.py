@@ -11,10 +11,11 @@ from typing import Any, Self
 import psutil
 import torch
 
+from harness.core.records import total
 from harness.core.topology import World
 from harness.train.context import Context
 from harness.train.measure.environment import launch
-from harness.train.measure.rows import GIB, EpochMeasure, total
+from harness.train.measure.rows import GIB, EpochMeasure
 
 CPU_FIELDS = ("user_s", "system_s")
 TRAFFIC_FIELDS = ("payload_bytes", "network_sent_bytes")

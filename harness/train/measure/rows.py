@@ -40,7 +40,7 @@ class EpochMeasure:
         return {}
 
     def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        """The run's row, from those of all ranks and from what it holds already; on rank 0."""
+        """Fields of the run's row, from the rows of all ranks and the row so far; on rank 0."""
         return {}
 
     def facts(self) -> dict[str, Any]:
@@ -65,11 +65,6 @@ def excluded(clock: Any, measures: Sequence[EpochMeasure]) -> Iterator[None]:
 def merged(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The fields of all measures as one row."""
     return {name: value for of_measure in fields for name, value in of_measure.items()}
-
-
-def total(values: Sequence[Any]) -> Any:
-    """The sum if all values are known, never a part of it; None if there are no values."""
-    return None if not values or None in values else sum(values)
 
 
 class Pending:

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 
 from harness.core.provenance import ROOT
-from harness.core.records import RunFolder
+from harness.core.records import RunFolder, total
 from harness.core.topology import World
 from harness.train import session
 from harness.train.context import Context
 from harness.train.measure.link import interface
 from harness.train.measure.processors import others_share
 from harness.train.measure.resources import device_numbers
-from harness.train.measure.rows import EpochMeasure, total
+from harness.train.measure.rows import EpochMeasure
 from harness.train.measure.sampler import COUNTERS, LISTS
 
 TIMEOUT_S = 5.0
@@ -137,7 +137,7 @@ def start_sampler(hz: float, world: World, devices: int) -> SamplerClient | None
 
 
 def uuids(devices: int) -> list[str]:
-    """Of the GPUs that this process trains on: its own, or the first `devices` for dp; 0: none."""
+    """UUIDs of the GPUs of this process: its own, or the first `devices` for dp; 0: none."""
     if not devices:
         return []
     return [str(torch.cuda.get_device_properties(n).uuid) for n in device_numbers(devices)]

@@ -47,7 +47,7 @@ def _update(checkpoint: Path) -> int:
 
 
 def sound_checkpoints(folder: Path) -> list[Path]:
-    """Those that are as they were written, oldest first; the others are named and removed."""
+    """Checkpoints whose checksums hold, oldest first; the others are named and removed."""
     whole = whole_checkpoints(folder)
     problems = {path.name: damage(path / COMPLETE) for path in whole}
     sound = []

@@ -192,7 +192,7 @@ def _first_failure(context: Context, wait_s: float) -> FailureRecord | None:
 
 
 class Preemption(TrainerCallback):
-    """The machine will be taken away: write a checkpoint while there is time, and exit.
+    """Preemption is announced: write a checkpoint while there is time, and exit.
 
     Whoever started the run names a file, and creates it when the time has come. All ranks write the
     checkpoint at the same update, on which they agree through the store in which they met: no step
@@ -241,6 +241,6 @@ class Preemption(TrainerCallback):
 
 
 def preemption() -> Preemption | None:
-    """The callback; None where nobody announces a preemption."""
+    """The callback; None where no file announces preemptions."""
     file = os.environ.get(PREEMPTION)
     return Preemption(Path(file)) if file else None

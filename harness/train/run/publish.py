@@ -18,7 +18,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData, constants, get_tok
 
 from harness.core.records import RunFolder, read_json
 from harness.core.records.archives import SUFFIX, Files, files_of, write_archive
-from harness.core.records.redact import redacted
+from harness.core.records.redact import first_line, redacted
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_of
 from harness.train.context import COMPLETE, Context
@@ -82,7 +82,7 @@ def publish(context: Context) -> None:
         repo = _upload(context.settings, context.folder)
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = redacted((str(error) or type(error).__name__).splitlines()[0])
+        reason = first_line(error)
         if status in (401, 403, 404):
             reason = f"the Hub answers {status}: check the name and the token"
         print(
@@ -99,8 +99,8 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
     model = _kept(folder.path)
     api = HfApi(token=get_token())
     name = passed.get("hub_model_id") or folder.path.name
-    made = api.create_repo(name, private=passed.get("hub_private_repo"), exist_ok=True)
-    repo, revision = str(made.repo_id), passed.get("hub_revision")
+    created = api.create_repo(name, private=passed.get("hub_private_repo"), exist_ok=True)
+    repo, revision = str(created.repo_id), passed.get("hub_revision")
     if revision and not str(revision).startswith("refs/"):  # else of a pull request that is open
         api.create_branch(repo, branch=revision, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
@@ -180,9 +180,9 @@ def card_of(settings: Settings, folder: RunFolder, model: Path, name: str) -> st
 def _quality(summary: dict[str, Any], row: dict[str, Any]) -> dict[str, float]:
     """Of the weights that are uploaded: by the row of their epoch, or on a test set of its own."""
     tested = {name.removeprefix("test_"): summary[name] for name in summary if name[:5] == "test_"}
-    found = tested or row | {"loss": row.get("eval_loss")}
+    metrics = tested or row | {"loss": row.get("eval_loss")}
     names = (*QUALITY, str(summary.get("best_metric")))
-    return {name: found[name] for name in names if isinstance(found.get(name), int | float)}
+    return {name: metrics[name] for name in names if isinstance(metrics.get(name), int | float)}
 
 
 def _setting(settings: Settings, environment: dict[str, Any]) -> dict[str, Any]:

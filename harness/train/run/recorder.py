@@ -1,4 +1,4 @@
-"""Between ExactTrainer, which knows what it does, and the callback that keeps the record."""
+"""What ExactTrainer passes to the callback that writes the record."""
 
 from __future__ import annotations
 

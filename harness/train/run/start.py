@@ -113,6 +113,36 @@ class _Parser(HfArgumentParser):
 def training_arguments(settings: Settings, folder: Path, world: int) -> TrainingArguments:
     """Our arguments, then those that were passed through; the two share no flag."""
     passed, cuda = dict(settings.trainer), torch.cuda.is_available()
+    trackers = passed.get("report_to")
+    if isinstance(trackers, tuple):  # the Trainer's parser takes one alone
+        others = tuple(pair for pair in settings.trainer if pair[0] != "report_to")
+        settings = replace(settings, trainer=others)
+    ours = _our_arguments(settings, folder, passed, cuda)
+    argv = [w for k, v in ours.items() if k not in passed for w in (f"--{k}", str(v))]
+    try:
+        (args,) = _Parser(TrainingArguments).parse_args_into_dataclasses(
+            [*argv, *trainer_argv(settings)]
+        )
+    except (ValueError, ImportError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    if args.world_size != world:
+        raise UserError(
+            f"{world} processes were started, but the Trainer sees {args.world_size}: "
+            "leave out --use_cpu and --ddp_backend"
+        )
+    args.push_to_hub = False  # publish() uploads once, at the end; the Trainer would at every save
+    # Copies out of pinned pages go on while the host does.
+    args.accelerator_config.non_blocking = cuda and args.dataloader_pin_memory
+    if isinstance(trackers, tuple):
+        args.report_to = list(trackers)
+    _check_trackers(args.report_to)
+    return args
+
+
+def _our_arguments(
+    settings: Settings, folder: Path, passed: dict[str, Any], cuda: bool
+) -> dict[str, Any]:
+    """What our settings are in TrainingArguments; what was passed through wins."""
     ours: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": settings.per_gpu_batch,
@@ -148,29 +178,7 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
             # Also in a process that a fork server started: it would start workers as well, each
             # with imports of its own, and they would outlive this process.
             ours["dataloader_multiprocessing_context"] = "fork"
-    trackers = passed.get("report_to")
-    if isinstance(trackers, tuple):  # the Trainer's parser takes one alone
-        others = tuple(pair for pair in settings.trainer if pair[0] != "report_to")
-        settings = replace(settings, trainer=others)
-    argv = [w for k, v in ours.items() if k not in passed for w in (f"--{k}", str(v))]
-    try:
-        (args,) = _Parser(TrainingArguments).parse_args_into_dataclasses(
-            [*argv, *trainer_argv(settings)]
-        )
-    except (ValueError, ImportError) as error:
-        raise UserError(" ".join(str(error).split())) from None
-    if args.world_size != world:
-        raise UserError(
-            f"{world} processes were started, but the Trainer sees {args.world_size}: "
-            "leave out --use_cpu and --ddp_backend"
-        )
-    args.push_to_hub = False  # publish() uploads once, at the end; the Trainer would at every save
-    # Copies out of pinned pages go on while the host does.
-    args.accelerator_config.non_blocking = cuda and args.dataloader_pin_memory
-    if isinstance(trackers, tuple):
-        args.report_to = list(trackers)
-    _check_trackers(args.report_to)
-    return args
+    return ours
 
 
 def _check_trackers(names: list[str]) -> None:
@@ -219,7 +227,7 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
 
 
 def _is_finished(context: Context) -> bool:
-    """Whether there is nothing to do; with --rerun the earlier record is set aside."""
+    """Whether the run is finished; with --rerun its earlier record is set aside."""
     folder, launch, rank0 = context.folder, context.launch, context.is_rank0
     before = broadcast(RunFolder.at(folder.path).outcome() if rank0 else None)
     goes_on = rank0 and (
@@ -252,7 +260,7 @@ def _require_one_strategy(context: Context) -> None:
 
 
 def _refuse_changed_inputs(context: Context) -> None:
-    """A finished run answers only for what it was measured with."""
+    """A finished run is only reused with the inputs that it was measured with."""
     folder, change, code = context.folder, "", ""
     if context.is_rank0:
         earlier, now = recorded_inputs(RunFolder.at(folder.path)), context.inputs

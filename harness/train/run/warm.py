@@ -86,12 +86,9 @@ def receive(requests: queue.Queue[dict[str, Any]]) -> None:
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """This node's part of a run: exit code, and the ranks that failed."""
-    from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    from harness.core.settings import UserError
     from harness.train.rendezvous import unreachable
 
     def stop(signum: int, frame: Any) -> NoReturn:
@@ -109,30 +106,40 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         own = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # torch would leave one
         with _exit_barrier(request["exit_barrier_s"]), own as logs:
             elastic_launch(_launch_config(request, logs), rank_main)(request)
-    except ChildFailedError as error:
-        failures = [
-            {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
-            for rank, failure in error.failures.items()
-        ]
-        return {"code": 1, "failures": failures}
-    except SignalException as error:
-        return {"code": 128 + int(error.sigval), "failures": []}
-    except UserError as error:
-        return {"code": 1, "failures": [], "error": str(error)}
-    except DistNetworkError as error:
-        return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
-    except (EOFError, ConnectionError):
-        # The fork server was killed while it started the ranks; the next run starts another.
-        failures = [{"rank": 0, "exit_code": SERVER_KILLED, "unix": time.time()}]
-        return {"code": 1, "failures": failures}
     except Exception as error:  # whatever it is, the next run must still be possible
-        traceback.print_exc()
-        return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
+        return _failed(error)
     finally:
         running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return {"code": 0, "failures": []}
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    """The answer about a run that this error has ended."""
+    from torch.distributed import DistNetworkError
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from harness.core.settings import UserError
+
+    if isinstance(error, ChildFailedError):
+        failures = [
+            {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
+            for rank, failure in error.failures.items()
+        ]
+        return {"code": 1, "failures": failures}
+    if isinstance(error, SignalException):
+        return {"code": 128 + int(error.sigval), "failures": []}
+    if isinstance(error, (EOFError, ConnectionError)):
+        # The fork server was killed while it started the ranks; the next run starts another.
+        failures = [{"rank": 0, "exit_code": SERVER_KILLED, "unix": time.time()}]
+        return {"code": 1, "failures": failures}
+    if isinstance(error, UserError):
+        return {"code": 1, "failures": [], "error": str(error)}
+    if not isinstance(error, DistNetworkError):
+        traceback.print_exception(error)
+    return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
 
 
 def _launch_config(request: dict[str, Any], logs: str) -> Any:

@@ -26,7 +26,6 @@ from torch.distributed.distributed_c10d import _get_default_store
 from transformers import TrainerCallback
 
 from harness.core.process import is_stopped
-from harness.core.strategies import STRATEGIES
 from harness.train.context import Context
 from harness.train.session import broadcast
 
@@ -90,10 +89,8 @@ class Watchdog(TrainerCallback):
 
     @classmethod
     def of(cls, context: Context, end: Callable[[Hung], None]) -> Watchdog:
-        """It sleeps where it is switched off, or where peers may wait for each other."""
-        settings = context.settings
-        peers = STRATEGIES[str(settings.strategy)].processes == "peers"
-        hang_after_s = 0.0 if peers else settings.hang_after
+        """It sleeps where it is switched off, or where silence is no failure."""
+        hang_after_s = context.settings.hang_after if context.session.ends_when_silent else 0.0
         # Not torchrun's count of restarts, which is another one on a node that has come back.
         token = broadcast(secrets.token_hex(8))
         # A connection of its own: the main thread may wait on the other one.

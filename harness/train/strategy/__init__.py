@@ -33,18 +33,18 @@ def own_exchange(strategy: str) -> type[Exchange]:
     assert own is not None
     file, name = own
     try:
-        found = getattr(module_from(file), name, None)
+        exchange = getattr(module_from(file), name, None)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise NodeError(f"--strategy {strategy}: {file} cannot be loaded: {reason}") from error
-    if not (isinstance(found, type) and issubclass(found, Exchange)):
+    if not (isinstance(exchange, type) and issubclass(exchange, Exchange)):
         raise NodeError(
             f"--strategy {strategy}: {name} is no Exchange: derive it from "
             "harness.train.strategy.base.Exchange"
         )
-    if found.apart != STRATEGIES[strategy].apart:
-        raise NodeError(f"--strategy {strategy}: write apart = {found.apart} into class {name}")
-    return found
+    if exchange.apart != STRATEGIES[strategy].apart:
+        raise NodeError(f"--strategy {strategy}: write apart = {exchange.apart} into class {name}")
+    return exchange
 
 
 def session_of(settings: Settings, world: World, folder: RunFolder) -> Session:

@@ -29,12 +29,12 @@ def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any
     context, settings = exchange.context, exchange.context.settings
     if not STRATEGIES[str(settings.strategy)].direct or context.world.size == 1:
         return {}
-    found: dict[str, Any] = {"exchange": settings.exchange}
+    way: dict[str, Any] = {"exchange": settings.exchange}
     if settings.exchange == "auto":
         rank0 = context.is_rank0
-        found = broadcast((_before(context) or _chosen(context, link)) if rank0 else None)
-    exchange.way = found["exchange"]
-    return found
+        way = broadcast((_before(context) or _chosen(context, link)) if rank0 else None)
+    exchange.way = way["exchange"]
+    return way
 
 
 def early_s(exchange: Exchange, link: Mapping[str, Any] | None) -> float:

@@ -50,17 +50,8 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
     """What the model that training uses really is; raises where it is not what was asked for."""
     model = uncompiled(model)
     parameters = list(model.parameters())
-    sharded = [p for p in parameters if isinstance(p, DTensor)]
-    if isinstance(model, DistributedDataParallel):
-        # The exchanges of such a strategy are counted, and the count is verified at the end.
-        own = is_apart(settings) or own_strategy(settings.strategy)
-        ran = str(settings.strategy) if own else "ddp"
-    elif isinstance(model, DataParallel):
-        ran = "dp"
-    elif sharded:
-        ran = "fsdp"
-    else:
-        ran = "single"
+    sharded = sum(isinstance(p, DTensor) for p in parameters)
+    ran = _strategy_of(model, settings, bool(sharded))
     local_bytes = sum(_local(p).numel() * p.element_size() for p in parameters)
     total_bytes = sum(p.numel() * p.element_size() for p in parameters)
     observed = {
@@ -70,7 +61,7 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
         "device": str(_local(parameters[0]).device),
         "parameter_bytes": total_bytes,
         "parameter_bytes_per_rank": local_bytes,
-        "sharded_parameters": len(sharded),
+        "sharded_parameters": sharded,
         "parameters": len(parameters),
         "batchnorm_layers": sum(isinstance(module, BATCHNORM) for module in model.modules()),
         "trained_bytes": sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
@@ -88,13 +79,24 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
     if ran == "fsdp" and world.size > 1:
         # Small tensors are padded: a little more than an equal share is right.
         most = total_bytes / world.size * 1.1 + 65536
-        differs |= len(sharded) != len(parameters) or local_bytes > most
+        differs |= sharded != len(parameters) or local_bytes > most
     if differs:
         raise RuntimeError(
             f"asked for --strategy {settings.strategy} on {world.size} process(es), but what would "
             f"run is {observed}: refusing to record one as the other"
         )
     return observed
+
+
+def _strategy_of(model: nn.Module, settings: Settings, sharded: bool) -> str:
+    """The strategy that trains a model which is wrapped or sharded like this one."""
+    if isinstance(model, DistributedDataParallel):
+        # The exchanges of such a strategy are counted, and the count is verified at the end.
+        own = is_apart(settings) or own_strategy(settings.strategy)
+        return str(settings.strategy) if own else "ddp"
+    if isinstance(model, DataParallel):
+        return "dp"
+    return "fsdp" if sharded else "single"
 
 
 # The name under which DDP logs the hook of each compression.

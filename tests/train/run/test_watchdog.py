@@ -24,6 +24,8 @@ from harness.train.loop.trainer import ExactTrainer
 from harness.train.run import lifecycle, watchdog
 from harness.train.run.lifecycle import Lifecycle
 from harness.train.run.watchdog import Hung, Watchdog, takes_long
+from harness.train.session import Session
+from harness.train.strategy.hivemind.session import Peers
 from tests.support.broken_runs import only_run
 from tests.support.ranks import ran, run_script
 from tests.support.sweeps import wait_for
@@ -167,9 +169,9 @@ def test_compiling_is_known_by_its_files() -> None:
 
 
 def test_it_is_off_at_zero_and_for_peers() -> None:
-    for hang_after, strategy, threads in ((0.0, "ddp", 0), (9.0, "hivemind", 0), (9.0, "ddp", 1)):
-        settings = SimpleNamespace(hang_after=hang_after, strategy=strategy)
-        context: Any = SimpleNamespace(world=WORLD, settings=settings)
+    for hang_after, session, threads in ((0.0, Session, 0), (9.0, Peers, 0), (9.0, Session, 1)):
+        settings = SimpleNamespace(hang_after=hang_after)
+        context: Any = SimpleNamespace(world=WORLD, settings=settings, session=session)
         assert len(Watchdog.of(context, print).threads) == threads
 
 
@@ -177,8 +179,8 @@ def test_where_it_is_off_it_does_not_connect_to_the_store(monkeypatch: pytest.Mo
     monkeypatch.setattr(watchdog, "broadcast", lambda value: value)
     monkeypatch.setattr(watchdog.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(watchdog, "_get_default_store", lambda: pytest.fail("connected"))
-    settings = SimpleNamespace(hang_after=0.0, strategy="ddp")
-    context: Any = SimpleNamespace(world=WORLD, settings=settings)
+    settings = SimpleNamespace(hang_after=0.0)
+    context: Any = SimpleNamespace(world=WORLD, settings=settings, session=Session)
     assert Watchdog.of(context, print).store is None
 
 

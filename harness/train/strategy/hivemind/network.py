@@ -153,7 +153,7 @@ SETTINGS, DATA, RECORDER, PEERS, OUTCOME = "settings", "data", "recorder", "peer
 
 
 class DhtState:
-    """The state of the run in the DHT: who there is, and how far.
+    """The state of the run in the DHT: the peers and their progress.
 
     A thread publishes everything again each second, and it expires some seconds after its peer is
     gone: nothing outlives a run, and nobody has to say goodbye. Expiry is by the peers' own clocks,
@@ -196,7 +196,7 @@ class DhtState:
         self._store(OUTCOME, outcome, None, OUTCOME_KEPT_S)
 
     def get(self, key: str) -> Any:
-        """The value published last; None if there is none, or nobody answers."""
+        """The value published last; None if there is none or no peer answers."""
         try:
             entry = self.dht.get(key, latest=True, return_future=True).result(ANSWER_S)
         except (FutureTimeout, OSError, RuntimeError):

@@ -55,6 +55,8 @@ ADDRESS, ALREADY_FINISHED = "harness/peers", "finished before"
 
 
 class Peers(Session):
+    ends_when_silent = False  # peers come and go, and wait for one another
+
     def __init__(self, settings: Settings, world: World, folder: RunFolder) -> None:
         patch_hivemind()
         self.settings, self.launched_world, self.folder = settings, world, folder
