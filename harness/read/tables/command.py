@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 
 from harness.core.command_line import print_json, printable
 from harness.core.records import FINISHED, SWEEP
@@ -21,7 +22,8 @@ from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, stra
 from harness.read.records.baseline import run_row
 from harness.read.records.frames import load_runs
 from harness.read.records.recorded import none_readable, warn
-from harness.read.records.sweeps import NO_RECORDS, SweepResults, read_sweep, sweep_file
+from harness.read.records.selection import check_whole, parse_selector, read_sweep_part
+from harness.read.records.sweeps import NO_RECORDS, SweepResults, sweep_file
 from harness.read.table import (
     Table,
     chosen,
@@ -93,15 +95,18 @@ SETTINGS_SHOWN = (*BY, "precision", "compress", "sync_every")  # settings that t
 
 
 def run(options: argparse.Namespace) -> int:
-    root = options.folder
+    selector = str(options.folder)
+    root, _ = parse_selector(selector)
     if options.json and (options.columns or options.latex):
         raise UserError("--json has all columns: leave out --columns and --latex")
     if sweep_file(root) is not None:
-        _show_sweep(root, options)
+        if options.write:
+            check_whole(selector, "--write is for a whole sweep")
+        _show_sweep(selector, options)
     elif options.write:
         raise UserError(f"--write is for a sweep: there is no {SWEEP} in {root}")
     else:
-        _show_runs(root, options)
+        _show_runs(selector, options)
     return 0
 
 
@@ -111,7 +116,7 @@ def _latex(table: Table, about: str) -> None:
     print(f"% {' '.join(printable(about).split())}", needs, *latex_lines(table), sep="\n")
 
 
-def _show_runs(root: Path, options: argparse.Namespace) -> None:
+def _show_runs(root: str, options: argparse.Namespace) -> None:
     runs = load_runs(root, dtype=object if options.json else None)
     if runs.empty:
         raise UserError(NO_RECORDS.format(root))
@@ -134,17 +139,22 @@ def _show_runs(root: Path, options: argparse.Namespace) -> None:
             continue
         console.print(title, style="italic")
         show(table)
-    if options.latex:
-        return
+    if not options.latex:
+        _explain_runs(console, runs)
+        console.print(f"records: {root}")
+
+
+def _explain_runs(console: Console, runs: pd.DataFrame) -> None:
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
     for _, run in failed.iterrows():
         console.print(f"{run['outcome']}: {run['reason']}\n  {run['path']}")
     for _, run in runs[runs["link_warning"].notna()].iterrows():
         console.print(f"warning: {run['link_warning']}\n  {run['path']}")
+    for text in runs.attrs["disturbed"]:
+        console.print(f"{columns.DISTURBED} {text}", style="dim")
     console.print(LEGEND, style="dim")
     if runs["imported"].notna().any():
         console.print(IMPORTED, style="dim")
-    console.print(f"records: {root}")
 
 
 def _strategies(runs: pd.DataFrame) -> list[str | None]:
@@ -199,7 +209,7 @@ def _of_machine(
         shown = [column for column in shown if column not in same]
     order = (*BY, *(name for _, name, _ in more), "seed")
     ordered = runs.sort_values([name for name in order if name in runs])
-    rows = [[_shown(run[c], form) for _, c, form in shown] for _, run in ordered.iterrows()]
+    rows = [[_cell_of(run, c, form) for _, c, form in shown] for _, run in ordered.iterrows()]
     keys = sum(c in order for _, c, _ in shown)
     table = table_of([heading for heading, _, _ in shown], rows, keys)
     if options.columns:
@@ -208,12 +218,18 @@ def _of_machine(
     return title, table
 
 
+def _cell_of(run: pd.Series[Any], column: str, form: str) -> str:
+    """A run whose times are not those of a quiet machine is marked at what became of it."""
+    marked = column == "outcome" and run["disturbed"] and run["outcome"] == FINISHED
+    return _shown(run[column], form) + (columns.DISTURBED if marked else "")
+
+
 def _shown(value: Any, form: str) -> str:
     return UNKNOWN if pd.isna(value) else form.format(value)
 
 
-def _show_sweep(path: Path, options: argparse.Namespace) -> None:
-    sweep = read_sweep(path)
+def _show_sweep(selector: str, options: argparse.Namespace) -> None:
+    sweep = read_sweep_part(selector)
     if (bad := [*sweep.not_read]) and len(bad) == sum(run.folder is not None for run in sweep.runs):
         raise none_readable(bad)
     shown, rows = sweep_table(sweep)
