@@ -121,6 +121,7 @@ def target(parser: Parser) -> None:
     parser.add_argument("--target", metavar="METRIC=VALUE", help=reach)
 
 
+PART = "FOLDER:NAME=VALUE,NAME=VALUE for those with these settings"
 SIDE = (
     "a run, a folder whose runs differ only in their seed, or FOLDER:NAME=VALUE,NAME=VALUE for "
     "those of its runs (or of a sweep's) with these settings"
@@ -129,7 +130,8 @@ SIDE = (
 
 def table(parser: Parser) -> None:
     add = parser.add_argument
-    add("folder", nargs="?", default="outputs", type=Path, help="of runs or of a sweep (outputs)")
+    add("folder", nargs="?", default="outputs", type=Path, metavar="FOLDER",
+        help=f"of runs or of a sweep (outputs); {PART}")  # fmt: skip
     add("--write", action="store_true", help="also write a sweep's table.md, table.csv, runs.csv")
     columns = "show these alone, by heading or by field: script,setup,samples/s"
     add("--columns", type=column_names, metavar="A,B,...", help=columns)
@@ -179,7 +181,7 @@ def megabytes(text: str) -> list[float]:
 def figures(parser: Parser) -> None:
     parser.description = "Draw the figure that answers a sweep's question, beside its records."
     add = parser.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="of a sweep; with --all of any runs")
+    add("folder", type=Path, metavar="FOLDER", help=f"of a sweep; with --all of any runs; {PART}")
     add("--all", action="store_true", help="every figure that the records have something for, as "
         "PNG and SVG, light and dark")  # fmt: skip
     out(parser, "folder of the figures (the sweep's own; with --all FOLDER/figures)")
@@ -321,9 +323,8 @@ def report(parser: Parser) -> None:
         "Write report.html, which opens from disk without a network; beside it report.md, and for "
         "each sweep its numbers as CSV and its figures as PNG and SVG, light."
     )
-    parser.add_argument(
-        "folder", nargs="?", default="outputs", type=Path, help="of the records (outputs)"
-    )
+    parser.add_argument("folder", nargs="?", default="outputs", type=Path, metavar="FOLDER",
+                        help=f"of the records (outputs); {PART}")  # fmt: skip
     out(parser, "folder of the report (FOLDER/report)")
 
 

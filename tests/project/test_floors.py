@@ -51,7 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "read.records": ("read",),
     "read.compare": ("read", "read.records"),
     "read.tables": ("read", "read.records", "read.compare"),
-    "read.explain": ("read", "read.records", "read.compare"),
+    "read.explain": ("read", "read.records"),
     "read.predict": ("read", "read.records"),
     "read.imports": ("read", "read.records"),
     "read.figures": (

@@ -201,7 +201,7 @@ def test_times_of_several_machines_are_not_compared(tmp_path: Path, batches: Ver
     sweep_of(tmp_path, batches=(8, 16, 32))
     sweep_of(tmp_path, batches=(64, 128), machine="b-gpux8")
     text = batches.in_one_line(tmp_path, *AT)
-    assert "Bcrit: 40" in text and "times are of several machines: none is compared" in text
+    assert "Bcrit: 40" in text and "times are not compared: machine: batch 8 has a-cpux2" in text
     assert "least training time" not in text
 
 

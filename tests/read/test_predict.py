@@ -241,6 +241,10 @@ def test_what_differs_is_named_at_once(tmp_path: Path, predicted: Verb) -> None:
         file.write_text(json.dumps(json.loads(file.read_text()) | facts))
     assert "differ in torch (2.12.0, 2.13.0), on which a" in predicted.refused(root, "--setup=1_1")
     file.write_text(file.read_text().replace("2.13.0", "2.12.0"))
+    said = predicted(root, "--setup=1_1")
+    assert "fitted on 1 run on one machine (1 disturbed left out)" in said and "took as" not in said
+    busy = timed(root, 32, seed=2) / "environment.json"
+    busy.write_text(json.dumps(json.loads(busy.read_text()) | facts | {"versions": None}))
     assert "assumed: 1 of 2 runs took as long as they take alone" in predicted(root, "--setup=1_1")
     # An open quote in a command is none of the reader's business.
     file.write_text(json.dumps(json.loads(file.read_text()) | {"command": "vit.py 'x"}))

@@ -188,7 +188,7 @@ def test_points_and_ratios_have_intervals_where_they_are_asked_for(
     assert "in brackets" not in said
     plan.content["runs"] = [run for run in plan.content["runs"] if run["label"]["seed"] == 1]
     said = table(plan.write(columns=asked))  # one seed has none
-    assert row_of(said, "diloco")[3:] == ["-1.00", "0.030", "1.00"] and "in brackets" not in said
+    assert row_of(said, "diloco")[3:] == ["-", "0.030", "1.00"] and "in brackets" not in said
 
 
 def test_bytes_are_told_an_update_and_unknown_is_empty(plan: Links, table: Verb) -> None:

@@ -92,14 +92,16 @@ def test_a_process_with_more_threads_is_no_baseline_of_times(
     for setup, devices, threads in (("1_1", 1, 2), ("1_2", 2, 1)):
         facts = {"threads": threads, "observed": {"device": device}}
         rows = epochs(0.4, 0.7 + devices / 10)
-        plan.run(setup, devices=devices, environment=facts, epochs=rows,
+        facts["effective_batch"] = 4
+        for seed in (1, 2):
+            plan.run(setup, seed=seed, devices=devices, environment=facts, epochs=rows,
                  train_samples_per_s=75.0 * devices**2, accuracy=0.7 + devices / 10)  # fmt: skip
     _, two = plan.groups(target={"metric": "accuracy", "value": 0.5})
-    assert two["scaling_efficiency"] == (2.0 if known else None)
     for name in ("train_samples_per_s_gain_percent", "tta_train_s_ratio"):
         assert (two[name] is not None) == known, name
     assert two["accuracy_gain_points"] == pytest.approx(10)
-    assert ("unlike numbers of threads are not compared" in table(plan.folder)) == (not known)
+    why = "-: samples/s not compared with the baseline in 1 row (threads per process)"
+    assert (why in table(plan.folder)) == (not known)
 
 
 def test_a_run_that_waits_belongs_to_the_only_machine_of_its_group(plan: Plan) -> None:
@@ -112,8 +114,8 @@ def test_a_run_that_waits_belongs_to_the_only_machine_of_its_group(plan: Plan) -
 def test_the_baseline_agrees_on_every_axis_that_it_does_not_name(plan: Plan) -> None:
     for batch, rate in ((4, 100.0), (8, 200.0)):
         for seed in (1, 2):
-            plan.run("1_1", batch, seed, train_samples_per_s=rate * seed, accuracy=0.8)
-            plan.run("1_2", batch, seed, 2, train_samples_per_s=1.5 * rate * seed, accuracy=0.77)
+            plan.run("1_1", batch, seed, train_samples_per_s=rate * seed)
+            plan.run("1_2", batch, seed, 2, train_samples_per_s=1.5 * rate * seed)
     groups = {(g["setup"], g["per_gpu_batch"]): g for g in plan.groups()}
     for batch in (4, 8):
         base, group = groups["1_1", batch], groups["1_2", batch]
@@ -121,7 +123,6 @@ def test_the_baseline_agrees_on_every_axis_that_it_does_not_name(plan: Plan) -> 
         assert base["train_samples_per_s_gain_percent"] == 0
         for end in ("", "_low", "_high"):  # both seeds say 1.5
             assert group[f"train_samples_per_s_gain_percent{end}"] == pytest.approx(50)
-            assert group[f"accuracy_gain_points{end}"] == pytest.approx(-3)
             assert group[f"scaling_efficiency{end}"] == pytest.approx(0.75)
         assert group["scaling_kind"] == "weak"
 
@@ -452,7 +453,7 @@ def test_no_gpu_is_busy_in_a_table_of_cpus(plan: Plan, table: Verb) -> None:
         assert "MFU" in said and "GPU busy" not in said
     said = table(plan.output_dir).replace(str(plan.output_dir), "")
     assert "MFU" in said and "busy" not in said
-    plan.run(seed=2, mfu=0.25, environment={"observed": {"device": "cuda:0"}})
+    plan.run("1_2", mfu=0.25, environment={"observed": {"device": "cuda:0"}})
     assert "GPU busy" in table(plan.write())
 
 

@@ -16,14 +16,7 @@ from typing import Any
 
 from harness.core.records import FAILURES
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import (
-    MEASURES,
-    NUMBER_FORMAT,
-    QUALITY,
-    ComparedMeasure,
-    judge,
-    values_of,
-)
+from harness.read.compare.compare import MEASURES, ComparedMeasure
 from harness.read.labels import (
     STRATEGY,
     column_of,
@@ -34,7 +27,8 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
-from harness.read.records.baseline import SHARES, baseline_of, differs_from_single
+from harness.read.records.baseline import baseline_of, differs_from_single
+from harness.read.records.comparable import QUALITY, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, difference, ratio
@@ -42,7 +36,6 @@ from harness.read.statistics import Estimate, difference, ratio
 OF = {measure.name: measure for measure in MEASURES}
 RATE, TIMES, ACCURACY = OF["train_samples_per_s"], ("tta_wall_s", "tta_train_s"), OF["accuracy"]
 MEMORY = OF["peak_memory_gib"]
-OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
 MOST_AXES, MOST_TEXTS = 4, 3  # named in a sentence
 FEW_CASES = 2  # each with its own number in a sentence; of more, the ends of what was found
 
@@ -71,26 +64,16 @@ class Pair:
     group: Group
     base: Group
 
-    @property
-    def asked_for(self) -> tuple[str, ...]:
-        """The conditions of a comparison that the question itself breaks: batches are other
-        trainings, if they differ in the batch alone, and number formats are those.
-        """
-        ours, theirs = self.group.label, self.base.label
-        differ = {axis for axis in ours if ours[axis] != theirs[axis]}
-        of_batch = OF_BATCH if differ <= {*SHARES} else ()
-        return (*of_batch, NUMBER_FORMAT) if "precision" in differ else of_batch
-
     def estimate(self, measure: ComparedMeasure) -> Estimate | str:
         """Of the group against its baseline; or the word for why there is none."""
-        ours, theirs = values_of(self.group, measure), values_of(self.base, measure)
+        ours, theirs = (
+            values_of(group, measure.name, measure.question) for group in (self.group, self.base)
+        )
         if not ours or not theirs:
             return NOT_COMPARED
         if not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
             return MISSED
-        reasons = judge(self.base, self.group)[measure.question].reasons
-        names = [reason.partition(":")[0] for reason in reasons]
-        if names := [name for name in names if name not in self.asked_for]:
+        if names := refused(self.group, self.base, measure.question):
             return f"{NOT_COMPARED} ({', '.join(names)})"
         if measure.question == QUALITY:
             return difference(ours, theirs).scaled(measure.factor)

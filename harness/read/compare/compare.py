@@ -1,183 +1,24 @@
 """python -m harness compare A B: what two groups differ by, and whether that is more than noise.
 
-Whether they may be compared comes first, for speed, quality and time to a target. A fact that only
-one side records counts as a difference; one that neither records is noted.
+Whether they may be compared comes first, for speed, quality and time to a target.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
-from collections import Counter
-from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Hashable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.core.command_line import print_json
-from harness.core.identity import number
-from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.core.settings import UserError
 from harness.read import table
-from harness.read.records import processors
-from harness.read.records.groups import Group, enumerate_equal
-from harness.read.records.runs import Run, parse_target
+from harness.read.records.comparable import QUALITY, SPEED, TARGET, Verdict, judge, values_of
+from harness.read.records.groups import Group
+from harness.read.records.runs import parse_target
 from harness.read.records.selection import command_for_seeds, describe, differing, read_group
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
-
-SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
-NUMBER_FORMAT = "number format"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether one question may be asked of two groups: no, if there are reasons against it."""
-
-    reasons: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A fact that both groups must have in common, and for which questions."""
-
-    name: str
-    of: Callable[[Run], Any]
-    required: tuple[str, ...]
-    noted: tuple[str, ...] = ()
-    why: str = ""
-
-
-def _test_set(run: Run) -> str | None:
-    """What quality is measured on, each epoch and at the end."""
-    data = run.data
-    if data.get("test_samples") is None:
-        return None
-    text = f"{data['test_samples']} samples of {data.get('test_from') or 'an unnamed split'}"
-    if data.get("validation_samples"):
-        text += f", validation on {data['validation_samples']} of {data.get('validation_from')}"
-    return text
-
-
-def _threads(run: Run) -> int | None:
-    """torchrun gives each process one; without it a process has all cores. A GPU does not mind."""
-    return run.threads if run.device == "cpu" else 0
-
-
-def _definitions(run: Run) -> str:
-    return f"{run.imported['format']}'s" if run.imported.get("format") else "this project's"
-
-
-def _versions(run: Run) -> str | None:
-    versions = run.environment.get("versions")
-    names = ("torch", "transformers")
-    return ", ".join(f"{name} {versions.get(name)}" for name in names) if versions else None
-
-
-CONDITIONS = (
-    Condition(NUMBER_FORMAT, lambda r: r.identity["precision"], (SPEED, QUALITY, TARGET),
-              why="experiments/precision.yaml measures formats beside each other, as a question"),
-    Condition("data checksum", lambda r: r.data.get("data_checksum"), (SPEED, QUALITY, TARGET),
-              why="they trained on other samples"),
-    Condition("test set", _test_set, (QUALITY, TARGET)),
-    Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
-    Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
-              why="it is another training"),
-    Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),
-              why="it is another training"),
-    Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
-    Condition("threads per process", _threads, (SPEED, TARGET),
-              why="a sweep gives all runs as many; alone, set OMP_NUM_THREADS for both"),
-    Condition("versions", _versions, (), (SPEED, QUALITY)),
-)  # fmt: skip
-
-
-def judge(one: Group, other: Group) -> dict[str, Verdict]:
-    """For each question whether it may be asked."""
-    verdicts = {question: Verdict() for question in (SPEED, QUALITY, TARGET)}
-    for group in (one, other):
-        if (text := _not_finished(group)) is not None:
-            for verdict in verdicts.values():
-                (verdict.notes if group.finished else verdict.reasons).append(text)
-    if one.finished and other.finished:
-        for condition in CONDITIONS:
-            _apply(condition, (one, other), verdicts)
-        _apply_load((one, other), verdicts)
-        _apply_processors(one, other, verdicts)
-    return verdicts
-
-
-def _apply_processors(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:
-    """Times are of one machine only where its processors did as much, whatever its name."""
-    here, there = processors.rates(one.finished), processors.rates(other.finished)
-    for number_format, threads in sorted(here.keys() & there.keys()):
-        key = number_format, threads
-        did = statistics.median(here[key]), statistics.median(there[key])
-        if processors.are_apart(*did):
-            text = (
-                f"processor: before training it did {did[0]:.2g} TFLOP/s in {number_format} for "
-                f"{one.name} and {did[1]:.2g} for {other.name} (medians of products of matrices)"
-            )
-            for question in (SPEED, TARGET):
-                verdicts[question].reasons.append(text)
-
-
-def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
-    """Times beside other programs are not those of a quiet machine, nor those of another batch."""
-    busy = [group for group in groups if all(run.is_beside_others for run in group.finished)]
-    for group in groups:
-        if batches := {batch for run in group.finished for batch in run.other_batches}:
-            changed = sum(bool(run.other_batches) for run in group.finished)
-            text = f"batch: {changed} of {len(group.finished)} runs of {group.name} ran with "
-            text += f"{_listed(sorted(batches))} per process in place of the batch asked for "
-            text += "(--auto_batch), and have no times"
-            for question in (SPEED, TARGET):
-                verdict = verdicts[question]
-                whole = changed == len(group.finished)
-                (verdict.reasons if whole else verdict.notes).append(text)
-        if not (count := sum(run.is_beside_others for run in group.finished)):
-            continue
-        text = f"other programs: {count} of {len(group.finished)} runs of {group.name} "
-        text += f"ran beside them (--pack, or more than {DISTURBING_SHARE:.0%} of the cores)"
-        for question in (SPEED, TARGET):
-            if len(busy) == 1 and group in busy:
-                verdicts[question].reasons.append(text)
-            else:
-                left_out = "" if group in busy else ", which are left out of its times"
-                verdicts[question].notes.append(text + left_out)
-
-
-def _apply(condition: Condition, groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
-    sides = [list(dict.fromkeys(map(condition.of, group.finished))) for group in groups]
-    values = {value for side in sides for value in side}
-    known = values - {None}
-    if not known:
-        for question in (*condition.required, *condition.noted):
-            text = f"{condition.name} is not in the records: taken to be the same"
-            verdicts[question].notes.append(text)
-    elif len(values) > 1:
-        has = [f"{g.name} has {_listed(side)}" for g, side in zip(groups, sides, strict=True)]
-        text = f"{condition.name}: {', '.join(has)}"
-        text += f" ({condition.why})" if condition.why and len(known) > 1 else ""
-        for question in condition.required:
-            verdicts[question].reasons.append(text)
-        for question in condition.noted:
-            verdicts[question].notes.append(text)
-
-
-def _listed(values: list[Any]) -> str:
-    return " and ".join("an unknown one" if v is None else number(v) for v in values)
-
-
-def _not_finished(group: Group) -> str | None:
-    """What became of the runs that cannot be compared."""
-    others = [run for run in group.runs if run.state != FINISHED]
-    if not others:
-        return None
-    states = Counter(run.state for run in others)
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    why = next((f": {run.reason}" for run in others if run.reason), "")
-    return f"{group.name} has {len(group.finished) or 'no'} finished run(s) and {counts}{why}"
 
 
 @dataclass(frozen=True)
@@ -253,7 +94,7 @@ def compare(one: Group, other: Group) -> Comparison:
     for measure in (*MEASURES, *map(_own_metric, own)):
         if measure.question not in verdicts or verdicts[measure.question].reasons:
             continue
-        values, others = values_of(one, measure), values_of(other, measure)
+        values, others = (values_of(g, measure.name, measure.question) for g in (one, other))
         if not values or not others:
             continue
         if measure.whole_work and (work := _work(one)) != _work(other):
@@ -276,20 +117,6 @@ def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hasha
         return Row(measure, values, difference(other, one), mean)
     # Times and rates differ by factors: the ratio of geometric means, in units of the first mean.
     return Row(measure, values, ratio(other, one).scaled(mean, -mean), mean)
-
-
-def values_of(group: Group, measure: ComparedMeasure) -> dict[Hashable, float]:
-    """Values by seed and repeat. Repeats of one seed show the noise of times but not of quality,
-    where each seed has one value, the mean of its repeats.
-    """
-    values: dict[Hashable, list[float]] = {}
-    for n, run in enumerate_equal(group.measured(measure.name)):
-        if measure.name in run.measures:
-            key: Hashable = (run.repetition, n) if measure.question == SPEED else run.seed
-            if run.seed is None:
-                key = group.name, run.path  # pairs with nothing
-            values.setdefault(key, []).append(run.measures[measure.name])
-    return {key: statistics.mean(values[key]) for key in sorted(values, key=str)}
 
 
 def _work(group: Group) -> str:

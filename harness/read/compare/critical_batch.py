@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from harness.core.identity import number
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN
+from harness.read.records.comparable import LOAD, TARGET, disturbed, judge, values_of
+from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, parse_target
 from harness.read.records.selection import read_selected
@@ -149,13 +152,16 @@ OF_A_BATCH = ("per_gpu_batch", "grad_acc", "lr")
 
 @dataclass(frozen=True)
 class Batch:
-    """The finished runs of one effective batch."""
+    """The runs of one effective batch."""
 
     size: int
     lr: float | None
-    runs: tuple[Run, ...]
-    passed: tuple[Interpolated, ...]  # of the runs whose records hold enough
-    failed: int
+    group: Group
+    passed: tuple[Interpolated, ...]  # of the finished runs whose records hold enough
+
+    @property
+    def failed(self) -> int:
+        return len(self.group.runs) - len(self.group.finished)
 
     @property
     def usable(self) -> bool:
@@ -168,11 +174,8 @@ class Batch:
         return [at.samples for at in self.passed]
 
     def measured(self, name: str) -> dict[Any, float]:
-        """Time or samples to the end of the first epoch that reached it, by seed and repeat."""
-        return {run.repetition: run.measures[name] for run in self.runs if name in run.measures}
-
-    def rate(self) -> float | None:
-        return spread(list(self.measured("train_samples_per_s").values()), rate=True).mean
+        """Time or samples to the end of the first epoch that reached it, by seed."""
+        return values_of(self.group, name, TARGET)
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,18 @@ class Family:
 
     name: str
     batches: tuple[Batch, ...]
-    machines: int
+
+    @cached_property
+    def unlike(self) -> list[str]:
+        """Why the times of two of its batches are not compared, as `compare` says it."""
+        groups = [batch.group for batch in self.batches if batch.group.finished]
+        found = (judge(groups[0], group)[TARGET].reasons for group in groups)
+        return [*dict.fromkeys(reason for reasons in found for reason in reasons)]
+
+    @property
+    def has_times(self) -> bool:
+        """Of a batch that was disturbed they are shown, and compared with none."""
+        return all(reason.startswith(LOAD) for reason in self.unlike)
 
     def fit(self) -> Fit:
         return fit({float(b.size): b.interpolated_samples for b in self.batches if b.usable})
@@ -223,7 +237,7 @@ def as_fields(family: Family) -> dict[str, Any]:
                 "tta_samples": [*batch.measured("tta_samples").values()],
                 "interpolated_samples": batch.interpolated_samples,
                 "fitted_samples": curve.samples(batch.size),
-                "train_samples_per_s": batch.rate(),
+                "train_samples_per_s": batch.group.mean("train_samples_per_s"),
                 "tta_train_s": [*batch.measured("tta_train_s").values()],
             }
             for batch in family.batches
@@ -234,7 +248,8 @@ def as_fields(family: Family) -> dict[str, Any]:
 
 
 def notes(family: Family, curve: Fit) -> list[str]:
-    return [*left_out(family), verdict(family, curve), *fastest(family)]
+    runs = [run for batch in family.batches for run in batch.group.finished]
+    return [*left_out(family), verdict(family, curve), *fastest(family), *disturbed(runs)]
 
 
 def families_of(records: list[Run], target: Target) -> list[Family]:
@@ -283,9 +298,9 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
         done = [run for run in own if run.state == FINISHED]
         passed = (interpolated(run.epochs, target) for run in done)
         known = tuple(at for at in passed if at is not None)
-        batches.append(Batch(size, own[0].identity["lr"], tuple(done), known, len(own) - len(done)))
-    machines = {run.machine_kind for run in records if run.state == FINISHED}
-    return Family(name, tuple(batches), len(machines))
+        group = Group(tuple(own), name=f"batch {size}", target=target)
+        batches.append(Batch(size, own[0].identity["lr"], group, known))
+    return Family(name, tuple(batches))
 
 
 def _show(console: Console, family: Family, target: Target) -> None:
@@ -298,13 +313,13 @@ def _show(console: Console, family: Family, target: Target) -> None:
 
 def _cells(family: Family, batch: Batch, curve: Fit) -> list[str]:
     fitted = curve.samples(batch.size)
-    rate = batch.rate() if family.machines == 1 else None
-    seconds = batch.measured("tta_train_s") if family.machines == 1 and batch.usable else {}
+    rate = batch.group.mean("train_samples_per_s") if family.has_times else None
+    seconds = batch.measured("tta_train_s") if family.has_times and batch.usable else {}
     samples = batch.measured("tta_samples") if batch.usable else {}
     return [
         str(batch.size),
         UNKNOWN if batch.lr is None else number(batch.lr),
-        str(len(batch.runs)),
+        str(len(batch.group.finished)),
         spread(list(samples.values())).text("{:,.0f}"),
         spread(batch.interpolated_samples if batch.usable else []).text("{:,.0f}"),
         UNKNOWN if fitted is None else f"{fitted:,.0f}",
@@ -320,7 +335,7 @@ def left_out(family: Family) -> Iterator[str]:
             continue
         missed = sum(math.isinf(at.samples) for at in batch.passed)
         early = sum(at.early for at in batch.passed)
-        why = [f"{missed} of {len(batch.runs)} runs miss the target"] if missed else []
+        why = [f"{missed} of {len(batch.group.finished)} runs miss the target"] if missed else []
         why += [f"{early} reach it before their first evaluation"] if early else []
         why += [f"{batch.failed} not finished"] if batch.failed else []
         yield f"batch {batch.size} is left out: {', '.join(why) or 'its records do not tell'}"
@@ -347,8 +362,8 @@ def verdict(family: Family, curve: Fit) -> str:
 
 def fastest(family: Family) -> Iterator[str]:
     """What was measured, without any fit."""
-    if family.machines != 1:
-        yield "times are of several machines: none is compared"
+    if family.unlike:
+        yield f"times are not compared: {'; '.join(family.unlike)}"
         return
     timed = [batch for batch in family.batches if batch.usable and batch.measured("tta_train_s")]
     if len(timed) < 2:

@@ -16,7 +16,6 @@ from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read import table
-from harness.read.compare.compare import SPEED, judge
 from harness.read.explain import causes
 from harness.read.explain.causes import LARGE, Cause, percent, seconds, three_digits
 from harness.read.explain.time_breakdown import (
@@ -30,10 +29,11 @@ from harness.read.explain.time_breakdown import (
     time_breakdown,
 )
 from harness.read.labels import UNKNOWN, listed, strategy_text
+from harness.read.records.comparable import SPEED, judge
 from harness.read.records.groups import Group
 from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, attempts_of, warn
 from harness.read.records.runs import Run, read_run
-from harness.read.records.selection import differing, read_group
+from harness.read.records.selection import differing, read_group, several_kinds
 from harness.read.records.sweeps import SweepResults
 
 # What may differ from a baseline that was not named: how work is spread and exchanged, and what
@@ -254,8 +254,11 @@ def group_breakdown(group: Group) -> TimeBreakdown:
         states = ", ".join(run.state for run in group.runs)
         why = next((f" ({run.reason})" for run in group.runs if run.reason), "")
         raise UserError(f"{group.selector} has no finished run to explain: {states}{why}")
-    quiet = [run for run in group.finished if not run.is_disturbed]
-    return mean_breakdown([*map(time_breakdown, quiet or group.in_own_batch or group.finished)])
+    if group.has_unlike_threads:
+        counts = sorted({str(run.threads) for run in group.timed})
+        unlike = {"threads": counts}
+        raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, counts[0])}")
+    return mean_breakdown([*map(time_breakdown, group.timed)])
 
 
 def _alone(run: Group, refused: Group | None) -> str:
@@ -368,7 +371,8 @@ def cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
 def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
     changed = [run for run in group.finished if run.other_batches]
     if changed:
-        what = "left out here" if group.in_own_batch else "not those of the batch asked for"
+        all_of_them = len(changed) == len(group.finished)
+        what = "not those of the batch asked for" if all_of_them else "left out here"
         yield (
             f"{len(changed)} run(s) ran in another batch per process than asked for "
             f"(--auto_batch, or nodes were missing): their times are {what}."

@@ -29,7 +29,9 @@ from harness.read.figures.panels import Styles, set_title
 from harness.read.figures.prediction import prediction
 from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
-from harness.read.records.sweeps import SweepResults, read_results, read_sweep
+from harness.read.records.comparable import disturbed
+from harness.read.records.selection import check_whole, read_results_part, read_sweep_part
+from harness.read.records.sweeps import SweepResults
 
 matplotlib.use("Agg")  # files, no windows
 
@@ -51,6 +53,8 @@ FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
     "prediction": (prediction, "Prediction against measurement"),
 }
 
+# Figures without any time.
+OF_QUALITY = ("accuracy", "loss", "own_metrics")
 # Figure -> the measures that its title is about.
 RATE, TIMES = ("train_samples_per_s",), ("tta_wall_s", "tta_train_s")
 FOUND_IN = {"accuracy": ("accuracy",), "epoch_time": RATE, "throughput": RATE,
@@ -61,6 +65,8 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """styles: those of the page that the figure stands on; alone, those of its sweep."""
     drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
     drawn.notes += sweep.averaged_exchanges
+    if name not in OF_QUALITY:
+        drawn.notes += disturbed([run for group in sweep.groups for run in group.finished])
     if name in FOUND_IN and (text := finding(sweep, *FOUND_IN[name])):
         set_title(drawn.figure, text)
     return drawn
@@ -152,6 +158,8 @@ def missing(sweep: SweepResults) -> str | None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.out is None:
+        check_whole(str(options.folder), "give --out DIR for the figures of a part")
     draw, kinds = (_every, KINDS) if options.all else (_one, ("png",))
     with page_width(options.width):
         kinds = (options.format,) if options.format else kinds
@@ -169,13 +177,13 @@ Saved = tuple[list[Path], SweepResults, dict[str, str]]
 
 
 def _one(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
-    sweep = read_sweep(folder)
+    sweep = read_sweep_part(str(folder))
     name = figure_for(sweep)
     return save(draw(name, sweep), out or sweep.folder, name, kinds), sweep, {}
 
 
 def _every(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
-    sweep = read_results(folder)
+    sweep = read_results_part(str(folder))
     drawn, left_out = draw_all(sweep)
     if not drawn:
         raise UserError(f"{folder}: there is nothing to draw: no run has numbers")

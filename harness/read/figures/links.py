@@ -15,9 +15,9 @@ from harness.core.links import Link, plain_link
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
-from harness.read.figures.time import QUALITY
 from harness.read.labels import STRATEGY, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
+from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
@@ -113,11 +113,12 @@ class Cell:
 
     @property
     def differences(self) -> dict[Hashable, float]:
-        """Final accuracy less that of the baseline with the same seed, in points, by seed."""
-        if self.base is None or self.base is self.group:
+        """Final accuracy less that of the baseline with the same seed, in points, by seed; none
+        where it is not compared.
+        """
+        if self.base is None or self.base is self.group or refused(self.group, self.base, QUALITY):
             return {}
-        base = self.base.by_repetition(QUALITY)
-        values = self.group.by_repetition(QUALITY)
+        base, values = (values_of(g, ACCURACY, QUALITY) for g in (self.base, self.group))
         return {key: 100 * (value - base[key]) for key, value in values.items() if key in base}
 
 
@@ -133,7 +134,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         heights.append(0.65 + 0.24 * len(of_strategies))
     figure, axes = kit.grid(heights, len(columns), COLUMN_WIDTH * len(columns))
     assert sweep.target is not None  # else there are no cells
-    drawn, span = Drawn(figure), _span(cells)
+    drawn, span = Drawn(figure, notes=_not_compared(cells)), _span(cells)
     delays = sorted({cell.delay for cell in cells})
     for n, place in enumerate(axes):
         y, x = divmod(n, len(columns))
@@ -152,6 +153,15 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     kit.legend(figure, of_strategies)
     drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES)
     return drawn
+
+
+def _not_compared(cells: Sequence[Cell]) -> list[str]:
+    """The strategies whose accuracy has no place beside the baseline's, with the reason."""
+    names = dict[str, dict[str, None]]()
+    for cell in cells:
+        if cell.base is not None and (why := refused(cell.group, cell.base, QUALITY)):
+            names.setdefault(", ".join(why), {})[cell.strategy] = None
+    return [f"accuracy of {', '.join(of)} not compared ({why})" for why, of in names.items()]
 
 
 def _in_words(sweep: SweepResults, cells: list[Cell], measure: str) -> str:

@@ -233,7 +233,7 @@ def draw_group(
 
     aside: factor from x to where it is drawn.
     """
-    runs = [run for run in group.finished if measure in run.measures]
+    runs = [run for run in group.measured(measure) if measure in run.measures]
     if not runs:
         return None
     values = [run.measures[measure] for run in runs]

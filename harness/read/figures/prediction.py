@@ -121,10 +121,9 @@ def _numbers(case: PredictedGroup) -> str:
 
 
 def _fitted_on(workload: Workload) -> str:
-    runs = f"{workload.fitted.runs} run{'s' if workload.fitted.runs > 1 else ''} on one machine"
     assumed = "".join(f"; assumed: {each}" for each in workload.fitted.assumed)
     return (
         f"{workload.name}{': ' if workload.name else ''}{_errors(workload.cases)}. Predicted from "
-        f"{runs} and from all-reduces measured over links, from no step of what is predicted"
-        f"{assumed}"
+        f"{workload.fitted.runs_text} and from all-reduces measured over links, from no step of "
+        f"what is predicted{assumed}"
     )

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ from harness.read.figures.panels import (
 )
 from harness.read.labels import MACHINE, column_of, duration, heading_of, shown_axes
 from harness.read.records.groups import Group
-from harness.read.records.runs import Run, Target, time_to_target
+from harness.read.records.runs import Run, Target
 from harness.read.records.sweeps import SweepResults
 
 QUALITY = "accuracy"
@@ -112,10 +113,12 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
 
 
 def _times(group: Group, target: Target) -> dict[str, Times]:
-    """The times of finished runs that have the metric; a miss is infinite."""
-    results = [(run, time_to_target(run.epochs, target)) for run in group.in_own_batch]
+    """Of the finished runs that have the metric and count; a miss is infinite."""
+    aimed = replace(group, runs=tuple(run.toward(target) for run in group.finished))
     return {
-        measure: [(run, times[measure]) for run, times in results if measure in times]
+        measure: [
+            (r, r.measures[measure]) for r in aimed.measured(measure) if measure in r.measures
+        ]
         for measure in TARGET_TIMES
     }
 
@@ -254,13 +257,13 @@ def _point(
 ) -> TradeOff:  # fmt: skip
     """Each run, and the means of both."""
     measure, unit = cost_of
-    runs = [run for run in group.finished if {measure, QUALITY} <= run.measures.keys()]
+    runs = [run for run in group.measured(measure) if {measure, QUALITY} <= run.measures.keys()]
     costs = [run.measures[measure] / unit for run in runs]
     qualities = [run.measures[QUALITY] for run in runs]
     tips = [f"{sweep.name_of(group)}, {run_name(r)}: {c:,.4g}, {q:.4f}"
             for r, c, q in zip(runs, costs, qualities, strict=True)]  # fmt: skip
     kit.run_points(drawn, axes, costs, qualities, style, tips)
-    point = TradeOff(group, statistics.mean(costs), statistics.mean(qualities))
+    point = TradeOff(group, (group.mean(measure) or 0.0) / unit, group.mean(QUALITY) or 0.0)
     axes.plot([point.cost], [point.quality], color=style.colour, marker=style.marker,
               markersize=6, zorder=3)  # fmt: skip
     return point
@@ -326,9 +329,10 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
 def _parts(sweep: SweepResults, group: Group, unknown: dict[str, list[str]]) -> dict[str, float]:
     """Mean parts of the runs that record them; adds the others to `unknown` by reason."""
     breakdowns = []
-    for run in group.finished:
-        if run.other_batches:
-            why = "run in another batch per process than asked for"
+    for run in group.timed:
+        if run.other_batches or group.has_unlike_threads:
+            why = "runs had unlike numbers of threads per process"
+            why = "run in another batch per process than asked for" if run.other_batches else why
             unknown.setdefault(why, []).append(sweep.short_name_of(group))
             continue
         try:

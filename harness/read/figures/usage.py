@@ -48,10 +48,10 @@ DeviceReadings = dict[tuple[int, int], list[Reading]]  # of a node and the numbe
 
 
 def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
-    """Columns: the first run of some groups; rows: what was read; a line a device or node. A colour
-    a node, or, where there is but one, a device of it.
+    """Columns: the first run of some groups, a quiet one if any is; rows: what was read; a line a
+    device or node. A colour a node, or, where there is but one, a device of it.
     """
-    runs = [(g, r, readings) for g in sweep.groups for r in g.runs[:1]
+    runs = [(g, r, readings) for g in sweep.groups for r in (g.timed or g.runs)[:1]
             if (readings := _readings(r))]  # fmt: skip
     if not any(_series(readings, q) for *_, readings in runs for q in QUANTITIES):
         raise NothingToDraw("no readings of devices and nodes (telemetry/) beside these records")

@@ -30,6 +30,7 @@ from harness.read.predict.phases import (
     OverLinks,
     PhaseFit,
 )
+from harness.read.records.groups import with_times_that_count
 from harness.read.records.runs import Run, Target, time_to_target
 from harness.read.statistics import spread, student_t
 
@@ -197,7 +198,7 @@ def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
         by_link.setdefault(same[wire], []).append(run)
     logs = {}
     for wire, there in by_link.items():
-        quiet = [run for run in there if not run.is_disturbed] or there
+        quiet = with_times_that_count(there)
         timed = as_timed(scenario_of(quiet[:1], wire), quiet[0])
         predicted_s = predict(fitted.model, timed).step_s
         measured = [step_s(run, Overrides()) or predicted_s for run in quiet]

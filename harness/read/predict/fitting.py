@@ -23,6 +23,8 @@ from harness.core.topology import effective_batch
 from harness.read.predict.exchange import BACKENDS, GLOO, NCCL, Reduction, Shape, Wire, wire_of
 from harness.read.predict.model import APART, Model, StepTime, fit_line, fit_sharing
 from harness.read.predict.phases import Phases, fit_phases
+from harness.read.records.comparable import THREADS
+from harness.read.records.groups import with_times_that_count
 from harness.read.records.recorded import check_links, is_number, warn
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
@@ -73,12 +75,18 @@ class Fitted:
     name: str
     machine: str
     runs: int
+    left_out: int  # disturbed ones, beside quiet ones of the same set-up and batch
     assumed: tuple[str, ...]
     train_samples: int | None
     phases: Phases  # what a run takes beside its steps
     power_w: float | None  # of one device, while it trains
     idle_w: float | None
     not_read: tuple[str, ...] = ()  # a line for each selected run that is not believed
+
+    @property
+    def runs_text(self) -> str:
+        runs = f"{self.runs} run{'s' if self.runs > 1 else ''} on one machine"
+        return f"{runs} ({self.left_out} disturbed left out)" if self.left_out else runs
 
 
 def shape_of(run: Run) -> Shape:
@@ -186,7 +194,9 @@ def fit_on(
             f"{_command(runs, '1_1', None)}"
         )
     basis = [r for r in basis if shape_of(r).ranks > 1 or r in singles]
-    _check_one_kind(selector, basis)
+    _check_one_kind(selector, basis, singles)
+    basis, all_of_them = _that_count(basis), len(basis)
+    singles = [run for run in basis if shape_of(run).ranks == 1]
     first = singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
     sharing, sharing_spread, inside_s = _sharing(basis, line, overrides)
@@ -208,6 +218,7 @@ def fit_on(
         name=", ".join(str(v) for n in ("script", "model") if (v := first.identity.get(n))),
         machine=str(first.machine or "unknown machine"),
         runs=len(basis),
+        left_out=all_of_them - len(basis),
         assumed=(*_assumptions(runs, basis, first, line, overrides),),
         train_samples=overrides.train_size or _train_samples(first),
         phases=fit_phases(
@@ -261,7 +272,15 @@ def _is_basis(run: Run) -> bool:
     return shape_of(run).nodes == 1 and run.launch.get("packed") is not True
 
 
-def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
+def _that_count(runs: Iterable[Run]) -> list[Run]:
+    """Of those with one set-up and batch the quiet ones, if any is."""
+    alike: dict[Any, list[Run]] = {}
+    for run in runs:
+        alike.setdefault((shape_of(run), run.identity["per_gpu_batch"]), []).append(run)
+    return [run for those in alike.values() for run in with_times_that_count(those)]
+
+
+def _check_one_kind(selector: str, runs: Sequence[Run], singles: Sequence[Run]) -> None:
     machines = sorted({str(run.machine_kind) for run in runs})
     if len(machines) > 1:
         raise UserError(
@@ -271,6 +290,12 @@ def _check_one_kind(selector: str, runs: Sequence[Run]) -> None:
     if unlike := settings_that_differ(runs, but=FREE):
         example = next(iter(unlike.values()))[0]
         raise UserError(several_kinds(selector, unlike, example))
+    if len({THREADS.of(run) for run in runs}) > 1:
+        # Those of most runs of one process, without which there is no prediction.
+        example = str(statistics.mode(map(THREADS.of, singles)))
+        texts_of = sorted({str(THREADS.of(run)) for run in runs})
+        text = several_kinds(selector, {"threads": texts_of}, example)
+        raise UserError(f"{text} ({THREADS.why})")
     facts = {
         name: sorted({str(value) for run in runs if (value := fact(run)) is not None})
         for name, fact in ALIKE.items()
@@ -348,7 +373,7 @@ def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
     alike = [
         run for run in runs if run.state == FINISHED and _of_training(run) == _of_training(first)
     ]
-    return [run for run in alike if not run.is_disturbed] or alike
+    return with_times_that_count(alike)
 
 
 def _of_training(run: Run) -> list[Any]:

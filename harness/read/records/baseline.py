@@ -11,6 +11,15 @@ import pandas as pd
 
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.read.labels import STRATEGY, column_of
+from harness.read.records.comparable import (
+    ACCURACY,
+    QUALITY,
+    SHARES,
+    SPEED,
+    TARGET,
+    refused,
+    values_of,
+)
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import PER_NODE, TO_TARGET, Run
@@ -22,7 +31,6 @@ WEAK, STRONG = "weak", "strong"
 SINGLE = "single"
 # How processes exchange: one process alone, which exchanges nothing, may stand for any of these.
 OF_EXCHANGE = (STRATEGY, "exchange", "link", *OF_ONE_STRATEGY)
-SHARES = ("per_gpu_batch", "grad_acc")  # of one effective batch
 
 # What really ran: properties of Run.
 FACTS = ("nodes", "processes", "devices", "effective_batch")
@@ -128,10 +136,12 @@ def compare(group: Group, base: Group | None) -> dict[str, Any]:
     rate = gain = Estimate()
     if base is group:
         # Against itself there is nothing to be uncertain of.
-        rate, gain = (Estimate(0.0 if base.values(m) else None) for m in (RATE, "accuracy"))
+        rate, gain = (Estimate(0.0 if base.values(m) else None) for m in (RATE, ACCURACY))
     elif base is not None:
-        rate = _ratio(group, base, RATE).scaled(100, -100) if may_race(group, base) else rate
-        gain = difference(*(g.by_repetition("accuracy") for g in (group, base))).scaled(100)
+        if not refused(group, base, SPEED):
+            rate = _ratio(group, base, RATE).scaled(100, -100)
+        if not refused(group, base, QUALITY):
+            gain = difference(*(values_of(g, ACCURACY, QUALITY) for g in (group, base))).scaled(100)
     kind, share = efficiency(group, base)
     updates = (group.mean("updates"), None if base is None else base.mean("updates"))
     return {
@@ -155,22 +165,16 @@ def _share(group: Group, base: Group | None, name: str) -> Estimate:
     """A missed target is infinite; if the baseline missed, the ratio is unknown."""
     if base is None:
         return Estimate()
-    ours, theirs = group.by_repetition(name), base.by_repetition(name)
-    if not ours or not all(map(math.isfinite, theirs.values())) or not may_race(group, base):
+    ours, theirs = (values_of(each, name, TARGET) for each in (group, base))
+    if not ours or not all(map(math.isfinite, theirs.values())):
         return Estimate()
     if base is group:
         return Estimate(1.0)
-    return ratio(ours, theirs)
-
-
-def may_race(group: Group, base: Group) -> bool:
-    """Times of CPUs are those of equally many threads a process, as sweeps give them."""
-    threads = {run.threads for run in (*group.finished, *base.finished)} - {None}
-    return len(threads) < 2
+    return Estimate() if refused(group, base, TARGET) else ratio(ours, theirs)
 
 
 def _ratio(group: Group, base: Group, measure: str) -> Estimate:
-    return ratio(group.by_repetition(measure), base.by_repetition(measure))
+    return ratio(*(values_of(each, measure, SPEED) for each in (group, base)))
 
 
 def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
@@ -188,7 +192,7 @@ def efficiency(group: Group, base: Group | None) -> tuple[str | None, Estimate]:
         return None, Estimate()
     if base is group:
         return None, Estimate(1.0)
-    if not may_race(group, base):
+    if refused(group, base, SPEED):
         return None, Estimate()
     devices, before = group.fact("devices"), base.fact("devices")
     batch, batch_before = group.fact("effective_batch"), base.fact("effective_batch")
@@ -261,13 +265,14 @@ def _statistics(name: str, values: list[float | None]) -> dict[str, Any]:
 
 
 def per_node(group: Group) -> dict[str, list[float | None]]:
-    """For each figure a list by node: means over the finished runs that know it."""
+    """For each figure a list by node: means over the runs that know it and whose number counts."""
     nodes = max((len(run.per_node) for run in group.finished), default=0)
     by_node: dict[str, list[float | None]] = {}
     for name in PER_NODE:
         means = []
         for node in range(nodes):
-            values = [r.per_node[node].get(name) for r in group.finished if node < len(r.per_node)]
+            runs = group.measured(name)
+            values = [run.per_node[node].get(name) for run in runs if node < len(run.per_node)]
             known = [value for value in values if is_number(value)]
             means.append(math.fsum(known) / len(known) if known else None)
         by_node[f"{name}_per_node"] = means

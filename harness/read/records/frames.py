@@ -9,8 +9,11 @@ from typing import Any
 import pandas as pd
 
 from harness.core.attempts import own_metrics
+from harness.core.records import FINISHED
+from harness.read.records.comparable import disturbed
 from harness.read.records.recorded import UNREADABLE, Recorded, recorded_below
-from harness.read.records.runs import UNFINISHED, identity_settings, link_numbers
+from harness.read.records.runs import UNFINISHED, identity_settings, link_numbers, run_of
+from harness.read.records.selection import parse_selector, select
 
 # Fields of a row that hold further fields, or are null.
 DEVICES = ("gpu", "node")
@@ -31,14 +34,32 @@ def load(root: str | Path) -> pd.DataFrame:
 
 
 def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
-    """One row per run: its settings, its machine and the fields of summary.json.
+    """One row per run: its settings, its machine and the fields of summary.json; without the times
+    of a run in another batch than asked for. root may be FOLDER:NAME=VALUE,NAME=VALUE.
 
     A run that is not believed has the outcome "unreadable" and no numbers. With dtype=object
     integers stay integers where some runs do not have them. attrs: the metrics of the scripts'
-    own, and for each row the settings that can change its result.
+    own, for each row the settings that can change its result, and what disturbed runs.
     """
-    records = [*recorded_below(root)]
-    runs = pd.DataFrame([{**_shared(r), **_outcome(r)} for r in records], dtype=dtype)
+    path, conditions = parse_selector(str(root))
+    records = [*recorded_below(path)]
+    read = [run_of(record, {}, str(record.folder.path), None) for record in records]
+    if conditions:
+        kept = {id(run) for run in select(path, read, conditions)}
+        records = [rec for rec, run in zip(records, read, strict=True) if id(run) in kept]
+        read = [run for run in read if id(run) in kept]
+    rows = [
+        {
+            **_shared(record),
+            "disturbed": run.is_disturbed,
+            **_outcome(record),
+            **dict.fromkeys(run.left_out),
+        }
+        for record, run in zip(records, read, strict=True)
+    ]
+    runs = pd.DataFrame(rows, dtype=dtype)
+    finished = [run for run in read if run.state == FINISHED]
+    runs.attrs["disturbed"] = disturbed(finished, grouped=False)
     own = (name for record in records for row in record.epochs[-1:] for name in own_metrics(row))
     runs.attrs["own_metrics"] = [*dict.fromkeys(own)]
     runs.attrs["identities"] = [identity_settings(record.settings) for record in records]

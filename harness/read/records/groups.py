@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,18 +30,24 @@ class Group:
         return [run for run in self.runs if run.state == FINISHED]
 
     def measured(self, measure: str) -> list[Run]:
-        """The finished runs whose number counts: of a time, those of a quiet machine if any is.
+        """The finished runs whose number counts: of a time, those of a quiet machine if any is, and
+        none where processes had unlike numbers of threads.
 
         A run that misses its target does so on any machine.
         """
-        quiet = [run for run in self.finished if not run.is_disturbed]
         missed = any(math.isinf(run.measures.get(measure, 0.0)) for run in self.finished)
-        return quiet if quiet and is_timed(measure) and not missed else self.finished
+        if missed or not is_timed(measure):
+            return self.finished
+        return [] if self.has_unlike_threads else self.timed
 
     @property
-    def in_own_batch(self) -> list[Run]:
-        """The finished runs whose forward passes had the batch that was asked for."""
-        return [run for run in self.finished if not run.other_batches]
+    def timed(self) -> list[Run]:
+        return with_times_that_count(self.finished)
+
+    @property
+    def has_unlike_threads(self) -> bool:
+        """Then its times have no mean."""
+        return len({run.threads for run in self.timed}) > 1
 
     @property
     def disturbed(self) -> int:
@@ -101,6 +107,14 @@ class Group:
 
     def mean(self, measure: str) -> float | None:
         return spread(self.values(measure), is_rate(measure)).mean
+
+
+def with_times_that_count(runs: Sequence[Run]) -> list[Run]:
+    """Of runs that repeat one measurement those on a quiet machine and in the batch asked for; if
+    there is none, those in that batch; else all.
+    """
+    quiet = [run for run in runs if not run.is_disturbed]
+    return quiet or [run for run in runs if not run.other_batches] or [*runs]
 
 
 def enumerate_equal(runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ from harness.core.schema.environment import (
 from harness.core.schema.rows import EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import machine_kind
-from harness.read.records.recorded import UNREADABLE, attempts_of, is_number, recorded
+from harness.read.records.recorded import UNREADABLE, Recorded, attempts_of, is_number, recorded
 from harness.read.statistics import is_timed
 
 # What a run without summary.json is: it may still be going on, or have been killed.
@@ -130,6 +130,7 @@ class Run:
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
     other_batches: tuple[int, ...] = ()  # per process, that ran instead of the one asked for
+    left_out: tuple[str, ...] = ()  # measures of these
 
     @property
     def recorded_folder(self) -> RunFolder:
@@ -197,8 +198,10 @@ class Run:
 
     @property
     def threads(self) -> int | None:
-        """Of a process on a CPU; None on a GPU, and where it is not recorded."""
-        return self.environment.get("threads") if self.device == "cpu" else None
+        """Of a process that computes on a CPU: torchrun gives it one, without it all cores are
+        used. 0 where a GPU computes, which does not mind; None where nobody knows.
+        """
+        return self.environment.get("threads") if self.device == "cpu" else 0
 
     @property
     def devices(self) -> int | None:
@@ -243,6 +246,14 @@ class Run:
         """The identity, and further entries of the label that the sweep gives it."""
         more = {n: v for n, v in self.label.items() if n not in (*self.identity, *REPETITIONS)}
         return self.identity | more
+
+    def toward(self, target: Target) -> Run:
+        """With the times to this target, whatever its sweep's is."""
+        measures = {n: v for n, v in self.measures.items() if n not in TO_TARGET}
+        for name, value in time_to_target(self.epochs, target).items():
+            if not (self.other_batches and _depends_on_batch(name, value)):
+                measures[name] = value
+        return replace(self, measures=measures)
 
     def _requested_link(self) -> str | None:
         """As it is written on the command line."""
@@ -338,7 +349,11 @@ def _comparable(value: Any) -> Any:
 
 def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
     """What one folder holds; of a record that is not believed, why."""
-    record = recorded(folder, with_ranks=True)
+    return run_of(recorded(folder, with_ranks=True), label, path, target)
+
+
+def run_of(record: Recorded, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
+    folder = record.folder
     summary, environment = record.summary, record.environment
     state, reason, measures = UNFINISHED, None, {}
     if record.problem is not None:
@@ -353,13 +368,15 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
         measures |= link_numbers(environment)
         if state == FINISHED:
             measures |= _derived(record.epochs, summary, target)
+    left_out: tuple[str, ...] = ()
     if other_batches := _other_batches(folder, record.settings):
-        measures = {n: v for n, v in measures.items() if not _depends_on_batch(n, v)}
+        left_out = tuple(n for n, v in measures.items() if _depends_on_batch(n, v))
+        measures = {n: v for n, v in measures.items() if n not in left_out}
     return Run(
         label=dict(label), path=path, state=state, reason=reason, folder=folder,
         settings=record.shown_settings, environment=environment, measures=measures,
         epochs=record.epochs, ranks=record.ranks, broken_lines=record.broken_lines,
-        other_batches=other_batches,
+        other_batches=other_batches, left_out=left_out,
     )  # fmt: skip
 
 

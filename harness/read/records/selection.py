@@ -3,13 +3,14 @@
 outputs/vit/1_1/RUN                     one run
 outputs/vit/1_1                         all runs below a folder
 outputs:script=vit,setup=1_1,lr=0.001   those with these settings
+outputs:setup=1_1,threads=2             those whose processes computed with two threads
 outputs/sweeps/NAME:setup=1_1           those of a sweep with these values in their label
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,13 @@ from harness.read.labels import listed
 from harness.read.records.groups import Group
 from harness.read.records.recorded import UNREADABLE, existing, none_readable, warn
 from harness.read.records.runs import Run, Target, read_run
-from harness.read.records.sweeps import read_sweep, sweep_file
+from harness.read.records.sweeps import (
+    SweepResults,
+    read_all,
+    read_results,
+    read_sweep,
+    sweep_file,
+)
 
 # A seed that nobody has used yet is asked for by its number.
 SEEDS = range(1, 100)
@@ -37,6 +44,51 @@ class Selected(NamedTuple):
     not_read: tuple[str, ...]  # a line for each run that is not believed, and thus left out
 
 
+def read_sweep_part(selector: str) -> SweepResults:
+    """The sweep that an argument names, or the part of it that it selects."""
+    path, conditions = parse_selector(selector)
+    return _part(read_sweep(path), path, conditions)
+
+
+def read_results_part(selector: str) -> SweepResults:
+    """Likewise, or else all runs below a folder together."""
+    path, conditions = parse_selector(selector)
+    return _part(read_results(path), path, conditions)
+
+
+def read_all_parts(selector: str) -> tuple[list[SweepResults], list[str]]:
+    """Every sweep and task below a folder that has such runs, with these alone."""
+    path, conditions = parse_selector(selector)
+    sweeps, problems = read_all(path)
+    parts, refused = [], list[UserError]()
+    for sweep in sweeps:
+        try:
+            parts.append(_part(sweep, path, conditions))
+        except UserError as error:
+            refused.append(error)
+    if not parts:
+        raise refused[0]
+    return parts, problems
+
+
+def check_whole(selector: str, what: str) -> None:
+    """What stands beside records is of all of them."""
+    if parse_selector(selector)[1]:
+        raise UserError(f"{selector}: {what}")
+
+
+def _part(sweep: SweepResults, path: Path, conditions: Mapping[str, str]) -> SweepResults:
+    """With the selected runs alone; without them, its baseline is none."""
+    if not conditions:
+        return sweep
+    kept = {id(run) for run in select(path, sweep.runs, conditions)}
+    both = zip(sweep.planned, sweep.runs, strict=True)
+    planned = tuple(planned for planned, run in both if id(run) in kept)
+    named = (sweep.baseline or {}).items()
+    has_baseline = any(named <= run.label.items() for run in planned)
+    return replace(sweep, planned=planned, baseline=sweep.baseline if has_baseline else None)
+
+
 def read_group(name: str, selector: str, target: Target | None) -> Group:
     """The runs that an argument selects; they may differ in nothing but seed and repeat."""
     runs, target, not_read = read_selected(selector, target)
@@ -47,7 +99,7 @@ def read_group(name: str, selector: str, target: Target | None) -> Group:
 
 def read_selected(selector: str, target: Target | None) -> Selected:
     """All runs of an argument; those that are not believed are named on stderr."""
-    path, conditions = _parsed(selector)
+    path, conditions = parse_selector(selector)
     if sweep_file(existing(path)) is not None:
         sweep = read_sweep(path)
         target = target or sweep.target
@@ -63,7 +115,7 @@ def read_selected(selector: str, target: Target | None) -> Selected:
         raise none_readable(not_read)
     warn(not_read)
     runs = [run for run in runs if run.state != UNREADABLE]
-    return Selected(_selected(path, runs, conditions), target, not_read)
+    return Selected(select(path, runs, conditions), target, not_read)
 
 
 def describe(group: Group) -> str:
@@ -77,7 +129,8 @@ def describe(group: Group) -> str:
     return f"{group.selector} ({text}, {' and '.join(machines)})"
 
 
-def _parsed(word: str) -> tuple[Path, dict[str, str]]:
+def parse_selector(word: str) -> tuple[Path, dict[str, str]]:
+    """The folder that an argument names, and what it asks of the runs below."""
     if Path(word).exists() or "=" not in word:
         return Path(word), {}
     before, _, _ = word.partition("=")  # a value may have colons: strategy=mine.py:Name
@@ -92,7 +145,8 @@ def _parsed(word: str) -> tuple[Path, dict[str, str]]:
     return Path(folder), conditions
 
 
-def _selected(path: Path, runs: list[Run], conditions: dict[str, str]) -> list[Run]:
+def select(path: Path, runs: Sequence[Run], conditions: Mapping[str, str]) -> list[Run]:
+    """Those with these settings; UserError where there is none."""
     for name, text in conditions.items():
         known = _values(runs[0])
         if name not in known:
@@ -102,13 +156,16 @@ def _selected(path: Path, runs: list[Run], conditions: dict[str, str]) -> list[R
         runs = [run for run in runs if _is(_values(run).get(name), text)]
         if not runs:
             raise UserError(f"{path}: no run with {name}={text}; there is {', '.join(values)}")
-    return runs
+    return [*runs]
 
 
 def _values(run: Run) -> dict[str, Any]:
-    """What runs are selected by: the label of a sweep counts more than the settings."""
+    """What runs are selected by: the label of a sweep counts more than the settings. Threads are
+    those of a process, which are no setting and yet decide how long a step takes.
+    """
     seed, repeat = run.repetition
-    return {**run.identity, "seed": seed, "repeat": repeat, **run.label}
+    more = {"seed": seed, "repeat": repeat, "threads": run.threads}
+    return {**run.identity, **more, **run.label}
 
 
 def _text(value: Any) -> str:

@@ -25,7 +25,8 @@ from harness.read.figures.panels import Styles
 from harness.read.labels import label_text
 from harness.read.records.baseline import baseline_of, run_row
 from harness.read.records.recorded import warn
-from harness.read.records.sweeps import SweepResults, read_all
+from harness.read.records.selection import check_whole, read_all_parts
+from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
 from harness.read.report.sections import DEFINITIONS, Section, Shown
 from harness.read.table import Table, escaped, markdown_lines, table_of
@@ -38,6 +39,8 @@ MANY_RUNS = 100  # whose figures take longer than another process takes to start
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.out is None:
+        check_whole(str(options.folder), "give --out DIR for the report of a part")
     files = make_report(options.folder, options.out or options.folder / "report")
     if options.json:
         print_json({"written": files})
@@ -48,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 def make_report(folder: Path, out: Path) -> list[Path]:
     """Write everything below out; the page and the text are named last, when all is there."""
-    sweeps, problems = read_all(folder)
+    sweeps, problems = read_all_parts(str(folder))
     warn([*problems, *(line for sweep in sweeps for line in sweep.problems)])
     names = list[str]()
     for sweep in sweeps:

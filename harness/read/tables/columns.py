@@ -147,9 +147,9 @@ def _usual(sweep: SweepResults, rows: list[Row]) -> list[str]:
     at = shown.index("eval_loss")
     shown[at:at] = [*dict.fromkeys(name for run in sweep.runs for name in run.own_metrics)]
     if sweep.baseline is not None:
-        shown += [GAIN, POINTS]
-        if any(row[EFFICIENCY] is not None and not row["baseline"] for row in rows):
-            shown.append(EFFICIENCY)
+        shown.append(GAIN)
+        compared = [row for row in rows if not row["baseline"]]
+        shown += [n for n in (POINTS, EFFICIENCY) if any(row[n] is not None for row in compared)]
     known = {name for row in rows for name, value in row.items() if value is not None}
     shown += [*usual(known, _on_cpu(sweep)), *(name for name in (RTT, BANDWIDTH) if name in known)]
     shown += ["epoch_time_s", "train_time_s", "wall_s"]

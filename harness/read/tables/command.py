@@ -22,7 +22,8 @@ from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, stra
 from harness.read.records.baseline import run_row
 from harness.read.records.frames import load_runs
 from harness.read.records.recorded import none_readable, warn
-from harness.read.records.sweeps import NO_RECORDS, SweepResults, read_sweep, sweep_file
+from harness.read.records.selection import check_whole, parse_selector, read_sweep_part
+from harness.read.records.sweeps import NO_RECORDS, SweepResults, sweep_file
 from harness.read.table import (
     Table,
     chosen,
@@ -81,15 +82,18 @@ SETTINGS_SHOWN = (*BY, "precision", "compress", "sync_every")  # settings that t
 
 
 def run(options: argparse.Namespace) -> int:
-    root = options.folder
+    selector = str(options.folder)
+    root, _ = parse_selector(selector)
     if options.json and (options.columns or options.latex):
         raise UserError("--json has all columns: leave out --columns and --latex")
     if sweep_file(root) is not None:
-        _show_sweep(root, options)
+        if options.write:
+            check_whole(selector, "--write is for a whole sweep")
+        _show_sweep(selector, options)
     elif options.write:
         raise UserError(f"--write is for a sweep: there is no {SWEEP} in {root}")
     else:
-        _show_runs(root, options)
+        _show_runs(selector, options)
     return 0
 
 
@@ -99,7 +103,7 @@ def _latex(table: Table, about: str) -> None:
     print(f"% {' '.join(printable(about).split())}", needs, *latex_lines(table), sep="\n")
 
 
-def _show_runs(root: Path, options: argparse.Namespace) -> None:
+def _show_runs(root: str, options: argparse.Namespace) -> None:
     runs = load_runs(root, dtype=object if options.json else None)
     if runs.empty:
         raise UserError(NO_RECORDS.format(root))
@@ -121,7 +125,7 @@ def _show_runs(root: Path, options: argparse.Namespace) -> None:
     for title, table in tables:
         console.print(title, style="italic")
         show(table)
-    for line in _failures_and_warnings(runs):
+    for line in _notes(runs):
         console.print(line)
     console.print(LEGEND, style="dim")
     if runs["imported"].notna().any():
@@ -129,12 +133,14 @@ def _show_runs(root: Path, options: argparse.Namespace) -> None:
     console.print(f"records: {root}")
 
 
-def _failures_and_warnings(runs: pd.DataFrame) -> Iterator[str]:
+def _notes(runs: pd.DataFrame) -> Iterator[str]:
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
     for _, run in failed.iterrows():
         yield f"{run['outcome']}: {run['reason']}\n  {run['path']}"
     for _, run in runs[runs["link_warning"].notna()].iterrows():
         yield f"warning: {run['link_warning']}\n  {run['path']}"
+    for text in runs.attrs["disturbed"]:
+        yield f"{columns.DISTURBED} {text}"
 
 
 def _strategies(runs: pd.DataFrame) -> list[str | None]:
@@ -189,12 +195,18 @@ def _of_machine(
         shown = [name for name in shown if name not in same]
     order = (*BY, *more, "seed")
     ordered = runs.sort_values([name for name in order if name in runs])
-    rows = [[_shown(name, run[name]) for name in shown] for _, run in ordered.iterrows()]
+    rows = [[_cell_of(run, name) for name in shown] for _, run in ordered.iterrows()]
     keys = sum(name in order for name in shown)
     table = table_of([headings[name] for name in shown], rows, keys)
     if options.columns:
         table = chosen(table, [headings.get(name, name) for name in options.columns])
     return title, table
+
+
+def _cell_of(run: pd.Series[Any], name: str) -> str:
+    """A run whose times are not those of a quiet machine is marked at what became of it."""
+    marked = name == "outcome" and run["disturbed"] and run["outcome"] == FINISHED
+    return _shown(name, run[name]) + (columns.DISTURBED if marked else "")
 
 
 def _shown(name: str, value: Any) -> str:
@@ -204,8 +216,8 @@ def _shown(name: str, value: Any) -> str:
     return form.format(value)
 
 
-def _show_sweep(path: Path, options: argparse.Namespace) -> None:
-    sweep = read_sweep(path)
+def _show_sweep(selector: str, options: argparse.Namespace) -> None:
+    sweep = read_sweep_part(selector)
     if (bad := [*sweep.not_read]) and len(bad) == sum(run.folder is not None for run in sweep.runs):
         raise none_readable(bad)
     shown, rows = sweep_table(sweep)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records import DISTURBING_SHARE, FINISHED, SKIPPED, WAITING
+from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.read.compare.answers import all_disturbed, answers
 from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
@@ -16,10 +16,9 @@ from harness.read.records.baseline import (
     baseline_of,
     differs_from_single,
     group_rows,
-    may_race,
     measures_of,
 )
-from harness.read.records.groups import Group
+from harness.read.records.comparable import QUALITY, SPEED, TARGET, disturbed, refused
 from harness.read.records.processors import spread_of
 from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
 from harness.read.records.sweeps import SweepResults
@@ -83,6 +82,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         headings.insert(keys, NODE)
         right.insert(keys, True)
     missing = [baseline_of(sweep, g) is None for g in sweep.groups if g.finished]
+    finished = [run for group in sweep.groups for run in group.finished]
     shown = SweepTable(
         title=sweep.question,
         hypothesis=sweep.hypothesis,
@@ -91,11 +91,11 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         answers=answers(sweep),
         legend=[
             *legend(sweep, rows, columns),
-            *_disturbed(sweep.groups),
-            *spread_of(run for group in sweep.groups for run in group.finished),
+            *(f"{DISTURBED} {text}" for text in disturbed(finished)),
+            *spread_of(finished),
             *_links(runs),
         ],
-        notes=_notes(sweep, rows, any(missing)),
+        notes=_notes(sweep, rows, any(missing), {column.name for column in left}),
         not_finished=_not_finished(sweep, runs, {column.name for column in left}),
         environment=environment_lines(runs),
         command=sweep.command,
@@ -117,8 +117,8 @@ def _about(sweep: SweepResults, rows: list[Row], same: list[Column]) -> str:
     if same:
         texts = ((c, next(t for row in rows if (t := c.text(row)) != UNKNOWN)) for c in same)
         shared.append("all: " + ", ".join(f"{c.heading} {text}" for c, text in texts))
-    if disturbed := all_disturbed(sweep.groups):
-        shared.append(disturbed)
+    if why := all_disturbed(sweep.groups):
+        shared.append(why)
     if sweep.question == sweep.name:  # runs beside each other, of no sweep: their title says it
         return ", ".join(shared)
     return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *shared])
@@ -237,24 +237,6 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
     return [*texts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else texts
 
 
-def _disturbed(groups: Sequence[Group]) -> list[str]:
-    """How many runs were disturbed, and what that does to the numbers."""
-    runs = [run for group in groups for run in group.finished]
-    texts = []
-    if busy := sum(run.is_beside_others for run in runs):
-        texts.append(
-            f"{DISTURBED} {_runs(busy)} with others on the machine (--pack, or more than "
-            f"{DISTURBING_SHARE:.0%} of the cores in use by others): where a group has quiet "
-            "runs, times are theirs alone"
-        )
-    if changed := sum(bool(run.other_batches) for run in runs):
-        texts.append(
-            f"{DISTURBED} {_runs(changed)} in another batch per process than asked for "
-            "(--auto_batch, or nodes were missing): times and memory are left out"
-        )
-    return texts
-
-
 def _links(runs: Sequence[Run]) -> list[str]:
     """How many finished runs had another link than the one asked for, and how one of them did."""
     warnings = (run.link_warning for run in runs if run.state == FINISHED)
@@ -268,7 +250,9 @@ def _links(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _notes(sweep: SweepResults, rows: list[Row], none_alike: bool) -> list[str]:
+def _notes(
+    sweep: SweepResults, rows: list[Row], none_alike: bool, shown: set[str]
+) -> list[str]:  # fmt: skip
     notes = []
     finished = [row for row in rows if row["finished"]]
     if sweep.baseline is not None:
@@ -280,16 +264,41 @@ def _notes(sweep: SweepResults, rows: list[Row], none_alike: bool) -> list[str]:
             )
         if any(row["baseline_finished"] == 0 for row in finished):
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
-        bases = [(group, baseline_of(sweep, group)) for group in sweep.groups]
-        if any(base is not None and not may_race(group, base) for group, base in bases):
-            notes.append(
-                f"{UNKNOWN}: times of processes with unlike numbers of threads are not compared: a "
-                "sweep gives all as many"
-            )
-    notes += sweep.averaged_exchanges
+    notes += [*_not_compared(sweep, shown), *_without_times(sweep), *sweep.averaged_exchanges]
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}")
     return notes
+
+
+# Question of a comparison -> the columns that answer it, and what they compare.
+COMPARED = {
+    SPEED: ((GAIN, EFFICIENCY), "samples/s"),
+    QUALITY: ((POINTS,), "accuracy"),
+    TARGET: (RATIOS, "time to the target"),
+}
+
+
+def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
+    """Why cells beside those of the baseline are empty: as `compare` and answers say it."""
+    pairs = [(group, baseline_of(sweep, group)) for group in sweep.groups]
+    for question, (names, what) in COMPARED.items():
+        counted = Counter[str]()
+        for group, base in pairs if shown & {*names} else ():
+            if base is None or base is group or not (group.finished and base.finished):
+                continue
+            if reasons := refused(group, base, question):
+                counted[", ".join(reasons)] += 1
+        for why, number in counted.items():
+            rows = f"{number} row{'s' if number > 1 else ''}"
+            yield f"{UNKNOWN}: {what} not compared with the baseline in {rows} ({why})"
+
+
+def _without_times(sweep: SweepResults) -> Iterator[str]:
+    if mixed := sum(group.has_unlike_threads for group in sweep.groups):
+        yield (
+            f"{UNKNOWN}: no times of {mixed} group{'s' if mixed > 1 else ''} whose runs had unlike "
+            "numbers of threads per process"
+        )
 
 
 def _not_finished(

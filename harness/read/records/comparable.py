@@ -1,0 +1,230 @@
+"""Whether two groups may be compared, for speed, quality and time to a target; with which values.
+
+One rule for compare, answers, tables, figures and batches. A fact that only one side records counts
+as a difference; one that neither records is noted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.identity import number
+from harness.core.records import DISTURBING_SHARE, FINISHED
+from harness.read.records import processors
+from harness.read.records.groups import Group, enumerate_equal
+from harness.read.records.runs import Run
+
+SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
+NUMBER_FORMAT, LOAD = "number format", "other programs"
+ACCURACY, ONE_SEED = "accuracy", "one seed on a side"
+OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
+SHARES = ("per_gpu_batch", "grad_acc")  # of one effective batch
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one question may be asked of two groups: no, if there are reasons against it."""
+
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A fact that both groups must have in common, and for which questions."""
+
+    name: str
+    of: Callable[[Run], Any]
+    required: tuple[str, ...]
+    noted: tuple[str, ...] = ()
+    why: str = ""
+
+
+def _test_set(run: Run) -> str | None:
+    """What quality is measured on, each epoch and at the end."""
+    data = run.data
+    if data.get("test_samples") is None:
+        return None
+    text = f"{data['test_samples']} samples of {data.get('test_from') or 'an unnamed split'}"
+    if data.get("validation_samples"):
+        text += f", validation on {data['validation_samples']} of {data.get('validation_from')}"
+    return text
+
+
+def _definitions(run: Run) -> str:
+    return f"{run.imported['format']}'s" if run.imported.get("format") else "this project's"
+
+
+def _versions(run: Run) -> str | None:
+    versions = run.environment.get("versions")
+    names = ("torch", "transformers")
+    return ", ".join(f"{name} {versions.get(name)}" for name in names) if versions else None
+
+
+THREADS = Condition(
+    "threads per process", lambda r: r.threads, (SPEED, TARGET),
+    why="a sweep gives all runs as many; alone, set OMP_NUM_THREADS for both",
+)  # fmt: skip
+CONDITIONS = (
+    Condition(NUMBER_FORMAT, lambda r: r.identity["precision"], (SPEED, QUALITY, TARGET),
+              why="experiments/precision.yaml measures formats beside each other, as a question"),
+    Condition("data checksum", lambda r: r.data.get("data_checksum"), (SPEED, QUALITY, TARGET),
+              why="they trained on other samples"),
+    Condition("test set", _test_set, (QUALITY, TARGET)),
+    Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
+    Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
+              why="it is another training"),
+    Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),
+              why="it is another training"),
+    Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
+    THREADS,
+    Condition("versions", _versions, (), (SPEED, QUALITY)),
+)  # fmt: skip
+
+
+def judge(one: Group, other: Group) -> dict[str, Verdict]:
+    """For each question whether it may be asked."""
+    verdicts = {question: Verdict() for question in (SPEED, QUALITY, TARGET)}
+    for group in (one, other):
+        if (text := _not_finished(group)) is not None:
+            for verdict in verdicts.values():
+                (verdict.notes if group.finished else verdict.reasons).append(text)
+    if one.finished and other.finished:
+        for condition in CONDITIONS:
+            _apply(condition, (one, other), verdicts)
+        _apply_load((one, other), verdicts)
+        _apply_processors(one, other, verdicts)
+    return verdicts
+
+
+def _apply_processors(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:
+    """Times are of one machine only where its processors did as much, whatever its name."""
+    here, there = processors.rates(one.finished), processors.rates(other.finished)
+    for number_format, threads in sorted(here.keys() & there.keys()):
+        key = number_format, threads
+        did = statistics.median(here[key]), statistics.median(there[key])
+        if processors.are_apart(*did):
+            text = (
+                f"processor: before training it did {did[0]:.2g} TFLOP/s in {number_format} for "
+                f"{one.name} and {did[1]:.2g} for {other.name} (medians of products of matrices)"
+            )
+            for question in (SPEED, TARGET):
+                verdicts[question].reasons.append(text)
+
+
+def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
+    """How many finished runs were disturbed, and what that does to their numbers."""
+    texts = []
+    if busy := sum(run.is_beside_others for run in runs):
+        texts.append(
+            f"{_runs(busy)} with others on the machine (--pack, or more than "
+            f"{DISTURBING_SHARE:.0%} of the cores in use by others)"
+        )
+        texts[0] += ": where a group has quiet runs, times are theirs alone" if grouped else ""
+    if changed := sum(bool(run.other_batches) for run in runs):
+        texts.append(
+            f"{_runs(changed)} in another batch per process than asked for (--auto_batch, or nodes "
+            "were missing): times and memory are left out"
+        )
+    return texts
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' if count > 1 else ''}"
+
+
+def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
+    """Times beside other programs are not those of a quiet machine, nor those of another batch."""
+    busy = [group for group in groups if all(run.is_beside_others for run in group.finished)]
+    for group in groups:
+        if batches := {batch for run in group.finished for batch in run.other_batches}:
+            changed = sum(bool(run.other_batches) for run in group.finished)
+            text = f"batch: {changed} of {len(group.finished)} runs of {group.name} ran with "
+            text += f"{_listed(sorted(batches))} per process in place of the batch asked for "
+            text += "(--auto_batch), and have no times"
+            for question in (SPEED, TARGET):
+                verdict = verdicts[question]
+                whole = changed == len(group.finished)
+                (verdict.reasons if whole else verdict.notes).append(text)
+        if not (count := sum(run.is_beside_others for run in group.finished)):
+            continue
+        text = f"{LOAD}: {count} of {len(group.finished)} runs of {group.name} "
+        text += f"ran beside them (--pack, or more than {DISTURBING_SHARE:.0%} of the cores)"
+        for question in (SPEED, TARGET):
+            if len(busy) == 1 and group in busy:
+                verdicts[question].reasons.append(text)
+            else:
+                left_out = "" if group in busy else ", which are left out of its times"
+                verdicts[question].notes.append(text + left_out)
+
+
+def _apply(condition: Condition, groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
+    sides = [list(dict.fromkeys(map(condition.of, group.finished))) for group in groups]
+    values = {value for side in sides for value in side}
+    known = values - {None}
+    if not known:
+        for question in (*condition.required, *condition.noted):
+            text = f"{condition.name} is not in the records: taken to be the same"
+            verdicts[question].notes.append(text)
+    elif len(values) > 1:
+        has = [f"{g.name} has {_listed(side)}" for g, side in zip(groups, sides, strict=True)]
+        text = f"{condition.name}: {', '.join(has)}"
+        text += f" ({condition.why})" if condition.why and len(known) > 1 else ""
+        for question in condition.required:
+            verdicts[question].reasons.append(text)
+        for question in condition.noted:
+            verdicts[question].notes.append(text)
+
+
+def _listed(values: list[Any]) -> str:
+    return " and ".join("an unknown one" if v is None else number(v) for v in values)
+
+
+def _not_finished(group: Group) -> str | None:
+    """What became of the runs that cannot be compared."""
+    others = [run for run in group.runs if run.state != FINISHED]
+    if not others:
+        return None
+    states = Counter(run.state for run in others)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    why = next((f": {run.reason}" for run in others if run.reason), "")
+    return f"{group.name} has {len(group.finished) or 'no'} finished run(s) and {counts}{why}"
+
+
+def refused(group: Group, base: Group, question: str) -> list[str]:
+    """The conditions that forbid to ask it of a group and its baseline, of a sweep that compares
+    them. A difference that the sweep itself asks about is none of them. Of one seed nobody knows
+    what is the seed's: it shows no difference in quality.
+    """
+    names = [reason.partition(":")[0] for reason in judge(base, group)[question].reasons]
+    names = [name for name in names if name not in _asked_for(group, base)]
+    if question == QUALITY and any(
+        len(values_of(g, ACCURACY, QUALITY)) == 1 for g in (group, base)
+    ):
+        names.append(ONE_SEED)
+    return names
+
+
+def _asked_for(group: Group, base: Group) -> tuple[str, ...]:
+    """Batches are other trainings, if they differ in the batch alone, and so are formats."""
+    differ = {axis for axis in group.label if group.label[axis] != base.label.get(axis)}
+    of_batch = OF_BATCH if differ <= {*SHARES} else ()
+    return (*of_batch, NUMBER_FORMAT) if "precision" in differ else of_batch
+
+
+def values_of(group: Group, measure: str, question: str) -> dict[Hashable, float]:
+    """Values by seed and repeat. Repeats of one seed show the noise of times but not of quality,
+    where each seed has one value, the mean of its repeats.
+    """
+    values: dict[Hashable, list[float]] = {}
+    for n, run in enumerate_equal(group.measured(measure)):
+        if measure in run.measures:
+            key: Hashable = (run.repetition, n) if question == SPEED else run.seed
+            if run.seed is None:
+                key = group.name, run.path  # pairs with nothing
+            values.setdefault(key, []).append(run.measures[measure])
+    return {key: statistics.mean(values[key]) for key in sorted(values, key=str)}

@@ -1,0 +1,238 @@
+"""One rule of what is compared, and one of whose times count, for every verb that reads records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import main
+from harness.core.records import RunFolder
+from harness.core.settings import UserError
+from harness.read.compare.compare import compare
+from harness.read.explain.explain import group_breakdown
+from harness.read.figures.catalogue import draw
+from harness.read.records.comparable import QUALITY, SPEED
+from harness.read.records.groups import Group
+from harness.read.records.selection import read_group
+from harness.read.records.sweeps import read_sweep
+from tests.support.drawn import measured, points
+from tests.support.paired import Verb, pair, timed
+from tests.support.records import TARGET, Plan, epochs, lines, row_of, with_epochs
+
+BUSY = {"launch": {"cpu_busy_share": 0.6}}
+GAIN, POINTS = "train_samples_per_s_gain_percent", "accuracy_gain_points"
+
+
+def add(folder: Path, facts: dict[str, Any]) -> None:
+    """Facts to the environment of a record."""
+    file = folder / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+
+
+def on_cpu(threads: int) -> dict[str, Any]:
+    return {"threads": threads, "observed": {"device": "cpu"}}
+
+
+def compared(plan: Plan) -> tuple[dict[str, Any], set[str]]:
+    """The second group of the table, and the questions that `compare` answers of both."""
+    row = plan.groups()[1]
+    verdicts = compare(*read_sweep(plan.folder).groups).verdicts
+    return row, {question for question, verdict in verdicts.items() if not verdict.reasons}
+
+
+@pytest.mark.parametrize(
+    ("facts", "summary", "asked"),
+    [
+        ({}, {}, {SPEED, QUALITY}),
+        ({"effective_batch": 8}, {}, {SPEED}),
+        ({}, {"updates": 50}, {SPEED}),
+        ({"data": {"data_checksum": "other"}}, {}, set[str]()),
+        ({"data": {"test_samples": 7}}, {}, {SPEED}),
+        (BUSY, {}, {QUALITY}),
+        (on_cpu(2), {}, {QUALITY}),
+    ],
+)
+def test_a_cell_shows_what_compare_would_and_nothing_else(
+    facts: dict[str, Any], summary: dict[str, Any], asked: set[str], plan: Plan
+) -> None:
+    plain = {"effective_batch": 4, "data": {"data_checksum": "one", "test_samples": 500}}
+    for seed in (1, 2):
+        plan.run("1_1", seed=seed, environment=plain | on_cpu(1))
+        other = plain | on_cpu(1) | facts
+        other["data"] = plain["data"] | facts.get("data", {})
+        plan.run("1_2", seed=seed, devices=2, environment=other, **summary)
+    row, questions = compared(plan)
+    assert questions == asked
+    assert (row[GAIN] is not None) == (SPEED in asked)
+    assert (row[POINTS] is not None) == (QUALITY in asked)
+
+
+def test_what_is_not_compared_is_said_below_the_table(plan: Plan, table: Verb) -> None:
+    for seed in (1, 2):
+        plan.run("1_1", seed=seed)
+        plan.run("1_2", seed=seed, devices=2, updates=50, environment=BUSY)
+    said = table(plan.write(columns=[GAIN, POINTS]))
+    assert row_of(said, "1_2")[-2:] == ["-", "-"]
+    assert "-: samples/s not compared with the baseline in 1 row (other programs)" in said
+    assert "-: accuracy not compared with the baseline in 1 row (effective batch, updates)" in said
+
+
+def test_a_batch_that_the_sweep_asks_about_is_compared(plan: Plan) -> None:
+    for seed in (1, 2):
+        plan.run("1_1", 4, seed, accuracy=0.9)
+        plan.run("1_1", 8, seed, updates=50, accuracy=0.8)
+    _, row = plan.groups(baseline={"per_gpu_batch": 4})
+    assert row[POINTS] == pytest.approx(-10)
+
+
+@pytest.mark.parametrize(("seeds", "known"), [((1,), False), ((1, 1), False), ((1, 2), True)])
+def test_one_seed_shows_no_points(seeds: tuple[int, ...], known: bool, plan: Plan) -> None:
+    """Repeats of one seed are one value of its quality."""
+    for repeat, seed in enumerate(seeds):
+        for setup in ("1_1", "1_2"):
+            batch = {"effective_batch": 4}
+            plan.run(setup, seed=seed, label={"repeat": repeat}, environment=batch)
+    _, row = plan.groups()
+    assert (row[POINTS] is not None) == known
+    assert row[GAIN] is not None
+
+
+def test_times_of_unlike_threads_have_no_mean(plan: Plan, table: Verb) -> None:
+    for seed in (1, 2):
+        plan.run("1_1", seed=seed, environment=on_cpu(seed), train_samples_per_s=100.0 * seed)
+    (row,) = plan.groups()
+    assert row["train_samples_per_s"] is None and row["accuracy"] is not None
+    said = table(plan.write())
+    assert "-: no times of 1 group whose runs had unlike numbers of threads per process" in said
+    with pytest.raises(UserError, match="differ in threads \\(1, 2\\): name one kind"):
+        group_breakdown(Group(read_sweep(plan.folder).runs, name="RUN", selector="there"))
+
+
+@pytest.fixture
+def half_busy(plan: Plan) -> Plan:
+    """Two seeds on each of two batches; of one batch one run was beside others, and slower."""
+    for batch, seed, slow in ((4, 1, 1), (4, 2, 1), (8, 1, 1), (8, 2, 10)):
+        rows = epochs(0.5, 0.95, seconds=2.0 * slow)
+        facts = BUSY if slow > 1 else {}
+        plan.run("1_1", batch, seed, environment=facts, epochs=rows,
+                 accuracy=0.95 - seed / 100)  # fmt: skip
+    return plan
+
+
+def test_figures_show_the_times_that_tables_show(half_busy: Plan) -> None:
+    sweep = measured(half_busy, target=TARGET, baseline=None)
+    note = "1 run with others on the machine"
+    drawn = draw("epoch_time", sweep)
+    assert [y for _, y in points(drawn)] == [2.0, 2.0, 2.0]
+    assert any(note in text for text in drawn.notes)
+    for name in ("time_to_accuracy", "frontier"):
+        drawn = draw(name, sweep)
+        assert max(x for x, _ in points(drawn)) < 40, name
+        assert any(note in text for text in drawn.notes), name
+    accuracy = draw("accuracy", sweep)
+    assert not any(note in text for text in accuracy.notes) and len(points(accuracy)) == 8
+
+
+def test_the_table_of_runs_marks_what_a_sweep_marks(half_busy: Plan, table: Verb) -> None:
+    half_busy.write()
+    said = table(half_busy.output_dir)
+    assert said.count("finished§") == 1 and said.count("finished") > 3
+    assert "§ 1 run with others on the machine" in said
+    rows = json.loads(table(half_busy.output_dir, "--json"))["runs"]
+    assert sorted(row["disturbed"] for row in rows) == [False, False, False, True]
+
+
+def test_times_of_another_batch_than_asked_for_are_in_no_table(plan: Plan, table: Verb) -> None:
+    folder = plan.run()
+    (folder / "settings.json").write_text(json.dumps({"schema": 1, "per_gpu_batch": 8}))
+    start = {"event": "start", "attempt": 1, "unix": 1.0, "from_update": 0, "per_gpu_batch": 4}
+    lines(RunFolder(folder).attempts, [start])
+    (row,) = json.loads(table(plan.output_dir, "--json"))["runs"]
+    assert row["train_samples_per_s"] is None and row["accuracy"] is not None
+    assert "§ 1 run in another batch per process than asked for" in table(plan.output_dir)
+
+
+def of_batches(root: Path, changed: dict[str, Any], slow: float = 1.0) -> Path:
+    """Batches 8, 16, 32, and facts of one of the runs with 32."""
+    for batch in (8, 16, 32):
+        for seed in (1, 2):
+            found = pair(root, seed, "--per_gpu_batch", str(batch),
+                         environment={"effective_batch": 2 * batch, **on_cpu(1)})  # fmt: skip
+            once = slow if (batch, seed) == (32, 2) else 1.0
+            rows = [row | {"samples": 100 + batch, "epoch_time_s": 2.0 * once}
+                    for row in epochs(0.5, 0.7, 0.95)]  # fmt: skip
+            with_epochs(found, rows)
+            if once != 1.0 or (batch, seed) == (32, 2):
+                add(found, changed)
+    return root
+
+
+def test_batches_take_the_times_that_tables_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = Verb("batches", capsys)
+    of_batches(tmp_path, BUSY, slow=100.0)
+    said = batches.in_one_line(tmp_path, "--target", "accuracy=0.9")
+    assert "303.00" not in said and "1 run with others on the machine" in said
+    assert "times are theirs alone" in said and "least training time" in said
+
+
+def test_batches_do_not_compare_times_of_unlike_threads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = Verb("batches", capsys)
+    of_batches(tmp_path, on_cpu(2))
+    said = batches.in_one_line(tmp_path, "--target", "accuracy=0.9")
+    assert (
+        "times are not compared: threads per process: batch 16 has 1, batch 64 has 1 and 2" in said
+    )
+    assert "least training time" not in said
+
+
+def test_predict_refuses_unlike_threads_and_takes_one_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict = Verb("predict", capsys)
+    for batch, threads in ((8, 1), (16, 1), (32, 2)):
+        add(timed(tmp_path, batch), on_cpu(threads) | {"updates": 1})
+    told = predict.refused(tmp_path, "--setup", "1_1")
+    assert "its runs differ in threads (1, 2): name one kind, for example" in told
+    assert f"{tmp_path}:threads=1 (a sweep gives all runs as many" in told
+    assert "fitted on 2 runs" in predict(
+        f"{tmp_path}:threads=1", "--setup", "1_1", "--backend=gloo"
+    )
+    group = read_group("A", f"{tmp_path}:threads=2", None)
+    assert [run.threads for run in group.runs] == [2]
+
+
+def test_a_table_takes_a_part_of_a_sweep_or_of_a_folder(half_busy: Plan, table: Verb) -> None:
+    folder = half_busy.write(axes=["per_gpu_batch"], baseline={"per_gpu_batch": 4})
+    said = table(f"{folder}:per_gpu_batch=8")
+    assert "2/2§" in said and "vs base" not in said  # its baseline is left out
+    assert "vs base" in table(f"{folder}:setup=1_1") and "2/2§" in table(f"{folder}:setup=1_1")
+    assert "no run with per_gpu_batch=5" in table.refused(f"{folder}:per_gpu_batch=5")
+    assert "--write is for a whole sweep" in table.refused(f"{folder}:per_gpu_batch=8", "--write")
+    add(half_busy.output_dir / "bert" / "1_1_8_1", on_cpu(2))
+    (run,) = json.loads(table(f"{half_busy.output_dir}:threads=2", "--json"))["runs"]
+    assert run["path"].endswith("1_1_8_1")
+
+
+def test_figures_and_reports_take_a_part_with_a_folder_of_their_own(
+    half_busy: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = half_busy.write(axes=["per_gpu_batch"], baseline=None)
+    part, out = f"{folder}:seed=1", tmp_path / "part"
+    for verb in ("figures", "report"):
+        assert main([verb, part]) == 2
+        assert "give --out DIR for the" in capsys.readouterr().err
+    assert main(["figures", part, "--out", str(out)]) == 0
+    assert (out / "epoch_time.png").exists() and not (folder / "epoch_time.png").exists()
+    assert "others on the machine" not in capsys.readouterr().out
+    assert main(["report", f"{half_busy.output_dir}:seed=1", "--out", str(out)]) == 0
+    text = (out / "report.md").read_text()
+    assert "1/1" in text and "2/2" not in text
+    assert main(["report", f"{half_busy.output_dir}:seed=9", "--out", str(out)]) == 2
+    assert "no run with seed=9; there is 1, 2" in capsys.readouterr().err
