@@ -12,6 +12,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,11 @@ from typing import Any
 
 GRACE_S = 20.0  # for a process to record and exit, before it is killed
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+# Where the kernel counts what it has killed for lack of memory: on the machine, and in a control
+# group of version 2, with those below it, or 1.
+VMSTAT, CGROUPS = Path("/proc/vmstat"), Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
 
 
@@ -98,6 +104,29 @@ def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
     while os.getppid() == parent:
         time.sleep(every_s)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for lack of memory, as far as it counts them here.
+
+    Only a difference of two calls means anything: some are counted several times.
+    """
+    counts = [VMSTAT]
+    for line in _text_of(OWN_GROUPS).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root = CGROUPS / controllers
+            counts += [
+                root / group.lstrip("/") / name for name in ("memory.events", "memory.oom_control")
+            ]
+    return sum(int(count) for file in counts for count in OOM_KILLS.findall(_text_of(file)))
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
 
 
 def run_while_connected(command: list[str]) -> int:

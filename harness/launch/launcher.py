@@ -25,7 +25,8 @@ class Exit:
     """How a run ended, as its launcher or a cluster saw it from outside."""
 
     code: int
-    failures: list[dict[str, Any]] = field(default_factory=list)  # rank, exit_code, unix
+    # Of each rank that failed: rank, exit_code, unix; no_memory: the kernel has killed for it.
+    failures: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
     launcher_died: bool = False
     verdict: tuple[str, str] | None = None  # outcome and reason, where a cluster gave them

@@ -177,3 +177,22 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set_to == {signal.SIGINT: signal.default_int_handler}
     set_to[signal.SIGHUP] = signal.SIG_DFL
     assert signal.SIGHUP in parent.ending_signals()
+
+
+@pytest.mark.parametrize(("group", "file"), [
+    ("0::/job/step", "job/step/memory.events"),  # version 2
+    ("4:memory:/job", "memory/job/memory.oom_control"),  # version 1
+    ("", "vmstat"),
+])  # fmt: skip
+def test_what_the_kernel_has_killed_is_counted(
+    group: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it counts: in files that are planted here, as a machine has one of the versions."""
+    (tmp_path / "own").write_text(f"3:cpu:/elsewhere\n{group}\n".replace("\n\n", "\n"))
+    monkeypatch.setattr(parent, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(parent, "CGROUPS", tmp_path)
+    monkeypatch.setattr(parent, "VMSTAT", tmp_path / "vmstat")
+    assert parent.oom_kills() == 0
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("oom 9\noom_kill_disable 0\noom_kill 2\noom_group_kill 7\n")
+    assert parent.oom_kills() == 2

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.command_line import command_line
-from harness.core.process import PARENT, end_with_parent, is_stopped
+from harness.core.process import PARENT, end_with_parent, is_stopped, oom_kills
 from harness.core.records import SERVER_KILLED, log_of
 from harness.core.tasks import TASKS, module_from, script_file
 
@@ -97,10 +97,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     def stop(signum: int, frame: Any) -> NoReturn:
         raise SignalException("asked to stop", signal.Signals(signum))
 
+    failures: list[dict[str, Any]] = []
     # Elastic sets its own handlers later; these hold before and after.
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     global hang_after_s
     hang_after_s = request["hang_after_s"]
+    killed_before = oom_kills()
     running.set()
     try:
         host, _, port = request["rendezvous"].rpartition(":")
@@ -114,7 +116,6 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
             for rank, failure in error.failures.items()
         ]
-        return {"code": 1, "failures": failures}
     except SignalException as error:
         return {"code": 128 + int(error.sigval), "failures": []}
     except UserError as error:
@@ -124,7 +125,6 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     except (EOFError, ConnectionError):
         # The fork server was killed while it started the ranks; the next run starts another.
         failures = [{"rank": 0, "exit_code": SERVER_KILLED, "unix": time.time()}]
-        return {"code": 1, "failures": failures}
     except Exception as error:  # whatever it is, the next run must still be possible
         traceback.print_exc()
         return {"code": 1, "failures": [], "error": f"{type(error).__name__}: {error}"}
@@ -132,7 +132,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return {"code": 0, "failures": []}
+    no_memory = oom_kills() > killed_before
+    return {
+        "code": 1 if failures else 0,
+        "failures": [{**failure, "no_memory": no_memory} for failure in failures],
+    }
 
 
 def _launch_config(request: dict[str, Any], logs: str) -> Any:
