@@ -32,7 +32,7 @@ from harness.core.command_line import (
     whole,
     without_package,
 )
-from harness.core.process import install_quit_handlers, restore_quit_handlers
+from harness.core.process import install_quit_handlers, open_closed_streams, restore_quit_handlers
 from harness.core.records.disk import in_words
 from harness.core.settings import UserError
 from harness.core.strategies import SENT_DIRECTLY
@@ -464,6 +464,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         install_quit_handlers()  # a verb may load torch or pandas
+        open_closed_streams()
     with quiet_when_closed():
         return _main(sys.argv[1:] if argv is None else argv)
     return 0

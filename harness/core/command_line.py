@@ -26,7 +26,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.identity import number
-from harness.core.process import end_with_parent, install_quit_handlers, tell_torchrun
+from harness.core.process import (
+    end_with_parent,
+    install_quit_handlers,
+    print_if_possible,
+    tell_torchrun,
+)
 from harness.core.provenance import check_inputs, installing
 from harness.core.records import plain
 from harness.core.records.disk import check_writable
@@ -312,6 +317,7 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     try:
         if own_name:
             install_quit_handlers()  # a script loads torch next
+            print_if_possible()
             script = running_script(script)
         if flags & {"h", "help"}:
             raise SystemExit(show(help_text(script), leader))

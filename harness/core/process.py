@@ -9,6 +9,7 @@ Without it the ranks of a killed launcher train on, hold the GPUs and disturb th
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import multiprocessing
 import os
@@ -40,6 +41,48 @@ def install_quit_handlers() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays what it is
             signal.signal(number, _end)
+
+
+def open_closed_streams() -> None:
+    """Whoever started this may have closed them (>&-): the next file would take their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+
+
+class _Lost(io.FileIO):
+    """Takes what it cannot write: a full disk, a closed pipe, a terminal that is gone."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return len(content)
+
+
+def print_if_possible() -> None:
+    """From now on what is printed is lost where it cannot be written: the records are what counts.
+
+    Streams that somebody has put in place of the process's own stay.
+    """
+    open_closed_streams()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None or stream is not getattr(sys, f"__{name}__"):
+            continue
+        with suppress(OSError, ValueError):
+            stream.flush()
+        raw, at_once = _Lost(number, "w", closefd=False), stream.write_through  # python -u
+        text = io.TextIOWrapper(
+            raw if at_once else io.BufferedWriter(raw),  # type: ignore[arg-type]
+            stream.encoding, stream.errors, line_buffering=stream.line_buffering,
+            write_through=at_once,
+        )  # fmt: skip
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
 
 
 def restore_quit_handlers() -> None:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.command_line import command_line
-from harness.core.process import PARENT, end_with_parent, is_stopped, oom_kills
+from harness.core.process import PARENT, end_with_parent, is_stopped, oom_kills, print_if_possible
 from harness.core.records import SERVER_KILLED, log_of
 from harness.core.tasks import TASKS, module_from, script_file
 
@@ -190,6 +190,7 @@ def rank_main(request: dict[str, Any]) -> None:
     end_with_parent()
     if request["log"] is not None:
         _print_to(log_of(Path(request["log"]), int(os.environ["RANK"])))
+    print_if_possible()
     os.environ.update(request["environment"])
     if request["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request["cores"])
