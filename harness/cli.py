@@ -32,7 +32,7 @@ from harness.core.command_line import (
     whole,
     without_package,
 )
-from harness.core.process import install_quit_handlers, open_closed_streams, restore_quit_handlers
+from harness.core.process import install_quit_handlers, open_closed_streams, restore_interrupt
 from harness.core.records.disk import in_words
 from harness.core.settings import UserError
 from harness.core.strategies import SENT_DIRECTLY
@@ -487,7 +487,7 @@ def _main(argv: Sequence[str]) -> int:
             return 0
         options = parser.read(arguments)
         module = importlib.import_module(f"harness.{VERBS[verb].module}")
-        restore_quit_handlers()
+        restore_interrupt()
         return int(module.run(options))
     except KeyboardInterrupt:
         print(f"harness {verb}: stopped by SIGINT", file=sys.stderr)

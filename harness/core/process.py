@@ -1,4 +1,4 @@
-"""A process that ends when the one that started it ends, even by kill -9.
+"""A process that ends when the one that started it ends, even by kill -9, and what a signal does.
 
     python -m harness.core.process PID COMMAND...    becomes COMMAND, and ends with process PID
     python -m harness.core.process - COMMAND...      runs COMMAND; asks it to end at end of input
@@ -6,16 +6,15 @@
 Without it the ranks of a killed launcher train on, hold the GPUs and disturb the next measurement.
 """
 
+# Loaded first of all, so that Ctrl-C is one line from then on: what takes long is imported late.
+
 from __future__ import annotations
 
-import ctypes
 import io
 import json
-import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -77,7 +76,7 @@ def print_if_possible() -> None:
             stream.flush()
         raw, at_once = _Lost(number, "w", closefd=False), stream.write_through  # python -u
         text = io.TextIOWrapper(
-            raw if at_once else io.BufferedWriter(raw),  # type: ignore[arg-type]
+            raw if at_once else io.BufferedWriter(raw),
             stream.encoding, stream.errors, line_buffering=stream.line_buffering,
             write_through=at_once,
         )  # fmt: skip
@@ -85,14 +84,10 @@ def print_if_possible() -> None:
         setattr(sys, f"__{name}__", text)
 
 
-def restore_quit_handlers() -> None:
-    """What a signal did before install_quit_handlers()."""
-    for number, usual in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
-        if signal.getsignal(number) is _end:
-            signal.signal(number, usual)
+def restore_interrupt() -> None:
+    """What Ctrl-C did before install_quit_handlers()."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -111,6 +106,8 @@ def tell_torchrun(line: str) -> None:
     """torchrun ends with a block on the rank that failed: it then repeats this line there, in
     place of a hint at tracebacks.
     """
+    import multiprocessing
+
     name = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if name is None or multiprocessing.parent_process() is not None:
         return
@@ -133,6 +130,8 @@ def is_stopped(pid: int) -> bool:
 def end_with_parent(parent: int | None = None) -> None:
     """Kill this process when its parent ends; at once if the parent is already gone."""
     if sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
         if parent is not None and os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -177,6 +176,8 @@ def run_while_connected(command: list[str]) -> int:
 
     The first line of the input is JSON: variables that must not stand on a command line.
     """
+    import subprocess
+
     end_with_parent()
     variables = json.loads(sys.stdin.buffer.readline() or b"{}")
     child = subprocess.Popen(
