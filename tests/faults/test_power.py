@@ -66,10 +66,7 @@ def checkpoint(folder: Path, update: int) -> dict[str, bytes]:
 def save(folder: Path, update: int) -> None:
     """As the Trainer and what follows it do."""
     context: Any = SimpleNamespace(
-        args=SimpleNamespace(world_size=1, should_save=True),
-        world=World(),
-        fingerprint={},
-        folder=RunFolder(folder),
+        args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={}
     )
     path = folder / f"checkpoint-{update}"
     path.mkdir()

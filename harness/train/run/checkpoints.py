@@ -195,7 +195,7 @@ def complete(
             "epoch": int((state.epoch or 0) + 1e-6),
             "samples": epoch_so_far.get("samples", 0),
         }
-        rows = _recorded(context.folder.path)
+        rows = _recorded(folder.parent)
         facts = {
             "fingerprint": context.fingerprint,
             "processes": args.world_size,

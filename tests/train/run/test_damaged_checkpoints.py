@@ -77,9 +77,8 @@ def test_a_checkpoint_needs_the_best_one(
 
 def test_the_best_one_of_each_kept_checkpoint_is_kept(tmp_path: Path) -> None:
     context: Any = SimpleNamespace(
-        args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={},
-        folder=RunFolder(tmp_path),
-    )  # fmt: skip
+        args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={}
+    )
     for update, best in ((8, 8), (16, 8), (24, 24)):
         checkpoint = tmp_path / f"checkpoint-{update}"
         checkpoint.mkdir()
@@ -99,9 +98,8 @@ def test_a_checkpoint_is_not_used_without_the_rows_before_it(
     """A run that went on from it would end as finished without them."""
     folder = RunFolder(tmp_path)
     context: Any = SimpleNamespace(
-        args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={},
-        folder=folder,
-    )  # fmt: skip
+        args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={}
+    )
     for epoch in (1, 2, 3):
         append_row(folder.epochs, {"epoch": float(epoch)})
         (tmp_path / f"checkpoint-{epoch}").mkdir()
