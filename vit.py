@@ -7,6 +7,11 @@
 Default: ViT-B/16 on 8,000 pictures of Food-101. bert.py is its sister for text.
 """
 
+from harness.core.process import install_quit_handlers
+
+if __name__ == "__main__":
+    install_quit_handlers()  # from here on Ctrl-C is one line
+
 from harness.core.command_line import command_line
 
 # Before torch is loaded: a wrong flag is answered at once.

@@ -6,6 +6,11 @@ from pathlib import Path
 if not __package__:  # started as `python harness VERB`
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from harness.core.process import install_quit_handlers
+
+if __name__ == "__main__":
+    install_quit_handlers()  # what follows takes a moment, too
+
 from harness.cli import main
 
 if __name__ == "__main__":

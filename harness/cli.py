@@ -32,8 +32,9 @@ from harness.core.process import (
     complain,
     install_quit_handlers,
     is_leader,
+    open_closed_streams,
     quiet_when_closed,
-    restore_quit_handlers,
+    restore_interrupt,
 )
 from harness.core.records.disk import in_words
 from harness.core.settings import UserError, nearest
@@ -438,6 +439,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         install_quit_handlers()  # a verb may load torch or pandas
+        open_closed_streams()
     with quiet_when_closed():
         return _main(sys.argv[1:] if argv is None else argv)
     return 0
@@ -458,7 +460,7 @@ def _main(argv: Sequence[str]) -> int:
             return 0
         options = parser.read(arguments)
         module = importlib.import_module(f"harness.{VERBS[verb].module}")
-        restore_quit_handlers()
+        restore_interrupt()
         return int(module.run(options))
     except KeyboardInterrupt:
         print(f"harness {verb}: stopped by SIGINT", file=sys.stderr)

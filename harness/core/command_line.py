@@ -30,6 +30,7 @@ from harness.core.process import (
     end_with_parent,
     install_quit_handlers,
     is_leader,
+    print_if_possible,
     quiet_when_closed,
 )
 from harness.core.provenance import check_inputs, installing
@@ -328,6 +329,7 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     try:
         if own_name:
             install_quit_handlers()  # a script loads torch next
+            print_if_possible()
             script = running_script(script)
         if printer := next((PRINTERS[name] for name in PRINTERS if name in flags), None):
             raise SystemExit(show(printer(script), leader))

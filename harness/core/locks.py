@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -29,6 +30,15 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     return re.search(rf": FLOCK .*:{number} 0 EOF$", held, re.MULTILINE) is not None
+
+
+def _no_folder(path: Path) -> bool:
+    """Whether something else has this name: a file, or a link to nothing."""
+    try:
+        kind = path.lstat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISDIR(kind) or (stat.S_ISLNK(kind) and path.exists()))
 
 
 class Lock:
@@ -81,6 +91,8 @@ class Lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)  # less the umask
         except (FileNotFoundError, FileExistsError):
+            if (odd := next(filter(_no_folder, self.path.parents), None)) is not None:
+                raise UserError(f"{self.path} cannot be locked: {odd} is no folder") from None
             return False  # its folder has just been tidied away by somebody else
         except OSError as error:
             others = ": the folder, or a lock in it, may belong to another user"

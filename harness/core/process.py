@@ -1,4 +1,5 @@
-"""How a process ends: a child with its parent, even after kill -9; a mistake with one line.
+"""How a process ends: a child with its parent, even after kill -9; a mistake or a signal with one
+line.
 
     python -m harness.core.process PID COMMAND...    becomes COMMAND, and ends with process PID
     python -m harness.core.process - COMMAND...      runs COMMAND; asks it to end at end of input
@@ -6,15 +7,15 @@
 Without it the ranks of a killed launcher train on, hold the GPUs and disturb the next measurement.
 """
 
+# Loaded first of all, so that Ctrl-C is one line from then on: what takes long is imported late.
+
 from __future__ import annotations
 
-import ctypes
+import io
 import json
-import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +26,11 @@ from typing import Any
 
 GRACE_S = 20.0  # for a process to record and exit, before it is killed
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+# Where the kernel counts what it has killed for lack of memory: on the machine, and in a control
+# group of version 2, with those below it, or 1.
+VMSTAT, CGROUPS = Path("/proc/vmstat"), Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
 
 
@@ -38,14 +44,52 @@ def install_quit_handlers() -> None:
             signal.signal(number, _end)
 
 
-def restore_quit_handlers() -> None:
-    """What a signal did before install_quit_handlers()."""
-    for number, usual in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-    ):
-        if signal.getsignal(number) is _end:
-            signal.signal(number, usual)
+def open_closed_streams() -> None:
+    """Whoever started this may have closed them (>&-): the next file would take their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+
+
+class _Lost(io.FileIO):
+    """Takes what it cannot write: a full disk, a closed pipe, a terminal that is gone."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return len(content)
+
+
+def print_if_possible() -> None:
+    """From now on what is printed is lost where it cannot be written: the records are what counts.
+
+    Streams that somebody has put in place of the process's own stay.
+    """
+    open_closed_streams()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None or stream is not getattr(sys, f"__{name}__"):
+            continue
+        with suppress(OSError, ValueError):
+            stream.flush()
+        raw, at_once = _Lost(number, "w", closefd=False), stream.write_through  # python -u
+        text = io.TextIOWrapper(
+            raw if at_once else io.BufferedWriter(raw),
+            stream.encoding, stream.errors, line_buffering=stream.line_buffering,
+            write_through=at_once,
+        )  # fmt: skip
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+
+
+def restore_interrupt() -> None:
+    """What Ctrl-C did before install_quit_handlers()."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ending_signals() -> list[signal.Signals]:
@@ -100,6 +144,8 @@ def tell_torchrun(line: str) -> None:
     """torchrun ends with a block on the rank that failed: it then repeats this line there, in
     place of a hint at tracebacks.
     """
+    import multiprocessing
+
     name = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if name is None or multiprocessing.parent_process() is not None:
         return
@@ -122,6 +168,8 @@ def is_stopped(pid: int) -> bool:
 def end_with_parent(parent: int | None = None) -> None:
     """Kill this process when its parent ends; at once if the parent is already gone."""
     if sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
         if parent is not None and os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -138,12 +186,37 @@ def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def oom_kills() -> int:
+    """How many processes the kernel has killed for lack of memory, as far as it counts them here.
+
+    Only a difference of two calls means anything: some are counted several times.
+    """
+    counts = [VMSTAT]
+    for line in _text_of(OWN_GROUPS).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "memory"):
+            root = CGROUPS / controllers
+            counts += [
+                root / group.lstrip("/") / name for name in ("memory.events", "memory.oom_control")
+            ]
+    return sum(int(count) for file in counts for count in OOM_KILLS.findall(_text_of(file)))
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
 def run_while_connected(command: list[str]) -> int:
     """The exit code of a command, which is asked to end when our input closes: signals do not pass
     through ssh.
 
     The first line of the input is JSON: variables that must not stand on a command line.
     """
+    import subprocess
+
     end_with_parent()
     variables = json.loads(sys.stdin.buffer.readline() or b"{}")
     child = subprocess.Popen(

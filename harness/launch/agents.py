@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NotRequired, TypedDict
 
-from harness.core.process import is_stopped
+from harness.core.process import is_stopped, oom_kills
 from harness.core.provenance import ROOT
 from harness.core.records import rows_in
 from harness.core.tasks import TASKS
@@ -39,6 +40,19 @@ PORTS = itertools.cycle(range(PORT + 1, PORT + 1000))
 
 # At the end of a run that survives the loss of nodes, no node waits longer for the others.
 EXIT_BARRIER_S = 3.0
+
+# How torchrun prints a rank that failed.
+FAILURE = re.compile(
+    r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
+)
+
+
+class FailedRank(TypedDict):
+    rank: int
+    exit_code: int  # negative: of a signal
+    unix: float
+    no_memory: NotRequired[bool]  # the kernel has killed for it on the rank's node
+
 
 Event = dict[str, Any]  # event: ready, port, ended or died; and what belongs to it
 
@@ -286,8 +300,27 @@ class WarmAgent(Agent):
         return " ".join(lines[-1].split())[:300] if lines else ""
 
 
+def failures_in(log: Path, mark: str = "") -> list[FailedRank]:
+    """The ranks of which torchrun has printed that they failed, in lines that begin with a mark."""
+    try:
+        text = log.read_text("utf-8", errors="replace")
+    except OSError:
+        return []
+    text = "\n".join(line.removeprefix(mark) for line in text.split("\n") if line.startswith(mark))
+    return [
+        {"rank": int(rank), "exit_code": int(code), "unix": _unix_of(stamp)}
+        for stamp, rank, code in FAILURE.findall(text)
+    ]
+
+
+def _unix_of(stamp: str) -> float:
+    return time.mktime(time.strptime(stamp, "%Y-%m-%d_%H:%M:%S"))
+
+
 class TorchrunAgent(Agent):
     """torchrun for each run, as a person would: slower, to check the warm agent against."""
+
+    killed_before = 0  # by the kernel, when the run began
 
     def request_port(self) -> int | None:
         return next(PORTS)
@@ -304,6 +337,7 @@ class TorchrunAgent(Agent):
             script if in_folder else str(ROOT / script),
             *request.argv,
         ]
+        self.run_log, self.killed_before = request.log, oom_kills()
         environment = {**self.environment, **request.environment_of(number)}
         secret = {"PET_RDZV_ID": meeting.run_id}  # torchrun's --rdzv_id
         request.log.parent.mkdir(parents=True, exist_ok=True)
@@ -336,7 +370,10 @@ class TorchrunAgent(Agent):
         self.process = None
         if code < 0 or (self.node.remote and code == SSH_FAILED):
             return [{"event": "died", "code": code}]
-        return [{"event": "ended", "code": code, "failures": []}]
+        no_memory = not self.node.remote and oom_kills() > self.killed_before
+        failures = failures_in(self.run_log, self.node.mark if self.node.remote else "")
+        failures = [{**failure, "no_memory": no_memory} for failure in failures]
+        return [{"event": "ended", "code": code, "failures": failures if code else []}]
 
     def stop(self) -> None:
         if self.process is None:

@@ -149,11 +149,11 @@ def _load() -> Check:
 
 
 def _folder(name: str, path: Path) -> Check:
-    existing, refusal = try_writing(path)
+    existing, error = try_writing(path)
     shown = without_home(str(path))
-    if refusal is not None:
+    if error is not None:
         move = "set HF_HOME to" if name == "cache" else "give --output_dir"
-        reason = f"{shown} cannot be written: {refusal}"
+        reason = f"{shown} cannot be written: {error.strerror}"
         return Check(name, PROBLEM, reason, f"{move} a folder of yours")
     free = shutil.disk_usage(existing).free / 2**30
     finding = f"{shown}, {free:,.0f} GiB free"

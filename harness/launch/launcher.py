@@ -9,21 +9,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO
 
 from harness.core.process import GRACE_S
 from harness.core.settings import UserError
-from harness.launch.agents import Agent, Event, LaunchRequest, Node, Rendezvous, WarmAgent
+from harness.launch.agents import (
+    Agent,
+    Event,
+    FailedRank,
+    LaunchRequest,
+    Node,
+    Rendezvous,
+    WarmAgent,
+)
 
 READY_S = 300.0  # to load what training needs, from a slow disk as well
 RETRY_S = 5.0  # between two attempts to reach a node that an elastic run has lost
 TRIES = 3  # to find a port that nobody takes at the same moment
-
-
-class FailedRank(TypedDict):
-    rank: int
-    exit_code: int  # negative: of a signal
-    unix: float
 
 
 @dataclass(frozen=True)

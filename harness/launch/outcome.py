@@ -94,9 +94,7 @@ def in_short(row: Mapping[str, object]) -> str:
     )
 
 
-def settle(
-    job: Job, run_exit: Exit, began: Began, log: Path, stopped: str | None, oom_kills: int
-) -> str:
+def settle(job: Job, run_exit: Exit, began: Began, log: Path, stopped: str | None) -> str:
     """Make sure that the run has an outcome in its folder, and return it.
 
     stopped: why this runner ended the run (timeout or interrupted), None if it did not.
@@ -105,7 +103,7 @@ def settle(
     summary = began.new_summary(folder)
     if summary is not None and summary.get("outcome") not in KNOWN:
         summary = None  # damaged: as if there were none
-    outside = _from_outside(run_exit, stopped, oom_kills) or _silent(folder, run_exit, began, log)
+    outside = _from_outside(run_exit, stopped) or _silent(folder, run_exit, began, log)
     if summary is not None and folder.outcome() is None:
         outside, summary = outside or ("failed", attempts.removed(folder)), None
     # A run's own record counts, unless it only shows the effect of what happened outside.
@@ -150,17 +148,7 @@ def is_measured(folder: RunFolder, wait_s: float = 0.0) -> bool:
     return not free
 
 
-def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory; 0 where it does not count."""
-    try:
-        text = Path("/proc/vmstat").read_text()
-    except OSError:
-        return 0
-    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-    return int(match[1]) if match else 0
-
-
-def _from_outside(run_exit: Exit, stopped: str | None, kills: int) -> tuple[str, str] | None:
+def _from_outside(run_exit: Exit, stopped: str | None) -> tuple[str, str] | None:
     """(outcome, reason) where something else ended the run."""
     if stopped is not None:
         reason = "longer than --timeout" if stopped == "timeout" else "the sweep was stopped"
@@ -172,7 +160,7 @@ def _from_outside(run_exit: Exit, stopped: str | None, kills: int) -> tuple[str,
     killed = [f for f in run_exit.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
     if killed:
         rank = f"rank {killed[0]['rank']}"
-        if kills:
+        if any(failure.get("no_memory") for failure in killed):
             return "oom", f"{rank} was killed by the kernel: the machine is out of memory"
         return "interrupted", f"{rank} was killed (SIGKILL)"
     return None
@@ -206,6 +194,8 @@ def _from_inside(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> 
     if first is not None:
         named = len(run_exit.failures) > 1 or first["rank"]
         return first["outcome"], attempts.with_rank(first) if named else first["reason"]
+    if run_exit.error is None and run_exit.code == 0:
+        return "failed", f"it ended without an error, and no record is in {folder.path}"
     return "failed", run_exit.error or _last_line(log) or f"exit code {run_exit.code}"
 
 

@@ -98,7 +98,6 @@ class Running:
     devices: Devices
     log: Path
     began: Began
-    oom_kills: int
     stopped: str | None = None  # why it was asked to exit
     stopped_s: float = 0.0
 
@@ -206,9 +205,7 @@ class Runner(Worker):
             state.batch = self.batch_to_try(state) or state.batch
         self.logs[log] = job
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
-        self.running.append(
-            Running(state, launcher, lock, devices, log, Began.now(job.folder), outcome.oom_kills())
-        )
+        self.running.append(Running(state, launcher, lock, devices, log, Began.now(job.folder)))
         launcher.begin(self._request(state, devices, log))
         self.screen.note(f"{self.name_of(state)}: started")
         return True
@@ -281,7 +278,6 @@ class Runner(Worker):
 
     def _settle(self, running: Running, run_exit: Exit) -> None:
         state, job = running.state, running.state.job
-        kills = outcome.oom_kills() - running.oom_kills
         if (lost := self.place.collect(job)) is not None:
             # The record stays where it was written: the next start fetches it.
             run_exit = replace(run_exit, error=f"no record came back: {lost}", launcher_died=True)
@@ -289,9 +285,7 @@ class Runner(Worker):
         took_s = time.monotonic() - state.began_s
         if run_exit.wall_s is None:  # by a clock that nobody sets
             run_exit = replace(run_exit, wall_s=took_s)
-        state.state = outcome.settle(
-            job, run_exit, running.began, running.log, running.stopped, kills
-        )
+        state.state = outcome.settle(job, run_exit, running.began, running.log, running.stopped)
         state.took_s = took_s if state.state != ELSEWHERE else None
         self.running.remove(running)
         running.lock.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import os
 import re
 import shlex
 import signal
@@ -19,7 +20,7 @@ from typing import Any
 from harness.core.command_line import BadValue, field_of, natural, one_of, typed, whole
 from harness.core.identity import number
 from harness.core.links import link_of
-from harness.core.process import ending_signals
+from harness.core.process import ending_signals, print_if_possible
 from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import (
     ASIDE,
@@ -35,6 +36,7 @@ from harness.core.records import (
 from harness.core.records.disk import unused
 from harness.core.records.redact import redacted_command, without_home
 from harness.core.rules import why_not_elastic
+from harness.core.schema.checks import believable
 from harness.core.settings import UserError, nearest
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
@@ -157,6 +159,8 @@ def _seconds(text: str) -> float:
 
 def run(flags: argparse.Namespace) -> int:
     options = options_of(flags)
+    if not flags.dry_run:
+        print_if_possible()
     sweep = overridden(load(Path(flags.file), flags.tiny), flags.set)
     states = [State(job) for job in plan(sweep, options.output_dir, flags.repeat)]
     chosen = choose(states, flags.select, flags.exclude, flags.limit)
@@ -318,12 +322,17 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
 
 def _check_owner(folder: Path, file: str) -> None:
     """Two files of one name would take turns in one folder, and the first one's table be lost."""
-    owner = Path(str((read_json(folder / SWEEP) or {}).get("file", file))).expanduser()
-    if owner.exists() and not owner.samefile(file):
+    owner = os.path.expanduser(_earlier(folder).get("file") or file)
+    if os.path.exists(owner) and not os.path.samefile(owner, file):
         raise UserError(
-            f"{file}: {folder} belongs to {without_home(str(owner))}: rename one of the files, or "
+            f"{file}: {folder} belongs to {without_home(owner)}: rename one of the files, or "
             "use another --output_dir"
         )
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """What is left of an earlier plan, as far as it can be believed."""
+    return believable("sweep", read_json(folder / SWEEP) or {})
 
 
 @contextmanager
@@ -367,13 +376,13 @@ def _describe(
         ],
     }
     try:
-        before = read_json(path)
-        planned = [run.get("path") for run in (before or {}).get("runs", [])]
-        if before is not None and planned == [state.job.path for state in states]:
+        before = _earlier(folder)
+        planned = [run.get("path") for run in before.get("runs") or ()]
+        if before and planned == [state.job.path for state in states]:
             # What measured these runs stays: a repetition may run a part, or nothing.
             if not measured_again:
-                content["command"] = before.get("command", content["command"])
-        elif before is not None:
+                content["command"] = before.get("command") or content["command"]
+        elif path.exists():
             aside = unused(folder, f"{path.stem}{ASIDE}", path.suffix)
             path.rename(aside)
             print(

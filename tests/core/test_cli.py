@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import VERBS, main, parser_of
+from harness.core.records import find_runs
 from harness.core.settings import UserError
 from harness.read.report import report
 
@@ -131,6 +132,28 @@ def test_a_mistake_is_answered_before_anything_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stderr.splitlines()) == len(VERBS), done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("output", ["closed", "full", "no reader"])
+def test_a_run_does_not_end_with_its_output(output: str, root: Path, tmp_path: Path) -> None:
+    """Its record counts, and not what it prints."""
+    flags = "--tiny --setup 1_1 --epochs 1 --train_size 64 --test_size 32 --telemetry_hz 0"
+    to = {"closed": ">&-", "full": ">/dev/full", "no reader": "| true"}[output]
+    command = (
+        f"sleep 2; {sys.executable} vit.py {flags} --o {tmp_path} {to}; exit ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [run.outcome() for run in find_runs(tmp_path)] == ["finished"]
+
+
+@pytest.mark.process
+def test_a_verb_whose_output_is_closed(root: Path) -> None:
+    """What it opens next must not take the number of its output."""
+    command = f"{sys.executable} -m harness table {root}/outputs/published >&-"
+    done = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.process

@@ -87,6 +87,15 @@ def test_the_lock_of_another_user_is_one_line(
         Lock(tmp_path / "lock").take()
 
 
+@pytest.mark.parametrize("odd", ["file", "link"])
+def test_what_is_no_folder_is_not_waited_for(odd: str, tmp_path: Path) -> None:
+    """It was said to be measured by another process."""
+    at = tmp_path / "out"
+    at.touch() if odd == "file" else at.symlink_to("nowhere")
+    with pytest.raises(UserError, match=f"cannot be locked.*({at} is no folder|Not a directory)"):
+        Lock(at / "lock").take(wait_s=30)
+
+
 def test_a_full_disk_is_no_reason_against_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

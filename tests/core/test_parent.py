@@ -92,7 +92,7 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
             return int(wait_for(lambda: self.ended, 5))
 
     monkeypatch.setattr(parent, "end_with_parent", lambda: None)
-    monkeypatch.setattr(parent.subprocess, "Popen", Deaf)
+    monkeypatch.setattr(subprocess, "Popen", Deaf)
     monkeypatch.setattr(parent.os, "read", lambda *_: b"")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     assert parent.run_while_connected(["deaf"]) == 128 + signal.SIGKILL
@@ -138,11 +138,13 @@ def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == -signal.SIGKILL
 
 
-# Commands that load torch.
+# Commands, and what they are about to load: torch, or what is needed to read a command line.
 LOADING = {
-    "script": ["vit.py", "--tiny"],
-    "verb": ["-m", "harness", "store", "1"],
-    "torchrun": ["-m", "harness.train.torchrun", "--standalone", "vit.py"],
+    "script": (["vit.py", "--tiny"], "torch"),
+    "script, at its first lines": (["bert.py", "--tiny"], "tomllib"),
+    "verb": (["-m", "harness", "store", "1"], "torch"),
+    "verb, at its first lines": (["-m", "harness", "table"], "tomllib"),
+    "torchrun": (["-m", "harness.train.torchrun", "--standalone", "vit.py"], "torch"),
 }
 
 
@@ -151,13 +153,14 @@ LOADING = {
 def test_a_signal_while_loading_is_one_line(
     what: str, signum: signal.Signals, tmp_path: Path
 ) -> None:
-    torch, loading = tmp_path / "torch", tmp_path / "loading"
-    torch.mkdir()
-    (torch / "__init__.py").write_text(
+    words, package = LOADING[what]
+    slow, loading = tmp_path / package, tmp_path / "loading"
+    slow.mkdir()
+    (slow / "__init__.py").write_text(
         f"import pathlib, time\npathlib.Path({str(loading)!r}).touch()\ntime.sleep(60)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, *LOADING[what]], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        [sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert wait_for(loading.exists, 60)
@@ -173,7 +176,26 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     parent.install_quit_handlers()
     assert set_to == {signal.SIGINT: parent._end}  # with nohup SIGHUP stays ignored
     assert parent.ending_signals() == [signal.SIGTERM, signal.SIGINT]
-    parent.restore_quit_handlers()
+    parent.restore_interrupt()
     assert set_to == {signal.SIGINT: signal.default_int_handler}
     set_to[signal.SIGHUP] = signal.SIG_DFL
     assert signal.SIGHUP in parent.ending_signals()
+
+
+@pytest.mark.parametrize(("group", "file"), [
+    ("0::/job/step", "job/step/memory.events"),  # version 2
+    ("4:memory:/job", "memory/job/memory.oom_control"),  # version 1
+    ("", "vmstat"),
+])  # fmt: skip
+def test_what_the_kernel_has_killed_is_counted(
+    group: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it counts: in files that are planted here, as a machine has one of the versions."""
+    (tmp_path / "own").write_text(f"3:cpu:/elsewhere\n{group}\n".replace("\n\n", "\n"))
+    monkeypatch.setattr(parent, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(parent, "CGROUPS", tmp_path)
+    monkeypatch.setattr(parent, "VMSTAT", tmp_path / "vmstat")
+    assert parent.oom_kills() == 0
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("oom 9\noom_kill_disable 0\noom_kill 2\noom_group_kill 7\n")
+    assert parent.oom_kills() == 2

@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from harness.core.records import (
 )
 from harness.core.records.disk import DiskError, writing_to
 from harness.core.records.redact import redact_logs, redacted, redacted_command, settings_of
+from harness.core.settings import UserError
 
 # The records need the standard library only, so these processes are there in a moment.
 OVERWRITE = """
@@ -248,7 +250,14 @@ def test_a_draft_does_not_stay(tmp_path: Path) -> None:
     (OSError(errno.ENOSPC, "full"), "no space on {here}"),
     (OSError(errno.EIO, "broken"), "the disk is broken that holds {here}"),
     (OSError(errno.EACCES, "forbidden", "{here}/a"), "no permission to write to {here}"),
+    (OSError(errno.EFBIG, "ulimit -f"), "files of this length are forbidden (ulimit -f) in {here}"),
+    (RuntimeError("I/O error: full (os error 28)"), "no space on {here}"),
+    (OSError(errno.ENOTDIR, "", "{here}/a"), "a file is where a folder should be in {here}"),
+    (OSError(errno.EISDIR, "", "{here}/a"), "a folder is where a file should be in {here}"),
+    (OSError(errno.ELOOP, "", "{here}/a"), "links lead in a circle in {here}"),
+    (OSError(errno.ENAMETOOLONG, "", "{here}/a"), "names are too long in {here}"),
     (OSError(errno.EACCES, "forbidden", "/elsewhere/a"), None),
+    (RuntimeError("a file that is not there (os error 2)"), None),
     (OSError(errno.EPERM, "a socket that may not be opened"), None),
     (OSError(errno.ENOENT, "a program that is not there"), None),
     (OSError(errno.EACCES, "a lock"), None),
@@ -265,6 +274,21 @@ def test_only_what_a_disk_refuses_is_said_of_its_folder(
         assert raised.value is error
     else:
         assert str(raised.value) == words.format(here=tmp_path)
+
+
+def test_an_output_folder_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    lost, circle = tmp_path / "lost", tmp_path / "circle"
+    lost.symlink_to("nowhere")
+    circle.symlink_to("circle")
+    for folder, words in (
+        (lost / "out", f"{lost} is a link to nowhere, which is not there: make that folder"),
+        (circle, f"{circle} is a link to circle, which is not there"),
+        (tmp_path / ("x" * 300), "the name is too long"),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            disk.check_writable(folder)
+    (tmp_path / "nowhere").mkdir()
+    disk.check_writable(lost / "out")
 
 
 def test_a_draft_replaces_the_file_at_the_end_or_is_gone(tmp_path: Path) -> None:

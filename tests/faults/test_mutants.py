@@ -217,7 +217,6 @@ def test_what_a_resumed_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                     outcome.Began(0.0),
                     tmp_path / "log",
                     chance.choice([None, "timeout"]),
-                    0,
                 )
                 assert state in outcome.KNOWN or state == outcome.ELSEWHERE
             for row in folder.read_attempts()[rows:]:

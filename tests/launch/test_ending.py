@@ -28,7 +28,7 @@ def job(tmp_path: Path) -> Job:
 
 def settled(job: Job, ending: Exit, stopped: str | None = None) -> str:
     log = Path(job.settings.output_dir) / "log.txt"
-    return settle(job, ending, Began(time.time() - 1), log, stopped, oom_kills=0)
+    return settle(job, ending, Began(time.time() - 1), log, stopped)
 
 
 def test_what_another_process_measures_is_its_to_record(job: Job) -> None:
@@ -73,9 +73,19 @@ def test_a_summary_alone_is_no_finished_run(job: Job) -> None:
     runner = Runner([state], Options(), Path(), Watcher(), Local(Options()), Machine((), (0,)))
     assert not runner.is_settled(state, rerun=None) and state.state == "waiting"
     assert ahead([state], None)[0] == "0 done before, 1 to go"
-    assert settle(job, Exit(0), began, Path("log.txt"), None, oom_kills=0) == "failed"
+    assert settle(job, Exit(0), began, Path("log.txt"), None) == "failed"
     reason = (job.folder.read_summary() or {})["reason"]
     assert reason == f"{job.folder.path} was removed while the run was in progress"
+
+
+def test_a_run_that_ended_well_without_a_record_has_failed(job: Job) -> None:
+    """All outputs were removed just after the run had written that it had finished."""
+    began, log = Began.now(job.folder), Path(job.settings.output_dir) / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("  epoch 3/3\n")
+    assert settle(job, Exit(0), began, log, None) == "failed"
+    reason = (job.folder.read_summary() or {})["reason"]
+    assert reason == f"it ended without an error, and no record is in {job.folder.path}"
 
 
 def test_a_runner_waits_for_a_run_that_a_person_started(job: Job, tmp_path: Path) -> None:
@@ -115,8 +125,9 @@ def test_a_lack_of_memory_beside_training_steps_halves_no_batch(
     (job.folder.path / "checkpoint-8" / COMPLETE).touch()
     position = {"attempt": 1, "epoch": epoch, "update": int(8 * epoch), "updates": 24}
     attempts.tell_progress(job.folder, position)
-    killed = Exit(1, [{"rank": 0, "exit_code": -9, "unix": time.time()}])
-    assert settle(job, killed, Began(time.time() - 1), Path("none"), None, oom_kills=1) == "oom"
+    failure = {"rank": 0, "exit_code": -9, "unix": time.time(), "no_memory": True}
+    killed = Exit(1, [failure])
+    assert settle(job, killed, Began(time.time() - 1), Path("none"), None) == "oom"
     reason = (read_json(job.folder.summary) or {})["reason"]
     killer = "rank 0 was killed by the kernel: the machine is out of memory"
     assert reason == f"{killer}; {advice}"
@@ -143,11 +154,11 @@ def test_the_clock_does_not_say_which_outcome_is_new(
     assert not runner._needs_no_start(state)
     began, log = Began.now(job.folder), Path("none")
     now_unix += by_s
-    assert settle(job, Exit(3), began, log, None, oom_kills=0) == "failed"
+    assert settle(job, Exit(3), began, log, None) == "failed"
     assert (read_json(job.folder.summary) or {})["reason"] == "exit code 3"
     # Another runner has measured it meanwhile.
     assert runner._needs_no_start(state) and state.state == "failed"
     began = Began.now(job.folder)
     write_json(job.folder.failure(0), row | {"reason": "now"})
-    assert settle(job, Exit(1), began, log, None, oom_kills=0) == "oom"
+    assert settle(job, Exit(1), began, log, None) == "oom"
     assert (read_json(job.folder.summary) or {})["reason"].startswith("now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from harness.core.process import is_stopped
 from harness.core.settings import UserError
+from harness.launch import agents
 from harness.launch import launcher as supervisor
 from harness.launch.agents import LaunchRequest, Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Exit, Launcher
@@ -421,6 +423,37 @@ def test_torchrun_on_each_node_ends_with_the_first_that_fails(
     assert launcher.poll() is None and other.signals == ["term", "kill"]
     other.code = -9
     assert launcher.poll() == Exit(7)
+
+
+LOST = """{0}Failures:
+{0}[1]:
+{0}  time      : 2026-01-02_03:04:05
+{0}  host      : localhost
+{0}  rank      : {1} (local_rank: 0)
+{0}  exitcode  : -9 (pid: 16577) (SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_the_ranks_that_torchrun_has_lost_are_those_that_it_prints(
+    kills: int, job: Job, torchruns: Torchruns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = itertools.chain([3, 3, 3], itertools.repeat(3 + kills))
+    monkeypatch.setattr(agents, "oom_kills", lambda: next(counts))
+    launcher, (one, other, third) = torchruns(job)
+    (tmp_path / "log.txt").write_text("[elsewhere] " + LOST.format("", 5) + LOST.format("", 1))
+    one.code = other.code = third.code = 1
+    found = launcher.poll()
+    assert found is not None and {f["rank"] for f in found.failures} == {1, 5}
+    assert all(f["exit_code"] == -9 for f in found.failures)
+    assert {f["no_memory"] for f in found.failures} == {bool(kills)}
+
+
+def test_the_lines_of_another_host_have_its_mark(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(LOST.format("[b] ", 1) + LOST.format("[a] ", 0))
+    assert [f["rank"] for f in agents.failures_in(log, "[b] ")] == [1]
+    assert agents.failures_in(tmp_path / "none") == []
 
 
 def test_torchrun_of_peers_goes_on_without_a_node(

@@ -394,7 +394,7 @@ def test_the_rank_that_failed_wins_over_the_one_that_missed_it(tmp_path: Path) -
                 job.folder.failure(rank),
                 {"rank": rank, "outcome": "oom", "reason": reason, "unix": now - rank},
             )
-        settle(job, Exit(1), Began(now - 5), tmp_path / "log", None, oom_kills=0)
+        settle(job, Exit(1), Began(now - 5), tmp_path / "log", None)
         return read_json(job.folder.summary) or {}
 
     follows = {"outcome": "failed", "reason": "RuntimeError: Connection reset by peer [10.0.0.1]:1"}

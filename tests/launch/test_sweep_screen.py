@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 import time
@@ -174,7 +175,7 @@ def test_a_folder_that_cannot_be_written(
     (tmp_path / "out").write_text("a file")
     assert main([str(file), "--tiny", "--o", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
-    assert "cannot be written: Not a directory" in message and message.count("\n") == 1
+    assert "cannot be written: a file is where a folder" in message and message.count("\n") == 1
 
 
 @pytest.mark.process
@@ -409,6 +410,25 @@ def test_runs_that_cannot_lose_nodes_are_skipped(
         "# skipped: --strategy hivemind does not need --max_restarts: its peers come and go by "
         "themselves",
     ]
+
+
+@pytest.mark.parametrize("odd", [
+    {"file": "~nobody-of-this-name/x"}, {"file": "x" * 5000}, {"file": 5}, {"runs": 5},
+    {"runs": [5]}, {"runs": [{"path": {}}], "command": 7}, [],
+])  # fmt: skip
+def test_a_damaged_plan_stands_in_the_way_of_none(
+    odd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+    file, out = tmp_path / "mine.yaml", tmp_path / "out"
+    file.write_text("script: vit\ngrid: {setup: [9_9]}")  # no run that fits here
+    plan = out / "sweeps" / "mine-tiny" / "sweep.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text(json.dumps(odd))
+    assert main([str(file), "--output_dir", str(out), "--isolation", "off", "--tiny"]) == 2
+    assert "no run can start here" in capsys.readouterr().err
+    assert (read_json(plan) or {})["name"] == "mine-tiny"
+    assert json.loads((plan.parent / "sweep.earlier-1.json").read_text()) == odd
 
 
 def test_two_files_of_one_name_do_not_share_a_folder(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed.launcher.api as launcher
 from torch.distributed import DistNetworkError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from harness.core.process import is_stopped
 from harness.core.provenance import Driver
@@ -72,6 +73,21 @@ def test_a_killed_fork_server_is_reported_as_a_killed_rank(monkeypatch: pytest.M
         monkeypatch.setattr(launcher, "elastic_launch", fails_first(error))
         result = warm.run(REQUEST)
         assert result["code"] == 1 and result["failures"][0]["exit_code"] == 255
+
+
+@pytest.mark.parametrize("kills", [0, 1])
+def test_what_the_kernel_killed_for_lack_of_memory_is_told_where_it_did(
+    kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the node of the rank, which may be another machine than the runner's."""
+    counts = iter([5, 5 + kills])
+    monkeypatch.setattr(warm, "oom_kills", lambda: next(counts))
+    lost = ChildFailedError("vit", {1: ProcessFailure(0, 7, -9, "none")})
+    monkeypatch.setattr(launcher, "elastic_launch", fails_first(lost))
+    result = warm.run(REQUEST)
+    (failure,) = result["failures"]
+    assert result["code"] == 1 and (failure["rank"], failure["exit_code"]) == (1, -9)
+    assert failure["no_memory"] == bool(kills)
 
 
 def test_any_other_error_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

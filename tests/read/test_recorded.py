@@ -54,6 +54,12 @@ def removed(file: str) -> Change:
     return lambda path: (path / file).unlink()
 
 
+def none_counted(path: Path) -> None:
+    """As of a run that went on from its last checkpoint after its rows had been lost."""
+    removed("epochs.jsonl")(path)
+    edit("summary.json", epochs_done=0, train_time_s=0.0)(path)
+
+
 def nested(path: Path) -> None:
     (path / "environment.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
 
@@ -67,6 +73,7 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "a torn row in between": (edit_rows(lambda r: [r[0], r[1][:9], *r[2:]]), "epoch 3 after 1"),
     "rows in disorder": (edit_rows(lambda r: r[::-1]), "row 1 is of epoch 4 after 0"),
     "no rows": (removed("epochs.jsonl"), "has 0 rows, summary.json counts 4"),
+    "rows that nobody counted": (lambda p: none_counted(p), "epochs.jsonl has no row beside the"),
     "another run's rows": (in_row(epoch_time_s=99.0), "that of another run: its epochs took"),
     "another run's settings": (edit("settings.json", lr=0.25), "settings.json is that of another"),
     "negative rate": (edit("summary.json", train_samples_per_s=-100.0), "expected number >= 0"),

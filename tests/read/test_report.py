@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
@@ -21,6 +25,7 @@ from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
 from tests.support.paired import Verb
 from tests.support.records import Plan, epochs, lines, record, with_ranks
+from tests.support.sweeps import ROOT, wait_for
 
 
 def make_sweep(plan: Plan) -> Plan:
@@ -346,3 +351,24 @@ def test_figures_of_any_folder(tmp_path: Path, figures: Verb) -> None:
     assert (tmp_path / "drawn" / "accuracy-dark.svg").is_file()
     record(tmp_path / "failed" / "bert" / "one", epochs=0, outcome="oom", reason="planted")
     assert "there is nothing to draw" in figures.refused(tmp_path / "failed", "--all")
+
+
+@pytest.mark.process
+def test_an_interrupt_while_many_sweeps_are_drawn_is_one_line(tmp_path: Path) -> None:
+    """A terminal sends it to all of its processes."""
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "report",
+        "outputs/published",
+        "--out",
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert wait_for(lambda: any(tmp_path.rglob("table.csv")), 100)
+    os.killpg(process.pid, signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (130, "harness report: stopped by SIGINT\n")

@@ -21,7 +21,7 @@ from harness.core.attempts import Opened
 from harness.core.locks import Lock
 from harness.core.records import FINISHED, append_row, read_json, write_json
 from harness.core.records.redact import settings_of
-from harness.launch import outcome, runner
+from harness.launch import runner
 from harness.launch.agents import Event, LaunchRequest, Node, Rendezvous, WarmAgent
 from harness.launch.launcher import Launcher
 from harness.launch.outcome import State
@@ -248,7 +248,6 @@ class SimulatedWorld:
         patch.setattr(time, "sleep", self.tick)
         patch.setattr(runner.select, "select", lambda *streams: self.tick(0.1))
         patch.setattr(os, "fsync", lambda file: None)
-        patch.setattr(outcome, "oom_kills", lambda: 0)
         write = records.write_json
 
         def write_now(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,8 +33,15 @@ REFUSALS = {
     errno.EPERM: "no permission to write to",
     errno.ENOENT: "there is no folder",
     errno.EIO: "the disk is broken that holds",
+    errno.EFBIG: "files of this length are forbidden (ulimit -f) in",
+    errno.ENOTDIR: "a file is where a folder should be in",
+    errno.EISDIR: "a folder is where a file should be in",
+    errno.ELOOP: "links lead in a circle in",
+    errno.ENAMETOOLONG: "names are too long in",
 }
-OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # what they may refuse
+# What they may refuse.
+OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries written in Rust say it
 NO_ROOM = 2**16  # bytes; a library that has met a full disk leaves less
 
 
@@ -63,6 +71,8 @@ def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
         inside = file.is_relative_to(folder) or folder.is_relative_to(file)
         return (error.errno, folder) if inside else None  # otherwise it was to be read
     # Some libraries raise errors of their own.
+    if (told := OS_ERROR.search(str(error))) and int(told[1]) in OF_OPEN_FILES:
+        return int(told[1]), folder
     if _is_read_only(folder):
         return errno.EROFS, folder
     return (errno.ENOSPC, folder) if _is_full(folder) else None
@@ -119,19 +129,29 @@ def make_folder(folder: Path) -> None:
 
 def check_writable(root: Path) -> None:
     """Try to write before anything is loaded: training must not end at a read-only folder."""
-    existing, refusal = try_writing(root)
-    if refusal is not None:
-        raise UserError(f"--output_dir {root}: {existing} is not a folder that can be written to")
+    existing, error = try_writing(root)
+    if error is None:
+        return
+    if error.errno == errno.ENAMETOOLONG:
+        raise UserError(f"--output_dir {root}: the name is too long")
+    if existing.is_symlink() and not existing.exists():
+        raise UserError(
+            f"--output_dir {root}: {existing} is a link to {existing.readlink()}, which is not "
+            "there: make that folder"
+        )
+    raise UserError(f"--output_dir {root}: {existing} is not a folder that can be written to")
 
 
-def try_writing(folder: Path) -> tuple[Path, str | None]:
+def try_writing(folder: Path) -> tuple[Path, OSError | None]:
     """The folder itself or the nearest one above it, and why nothing can be written there."""
-    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    existing = folder
     try:
+        above = (folder, *folder.absolute().parents)
+        existing = next(path for path in above if path.exists() or path.is_symlink())
         # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.
         Path(mkdtemp(prefix=".harness-", dir=existing)).rmdir()
     except OSError as error:
-        return existing, str(error.strerror)
+        return existing, error
     return existing, None
 
 

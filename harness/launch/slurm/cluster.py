@@ -17,7 +17,8 @@ from typing import Any
 
 from harness.core.records import append_row, read_json, read_rows
 from harness.core.settings import UserError
-from harness.launch.launcher import Exit, FailedRank
+from harness.launch.agents import FailedRank, failures_in
+from harness.launch.launcher import Exit
 
 PATIENCE_S = 60.0
 # States of a job that has ended, and the outcome that the run itself could not record.
@@ -32,10 +33,6 @@ ENDED: dict[str, tuple[str, str] | None] = {
     "NODE_FAIL": ("interrupted", "a node of the job failed (NODE_FAIL)"),
     "BOOT_FAIL": ("interrupted", "a node of the job did not start (BOOT_FAIL)"),
 }
-# How torchrun prints a rank that failed.
-FAILURE = re.compile(
-    r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
-)
 
 
 class Unreachable(Exception):
@@ -257,16 +254,8 @@ def _from_outside(job: str, job_state: str | None, note: Note | None) -> tuple[s
 
 def _failures(note: Note | None, log: Path) -> list[FailedRank]:
     """The ranks that failed since the job began: its log may show earlier starts."""
-    try:
-        text = log.read_text("utf-8", errors="replace")
-    except OSError:
-        return []
-    failures: list[FailedRank] = []
-    for stamp, rank, code in FAILURE.findall(text):
-        unix = time.mktime(time.strptime(stamp, "%Y-%m-%d_%H:%M:%S"))
-        if note is not None and unix >= note.began:
-            failures.append({"rank": int(rank), "exit_code": int(code), "unix": unix})
-    return failures
+    failures = failures_in(log)
+    return [f for f in failures if note is not None and f["unix"] >= note.began]
 
 
 def _error(job: str, note: Note | None, code: int, folder: Path) -> str | None:

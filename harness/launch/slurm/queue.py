@@ -249,7 +249,7 @@ class Queue(Worker):
                 state.state = job.folder.outcome() or WAITING
             else:
                 began = outcome.Began(entry.unix)
-                state.state = outcome.settle(job, run_exit, began, log, stopped, oom_kills=0)
+                state.state = outcome.settle(job, run_exit, began, log, stopped)
                 self.submitted.settle(entry, state.state)
         finally:
             claim.release()

@@ -254,6 +254,8 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
     if done is not None and done != len(rows):
         torn = f" and {record.broken_lines} torn lines" if record.broken_lines else ""
         raise UserError(f"epochs.jsonl has {len(rows)} rows{torn}, summary.json counts {done:g}")
+    if record.is_ours and not rows and summary.get("outcome") == FINISHED:
+        raise UserError("epochs.jsonl has no row beside the summary of a finished run")
     own_s = sum_known(row.get("epoch_time_s") for row in rows)
     total_s = summary.get("train_time_s")
     if own_s is None or total_s is None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -80,19 +82,38 @@ def _sections(
             yield _made(sweep, styles, name, out)
         return
     try:
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        with ProcessPoolExecutor(processes, get_context("spawn"), _end_quietly) as pool:
             # The largest first, so that none is left alone at the end; without what was read of its
             # runs, which a process reads faster than it gets it.
             order = sorted(range(len(sweeps)), key=lambda n: -sizes[n])
-            futures = {
-                n: pool.submit(_made, replace(sweeps[n]), styles, names[n], out) for n in order
-            }
-            yield from (futures[n].result() for n in range(len(sweeps)))
+            with _interrupts_ignored():  # also by the processes, until they have begun
+                futures = {
+                    n: pool.submit(_made, replace(sweeps[n]), styles, names[n], out) for n in order
+                }
+            try:
+                yield from (futures[n].result() for n in range(len(sweeps)))
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     except BrokenProcessPool:
         raise UserError(
             "a process that draws was ended from outside, perhaps for lack of memory: report one "
             "sweep, as outputs/sweeps/NAME"
         ) from None
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end_quietly() -> None:
+    """Ctrl-C reaches all processes of a terminal: the first one says it."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 
 def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section | str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from operator import itemgetter
@@ -29,17 +30,21 @@ from harness.train.manifest import FILES, checksum, damage, write_manifest
 from harness.train.session import barrier, broadcast, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
+NAME = re.compile(r"checkpoint-[0-9]{1,18}")
 RANDOM = "rng_state_{}.pth"  # of a rank, by the Trainer
+ROWS = "rows"  # of a checkpoint: how many were recorded before it, and the epoch of the last
 ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of other nodes alone
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were written to the end, oldest first."""
-    return _by_update(mark.parent for mark in folder.glob(f"checkpoint-*/{COMPLETE}"))
+    return [path for path in _checkpoints(folder) if (path / COMPLETE).exists()]
 
 
-def _by_update(checkpoints: Iterable[Path]) -> list[Path]:
-    return sorted(checkpoints, key=_update)
+def _checkpoints(folder: Path) -> list[Path]:
+    """Oldest first; other names are those of copies that somebody keeps."""
+    named = folder.glob("checkpoint-*")
+    return sorted((path for path in named if NAME.fullmatch(path.name)), key=_update)
 
 
 def _update(checkpoint: Path) -> int:
@@ -49,7 +54,8 @@ def _update(checkpoint: Path) -> int:
 def sound_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints whose checksums hold, oldest first; the others are named and removed."""
     whole = whole_checkpoints(folder)
-    problems = {path.name: damage(path / COMPLETE) for path in whole}
+    rows = _recorded(folder)
+    problems = {path.name: damage(path / COMPLETE) or _rows_missing(path, rows) for path in whole}
     sound = []
     for path in whole:
         best = None if problems[path.name] else (read_json(path / COMPLETE) or {}).get("best")
@@ -63,6 +69,19 @@ def sound_checkpoints(folder: Path) -> list[Path]:
     if whole and not sound:
         print("harness: no checkpoint is left: training starts from the beginning", file=sys.stderr)
     return sound
+
+
+def _recorded(folder: Path) -> list[float | None]:
+    """The epochs that have a row."""
+    return [row.get("epoch") for row in RunFolder(folder).read_epochs()[0]]
+
+
+def _rows_missing(checkpoint: Path, rows: list[float | None]) -> str | None:
+    """A run that went on from there would end without the rows that have been lost since."""
+    known = (read_json(checkpoint / COMPLETE) or {}).get(ROWS) or [0, None]
+    if known[0] and (len(rows) < known[0] or rows[known[0] - 1] != known[1]):
+        return "epochs.jsonl lacks rows that were written before it"
+    return None
 
 
 def usable_checkpoint(folder: Path, world: World) -> Path | None:
@@ -107,8 +126,10 @@ def require_sound(checkpoint: Path, world: World) -> None:
 
 def remove_broken(folder: Path) -> None:
     """Remove what a killed process left half-written: it must not be taken for a checkpoint."""
-    for checkpoint in folder.glob("checkpoint-*"):
-        if not (checkpoint / COMPLETE).is_file():
+    for checkpoint in _checkpoints(folder):
+        if not checkpoint.is_dir():
+            checkpoint.unlink(missing_ok=True)
+        elif not (checkpoint / COMPLETE).is_file():
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
@@ -174,6 +195,7 @@ def complete(
             "epoch": int((state.epoch or 0) + 1e-6),
             "samples": epoch_so_far.get("samples", 0),
         }
+        rows = _recorded(folder.parent)
         facts = {
             "fingerprint": context.fingerprint,
             "processes": args.world_size,
@@ -181,6 +203,7 @@ def complete(
             ELSEWHERE: {name: of for rank in everyone for name, of in rank["files"].items()},
             "position": position,
             "epoch": epoch_so_far,
+            ROWS: [len(rows), rows[-1] if rows else None],
         }
         write_manifest(folder / COMPLETE, facts)
         sync(folder.parent)
@@ -193,7 +216,7 @@ def keep_model(folder: RunFolder, context: Context, state: TrainerState) -> Path
 
     Gives the one to use: the best, if there is one, on a process that keeps it.
     """
-    checkpoints = _by_update(folder.path.glob("checkpoint-*"))
+    checkpoints = _checkpoints(folder.path)
     on_own = on_own_disk(folder.settings, context.world)
     if not checkpoints or not (on_own or context.args.should_save):
         return None
@@ -214,7 +237,7 @@ def _keep(last: Path, count: int, best: str | None) -> None:
     """Remove all checkpoints but so many up to the last, and the best one that each of them names:
     without it a checkpoint is not used.
     """
-    others = _by_update(last.parent.glob("checkpoint-*"))
+    others = _checkpoints(last.parent)
     kept = [path for path in others if _update(path) <= _update(last)][-count:]
     bests = [best, *((read_json(path / COMPLETE) or {}).get("best") for path in kept)]
     for other in others:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.command_line import command_line
-from harness.core.process import PARENT, end_with_parent, is_stopped
+from harness.core.process import PARENT, end_with_parent, is_stopped, oom_kills, print_if_possible
 from harness.core.records import SERVER_KILLED, log_of
 from harness.core.tasks import TASKS, module_from, script_file
 
@@ -98,7 +98,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     global hang_after_s
     hang_after_s = request["hang_after_s"]
+    killed_before = oom_kills()
     running.set()
+    ended: dict[str, Any] = {"code": 0, "failures": []}
     try:
         host, _, port = request["rendezvous"].rpartition(":")
         if request["node"] and (reason := unreachable(host, int(port))):
@@ -107,12 +109,13 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         with _exit_barrier(request["exit_barrier_s"]), own as logs:
             elastic_launch(_launch_config(request, logs), rank_main)(request)
     except Exception as error:  # whatever it is, the next run must still be possible
-        return _failed(error)
+        ended = _failed(error)
     finally:
         running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return {"code": 0, "failures": []}
+    no_memory = oom_kills() > killed_before
+    return ended | {"failures": [{**rank, "no_memory": no_memory} for rank in ended["failures"]]}
 
 
 def _failed(error: Exception) -> dict[str, Any]:
@@ -193,6 +196,7 @@ def rank_main(request: dict[str, Any]) -> None:
     end_with_parent()
     if request["log"] is not None:
         _print_to(log_of(Path(request["log"]), int(os.environ["RANK"])))
+    print_if_possible()
     os.environ.update(request["environment"])
     if request["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request["cores"])

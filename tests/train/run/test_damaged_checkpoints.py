@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback, TrainerState
 
+from harness.core.records import RunFolder, append_row
 from harness.core.topology import World
+from harness.read.records.recorded import recorded
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import (
     complete,
+    remove_broken,
     require_sound,
     sound_checkpoints,
     whole_checkpoints,
@@ -87,6 +90,46 @@ def test_the_best_one_of_each_kept_checkpoint_is_kept(tmp_path: Path) -> None:
     first, second, last = whole_checkpoints(tmp_path)
     plant("one bit", last / "model.safetensors")
     assert sound_checkpoints(tmp_path) == [first, second]
+
+
+def test_a_checkpoint_is_not_used_without_the_rows_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that went on from it would end as finished without them."""
+    folder = RunFolder(tmp_path)
+    context: Any = SimpleNamespace(
+        args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={}
+    )
+    for epoch in (1, 2, 3):
+        append_row(folder.epochs, {"epoch": float(epoch)})
+        (tmp_path / f"checkpoint-{epoch}").mkdir()
+        complete(tmp_path / f"checkpoint-{epoch}", context, TrainerState(global_step=epoch), {})
+    shutil.copytree(tmp_path / "checkpoint-3", tmp_path / "checkpoint-mine")  # by a person
+    whole = [tmp_path / f"checkpoint-{epoch}" for epoch in (2, 3)]
+    assert sound_checkpoints(tmp_path) == whole
+    rows = folder.epochs.read_text().splitlines(keepends=True)
+    folder.epochs.write_text("".join(rows[:2]))
+    assert sound_checkpoints(tmp_path) == whole[:1]
+    assert "checkpoint-3 is damaged and not used (epochs.jsonl lacks" in capsys.readouterr().err
+    folder.epochs.write_text("".join([rows[0], rows[2]]))
+    assert sound_checkpoints(tmp_path) == []
+    (tmp_path / "checkpoint-4").touch()
+    remove_broken(tmp_path)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-mine"]
+
+
+@pytest.mark.process
+def test_rows_that_were_lost_are_made_again(tmp_path: Path) -> None:
+    argv = [*ARGV, "--o", str(tmp_path / "broken")]
+    assert script("vit", *argv).code == 0
+    folder = only_run(tmp_path / "broken")
+    for file in (folder.epochs, folder.summary):
+        file.unlink()
+    assert recorded(folder).problem is None
+    done = script("vit", *argv)
+    assert done.code == 0 and "training starts from the beginning" in done.err
+    assert script("vit", *ARGV, "--o", str(tmp_path / "whole")).code == 0
+    assert_same_training(folder, only_run(tmp_path / "whole"))
 
 
 def test_a_checkpoint_without_checksums_is_not_believed(tmp_path: Path) -> None:
