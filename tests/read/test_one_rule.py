@@ -20,7 +20,7 @@ from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_sweep
 from tests.support.drawn import measured, points
 from tests.support.paired import Verb, pair, timed
-from tests.support.records import TARGET, Plan, epochs, lines, row_of, with_epochs
+from tests.support.records import TARGET, Plan, epochs, lines, row_of, with_epochs, with_ranks
 
 BUSY = {"launch": {"cpu_busy_share": 0.6}}
 GAIN, POINTS = "train_samples_per_s_gain_percent", "accuracy_gain_points"
@@ -236,3 +236,23 @@ def test_figures_and_reports_take_a_part_with_a_folder_of_their_own(
     assert "1/1" in text and "2/2" not in text
     assert main(["report", f"{half_busy.output_dir}:seed=9", "--out", str(out)]) == 2
     assert "no run with seed=9; there is 1, 2" in capsys.readouterr().err
+
+
+def test_bars_nodes_and_readings_are_those_of_quiet_runs(plan: Plan) -> None:
+    facts = {"nodes": 2, "processes_per_node": 1}
+    for seed, wall_s in ((1, 400.0), (2, 40.0)):
+        busy = BUSY if seed == 1 else {}
+        row = {"epoch": 1.0, "epoch_time_s": 22.0, "timed_steps": 8, "timed_s": 16.0,
+               "timed_samples": 64, "unix": 1000.0}  # fmt: skip
+        folder = plan.run("2_1", seed=seed, epochs=[row], environment=facts | busy, updates=10,
+                          wall_s=wall_s, eval_time_s=5.0, save_time_s=2.0)  # fmt: skip
+        with_ranks(folder, *[{"user_s": wall_s, "system_s": 1.0}] * 2)
+        node = {"cpu_percent": float(seed), "memory_gib": 1.0}
+        lines(folder / "telemetry" / "node_0.jsonl", [{"unix": 1000.0, "gpus": [], "node": node}])
+    sweep = measured(plan, baseline=None, per_node=True)
+    assert sum(
+        bar.get_width() for bar in draw("where_time_went", sweep).figure.axes[0].patches
+    ) == (pytest.approx(40))
+    assert "seed 2: cores busy (%) 2 in the mean" in draw("usage", sweep).alt
+    (row,) = plan.groups(baseline=None, per_node=True)
+    assert row["user_s_per_node"] == [40, 40]

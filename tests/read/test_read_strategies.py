@@ -393,3 +393,19 @@ def test_the_file_is_called_after_the_figure_and_says_what_is_missing(
     plan.waiting(POWER)
     assert main(["figures", str(plan.write())]) == 0
     assert "missing: 2 of 4 runs (1 failed, 1 waiting)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seeds", "updates", "why"),
+    [((1, 2), 10, None), ((1, 2), 9, "updates"), ((1,), 10, "one seed on a side")],
+)
+def test_accuracy_is_drawn_where_it_is_compared(
+    seeds: tuple[int, ...], updates: int, why: str | None, plan: Links
+) -> None:
+    for seed in seeds:
+        plan.measured(DDP, 40, seed, updates=10)
+        plan.measured(FAR, 8, seed, accuracy=0.9, updates=updates)
+    drawn = draw("strategies", read_sweep(plan.write()))
+    assert len(drawn.figure.axes) == (3 if why is None else 2)
+    notes = [] if why is None else [f"accuracy of diloco h50 not compared ({why})"]
+    assert drawn.notes == notes

@@ -159,7 +159,9 @@ def _not_compared(cells: Sequence[Cell]) -> list[str]:
     """The strategies whose accuracy has no place beside the baseline's, with the reason."""
     names = dict[str, dict[str, None]]()
     for cell in cells:
-        if cell.base is not None and (why := refused(cell.group, cell.base, QUALITY)):
+        if cell.base is None or cell.base is cell.group:
+            continue
+        if why := refused(cell.group, cell.base, QUALITY):
             names.setdefault(", ".join(why), {})[cell.strategy] = None
     return [f"accuracy of {', '.join(of)} not compared ({why})" for why, of in names.items()]
 
