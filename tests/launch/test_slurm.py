@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.records import append_row, write_json
 from harness.core.settings import UserError
 from harness.launch.plan import Job
 from harness.launch.slurm import Slurm
@@ -314,3 +315,27 @@ def test_memory_of_what_was_submitted(tmp_path: Path) -> None:
     submitted.withdraw("two")
     assert list(submitted.open()) == ["b"]
     assert job_name("my sweep,1", "ab") == "my-sweep-1.ab"
+
+
+STRANGE: list[dict[str, Any]] = [
+    {"event": "submitted"},
+    {"event": "submitting", "name": "two"},
+    {"event": "submitting", "name": "two", "runs": 3, "unix": 1},
+]
+
+
+@pytest.mark.parametrize("row", STRANGE)
+def test_a_line_that_no_sweep_wrote_is_named(row: dict[str, Any], tmp_path: Path) -> None:
+    submitted = Submitted(tmp_path)
+    submitted.intend("one", ["a"])
+    append_row(submitted.file, row)
+    with pytest.raises(UserError, match=r"jobs\.jsonl: not a line of a sweep: .* remove it"):
+        submitted.open()
+
+
+def test_a_damaged_note_is_none(tmp_path: Path) -> None:
+    submitted = Submitted(tmp_path)
+    submitted.intend("one", ["a"])
+    (entry,) = submitted.open().values()
+    write_json(submitted.folder / "one_0.json", {"job": "12", "finished": True})
+    assert submitted.note(entry) is None

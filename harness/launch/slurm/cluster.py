@@ -5,6 +5,7 @@ sbatch, squeue, sacct and scancel are called as rarely as possible.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -172,9 +173,12 @@ class Submitted:
         return self.folder / f"{name}.sh"
 
     def note(self, entry: Entry) -> Note | None:
-        """None before the job has begun."""
+        """None before the job has begun, and where the note is damaged."""
         content = read_json(self.folder / f"{entry.name}_{entry.index}.json")
-        return Note(**content) if content is not None else None
+        try:
+            return Note(**content) if content is not None else None
+        except TypeError:  # other fields
+            return None
 
     def log(self, entry: Entry) -> Path:
         return self.folder.parent / "logs" / f"{entry.name}_{entry.index}.txt"
@@ -194,20 +198,15 @@ class Submitted:
 
     def open(self) -> dict[str, Entry]:
         """The runs that were submitted and not settled, by their path."""
-        rows, _ = read_rows(self.file)
         entries: dict[tuple[str, str], Entry] = {}
-        for row in rows:
-            name = row["name"]
-            of_job = [key for key in entries if key[0] == name]
-            if row["event"] == "submitting":
-                for index, path in enumerate(row["runs"]):
-                    entries[name, path] = Entry(path, name, index, len(row["runs"]), row["unix"])
-            elif row["event"] == "submitted":
-                entries |= {key: replace(entries[key], job=row["job"]) for key in of_job}
-            elif row["event"] == "withdrawn":
-                entries = {key: entry for key, entry in entries.items() if key not in of_job}
-            else:
-                entries.pop((name, row["path"]), None)
+        for row in read_rows(self.file)[0]:
+            try:
+                entries = _followed(entries, row)
+            except (KeyError, TypeError):
+                raise UserError(
+                    f"{self.file}: not a line of a sweep: {json.dumps(row)[:80]}; remove it, and "
+                    "see in squeue whether jobs of the sweep are left"
+                ) from None
         return {path: entry for (_, path), entry in entries.items()}
 
     def settled(self, entry: Entry) -> bool:
@@ -217,6 +216,24 @@ class Submitted:
 
     def _add(self, event: str, name: str, **facts: Any) -> None:
         append_row(self.file, {"event": event, "name": name, **facts, "unix": time.time()})
+
+
+def _followed(
+    entries: dict[tuple[str, str], Entry], row: dict[str, Any]
+) -> dict[tuple[str, str], Entry]:
+    """What is open after one more line."""
+    name = row["name"]
+    of_job = [key for key in entries if key[0] == name]
+    if row["event"] == "submitting":
+        runs = row["runs"]
+        return entries | {
+            (name, path): Entry(path, name, index, len(runs), row["unix"])
+            for index, path in enumerate(runs)
+        }
+    if row["event"] == "submitted":
+        return entries | {key: replace(entries[key], job=row["job"]) for key in of_job}
+    gone = of_job if row["event"] == "withdrawn" else [(name, row["path"])]
+    return {key: entry for key, entry in entries.items() if key not in gone}
 
 
 def code_of(job_state: str | None, note: Note | None) -> int:
