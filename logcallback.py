@@ -63,7 +63,8 @@ class LogCallback(Recorder):
         # Of the last evaluation that no row has yet: all samples, and this rank's part of them.
         self.quality: dict[str, Any] = {}
         self.rank_quality: dict[str, Any] = {}
-        self.losses: list[tuple[int, float]] = []
+        self.quality_update: int | None = None  # at which it was evaluated
+        self.losses = rows.LoggedLoss()
         self.learning_rate: float | None = None
         self.first_learning_rate: float | None = None  # 0 where there is a warm-up
         self.observed_before: dict[str, Any] = {}  # by an earlier attempt
@@ -89,6 +90,7 @@ class LogCallback(Recorder):
         traffic = traffic_of(self.context, self.observations.payload_bytes)
         self.clock = StepClock(cuda, traffic, left_out)
         self.first_update = self.update = state.global_step
+        self.losses.begin(state.global_step)
         self.epoch_so_far = self.context.epoch_so_far if self.context else {}
         self.rank_row.begin(goes_on=self.context is not None or self.first_update > 0)
         if self.context is None and self.telemetry is not None:
@@ -162,7 +164,8 @@ class LogCallback(Recorder):
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row()
-        self.losses, self.quality, self.rank_quality = [], {}, {}
+        self.quality, self.rank_quality = {}, {}
+        self.losses.epoch_begins()
         self.updates_before = state.global_step
         for measure in self.measures:
             measure.epoch_begins()
@@ -192,7 +195,9 @@ class LogCallback(Recorder):
     ) -> None:
         logs = logs or {}
         if "loss" in logs:
-            self.losses.append((state.global_step, float(logs["loss"])))
+            self.losses.add(state.global_step, float(logs["loss"]))
+            if self.row.row is not None:  # logged by epoch: after its end
+                self.row.row |= self._logged_loss(state)
         if "train_runtime" not in logs:
             self._report_progress(state, every_s=1)
 
@@ -207,7 +212,7 @@ class LogCallback(Recorder):
             "epoch": state.epoch,
             "update": state.global_step,
             "updates": state.max_steps,
-            "loss": self.losses[-1][1] if self.losses else None,
+            "loss": self.losses.logged[-1][1] if self.losses.logged else None,
             "wall_s": now_s - self.began_s,
             **self.cpu.per_rank(),
         }
@@ -229,6 +234,8 @@ class LogCallback(Recorder):
         self.cpu.report(everyone)
         if self.context is None:  # ExactTrainer ends a run that diverges
             self.finite = all(torch.isfinite(p).all() for p in kwargs["model"].parameters())
+        if self.quality_update != state.global_step:
+            self.quality, self.rank_quality = {}, {}  # of weights inside the epoch
         self._report_progress(state)  # what kills the run from now on is no step
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
@@ -247,8 +254,6 @@ class LogCallback(Recorder):
         everyone: list[dict[str, Any]],
     ) -> dict[str, Any]:
         fed = self._fed(state)
-        logged = rows.mean_of_log(self.losses, self.updates_before) if self.finite else None
-        theirs = {} if self.train_loss_is_mean else {"trainer_train_loss": logged}
         samples = min(fed, self.train_samples or fed)
         if self.world.size == 1:
             fed = samples  # one process is fed no sample twice
@@ -258,12 +263,8 @@ class LogCallback(Recorder):
             "samples": samples,
             "effective_batch": self.batch,
             "learning_rate": self.learning_rate,
-            **rows.epoch_sums(
-                self.observations.epoch_means,
-                fed,
-                logged if self.train_loss_is_mean else None,
-            ),
-            **theirs,
+            **rows.epoch_sums(self.observations.epoch_means, fed),
+            **self._logged_loss(state),
             "epoch_time_s": train_s + self.epoch_so_far.get("epoch_time_s", 0.0),
             **rows.rates(timed, self.observations.devices),
             "step_time_median_s": everyone[0]["step_time_median_s"],
@@ -272,6 +273,13 @@ class LogCallback(Recorder):
             **over_ranks(everyone, self.world.per_node),
             **self.observations.epoch_fields,
         }
+
+    def _logged_loss(self, state: TrainerState) -> dict[str, float | None]:
+        """The training loss where no trainer of ours has added it up."""
+        if "train_loss" in self.observations.epoch_means:
+            return {}
+        loss = self.losses.mean(self.updates_before, state.global_step) if self.finite else None
+        return {"train_loss" if self.train_loss_is_mean else "trainer_train_loss": loss}
 
     def _fed(self, state: TrainerState) -> int:
         """Samples of this epoch's updates, had every batch been full."""
@@ -304,6 +312,9 @@ class LogCallback(Recorder):
         if "loss" in values and not self.eval_loss_is_mean:
             values["trainer_eval_loss"] = values.pop("loss")
         samples = values.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
+        if self.quality_update != state.global_step:
+            self.quality = {}  # several test sets share the weights
+        self.quality_update = state.global_step
         self.quality |= rows.quality_of(values, samples, eval_s)
         self.rank_quality = self.observations.rank_metrics(args)
         if self.clock.running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -110,11 +111,11 @@ def rank_row(
     }
 
 
-def epoch_sums(exact: dict[str, float], fed: int, logged_loss: float | None) -> dict[str, Any]:
+def epoch_sums(exact: dict[str, float], fed: int) -> dict[str, Any]:
     """Sums and means over the epoch, as far as the trainer has computed any."""
     return {
         "fed_samples": int(exact.get("train_samples", fed)),
-        "train_loss": exact.get("train_loss", logged_loss),
+        "train_loss": exact.get("train_loss"),
         **{name: exact.get(name) for name in ("grad_norm", "clipped_share", "skipped_updates")},
     }
 
@@ -166,13 +167,37 @@ def stock_rate(history: list[dict[str, Any]]) -> float | None:
     return stock[-1] if stock else None
 
 
-def mean_of_log(losses: list[tuple[int, float]], first: int) -> float | None:
-    """The mean over updates of logged (update, loss), each a mean since the previous one."""
-    total, before = 0.0, first
-    for update, loss in losses:
-        total += loss * (update - before)
-        before = update
-    return total / (before - first) if losses else None
+class LoggedLoss:
+    """The training loss of an epoch as far as the Trainer's log knows it: each logged loss is the
+    mean over the updates since the previous one.
+    """
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, float]] = []  # of the epoch, by update
+        self.last_update = self.previous = 0
+
+    def begin(self, update: int) -> None:
+        """The Trainer counts from this update, after which a training begins or goes on."""
+        self.last_update = update
+
+    def epoch_begins(self) -> None:
+        self.logged, self.previous = [], self.last_update
+
+    def add(self, update: int, loss: float) -> None:
+        self.logged.append((update, loss))
+        self.last_update = update
+
+    def mean(self, first: int, last: int) -> float | None:
+        """Of the epoch of these updates; None where a logged mean reaches beyond the epoch."""
+        if self.previous != first or self.last_update != last or not self.logged:
+            return None
+        starts = [first, *(update for update, _ in self.logged)]
+        total = sum(n * loss for n, (_, loss) in zip(_gaps(starts), self.logged, strict=True))
+        return total / (last - first)
+
+
+def _gaps(updates: list[int]) -> list[int]:
+    return [after - before for before, after in itertools.pairwise(updates)]
 
 
 def size_of(loader: Any) -> int | None:

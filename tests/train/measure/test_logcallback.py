@@ -107,6 +107,50 @@ def test_without_evaluation(tmp_path: Path) -> None:
     assert summary_of(folder)["outcome"] == "finished"
 
 
+def evaluated_by_steps(folder: str, every: int) -> list[dict[str, Any]]:
+    trainer = trainer_for(folder, test=Points(8, draw=1), eval_strategy="steps", eval_steps=every)
+    trainer.train()
+    return [log for log in trainer.state.log_history if "eval_loss" in log]
+
+
+def test_an_evaluation_inside_an_epoch_is_not_of_its_end(tmp_path: Path) -> None:
+    """An epoch has four updates; the Trainer evaluates after the last of all, too."""
+    folder, logs = alone(tmp_path, evaluated_by_steps, 3)
+    assert [log["step"] for log in logs] == [3, 6, 8]
+    first, last = rows_of(folder)
+    assert not [name for name in first if name.startswith("eval")]
+    assert last["eval_loss"] == logs[-1]["eval_loss"]
+
+
+def test_an_evaluation_at_the_last_update_of_an_epoch_is_of_its_end(tmp_path: Path) -> None:
+    folder, logs = alone(tmp_path, evaluated_by_steps, 2)
+    assert [log["step"] for log in logs] == [2, 4, 6, 8]
+    assert [row["eval_loss"] for row in rows_of(folder)] == [
+        logs[1]["eval_loss"],
+        logs[3]["eval_loss"],
+    ]
+
+
+def test_a_training_loss_is_that_of_its_epoch_or_unknown(tmp_path: Path) -> None:
+    ways: dict[str, dict[str, Any]] = {
+        "each": {"logging_steps": 1},
+        "epoch": {"logging_strategy": "epoch"},
+        "half": {"logging_steps": 2},
+        "across": {"logging_steps": 3},
+    }
+    losses = {}
+    for name, flags in ways.items():
+        folder, _ = alone(tmp_path / name, trained_with, flags)
+        losses[name] = [row["train_loss"] for row in rows_of(folder)]
+    assert losses["epoch"] == pytest.approx(losses["each"], rel=1e-5)
+    assert losses["half"] == pytest.approx(losses["each"], rel=1e-5)
+    assert losses["across"] == [None, None]
+
+
+def trained_with(folder: str, flags: dict[str, Any]) -> None:
+    train(folder, **flags)
+
+
 def accumulated(folder: str) -> None:
     train(folder, test=Points(16), eval_strategy="epoch", gradient_accumulation_steps=2)
 

@@ -15,7 +15,7 @@ from harness.core.records import RunFolder, append_row, write_json
 from harness.train.loop.epoch import EpochEvents, EpochSums
 from harness.train.measure import sampler
 from harness.train.measure.clock import StepClock
-from harness.train.measure.rows import mean_of_log, quantile, rank_row
+from harness.train.measure.rows import LoggedLoss, quantile, rank_row
 
 
 def test_quantile_is_a_value_that_occurs() -> None:
@@ -28,9 +28,20 @@ def test_quantile_is_a_value_that_occurs() -> None:
 
 
 def test_logged_losses_weigh_as_many_updates_as_they_cover() -> None:
-    # Logged after updates 12 and 15 of an epoch that began after update 10.
-    assert mean_of_log([(12, 1.0), (15, 2.0)], 10) == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
-    assert mean_of_log([], 10) is None
+    logged = LoggedLoss()
+    logged.begin(10)
+    logged.epoch_begins()
+    assert logged.mean(10, 15) is None  # nothing was logged
+    logged.add(12, 1.0)
+    assert logged.mean(10, 15) is None  # the last three updates are not known
+    logged.add(15, 2.0)
+    assert logged.mean(10, 15) == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
+    logged.epoch_begins()
+    logged.add(18, 4.0)
+    logged.epoch_begins()  # update 20
+    logged.add(21, 5.0)  # the mean of updates of two epochs
+    logged.add(25, 6.0)
+    assert logged.mean(20, 25) is None
 
 
 def test_steps_leave_out_what_pauses_the_epoch_and_wait_for_their_batches() -> None:
