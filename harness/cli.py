@@ -122,11 +122,8 @@ def target(parser: Parser) -> None:
     parser.add_argument("--target", metavar="METRIC=VALUE", help=reach)
 
 
-PART = "FOLDER:NAME=VALUE,NAME=VALUE for those with these settings"
-SIDE = (
-    "a run, a folder whose runs differ only in their seed, or FOLDER:NAME=VALUE,NAME=VALUE for "
-    "those of its runs (or of a sweep's) with these settings"
-)
+PART = "FOLDER:NAME=VALUE,NAME=VALUE for its runs with these settings"
+SIDE = f"a run, a folder whose runs differ only in their seed, or {PART}"
 
 
 def table(parser: Parser) -> None:

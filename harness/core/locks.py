@@ -90,7 +90,7 @@ class Lock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)  # less the umask
-        except (FileNotFoundError, FileExistsError):
+        except (FileNotFoundError, FileExistsError, NotADirectoryError):
             if (odd := next(filter(_no_folder, self.path.parents), None)) is not None:
                 raise UserError(f"{self.path} cannot be locked: {odd} is no folder") from None
             return False  # its folder has just been tidied away by somebody else

@@ -1,10 +1,11 @@
-"""How a process ends: a child with its parent, even after kill -9; a mistake or a signal with one
+"""How processes end: children with their parent, even after kill -9; mistakes and signals with one
 line.
 
     python -m harness.core.process PID COMMAND...    becomes COMMAND, and ends with process PID
     python -m harness.core.process - COMMAND...      runs COMMAND; asks it to end at end of input
 
-Without it the ranks of a killed launcher train on, hold the GPUs and disturb the next measurement.
+Otherwise the ranks of a killed launcher would train on, hold the GPUs and disturb the next
+measurement.
 """
 
 # Loaded first of all, so that Ctrl-C is one line from then on: what takes long is imported late.
@@ -45,7 +46,7 @@ def install_quit_handlers() -> None:
 
 
 def open_closed_streams() -> None:
-    """Whoever started this may have closed them (>&-): the next file would take their number."""
+    """Open closed standard streams (>&-) on /dev/null: the next file would get their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -54,8 +55,8 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
-class _Lost(io.FileIO):
-    """Takes what it cannot write: a full disk, a closed pipe, a terminal that is gone."""
+class _IgnoringErrors(io.FileIO):
+    """Drops what cannot be written: a full disk, a closed pipe, a terminal that is gone."""
 
     def write(self, content: Any) -> int:
         try:
@@ -76,7 +77,10 @@ def print_if_possible() -> None:
             continue
         with suppress(OSError, ValueError):
             stream.flush()
-        raw, at_once = _Lost(number, "w", closefd=False), stream.write_through  # python -u
+        raw, at_once = (
+            _IgnoringErrors(number, "w", closefd=False),
+            stream.write_through,
+        )  # python -u
         text = io.TextIOWrapper(
             raw if at_once else io.BufferedWriter(raw),
             stream.encoding, stream.errors, line_buffering=stream.line_buffering,

@@ -22,8 +22,8 @@ class NodeError(UserError):
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None, mark: str = "") -> str:
-    """The end of a message about an unknown name: the known one that is most like it; where none
-    is, otherwise, or a list of all.
+    """'did you mean X?' with the known name that is most like it; without one `otherwise`, by
+    default a list of all.
 
     mark: stands before each name, as -- before a flag.
     """

@@ -177,7 +177,7 @@ def task_of(script: str) -> Task:
         return TASKS[script]
     file = script_file(script)
     if file is None:
-        hint = nearest(script, TASKS, f"no {script}.py in this folder")
+        hint = nearest(script, TASKS, f"no {script}.py in this folder.")
         raise UserError(f"unknown script {script}: {hint} There are {names()}, and copies of them")
     tree = parsed(file)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)

@@ -92,8 +92,10 @@ def test_what_is_no_folder_is_not_waited_for(odd: str, tmp_path: Path) -> None:
     """It was said to be measured by another process."""
     at = tmp_path / "out"
     at.touch() if odd == "file" else at.symlink_to("nowhere")
-    with pytest.raises(UserError, match=f"cannot be locked.*({at} is no folder|Not a directory)"):
+    with pytest.raises(UserError, match=f"cannot be locked: {at} is no folder"):
         Lock(at / "lock").take(wait_s=30)
+    with pytest.raises(UserError, match=f"cannot be locked: {at} is no folder"):
+        Lock(at / "below" / "lock").take(wait_s=30)
 
 
 def test_a_full_disk_is_no_reason_against_a_lock(

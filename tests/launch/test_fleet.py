@@ -441,7 +441,7 @@ def test_the_ranks_that_torchrun_has_lost_are_those_that_it_prints(
     counts = itertools.chain([3, 3, 3], itertools.repeat(3 + kills))
     monkeypatch.setattr(agents, "oom_kills", lambda: next(counts))
     launcher, (one, other, third) = torchruns(job)
-    (tmp_path / "log.txt").write_text("[elsewhere] " + LOST.format("", 5) + LOST.format("", 1))
+    (tmp_path / "log.txt").write_text(LOST.format("", 5) + LOST.format("", 1))
     one.code = other.code = third.code = 1
     found = launcher.poll()
     assert found is not None and {f["rank"] for f in found.failures} == {1, 5}

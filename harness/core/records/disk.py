@@ -39,7 +39,7 @@ REFUSALS = {
     errno.ELOOP: "links lead in a circle in",
     errno.ENAMETOOLONG: "names are too long in",
 }
-# What they may refuse.
+# What a write to a file that is already open may be refused for.
 OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries written in Rust say it
 NO_ROOM = 2**16  # bytes; a library that has met a full disk leaves less
