@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from harness.core.settings import UserError
 from harness.read.compare.compare import compare
 from harness.read.explain.explain import group_breakdown
 from harness.read.figures.catalogue import draw
-from harness.read.records.comparable import QUALITY, SPEED
+from harness.read.predict.fitting import measured_beside
+from harness.read.records.comparable import QUALITY, SPEED, judge
 from harness.read.records.groups import Group
-from harness.read.records.selection import read_group
+from harness.read.records.runs import Run
+from harness.read.records.selection import read_group, select
 from harness.read.records.sweeps import read_sweep
 from tests.support.drawn import measured, points
 from tests.support.paired import Verb, pair, timed
@@ -256,3 +260,73 @@ def test_bars_nodes_and_readings_are_those_of_quiet_runs(plan: Plan) -> None:
     assert "seed 2: cores busy (%) 2 in the mean" in draw("usage", sweep).alt
     (row,) = plan.groups(baseline=None, per_node=True)
     assert row["user_s_per_node"] == [40, 40]
+
+
+def finished_run(seed: int, busy: bool = False, **fields: Any) -> Run:
+    facts = {**on_cpu(1), **(BUSY if busy else {})}
+    return Run({"seed": seed}, "run", state="finished", **{"environment": facts, **fields})
+
+
+def test_a_miss_brings_no_disturbed_time_back() -> None:
+    times = {1: 26.0, 2: math.inf, 3: 2.5}
+    runs = [finished_run(seed, seed == 1, measures={"tta_train_s": times[seed]}) for seed in times]
+    group = Group(tuple(runs))
+    assert [run.seed for run in group.timed] == [2, 3]
+    # Two of three reach the target, and the time of one of these is unknown.
+    assert group.values("tta_train_s") == []
+    quiet = replace(runs[0], environment=on_cpu(1))
+    assert Group((quiet, *runs[1:])).values("tta_train_s") == [26.0, math.inf, 2.5]
+    more = [finished_run(seed, measures={"tta_train_s": math.inf}) for seed in (4, 5)]
+    assert Group((*runs, *more)).values("tta_train_s") == [math.inf, 2.5, math.inf, math.inf]
+    unlike = replace(runs[2], environment=on_cpu(2))
+    assert Group((*runs[:2], unlike)).values("tta_train_s") == []
+
+
+def test_a_group_whose_times_are_all_disturbed_is_not_compared_as_quiet() -> None:
+    """Its only quiet run has another batch than asked for, and thus no times."""
+    rate = {"train_samples_per_s": 100.0}
+    quiet = Group(tuple(finished_run(seed, measures=rate) for seed in (1, 2)), name="B")
+    mixed = Group(
+        (finished_run(1, True, measures=rate), finished_run(2, other_batches=(8,))), name="A"
+    )
+    assert judge(mixed, quiet)[SPEED].reasons == [
+        "other programs: 1 of 2 runs of A ran beside them (--pack, or more than 25% of the cores)"
+    ]
+
+
+def test_threads_are_unknown_where_the_device_is() -> None:
+    """LogCallback alone records no device."""
+    assert finished_run(1, environment={"threads": 2}).threads == 2
+    assert finished_run(1, environment={"threads": 2, "gpus": ["H100"]}).threads is None
+    assert finished_run(1, environment={}).threads is None
+    assert finished_run(1, environment={"observed": {"device": "cuda:0"}}).threads == 0
+
+
+@pytest.mark.parametrize("first", ["0.1", None])
+def test_a_setting_of_some_runs_selects_whichever_comes_first(first: str | None) -> None:
+    decays = [first, "0.1" if first is None else None]
+    runs = [
+        finished_run(seed, settings={} if decay is None else {"weight_decay": decay})
+        for seed, decay in enumerate(decays)
+    ]
+    runs = [replace(run, label=run.label | run.settings) for run in runs]
+    (chosen,) = select(Path("out"), runs, {"weight_decay": "0.1"})
+    assert chosen.settings == {"weight_decay": "0.1"}
+    (other,) = select(Path("out"), runs, {"weight_decay": "none"})
+    assert other.settings == {}
+    with pytest.raises(
+        UserError, match=r"out: its runs have no momentum; they have .*weight_decay"
+    ):
+        select(Path("out"), runs, {"momentum": "1"})
+
+
+def test_links_beside_a_selection_count_whatever_its_values_have(tmp_path: Path) -> None:
+    link = {
+        "nodes": 2, "processes_per_node": 1, "backend": "gloo", "rtt_min_ms": 66.0,
+        "bandwidth_mbit": 300.0, "allreduce": [{"bytes": 4_000_000, "s": 0.4}],
+    }  # fmt: skip
+    (tmp_path / "link1.json").write_text(json.dumps(link))
+    every = [*measured_beside(str(tmp_path))]
+    assert len(every) == 1
+    for part in ("script=vit", "dataset=embedded:digits", "script=vit,dataset=embedded:digits"):
+        assert [*measured_beside(f"{tmp_path}:{part}")] == every

@@ -50,7 +50,7 @@ def pair(
     """A run of two processes, with what a comparison reads."""
     path = folder / "bert" / "1_2" / f"run_{seed}_{len(list(folder.glob('*/*/*')))}"
     facts = {
-        "machine": "a-cpux2", "gpus": [], "effective_batch": 64,
+        "machine": "a-cpux2", "gpus": [], "threads": 1, "effective_batch": 64,
         "command": f"bert.py --tiny --seed {seed} --lr 1e-3",
         "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
         "data": {**DATA, **(data or {})}, **(environment or {}),

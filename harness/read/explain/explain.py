@@ -262,10 +262,10 @@ def group_breakdown(group: Group) -> TimeBreakdown:
 
 
 def _alone(run: Group, refused: Group | None) -> str:
-    if all(one.is_beside_others for one in run.finished):
+    if all(one.is_beside_others for one in run.timed):
         return (
-            "It ran beside other programs, so its times are compared with those of no run on one "
-            "process: measure again with --rerun when nothing else runs."
+            "It ran beside other programs, so its times are not compared with any run on one "
+            "process: repeat its command with --rerun at the end when nothing else runs."
         )
     why = ""
     if refused is not None:
@@ -278,7 +278,7 @@ def _alone(run: Group, refused: Group | None) -> str:
 
 def _slowed(run: Group) -> str:
     """Other programs slow all parts of a run, so that none of them stands out."""
-    if not all(one.is_beside_others for one in run.finished):
+    if not all(one.is_beside_others for one in run.timed):
         return ""
     shares = [share for one in run.finished if (share := one.others_cpu_share) is not None]
     used = f" used {percent(max(shares))} of the cores and" if shares else ""

@@ -28,6 +28,7 @@ from harness.read.records.groups import with_times_that_count
 from harness.read.records.recorded import check_links, is_number, warn
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
+    parse_selector,
     read_selected,
     settings_that_differ,
     several_kinds,
@@ -121,7 +122,7 @@ def recorded(runs: Sequence[Run]) -> Iterator[Reduction]:
 
 def measured_beside(selector: str) -> Iterator[Reduction]:
     """The all-reduces in link*.json files of a folder, or of FOLDER:NAME=VALUE."""
-    folder = Path(selector.rpartition(":")[0] if not Path(selector).exists() else selector)
+    folder, _ = parse_selector(selector)
     for file in sorted(folder.rglob(LINK_FILES)) if folder.is_dir() else ():
         link = read_json(file) or {}
         if not (link.get("nodes") and link.get("backend")):

@@ -139,7 +139,7 @@ def _runs(count: int) -> str:
 
 def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
     """Times beside other programs are not those of a quiet machine, nor those of another batch."""
-    busy = [group for group in groups if all(run.is_beside_others for run in group.finished)]
+    busy = [group for group in groups if all(run.is_beside_others for run in group.timed)]
     for group in groups:
         if batches := {batch for run in group.finished for batch in run.other_batches}:
             changed = sum(bool(run.other_batches) for run in group.finished)

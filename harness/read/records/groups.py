@@ -30,15 +30,23 @@ class Group:
         return [run for run in self.runs if run.state == FINISHED]
 
     def measured(self, measure: str) -> list[Run]:
-        """The finished runs whose number counts: of a time, those of a quiet machine if any is, and
+        """The finished runs whose number counts: of a time, those of a quiet machine if any is;
         none where processes had unlike numbers of threads.
 
-        A run that misses its target does so on any machine.
+        A run that misses its target does so on any machine. Beside misses the times of all others
+        must count: without one of them the median is unknown, unless most runs miss.
         """
-        missed = any(math.isinf(run.measures.get(measure, 0.0)) for run in self.finished)
-        if missed or not is_timed(measure):
+        if not is_timed(measure):
             return self.finished
-        return [] if self.has_unlike_threads else self.timed
+        if self.has_unlike_threads:
+            return []
+        counted = self.timed
+        missed = [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
+        if not missed:
+            return counted
+        known = [run for run in self.finished if run in counted or run in missed]
+        is_known = len(known) == len(self.finished) or 2 * len(missed) > len(self.finished)
+        return known if is_known else []
 
     @property
     def timed(self) -> list[Run]:
@@ -46,7 +54,7 @@ class Group:
 
     @property
     def has_unlike_threads(self) -> bool:
-        """Then its times have no mean."""
+        """Whether the timed runs had unlike numbers of threads: such times have no mean."""
         return len({run.threads for run in self.timed}) > 1
 
     @property

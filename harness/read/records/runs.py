@@ -201,7 +201,10 @@ class Run:
         """Of a process that computes on a CPU: torchrun gives it one, without it all cores are
         used. 0 where a GPU computes, which does not mind; None where nobody knows.
         """
-        return self.environment.get("threads") if self.device == "cpu" else 0
+        threads = self.environment.get("threads")
+        if self.device is None:  # by LogCallback alone, or imported
+            return None if self.environment.get("gpus") else threads
+        return threads if self.device == "cpu" else 0
 
     @property
     def devices(self) -> int | None:

@@ -51,7 +51,7 @@ def read_sweep_part(selector: str) -> SweepResults:
 
 
 def read_results_part(selector: str) -> SweepResults:
-    """Likewise, or else all runs below a folder together."""
+    """The same of a sweep, or of all runs below a folder."""
     path, conditions = parse_selector(selector)
     return _part(read_results(path), path, conditions)
 
@@ -78,7 +78,7 @@ def check_whole(selector: str, what: str) -> None:
 
 
 def _part(sweep: SweepResults, path: Path, conditions: Mapping[str, str]) -> SweepResults:
-    """With the selected runs alone; without them, its baseline is none."""
+    """The sweep with the selected runs alone; without a baseline if none of them belongs to it."""
     if not conditions:
         return sweep
     kept = {id(run) for run in select(path, sweep.runs, conditions)}
@@ -146,12 +146,12 @@ def parse_selector(word: str) -> tuple[Path, dict[str, str]]:
 
 
 def select(path: Path, runs: Sequence[Run], conditions: Mapping[str, str]) -> list[Run]:
-    """Those with these settings; UserError where there is none."""
+    """The runs with these settings; UserError if there is none."""
     for name, text in conditions.items():
-        known = _values(runs[0])
-        if name not in known:
-            known_names = sorted(n for n, v in known.items() if v is not None)
-            raise UserError(f"{path}: its runs have no {name}; they have {', '.join(known_names)}")
+        known = [n for run in runs for n, value in _values(run).items() if value is not None]
+        if name not in known and name not in _values(runs[0]):
+            names = ", ".join(sorted({*known}))
+            raise UserError(f"{path}: its runs have no {name}; they have {names}")
         values = dict.fromkeys(_text(_values(run).get(name)) for run in runs)
         runs = [run for run in runs if _is(_values(run).get(name), text)]
         if not runs:
