@@ -169,6 +169,7 @@ class Queue(Worker):
             entries = self.submitted.open()
             for job in jobs:
                 state, entry = due[job.path], entries[job.path]
+                state.started = True
                 self.watched.append(Watched(state, entry))
                 self.screen.note(f"{self.name_of(state)}: submitted as job {entry.id}")
 
