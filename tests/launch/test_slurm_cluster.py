@@ -188,6 +188,17 @@ def test_a_run_that_fails_says_why(cluster: dict[str, str], tmp_path: Path) -> N
     assert "interrupted after" in printed and "rank 0 was killed (SIGKILL)" in printed
 
 
+def test_a_set_up_that_fails_is_the_reason(cluster: dict[str, str], tmp_path: Path) -> None:
+    file, out = sweep_file(tmp_path, f"script: vit\n{SMALL}\n"), tmp_path / "out"
+    setup = tmp_path / "setup.sh"
+    setup.write_text("module() { echo 'error: no such module' >&2; return 4; }\nmodule load x\n")
+    done = on(cluster, file, out, "--setup_script", str(setup))
+    assert done.returncode == 1, done.stderr
+    assert f"--setup_script {setup} ended with exit code 4" in done.stdout
+    (found,) = find_runs(out)
+    assert found.outcome() == "failed" and "--setup_script" in summary(out)["reason"]
+
+
 def test_what_a_stranger_writes_into_a_rendezvous_does_not_run(
     cluster: dict[str, str], tmp_path: Path
 ) -> None:

@@ -128,10 +128,23 @@ tell null null"""
 
 
 def _surroundings(slurm: Slurm, site: Site) -> str:
-    setup = [f". {shlex.quote(slurm.setup_script)}"] if slurm.setup_script else []
+    setup = slurm.setup_script and SETUP.format(file=shlex.quote(slurm.setup_script))
     exports = [f"export {k}={shlex.quote(v)}" for k, v in site.environment.items()]
     paths = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(site.root)}'
-    return "\n".join([*setup, *exports, paths])
+    return "\n".join([*([setup] if setup else []), *exports, paths])
+
+
+# What follows would be measured in another environment. It may also end the shell.
+SETUP = """without() {{
+    [ -z "$set_up" ] || return 0
+    printf 'error: --setup_script %s ended with exit code %s\\n' {file} "$1" >&2
+    tell "$(date +%s)" 1
+    exit 1
+}}
+set_up=
+trap 'without "$?"' EXIT
+. {file} || exit
+set_up=yes"""
 
 
 def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
