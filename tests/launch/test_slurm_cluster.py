@@ -170,7 +170,10 @@ def test_what_the_cluster_refuses_and_what_it_never_starts(
     on(cluster, file, out, "--partition", "short", "--timeout", "30m", "--detach")
     (job,) = jobs_of(cluster)
     waits = on(cluster, file, out, "--detach")
-    assert re.search(r"waits: Partition(TimeLimit|Config)\n", waits.stdout), waits.stdout
+    endless = r"waits: Partition(TimeLimit|Config), which does not end by itself: scancel"
+    assert re.search(endless, waits.stdout), waits.stdout
+    other = f"job {job} was submitted with other flags (--partition=short --time=30) than"
+    assert f"warning: {other} this call's (none)" in waits.stdout
     ask(cluster, "scancel", job)
 
 

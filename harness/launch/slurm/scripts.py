@@ -24,6 +24,10 @@ from harness.launch.slurm import Slurm
 
 # Before the time limit: for ranks to record, and for a job to be requeued.
 LEAD_S = 60
+# Options in a script that no flag decides, or that follow from others.
+OF_ITS_RUNS = re.compile(
+    r"--(job-name|chdir|output|open-mode|array|signal|requeue|no-requeue)(=|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,21 @@ fi
 tell "$(date +%s)" "$code"
 exit "$code"
 """
+
+
+def flags_in(text: str) -> list[str]:
+    """What a script owes to the flags of the call that wrote it, whatever runs it has."""
+    setup = re.findall(r"^\. (.+?)(?: \|\| exit)?$", text, re.M)
+    requeue = re.findall(r"-lt (\d+) \]; then$", text, re.M)
+    return [
+        *(
+            line
+            for line in re.findall(r"^#SBATCH (.*)$", text, re.M)
+            if not OF_ITS_RUNS.match(line)
+        ),
+        *(f"--setup_script {file}" for file in setup),
+        *(f"--requeue {times}" for times in requeue),
+    ]
 
 
 def job_name(sweep: str, unlike: str) -> str:
