@@ -41,6 +41,7 @@ class State:
     took_s: float | None = None
     batch: int | None = None  # per process, that is tried after a lack of memory (--auto_batch)
     goes_on: bool = False  # with the record that this runner has made, whatever --rerun says
+    started: bool = False  # or submitted, by this runner
     known: bool = False  # had its outcome before this runner came to it
 
     @property

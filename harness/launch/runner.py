@@ -205,6 +205,7 @@ class Runner(Worker):
             state.batch = self.batch_to_try(state) or state.batch
         self.logs[log] = job
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
+        state.started = True
         self.running.append(Running(state, launcher, lock, devices, log, Began.now(job.folder)))
         launcher.begin(self._request(state, devices, log))
         self.screen.note(f"{self.name_of(state)}: started")

@@ -47,6 +47,7 @@ from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
 from harness.launch.screen import Screen
+from harness.launch.slurm.cluster import Submitted
 from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
@@ -185,11 +186,11 @@ def run(flags: argparse.Namespace) -> int:
         if flags.dry_run:
             print("\n".join(place.dry_run(chosen, folder)))
             return 0
-        again = options.rerun == "all" and len(chosen) == len(states)
-        _describe(sweep, states, folder, flags.words, measured_again=again)
+        command = redacted_command(["python", "-m", "harness", "sweep", *flags.words])
+        _describe(sweep, states, folder, command)
         check_start(sweep, states, chosen, place, flags.yes)
         refuse_if_nothing_starts(chosen)
-        return _work(sweep, chosen, place, folder)
+        return _work(sweep, chosen, place, folder, command)
     finally:
         place.close()
 
@@ -291,7 +292,7 @@ def _matches(job: Job, condition: dict[str, str]) -> bool:
     )
 
 
-def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
+def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command: str) -> int:
     """Measure what is missing, and show the table; the exit code."""
     if sweep.columns:
         _check_columns(folder, sweep.file)
@@ -303,7 +304,11 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path) -> int:
         else:
             worker = Queue(chosen, place.options, folder, screen)
         with _signals(worker) as signals:
-            worker.work()
+            try:
+                worker.work()
+            finally:
+                if any(state.started and state.state == FINISHED for state in chosen):
+                    write_json(folder / SWEEP, _earlier(folder) | {"command": command})
             screen.close()
             if done := sum(state.known for state in chosen):
                 screen.print(f"{done} of {len(chosen)} runs had been done before")
@@ -352,10 +357,11 @@ def _signals(worker: Worker) -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def _describe(
-    sweep: Sweep, states: list[State], folder: Path, argv: list[str], measured_again: bool = False
-) -> None:
-    """sweep.json: what readers need to know of the plan; a different earlier one is kept aside."""
+def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> None:
+    """sweep.json: what readers need to know of the plan; a different earlier one is kept aside.
+
+    Its command is one that measured: the earlier one stays until another has measured a run.
+    """
     path = folder / SWEEP
     content = {
         "schema": SCHEMA,
@@ -363,7 +369,7 @@ def _describe(
         "question": sweep.header.get("question"),
         "hypothesis": sweep.header.get("hypothesis"),
         "file": without_home(sweep.file),
-        "command": redacted_command(["python", "-m", "harness", "sweep", *argv]),
+        "command": command,
         "axes": axes_of(sweep),
         "baseline": as_text(sweep.baseline) if sweep.baseline else None,
         "runs": [
@@ -379,9 +385,9 @@ def _describe(
         before = _earlier(folder)
         planned = [run.get("path") for run in before.get("runs") or ()]
         if before and planned == [state.job.path for state in states]:
-            # What measured these runs stays: a repetition may run a part, or nothing.
-            if not measured_again:
-                content["command"] = before.get("command") or content["command"]
+            measured = any(state.job.folder.outcome() == FINISHED for state in states)
+            if measured or Submitted(folder).open():  # jobs that may yet measure
+                content["command"] = before.get("command") or command
         elif path.exists():
             aside = unused(folder, f"{path.stem}{ASIDE}", path.suffix)
             path.rename(aside)

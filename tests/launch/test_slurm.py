@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +107,8 @@ ARRAY = r"""#!/bin/bash
 #SBATCH --exclusive
 """
 ARRAY_BODY = r"""
-. /home/me/setup.sh
+. /home/me/setup.sh || exit
+set_up=yes
 export OMP_NUM_THREADS=4
 export HARNESS_LAUNCH='{"sweep": "mine"}'
 export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}"'/home/me/my project'
@@ -158,6 +162,32 @@ def test_runs_that_want_the_same_make_one_array(tmp_path: Path) -> None:
     jobs = planned(tmp_path, "script: [vit, bert]\ngrid: {setup: [1_1, 1_2, 2_1]}\nseeds: [1, 2]")
     assert [len(group) for group in alike(jobs)] == [4, 4, 4]
     assert [job for group in alike(jobs) for job in group] != jobs
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("last", "code"), [("false", 1), ("exit 3", 3), ("exit 0", 0)])
+def test_a_set_up_that_fails_ends_the_job(last: str, code: int, tmp_path: Path) -> None:
+    setup = tmp_path / "set up.sh"
+    setup.write_text(f"{last}\n")
+    (tmp_path / "jobs").mkdir()
+    site = replace(SITE, folder=str(tmp_path), cwd=str(tmp_path))
+    jobs = planned(tmp_path, "script: vit")
+
+    def done() -> subprocess.CompletedProcess[str]:
+        text = script(jobs, Slurm(setup_script=str(setup)), site, None, rerun=False)
+        text = text.replace("srun ", f"touch {tmp_path}/began #")
+        return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+
+    failed = done()
+    said = f"error: --setup_script {setup} ended with exit code {code}\n"
+    assert failed.returncode == 1 and failed.stderr == said
+    (file,) = (tmp_path / "jobs").glob("*_0.json")
+    note = json.loads(file.read_text())
+    assert note["code"] == 1 and note["ended"] and not (tmp_path / "began").exists()
+    # With a trap of its own.
+    setup.write_text(f"trap 'touch {tmp_path}/cleaned' EXIT\n")
+    done()
+    assert (tmp_path / "began").exists() and (tmp_path / "cleaned").exists()
 
 
 def test_what_no_cluster_can_host(tmp_path: Path) -> None:

@@ -170,7 +170,10 @@ def test_what_the_cluster_refuses_and_what_it_never_starts(
     on(cluster, file, out, "--partition", "short", "--timeout", "30m", "--detach")
     (job,) = jobs_of(cluster)
     waits = on(cluster, file, out, "--detach")
-    assert re.search(r"waits: Partition(TimeLimit|Config)\n", waits.stdout), waits.stdout
+    endless = r"waits: Partition(TimeLimit|Config), which does not end by itself: scancel"
+    assert re.search(endless, waits.stdout), waits.stdout
+    other = f"job {job} was submitted with other flags (--partition=short --time=30) than"
+    assert f"warning: {other} this call's (none)" in waits.stdout
     ask(cluster, "scancel", job)
 
 
@@ -186,6 +189,17 @@ def test_a_run_that_fails_says_why(cluster: dict[str, str], tmp_path: Path) -> N
     assert runner.returncode == 1, error
     assert "failed after" in printed and "vit.py: error: --dataset nowhere.csv" in printed
     assert "interrupted after" in printed and "rank 0 was killed (SIGKILL)" in printed
+
+
+def test_a_set_up_that_fails_is_the_reason(cluster: dict[str, str], tmp_path: Path) -> None:
+    file, out = sweep_file(tmp_path, f"script: vit\n{SMALL}\n"), tmp_path / "out"
+    setup = tmp_path / "setup.sh"
+    setup.write_text("module() { echo 'error: no such module' >&2; return 4; }\nmodule load x\n")
+    done = on(cluster, file, out, "--setup_script", str(setup))
+    assert done.returncode == 1, done.stderr
+    assert f"--setup_script {setup} ended with exit code 4" in done.stdout
+    (found,) = find_runs(out)
+    assert found.outcome() == "failed" and "--setup_script" in summary(out)["reason"]
 
 
 def test_what_a_stranger_writes_into_a_rendezvous_does_not_run(

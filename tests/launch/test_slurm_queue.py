@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,47 @@ def test_a_job_is_submitted_once_however_often_it_is_asked_for(
     assert "waits: ReqNodeNotAvail" in screen and "run on the cluster: 1" in screen
     (state,) = again.states
     assert state.state == WAITING and standing(state) == "waiting (ReqNodeNotAvail)"
+
+
+@pytest.mark.process
+def test_a_job_that_waits_with_other_flags_than_the_call_has(
+    tmp_path: Path, cluster: StandIn
+) -> None:
+    setup = tmp_path / "setup.sh"
+    text = "script: vit\nseeds: [1, 2]"
+
+    def lines(seeds: str = text, timeout_s: float = 60.0, **flags: Any) -> list[str]:
+        waiting = queue_of(tmp_path, seeds, timeout_s=timeout_s)
+        slurm = replace(waiting.options.slurm, **flags)
+        waiting.options = replace(waiting.options, slurm=slurm)
+        waiting.work()
+        both = [f"12_{i}|PENDING|{why}|{waiting.watched[0].entry.name}\n" for i in range(2)]
+        cluster.says("squeue", "".join(both))
+        return [line for line in seen(waiting).lines if "waits" in line or "warning" in line]
+
+    why = "Priority"
+    assert lines(partition="old", requeue=2) == []
+    # The same flags, also for one of both runs.
+    assert lines(partition="old", requeue=2, detach=True) == []
+    why = "PartitionTimeLimit"
+    assert lines(f"{text[:-4]}]", partition="old", requeue=2) == []
+    sent, anew = "warning: job 12 was submitted with other flags", "to submit it anew, scancel 12,"
+    told = lines(timeout_s=7200.0, partition="new", setup_script=str(setup), sbatch=("--mem=1G",))
+    assert told[-1] == (
+        f"{sent} (--partition=old --time=1 --requeue 2) than this call's (--partition=new "
+        f"--time=120 --mem=1G --setup_script {setup} --requeue 0) and keeps them: {anew} then "
+        "repeat this command"
+    )
+    assert told[0].endswith(
+        "waits: PartitionTimeLimit, which does not end by itself: scancel 12_0 (or Ctrl-C twice), "
+        "then repeat with other flags"
+    )
+    assert sum("warning" in line for line in told) == 1  # of one array
+    assert cluster.asked("sbatch") == 1
+    assert f"{sent} (--partition=old) than this call's (none)" in lines(requeue=2)[-1]
+    for script in (tmp_path / "sweep" / "jobs").glob("*.sh"):
+        script.unlink()
+    assert not any("warning" in line for line in lines())
 
 
 @pytest.mark.process

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.records import RunFolder, find_runs, read_json, read_rows, write_json
+from harness.core.settings import UserError
 from harness.launch import runner
 from harness.launch import sweep as sweep_module
 from harness.launch.launcher import Launcher
-from harness.launch.outcome import State
 from harness.launch.places import Local
-from harness.launch.plan import plan
 from harness.launch.runner import Runner, Running
-from harness.launch.sweepfile import load
+from harness.launch.slurm.cluster import Submitted
 from tests.support import sockets
 from tests.support.memory import CGROUP, limited_group
 from tests.support.sweeps import ROOT, SMALL, outcomes, sweep, sweep_file, untimed_rows
@@ -95,27 +94,53 @@ def test_a_sweep_from_start_to_table_and_again(
     assert len(json.loads((folder / "sweep.json").read_text())["runs"]) == 1
 
 
-def test_a_repetition_keeps_the_command_that_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_in_the_plan_is_one_that_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = load(ROOT / "experiments" / "demo.yaml", True)
-    states = [State(job) for job in plan(sweep, tmp_path, 1)]
-    folder = tmp_path / "sweeps" / sweep.name
-    for flags in (["demo.yaml", "--tiny"], ["demo.yaml", "--tiny", "--select", "seed=1"]):
-        sweep_module._describe(sweep, states, folder, flags)
-        written = json.loads((folder / "sweep.json").read_text())
-        assert written["command"] == "python -m harness sweep demo.yaml --tiny"
-        assert written["hypothesis"] == sweep.header["hypothesis"]
-    again = ["demo.yaml", "--tiny", "--rerun", "all"]
-    sweep_module._describe(sweep, states, folder, again, measured_again=True)
-    command = json.loads((folder / "sweep.json").read_text())["command"]
-    assert command == "python -m harness sweep demo.yaml --tiny --rerun all"
+    file, out = sweep_file(tmp_path, TWO), tmp_path / "out"
+    folder = out / "sweeps" / "mine-tiny"
+    does: str | type[Exception] = "timeout"
+
+    def work(self: Runner) -> None:
+        """Each run that is not known yet is started, and ends so."""
+        for state in self.states:
+            if not self.is_settled(state, self.options.rerun):
+                if not isinstance(does, str):
+                    raise does("--isolation error")
+                state.started, state.state = True, does
+                state.job.folder.write_settings({})
+                write_json(state.job.folder.summary, {"outcome": does})
+
+    monkeypatch.setattr(Runner, "work", work)
+    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+
+    def called(*flags: str) -> str:
+        argv = [str(file), "--output_dir", str(out), "--tiny", "--isolation", "off", *flags]
+        main(argv)
+        return str((read_json(folder / "sweep.json") or {})["command"]).partition("off")[2].strip()
+
+    assert called("--timeout", "1") == "--timeout 1"  # nothing has measured yet
+    does = UserError
+    assert called("--isolation", "error", "--rerun", "failed") == "--isolation error --rerun failed"
+    does = "finished"
+    assert called("--rerun", "failed", "--limit", "0:1") == "--rerun failed --limit 0:1"
+    # Nothing is left to measure, or what is measured fails: the one that measured stays.
+    assert called("--limit", "0:1", "--cold") == "--rerun failed --limit 0:1"
+    does = "timeout"
+    assert called("--rerun", "failed", "--timeout", "2") == "--rerun failed --limit 0:1"
+    does = "finished"
+    assert called("--rerun", "failed", "--timeout", "9h") == "--rerun failed --timeout 9h"
+    # Jobs that wait on a cluster may yet measure.
+    for run_folder in find_runs(out):
+        run_folder.summary.unlink()
+    does = "timeout"
+    Submitted(folder).intend("mine.1", ["vit/1_1/a"])
+    assert called("--timeout", "3") == "--rerun failed --timeout 9h"
     # Another plan is another sweep; the earlier one is kept aside, and a line says so.
-    assert capsys.readouterr().out == ""
-    sweep_module._describe(sweep, states[:1], folder, ["demo.yaml", "--set", "seed=1"])
-    assert json.loads((folder / "sweep.json").read_text())["command"].endswith("--set seed=1")
-    said = f"{sweep.name}: the plan differs from the last one (now sweep.earlier-1.json), whose"
-    assert capsys.readouterr().out.startswith(f"{said} table is replaced; its runs stay: ")
+    said = "mine-tiny: the plan differs from the last one (now sweep.earlier-1.json), whose"
+    assert said not in capsys.readouterr().out
+    assert called("--set", "seed=1") == "--set seed=1"
+    assert f"{said} table is replaced; its runs stay: " in capsys.readouterr().out
     assert (folder / "sweep.earlier-1.json").exists()
 
 

@@ -455,7 +455,7 @@ def test_two_files_of_one_name_do_not_share_a_folder(
     assert (out / "sweeps" / "same-tiny" / "sweep.json").read_text() == table
     assert main([str(first), *flags, "--rerun", "all"]) == 2
     command = (read_json(out / "sweeps" / "same-tiny" / "sweep.json") or {})["command"]
-    assert command.endswith("--rerun all")  # which measured all of them
+    assert command.endswith("--rerun all")  # no earlier call has measured
 
 
 def test_data_that_are_not_there_are_missed_before_the_first_run(

@@ -29,6 +29,11 @@ ASK_EVERY_S = 5.0  # the cluster has others to answer
 NOTE_S, RECORD_S = 10.0, 30.0
 # Reasons for which a job just has to wait; any other reason is worth a line.
 PATIENCE = ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "Cleaning")
+# Reasons that stay as long as the job asks for what it does.
+ENDLESS = (
+    "PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints",
+    "InvalidAccount", "InvalidQOS",
+)  # fmt: skip
 SECOND_S = 3.0  # in which a second Ctrl-C still cancels
 AGAIN = "the same command shows and settles them"
 
@@ -127,6 +132,26 @@ class Queue(Worker):
                 self.screen.note(f"{self.name_of(state)}: is job {entry.id}")
         if self.watched:
             self._resume_interrupted()
+        for watched in {watched.entry.name: watched for watched in self.watched}.values():
+            self._warn_of_other_flags(watched)
+
+    def _warn_of_other_flags(self, watched: Watched) -> None:
+        """A job stays as it was submitted, whatever this call asks for."""
+        entry, jobs = watched.entry, [watched.state.job]
+        try:
+            text = self.submitted.script(entry.name).read_text("utf-8")
+        except OSError:
+            return
+        asked = scripts.text_of(jobs, self.options, self.folder, entry.name)
+        then, now = scripts.flags_in(text), scripts.flags_in(asked)
+        if then != now:
+            only_then = " ".join(flag for flag in then if flag not in now) or "none"
+            only_now = " ".join(flag for flag in now if flag not in then) or "none"
+            self.screen.print(
+                f"warning: job {entry.job} was submitted with other flags ({only_then}) than this "
+                f"call's ({only_now}) and keeps them: to submit it anew, scancel {entry.job}, then "
+                "repeat this command"
+            )
 
     def _resume_interrupted(self) -> None:
         """Runs that were interrupted before this call continue with it, as they would elsewhere."""
@@ -169,6 +194,7 @@ class Queue(Worker):
             entries = self.submitted.open()
             for job in jobs:
                 state, entry = due[job.path], entries[job.path]
+                state.started = True
                 self.watched.append(Watched(state, entry))
                 self.screen.note(f"{self.name_of(state)}: submitted as job {entry.id}")
 
@@ -209,7 +235,13 @@ class Queue(Worker):
                 self.screen.print(f"{self.name_of(state)}: is back in the queue")
             state.state, state.reason = WAITING, job.reason
             if job.reason not in (*PATIENCE, watched.reason):
-                self.screen.print(f"{self.name_of(state)}: waits: {job.reason}")
+                line = f"{self.name_of(state)}: waits: {job.reason}"
+                if job.reason in ENDLESS:
+                    line += (
+                        f", which does not end by itself: scancel {job.id} (or Ctrl-C twice), "
+                        "then repeat with other flags"
+                    )
+                self.screen.print(line)
             watched.reason = job.reason
         elif state.state != RUNNING:
             state.state, state.reason = RUNNING, None

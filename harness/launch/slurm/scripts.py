@@ -24,6 +24,10 @@ from harness.launch.slurm import Slurm
 
 # Before the time limit: for ranks to record, and for a job to be requeued.
 LEAD_S = 60
+# Options in a script that no flag decides, or that follow from others.
+OF_ITS_RUNS = re.compile(
+    r"--(job-name|chdir|output|open-mode|array|signal|requeue|no-requeue)(=|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,23 @@ tell null null"""
 
 
 def _surroundings(slurm: Slurm, site: Site) -> str:
-    setup = [f". {shlex.quote(slurm.setup_script)}"] if slurm.setup_script else []
+    setup = slurm.setup_script and SETUP.format(file=shlex.quote(slurm.setup_script))
     exports = [f"export {k}={shlex.quote(v)}" for k, v in site.environment.items()]
     paths = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(site.root)}'
-    return "\n".join([*setup, *exports, paths])
+    return "\n".join([*([setup] if setup else []), *exports, paths])
+
+
+# What follows would be measured in another environment. It may also end the shell.
+SETUP = """without() {{
+    [ -z "$set_up" ] || return 0
+    printf 'error: --setup_script %s ended with exit code %s\\n' {file} "$1" >&2
+    tell "$(date +%s)" 1
+    exit 1
+}}
+set_up=
+trap 'without "$?"' EXIT
+. {file} || exit
+set_up=yes"""
 
 
 def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
@@ -183,6 +200,21 @@ fi
 tell "$(date +%s)" "$code"
 exit "$code"
 """
+
+
+def flags_in(text: str) -> list[str]:
+    """What a script owes to the flags of the call that wrote it, whatever runs it has."""
+    setup = re.findall(r"^\. (.+?)(?: \|\| exit)?$", text, re.M)
+    requeue = re.findall(r"-lt (\d+) \]; then$", text, re.M)
+    return [
+        *(
+            line
+            for line in re.findall(r"^#SBATCH (.*)$", text, re.M)
+            if not OF_ITS_RUNS.match(line)
+        ),
+        *(f"--setup_script {file}" for file in setup),
+        *(f"--requeue {times}" for times in requeue),
+    ]
 
 
 def job_name(sweep: str, unlike: str) -> str:
