@@ -307,7 +307,7 @@ class Settings:
     peak_tflops: float | None = flag(
         None, "positive", "Running",
         "dense peak of one device in this number format, in 10^12 operations per second, for mfu "
-        "(from a table of the makers' figures; unknown on a CPU)",
+        "(a GPU: from a table of the makers' figures; a CPU: as measured)",
         identity=False,
     )  # fmt: skip
     comm_probe: str = flag(

@@ -38,7 +38,8 @@ SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", 
 NOT_WRITTEN_HERE = {
     "environment.observed.devices",  # dp: needs several GPUs
     "environment.observed.shares",  # tests/train/loop/test_balance.py
-    "environment.data.alike_classes",  # tests/train/data/test_sources.py
+    # tests/train/data/test_sources.py
+    "environment.data.alike_classes", "environment.data.unused_test_splits",
     # Of links with a delay: tests/train/strategy/test_choice.py
     "environment.observed.exchange_estimates_s", "environment.observed.exchange_estimates_s.direct",
     "environment.observed.exchange_estimates_s.backend",

@@ -228,7 +228,10 @@ class DataRecord(TypedDict, total=False):
     validation_samples: Annotated[Count, "validation samples; only with `--validation_split`"]
     validation_from: Annotated[str, "where they come from; only with `--validation_split`"]
     alike_classes: Annotated[list[str],
-        "classes whose names differ in case or blanks alone, with their samples; left out without "
+        "classes whose names differ in case, blanks or the form of a number (`1`, `1.0`) alone, "
+        "with their samples; left out without any"]
+    unused_test_splits: Annotated[list[str],
+        "splits named as test sets that are not used because they give no class; left out without "
         "any"]
     data_checksum: Annotated[str | None,
         "SHA-256 (16 digits) over the classes and the content of all samples; in the published "

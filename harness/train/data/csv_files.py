@@ -11,11 +11,19 @@ from typing import Any
 import datasets
 from datasets.packaged_modules.csv.csv import CsvConfig
 
+from harness.core.provenance import DATA_FILES
 from harness.core.settings import UserError
 
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}  # of the separators
 ANY = "commas, semicolons, tabs or |"
 FIRST = 100  # lines that tell the separator
+
+
+def is_csv(dataset: str) -> bool:
+    """Whether it is a CSV file, or a folder with one."""
+    path = Path(dataset).expanduser()
+    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
+    return any(DATA_FILES.get(file.suffix) == "csv" for file in files)
 
 
 def csv_options(files: list[Path]) -> dict[str, Any]:

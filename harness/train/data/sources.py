@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass
+from decimal import Decimal
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from harness.core.settings import Settings, UserError, share_of
 from harness.core.tasks import task_of
 from harness.train.data import embedded
 from harness.train.data.cache import cached
-from harness.train.data.csv_files import csv_options, options_of_folder
+from harness.train.data.csv_files import csv_options, is_csv, options_of_folder
 from harness.train.data.models import explain
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
@@ -31,6 +33,7 @@ TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, *TEXT_NAMES)
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
 FEW = 50  # a column of text with no more values is one of classes
+WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 HELD_OUT = 0.2  # share of the training split to test on if there is no test split
 
 
@@ -121,14 +124,13 @@ def _read(settings: Settings) -> datasets.DatasetDict:
 
 
 def _folder(path: Path, config: str | None) -> datasets.DatasetDict:
-    has_csv = any(DATA_FILES.get(file.suffix) == "csv" for file in path.rglob("*"))
-    more = options_of_folder(path, config) if has_csv else {}
+    more = options_of_folder(path, config) if is_csv(str(path)) else {}
     return datasets.load_dataset(str(path), config, **more)
 
 
 def _check_header(settings: Settings, data: datasets.Dataset) -> None:
     """Of a CSV file without a header the first sample would be taken for the names of columns."""
-    if settings.label_column is not None or not _is_csv(settings):
+    if settings.label_column is not None or not is_csv(str(settings.dataset)):
         return  # named by people who know the columns
     for name in data.column_names:
         if _is_number(name) or (name not in USUAL and data[name][:].count(name) > 1):
@@ -136,12 +138,6 @@ def _check_header(settings: Settings, data: datasets.Dataset) -> None:
                 f"--dataset {settings.dataset}: the first line has {name[:40]!r} where the name of "
                 "a column should be: put a line with names, such as text,label, before it"
             )
-
-
-def _is_csv(settings: Settings) -> bool:
-    path = Path(str(settings.dataset)).expanduser()
-    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
-    return any(DATA_FILES.get(file.suffix) == "csv" for file in files)
 
 
 def _is_fraction(value: Any) -> bool:
@@ -280,21 +276,28 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
         if len({isinstance(kind, str) for kind in distinct}) > 1:
             raise UserError(f"column {label} holds numbers in one split and text in another")
         # Numbers in their order, also where they are text; 1 and 01 are two classes.
-        numbers = all(str(kind).lstrip("+-").isdigit() for kind in distinct)
+        numbers = all(WHOLE.fullmatch(str(kind)) for kind in distinct)
         kinds = sorted(distinct, key=lambda kind: (int(kind), str(kind)) if numbers else kind)
         names = [str(kind) for kind in kinds]
         position = {kind: i for i, kind in enumerate(kinds)}
     if len(set(columns["training"])) < 2:
         raise UserError(f"column {label}: all training samples are of one class")
+    if len(columns["test"]) and not set(columns["training"]) & set(columns["test"]):
+        shown = [names[position[columns[which][0]]] for which in ("test", "training")]
+        raise UserError(
+            f"column {label}: no class of the test set, such as {shown[0]!r}, occurs among the "
+            f"training samples, such as {shown[1]!r}: write the classes alike in both"
+        )
     return names, [np.array([position[v] for v in c], dtype=np.int64) for c in columns.values()]
 
 
 def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
-    """The classes whose names differ in case or blanks alone, with their samples."""
+    """The classes whose names differ in case, blanks or as 1 and 1.0 alone, with their samples."""
     counts = np.bincount(np.concatenate(classes), minlength=len(names))
-    same: dict[str, list[str]] = {}
+    same: dict[str | Decimal, list[str]] = {}
     for name, count in zip(names, counts, strict=True):
-        same.setdefault("".join(name.split()).casefold(), []).append(f"{name!r} ({count:,})")
+        key = Decimal(name) if _is_number(name) else "".join(name.split()).casefold()
+        same.setdefault(key, []).append(f"{name!r} ({count:,})")
     return [", ".join(each) for each in same.values() if len(each) > 1]
 
 
@@ -373,10 +376,12 @@ def choose(
     settings: Settings, splits: datasets.DatasetDict, label: str
 ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
     """The sets, and where they come from: the test set first, the others from the rest."""
-    rest, test, test_from = _test_set(settings, splits, label)
+    rest, test, test_from, unused = _test_set(settings, splits, label)
     split = settings.validation_split
     validation = None
     facts: dict[str, Any] = {"test_from": test_from}
+    if unused:
+        facts["unused_test_splits"] = unused
     if split is not None and (share := share_of(split)) is not None:
         train, validation = _hold_out(rest, share, settings)
         facts["validation_from"] = f"{share:g} of the training samples"
@@ -397,16 +402,17 @@ def choose(
 
 def _test_set(
     settings: Settings, splits: datasets.DatasetDict, label: str
-) -> tuple[datasets.Dataset, datasets.Dataset, str]:
-    """(the rest, for training; the test set; where the test set comes from)."""
+) -> tuple[datasets.Dataset, datasets.Dataset, str, list[str]]:
+    """(the rest, for training; the test set; where it comes from; splits passed over for it)."""
     train, split = splits["train"], settings.test_split
+    unused: list[str] = []
     if split is not None and share_of(split) is None:
-        return train, _named("test_split", split, splits, label), f"split {split}"
-    if split is None:
-        for name in TEST_SPLITS:
-            # The test split of a benchmark may come without its labels, as -1 or null.
-            if name in splits and len(splits[name]) and _has_labels(splits[name], label):
-                return train, splits[name], f"split {name}"
+        return train, _named("test_split", split, splits, label), f"split {split}", unused
+    for name in TEST_SPLITS if split is None else ():
+        if name in splits:
+            if len(splits[name]) and _has_labels(splits, name, label):
+                return train, splits[name], f"split {name}", unused
+            unused.append(name)
     share = HELD_OUT if split is None else float(split)
     order = np.random.default_rng([settings.data_seed, 2]).permutation(len(train))
     held_out = round(len(train) * share)
@@ -418,6 +424,7 @@ def _test_set(
         train.select(np.sort(order[held_out:])),
         train.select(np.sort(order[:held_out])),
         f"{share:g} of split train",
+        unused,
     )
 
 
@@ -465,16 +472,17 @@ def _named(flag: str, name: str, splits: datasets.DatasetDict, label: str) -> da
             f"--{flag} {name}: the splits are {', '.join(splits)}; "
             "a share such as 0.2 holds out a part of train"
         )
-    if len(splits[name]) and not _has_labels(splits[name], label):
+    if len(splits[name]) and not _has_labels(splits, name, label):
         raise UserError(f"--{flag} {name}: its samples have no class (column {label})")
     return splits[name]
 
 
-def _has_labels(data: datasets.Dataset, label: str) -> bool:
-    if label not in data.column_names:
+def _has_labels(splits: datasets.DatasetDict, name: str, label: str) -> bool:
+    """The test split of a benchmark may come without its labels: all of them -1 or null."""
+    if label not in splits[name].column_names:
         return False
-    first = data.with_format(None)[label][: min(len(data), 1000)]
-    return not all(value is None or value == -1 for value in first)
+    found, trained = (set(splits[of].with_format(None)[label][:]) for of in (name, "train"))
+    return not found <= {None, *({-1, "-1"} - trained)}
 
 
 def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.Dataset:

@@ -75,7 +75,14 @@ class Console(TrainerCallback):
             yield f"input from {inputs}, classes from {data['label_column']}"
         if alike := data.get("alike_classes"):
             text = f"{'; '.join(alike[:MOST_ALIKE])}{'; ...' if alike[MOST_ALIKE:] else ''}"
-            yield f"warning: classes that differ in case or blanks alone (samples): {text}"
+            differing = "classes that differ in case, blanks or as 1, 1.0 alone"
+            yield f"warning: {differing} (samples): {text}"
+        if unused := data.get("unused_test_splits"):
+            names = f"split{'s' * (len(unused) > 1)} {', '.join(unused)}"
+            yield (
+                f"warning: no class is given in {names}, which this does not use: the test set is "
+                f"{data['test_from']}"
+            )
 
     def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
         settings, device = self.context.settings, observed["device"]

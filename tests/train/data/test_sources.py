@@ -242,9 +242,36 @@ def test_a_test_split_without_labels_is_passed_over(missing: Any, tmp_path: Path
     DatasetDict({"train": data, "test": hidden, "validation": data}).save_to_disk(tmp_path / "a")
     assert load(settings(tmp_path / "a")).facts["test_from"] == "split validation"
     DatasetDict({"train": data, "test": hidden}).save_to_disk(tmp_path / "b")
-    assert load(settings(tmp_path / "b")).facts["test_from"] == "0.2 of split train"
+    facts = load(settings(tmp_path / "b")).facts
+    assert (facts["test_from"], facts["unused_test_splits"]) == ("0.2 of split train", ["test"])
     with pytest.raises(UserError, match="label"):  # asked for by name, it is not replaced
         load(settings(tmp_path / "b", test_split="test"))
+
+
+def test_minus_1_is_a_class_where_training_has_it_or_other_rows_have_another(
+    tmp_path: Path,
+) -> None:
+    signs = [{"text": f"text {i}", "label": (-1, 1)[i >= 1100]} for i in range(1200)]
+    for labels in (signs, signs[:1100]):
+        test = Dataset.from_list(labels)
+        DatasetDict({"train": Dataset.from_list(signs), "test": test}).save_to_disk(tmp_path / "a")
+        source = load(settings(tmp_path / "a"))
+        assert (source.facts["test_from"], len(source.test)) == ("split test", len(labels))
+        assert "unused_test_splits" not in source.facts
+
+
+@pytest.mark.process
+def test_a_run_warns_of_a_test_split_that_is_not_used(tmp_path: Path) -> None:
+    table = [{"text": f"text {i}", "label": i % 2} for i in range(60)]
+    hidden = [{**row, "label": -1} for row in table]
+    for name, content in (("train", table), ("test", hidden)):
+        write_csv(tmp_path / f"{name}.csv", content)
+    sizes = ["--train_size", "all", "--test_size", "all", "--epochs", "1"]
+    done = script("bert", "--tiny", "--dataset", str(tmp_path), *sizes, cwd=tmp_path)
+    said = "warning: no class is given in split test, which this does not use: the test set is "
+    assert done.code == 0 and f"  {said}0.2 of split train\n" in done.out
+    (environment,) = tmp_path.glob("outputs/*/*/*/environment.json")
+    assert_declared("environment", json.loads(environment.read_text()), environment)
 
 
 def test_an_empty_split_is_passed_over_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,13 +376,36 @@ def test_classes_that_differ_in_case_or_blanks_alone_are_told(tmp_path: Path) ->
     assert source.facts["alike_classes"] == alike
 
 
+def test_numbers_that_are_written_in_two_ways_are_told(tmp_path: Path) -> None:
+    labels = ["1", "2", "1.0", "01"]
+    write_csv(tmp_path / "a.csv", [{"text": f"t {i}", "label": labels[i % 4]} for i in range(40)])
+    facts = load(settings(tmp_path / "a.csv", text_column="text", label_column="label")).facts
+    assert facts["alike_classes"] == ["'01' (10), '1' (10), '1.0' (10)"]
+
+
+def test_a_test_set_without_a_class_of_training_is_refused(tmp_path: Path) -> None:
+    for name, kinds in (("train", ("1", "2")), ("test", ("1.0", "2.0"))):
+        table = [{"text": f"t {i}", "label": kinds[i % 2]} for i in range(40)]
+        write_csv(tmp_path / f"{name}.csv", table)
+    with pytest.raises(UserError, match=r"no class of the test set, such as '1\.0', occurs"):
+        load(settings(tmp_path))
+
+
+@pytest.mark.parametrize("odd", ["①", "+-1", "٣", "9" * 5000])
+def test_digits_that_are_no_whole_number_are_text(odd: str, tmp_path: Path) -> None:
+    write_csv(
+        tmp_path / "a.csv", [{"text": f"t {i}", "label": ("0", odd)[i % 2]} for i in range(9)]
+    )
+    assert load(settings(tmp_path / "a.csv", label_column="label")).labels == sorted(["0", odd])
+
+
 @pytest.mark.process
 def test_a_run_warns_of_classes_that_are_alike(tmp_path: Path) -> None:
     labels = ["[b]Good", "[b]good"]
     write_csv(tmp_path / "a.csv", [{"text": f"t {i}", "label": labels[i % 2]} for i in range(60)])
     sizes = ["--train_size", "all", "--test_size", "all", "--epochs", "1"]
     done = script("bert", "--tiny", "--dataset", str(tmp_path / "a.csv"), *sizes, cwd=tmp_path)
-    said = "warning: classes that differ in case or blanks alone (samples): "
+    said = "warning: classes that differ in case, blanks or as 1, 1.0 alone (samples): "
     assert done.code == 0 and f"  {said}'[b]Good' (30), '[b]good' (30)\n" in done.out
     (environment,) = tmp_path.glob("outputs/*/*/*/environment.json")
     assert_declared("environment", json.loads(environment.read_text()))
