@@ -110,7 +110,7 @@ class LogCallback(Recorder):
         self.row.begin()
         loader = kwargs.get("train_dataloader")
         self._begin_attempt(args, kwargs.get("model"), getattr(loader, "dataset", None))
-        self.earlier_wall_s = attempts.total_wall_s(self.folder)
+        self.earlier_wall_s = attempts.wall_s_before(self.folder)
         self.machine = environment(args.device.type == "cuda")
         if self.context is not None:
             self.machine["inputs"] = self.context.inputs

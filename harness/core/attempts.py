@@ -6,7 +6,6 @@ A run that is interrupted and started again is one run: its time is the sum of i
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import time
@@ -17,7 +16,6 @@ from typing import Any, cast
 
 from harness.core.records import (
     COMPLETE,
-    DISTURBING_SHARE,
     SCHEMA,
     RunFolder,
     append_row,
@@ -331,6 +329,22 @@ def total_wall_s(folder: RunFolder) -> float:
     return _total(ends_of(_attempts(folder)), "wall_s")
 
 
+def wall_s_before(folder: RunFolder) -> float:
+    """Time spent before this attempt; where the rows of earlier ones are lost, at least what the
+    last epoch's says.
+    """
+    rows, _ = folder.read_epochs()
+    if rows and _are_lost(folder):
+        return max(total_wall_s(folder), rows[-1].get("wall_s") or 0.0)
+    return total_wall_s(folder)
+
+
+def _are_lost(folder: RunFolder) -> bool:
+    """Whether the first attempt that is known went on from an earlier one."""
+    starts = starts_of(_attempts(folder))
+    return bool(starts and starts[0].get("from_update"))
+
+
 def total_cpu_time(folder: RunFolder) -> dict[str, Any]:
     """Processor time of all attempts that have ended, as far as known: in total, and by rank."""
     ends: Rows = ends_of(_attempts(folder))
@@ -393,7 +407,7 @@ def write_summary(
             "train_samples_per_s_per_gpu": rate * share if rate and share else None,
             "train_time_s": train_time_s,
             "eval_time_s": _total(rows, "eval_time_s"),
-            "wall_s": total_wall_s(folder),
+            "wall_s": None if _are_lost(folder) else total_wall_s(folder),
             **_interruptions(folder),
             "goodput_share": goodput_share(train_time_s, elapsed_s),
             **total_cpu_time(folder),
@@ -436,27 +450,6 @@ def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
     """Mean over an epoch and its devices; None where it is unknown."""
     gauge: Mapping[str, float] = (row.get("gpu") or {}).get("utilisation_percent") or {}
     return gauge.get("mean")
-
-
-def others_share(rows: Rows) -> float | None:
-    """What other programs used of the cores' time in these epochs; None where none knows it."""
-    known = [(row.get("others_cpu_share"), row.get("epoch_time_s")) for row in rows]
-    parts = [(a, s) for a, s in known if isinstance(a, int | float) and isinstance(s, int | float)]
-    whole_s = math.fsum(s for _, s in parts)
-    return math.fsum(share * s for share, s in parts) / whole_s if whole_s else None
-
-
-def disturbance(launch: Mapping[str, Any] | None, rows: Rows) -> str | None:
-    """What used the machine when a run began or while it trained, in words; None if little did."""
-    launch = launch or {}
-    before, during = launch.get("cpu_busy_share") or 0, others_share(rows) or 0
-    if launch.get("packed"):
-        return "other runs beside it (--pack)"
-    if max(before, during) <= DISTURBING_SHARE:
-        return None
-    if during > DISTURBING_SHARE:
-        return f"other programs used {during:.0%} of the cores"
-    return f"other programs used {before:.0%} of the cores before it began"
 
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:

@@ -14,7 +14,7 @@ from typing import Any
 from harness.core import attempts
 from harness.core.locks import Lock
 from harness.core.process import GRACE_S
-from harness.core.records import RUNNING, WAITING
+from harness.core.records import RUNNING, WAITING, disturbed
 from harness.core.records.redact import redact_logs
 from harness.core.schema.checks import believable
 from harness.core.settings import UserError
@@ -79,9 +79,9 @@ class Worker(ABC):
         if not state.failed:
             rows, _ = state.job.folder.read_epochs()
             found = believable("environment", dict(state.job.folder.read_environment() or {}))
-            why = attempts.disturbance(found.get("launch"), rows)
-            disturbed = f"; disturbed: {why}" if why else ""
-            self.screen.note(line + in_short(summary) + disturbed, ended=True)
+            why = disturbed.disturbance(found.get("launch"), rows)
+            also = f"; disturbed: {why}" if why else ""
+            self.screen.note(line + in_short(summary) + also, ended=True)
             return
         self.screen.print(f"{line}{state.reason}; its output is in {log}")
         if self.options.fail_fast:

@@ -143,3 +143,21 @@ def test_a_removed_folder_is_not_made_anew(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="run was removed while the run was in progress"):
         attempts.tell_progress(folder, {"attempt": 1})
     assert not folder.progress.exists()
+
+
+def test_a_run_that_lost_its_attempts_does_not_know_its_time(tmp_path: Path) -> None:
+    """It went on from a checkpoint, so there was an attempt before the first one that is known."""
+    folder = RunFolder(tmp_path)
+    folder.write_settings({})
+    opened = attempts.Opened(time.time(), None, None)
+    attempts.begin(folder, 0, 1, 16, opened)
+    append_row(folder.epochs, {**EPOCH, "wall_s": 25.0})
+    attempts.end(folder, "interrupted", "SIGTERM", 30.0)
+    assert attempts.wall_s_before(folder) == 30.0
+    folder.attempts.unlink()
+    attempts.begin(folder, 8, 1, 16, opened)
+    assert attempts.wall_s_before(folder) == 25.0  # what the last row says
+    attempts.end(folder, "finished", None, 2.0)
+    attempts.write_summary(folder, "finished")
+    summary = folder.read_summary() or {}
+    assert summary["wall_s"] is None and summary["train_time_s"] == 3.0

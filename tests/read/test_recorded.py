@@ -74,6 +74,7 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "rows in disorder": (edit_rows(lambda r: r[::-1]), "row 1 is of epoch 4 after 0"),
     "no rows": (removed("epochs.jsonl"), "has 0 rows, summary.json counts 4"),
     "rows that nobody counted": (lambda p: none_counted(p), "epochs.jsonl has no row beside the"),
+    "less than its part": (edit("summary.json", wall_s=0.001), "wall_s (0.001) is less than its"),
     "another run's rows": (in_row(epoch_time_s=99.0), "that of another run: its epochs took"),
     "another run's settings": (edit("settings.json", lr=0.25), "settings.json is that of another"),
     "negative rate": (edit("summary.json", train_samples_per_s=-100.0), "expected number >= 0"),

@@ -260,6 +260,11 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
     total_s = summary.get("train_time_s")
     if own_s is None or total_s is None:
         return
+    wall_s = summary.get("wall_s")
+    if record.is_ours and wall_s is not None and wall_s < total_s * (1 - 1e-6):
+        raise UserError(
+            f"summary.json: wall_s ({wall_s:g}) is less than its part train_time_s ({total_s:g})"
+        )
     if not math.isclose(own_s, total_s, rel_tol=1e-6, abs_tol=1e-6):
         raise UserError(
             f"epochs.jsonl is that of another run: its epochs took {own_s:g} s, those of "

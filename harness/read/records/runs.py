@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-from harness.core.attempts import disturbance, larger_is_better, others_share, own_metrics
+from harness.core.attempts import larger_is_better, own_metrics
 from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
@@ -26,6 +26,7 @@ from harness.core.records import (
     RunFolder,
     sum_known,
 )
+from harness.core.records.disturbed import disturbance, others_share_of_run
 from harness.core.schema.checks import check_fields
 from harness.core.schema.environment import (
     CalibrationRecord,
@@ -237,7 +238,7 @@ class Run:
 
     @cached_property
     def others_cpu_share(self) -> float | None:
-        return others_share(self.epochs)
+        return others_share_of_run(self.epochs)
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -98,6 +98,10 @@ def _check_rows(file: Path, sep: str, known: str) -> None:
                     f"--dataset {file} has only one column, {header[0][:40]!r}: separate columns "
                     f"by {known}"
                 )
+            if twice := [name for name in header if name and header.count(name) > 1]:
+                raise UserError(
+                    f"--dataset {file} has several columns named {twice[0]}: rename all but one"
+                )
             for row in reader:
                 if len(row) > columns:
                     raise UserError(_too_many(file, sep, line, row, columns))

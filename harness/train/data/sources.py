@@ -28,9 +28,9 @@ from harness.train.data.csv_files import csv_options, is_csv, options_of_folder
 from harness.train.data.models import explain
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
-LABEL_NAMES = ("label", "labels", "class", "category", "target")
+LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
-USUAL = (*LABEL_NAMES, *TEXT_NAMES)
+USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
 FEW = 50  # a column of text with no more values is one of classes
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -169,7 +169,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
         return settings.label_column
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
     named = [c for c in LABEL_NAMES if c in columns]
-    candidates = classes or named or _few_valued(settings, data)
+    candidates = classes or named or _few_valued(settings, data) or {"category"} & {*columns}
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}"
@@ -180,7 +180,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
             f"--dataset {settings.dataset} has several columns of classes "
             f"({', '.join(candidates)}): name one with --label_column"
         )
-    return str(candidates[0])
+    return str(*candidates)
 
 
 def _distinct(data: datasets.Dataset) -> str:

@@ -107,7 +107,8 @@ def bf16_gain(
     model: nn.Module, batch: Callable[[], Mapping[str, Any]], known: Mapping[str, Any]
 ) -> float | None:
     """How many times as fast the passes of a batch are in bf16; None where the processor's products
-    are not faster in it, or the model cannot be tried.
+    are not faster in it, or the model cannot be tried. No pass gains more than its products do: it
+    was measured beside other programs.
     """
     half, whole = known["bf16_tflops"], known["fp32_tflops"]
     if not half or not whole or half < WORTH_TRYING * whole:
@@ -122,7 +123,10 @@ def bf16_gain(
                 of_format.append(
                     pass_s(copy, inputs, torch.autocast("cpu", torch.bfloat16, in_half))
                 )
-        return min(times[False][1:]) / min(times[True][1:]) if len(times[True]) > 1 else None
+        if len(times[True]) < 2:
+            return None
+        gain = min(times[False][1:]) / min(times[True][1:])
+        return gain if gain <= half / whole else None
     except Exception:  # any model of a user may fail here, and training goes on
         return None
 

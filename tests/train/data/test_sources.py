@@ -183,6 +183,27 @@ def test_a_column_of_few_small_numbers_is_the_class(kind: str, tmp_path: Path) -
         load(settings(file))
 
 
+def test_a_column_called_category_is_no_class_beside_another(tmp_path: Path) -> None:
+    """In reviews it is what was bought."""
+    table = [
+        {"review": f"r {i}", "category": WORDS[i % 3 == 0], "sentiment": WORDS[i % 2]}
+        for i in range(60)
+    ]
+    write_csv(tmp_path / "a.csv", table)
+    with pytest.raises(UserError, match=r"several columns of classes \(category, sentiment\)"):
+        load(settings(tmp_path / "a.csv"))
+    alone = [{"text": row["review"], "category": str(i % 25)} for i, row in enumerate(table)]
+    write_csv(tmp_path / "b.csv", alone)
+    assert load(settings(tmp_path / "b.csv")).facts["label_column"] == "category"
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text,text,label\n" + "one,two,x\nthree,four,y\n" * 10)
+    with pytest.raises(UserError, match=r"a\.csv has several columns named text: rename all but"):
+        load(settings(file))
+
+
 def test_beside_pictures_a_column_of_words_or_numbers_is_the_class(tmp_path: Path) -> None:
     picture = Image.new("RGB", (8, 8))
     for values in (WORDS, [3, 4]):
@@ -453,7 +474,7 @@ def test_missing_classes_are_counted_and_placed(tmp_path: Path) -> None:
 def test_missing_texts_are_counted_and_placed(tmp_path: Path) -> None:
     table = [{"text": "" if i in (3, 7) else f"t {i}", "label": i % 2} for i in range(20)]
     write_csv(tmp_path / "train.csv", table)
-    write_csv(tmp_path / "test.csv", rows(10, first=50))
+    write_csv(tmp_path / "test.csv", [{"text": f"u {i}", "label": i % 2} for i in range(10)])
     said = r"column text has no text \(empty\) in 2 of 20 rows of split train: 4, 8 "
     said += r"\(a header not counted\): remove these rows or give them a text$"
     with pytest.raises(UserError, match=f"^{said}"):
