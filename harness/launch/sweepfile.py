@@ -28,8 +28,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ from harness.core.links import link_of
 from harness.core.settings import UserError, nearest
 from harness.core.tasks import TASKS, names, task_of
 
+SHIPPED = Path("experiments")
 HEADER = re.compile(r"^#\s*(Question|Hypothesis|Command|Needs|Time|Runs):\s*(.*)$")
 HOLDS = ("per_gpu_batch", "effective_batch")
 LR_RULES = ("none", "linear", "sqrt")
@@ -127,7 +127,7 @@ def _yaml(path: Path) -> Any:
     import yaml
 
     if not path.exists():
-        raise UserError(f"{path}: {os.strerror(errno.ENOENT)}{_nearest_file(path)}")
+        raise UserError(f"{path} does not exist{_nearest_file(path)}")
     with reading_yaml(str(path)):
         return yaml.compose(path.read_text("utf-8"), Loader=yaml.BaseLoader)
 
@@ -152,9 +152,11 @@ def header_of(path: Path) -> dict[str, str]:
 
 
 def _nearest_file(path: Path) -> str:
-    names = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-    hint = nearest(path.name, names, "", mark="" if path.parent == Path() else f"{path.parent}/")
-    return hint and f"; {hint}"
+    """A file of a similar name beside it, or in experiments/."""
+    folders = (folder for folder in (SHIPPED, path.parent) if folder.is_dir())
+    files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
+    near = difflib.get_close_matches(path.stem, files, n=1)
+    return f"; did you mean {files[near[0]]}?" if near else ""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ MISTAKES = {
     "unknown flag": (["x.yaml", "--dryrun"], "unknown flag --dryrun: did you mean --dry_run?"),
     "far flag": (["x.yaml", "--zzz"], "unknown flag --zzz: there are --account,"),
     "two files": (["x.yaml", "y.yaml"], "unexpected y.yaml; usage:"),
-    "missing file": (["none.yaml"], "none.yaml: No such file or directory"),
+    "missing file": (["none.yaml"], "none.yaml does not exist"),
     "select": (["FILE", "--select", "setup"], "--select setup: expected KEY=VALUE"),
     "select key": (
         ["FILE", "--select", "setpu=1_1"],

@@ -194,8 +194,16 @@ def test_a_mistake_is_named_with_its_line(name: str, tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     sweep_file(tmp_path, "script: vit", "batch_size")
-    with pytest.raises(UserError, match=r"No such file.*did you mean .*batch_size.yaml"):
+    with pytest.raises(
+        UserError, match=rf"does not exist; did you mean {tmp_path}/batch_size.yaml"
+    ):
         load(tmp_path / "batchsize.yaml")
+    with pytest.raises(
+        UserError, match=r"^batch_size does not exist; did you mean experiments/batch"
+    ):
+        load(Path("batch_size"))
+    with pytest.raises(UserError, match=r"quite_another.yaml does not exist$"):
+        load(tmp_path / "quite_another.yaml")
     (tmp_path / "latin.yaml").write_bytes("# é".encode("latin-1"))
     with pytest.raises(UserError, match="it is not UTF-8"):
         load(tmp_path / "latin.yaml")
