@@ -143,8 +143,9 @@ SAME = ["setup", "planned", "finished", "effective_batch", "updates", "samples",
 def whole_sweep(out: Path) -> dict[str, Any]:
     """The rows of every run and the table of the sweep, without times."""
     rows = {str(run.path.relative_to(out)): untimed_rows(run) for run in find_runs(out)}
-    table = load_sweep(out / "sweeps" / "mine-tiny")[SAME].to_dict("records")
-    return {"rows": rows, "table": table}
+    table = load_sweep(out / "sweeps" / "mine-tiny")[SAME].astype(object)
+    known = table.where(table.notna(), None)  # NaN is unlike itself
+    return {"rows": rows, "table": known.to_dict("records")}
 
 
 @pytest.fixture(scope="module")

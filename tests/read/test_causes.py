@@ -437,7 +437,8 @@ def test_notes(tmp_path: Path) -> None:
     assert f"{path}: epoch 1 interrupted inside and continued: its parts are sums" in text
     many = [{"event": "start", "attempt": n + 1, "from_update": 5 * n + 2} for n in range(10)]
     lines(path / "attempts.jsonl", many)
-    with_epochs(path, [{**ROW, "epoch": n, "updates": 5 * n} for n in range(1, 11)])
+    short = ROW | {"epoch_time_s": 5.0, "timed_s": 4.0}
+    with_epochs(path, [{**short, "epoch": n, "updates": 5 * n} for n in range(1, 11)])
     shown = " ".join(explain(read_group("RUN", str(path), None)).sentences)
     assert f"{path}: epochs 1, 2, 3, 4, 5, 6, and 4 more interrupted inside" in shown
     assert "1 torn line(s) of epochs.jsonl are left out; every epoch has a whole one." in text
