@@ -389,6 +389,7 @@ def write_summary(
     last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
     share = per_gpu / last_rate if per_gpu and last_rate else None
     train_time_s, elapsed_s = _total(rows, "epoch_time_s"), total_elapsed_s(folder)
+    wall_s = total_wall_s(folder)
     sums = {name: total([row.get(name) for row in rows]) for name in SUMS}
     energy_j, probe = sums["energy_j"], probe_of(folder)
     write_json(
@@ -407,7 +408,8 @@ def write_summary(
             "train_samples_per_s_per_gpu": rate * share if rate and share else None,
             "train_time_s": train_time_s,
             "eval_time_s": _total(rows, "eval_time_s"),
-            "wall_s": None if _are_lost(folder) else total_wall_s(folder),
+            # Of a killed attempt whose last progress is lost nobody knows the time.
+            "wall_s": None if _are_lost(folder) or wall_s < train_time_s else wall_s,
             **_interruptions(folder),
             "goodput_share": goodput_share(train_time_s, elapsed_s),
             **total_cpu_time(folder),

@@ -107,7 +107,9 @@ ARRAY = r"""#!/bin/bash
 #SBATCH --exclusive
 """
 ARRAY_BODY = r"""
-. /home/me/setup.sh || exit
+. /home/me/setup.sh
+code=$?
+[ "$code" -eq 0 ] || exit "$code"
 set_up=yes
 export OMP_NUM_THREADS=4
 export HARNESS_LAUNCH='{"sweep": "mine"}'
@@ -165,7 +167,9 @@ def test_runs_that_want_the_same_make_one_array(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("last", "code"), [("false", 1), ("exit 3", 3), ("exit 0", 0)])
+@pytest.mark.parametrize(
+    ("last", "code"), [("false", 1), ("set -e\nfalse\ntrue", 1), ("exit 3", 3), ("exit 0", 0)]
+)
 def test_a_set_up_that_fails_ends_the_job(last: str, code: int, tmp_path: Path) -> None:
     setup = tmp_path / "set up.sh"
     setup.write_text(f"{last}\n")

@@ -147,7 +147,9 @@ SETUP = """without() {{
 }}
 set_up=
 trap 'without "$?"' EXIT
-. {file} || exit
+. {file}
+code=$?
+[ "$code" -eq 0 ] || exit "$code"
 set_up=yes"""
 
 

@@ -10,7 +10,6 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
-from decimal import Decimal
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -169,7 +168,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
         return settings.label_column
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
     named = [c for c in LABEL_NAMES if c in columns]
-    candidates = classes or named or _few_valued(settings, data) or {"category"} & {*columns}
+    candidates = classes or named or {*_few_valued(settings, data), *({"category"} & {*columns})}
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}"
@@ -178,7 +177,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
     if len(candidates) > 1:
         raise UserError(
             f"--dataset {settings.dataset} has several columns of classes "
-            f"({', '.join(candidates)}): name one with --label_column"
+            f"({', '.join(c for c in columns if c in candidates)}): name one with --label_column"
         )
     return str(*candidates)
 
@@ -282,7 +281,8 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
         position = {kind: i for i, kind in enumerate(kinds)}
     if len(set(columns["training"])) < 2:
         raise UserError(f"column {label}: all training samples are of one class")
-    if len(columns["test"]) and not set(columns["training"]) & set(columns["test"]):
+    drawn = min(len(columns["training"]), len(columns["test"]))  # of many classes a few miss most
+    if drawn >= 2 * len(names) and not set(columns["training"]) & set(columns["test"]):
         shown = [names[position[columns[which][0]]] for which in ("test", "training")]
         raise UserError(
             f"column {label}: no class of the test set, such as {shown[0]!r}, occurs among the "
@@ -294,9 +294,9 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
 def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
     """The classes whose names differ in case, blanks or as 1 and 1.0 alone, with their samples."""
     counts = np.bincount(np.concatenate(classes), minlength=len(names))
-    same: dict[str | Decimal, list[str]] = {}
+    same: dict[str | float, list[str]] = {}
     for name, count in zip(names, counts, strict=True):
-        key = Decimal(name) if _is_number(name) else "".join(name.split()).casefold()
+        key = float(name) if _is_number(name) else "".join(name.split()).casefold()
         same.setdefault(key, []).append(f"{name!r} ({count:,})")
     return [", ".join(each) for each in same.values() if len(each) > 1]
 

@@ -126,7 +126,7 @@ def bf16_gain(
         if len(times[True]) < 2:
             return None
         gain = min(times[False][1:]) / min(times[True][1:])
-        return gain if gain <= half / whole else None
+        return gain if gain <= 1.1 * half / whole else None
     except Exception:  # any model of a user may fail here, and training goes on
         return None
 
