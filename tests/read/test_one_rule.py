@@ -280,6 +280,8 @@ def test_a_miss_brings_no_disturbed_time_back() -> None:
     assert Group((*runs, *more)).values("tta_train_s") == [math.inf, 2.5, math.inf, math.inf]
     unlike = replace(runs[2], environment=on_cpu(2))
     assert Group((*runs[:2], unlike)).values("tta_train_s") == []
+    misses = [replace(run, measures={"tta_train_s": math.inf}) for run in (quiet, unlike)]
+    assert Group(tuple(misses)).values("tta_train_s") == [math.inf, math.inf]
 
 
 def test_a_group_whose_times_are_all_disturbed_is_not_compared_as_quiet() -> None:

@@ -38,9 +38,7 @@ class Group:
         """
         if not is_timed(measure):
             return self.finished
-        if self.has_unlike_threads:
-            return []
-        counted = self.timed
+        counted = [] if self.has_unlike_threads else self.timed
         missed = [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
         if not missed:
             return counted
