@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,26 @@ class Peer:
 
 def script(folder: Path, name: str, *argv: str, env: Any = None) -> Peer:
     return Peer(folder, run_script, name, list(argv), str(ROOT), env=env)
+
+
+def lingers(update: int, pause_s: float, peers_ready: int, argv: list[str]) -> int:
+    """vit.py, which pauses after each update from this one on until so many peers train.
+
+    One long pause would leave those that are there first without an answer.
+    """
+    import vit as module
+
+    class Lingering(module.Console):
+        all_there = False
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            super().on_step_end(args, state, control, **kwargs)
+            self.all_there = self.all_there or self.context.session.count() >= peers_ready
+            if state.global_step >= update and not self.all_there:
+                time.sleep(pause_s)
+
+    module.Console = Lingering  # type: ignore[misc]
+    return run_script("vit", argv, str(ROOT))
 
 
 def record(out: Path) -> RunFolder:
