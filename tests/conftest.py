@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.process
 import os
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+gc.disable()  # until all tests are imported
 # One thread a process: several ranks share few cores, and sums come out in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -44,6 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(standin)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(root)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is loaded stays: no collection looks at it again
+    gc.enable()
 
 
 def long_files_first(items: list[pytest.Item]) -> None:

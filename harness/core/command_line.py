@@ -11,6 +11,7 @@ import argparse
 import ast
 import difflib
 import functools
+import gc
 import importlib.util
 import json
 import math
@@ -329,6 +330,7 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     try:
         if own_name:
             install_quit_handlers()  # a script loads torch next
+            gc.disable()  # until start(): a fifth of what that takes would go to collecting
             print_if_possible()
             script = running_script(script)
         if printer := next((PRINTERS[name] for name in PRINTERS if name in flags), None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import multiprocessing
 import os
@@ -280,6 +281,9 @@ def _refuse_changed_inputs(context: Context) -> None:
 
 def start(settings: Settings) -> Lifecycle | None:
     """Open a run; None if it has been finished before."""
+    if not gc.isenabled():  # command_line() disabled it
+        gc.freeze()  # what is loaded stays: no collection looks at it again
+        gc.enable()
     remove_log_folder()
     context, lock = _open(settings)
     if context.is_rank0:  # as they are now, before they are read
