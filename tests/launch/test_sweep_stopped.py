@@ -183,8 +183,8 @@ def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
             calls += 1
             assert calls < 3 * kills + 3, error
             process = start(file, out, "--tiny")
-        everyone = [p for kind in family(process.pid).values() for p in kind]
         if killed < kills and time.monotonic() >= next_s:
+            everyone = [p for kind in family(process.pid).values() for p in kind]
             for victim in victims(process.pid, draw):
                 victim.kill()
                 killed += 1
@@ -192,7 +192,7 @@ def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
                     process.wait()
                     assert gone(everyone), f"kill {killed}: {list(alive(everyone))} live on"
             next_s = time.monotonic() + draw.uniform(0.05, 1.5)
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def check_trials(tmp_path: Path, undisturbed: dict[str, Any], kills: int, seed: int) -> None:
