@@ -66,7 +66,7 @@ VERSION_OF_TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
 # Modules are compiled afterwards on all cores; pip would use one.
 define install
 $(PIP) --no-compile -c constraints.txt -e '.[$(1)]'
-$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null || true
+$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1 || true
 touch $@
 endef
 

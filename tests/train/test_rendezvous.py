@@ -69,12 +69,9 @@ def meeting(number: int) -> dynamic_rendezvous.DynamicRendezvousHandler:
 
 
 def test_a_store_listens_where_it_is_reached() -> None:
-    for store in (
-        rendezvous.store(HERE, is_master=True, wait_for_workers=False),
-        rendezvous.store("localhost", is_master=True, wait_for_workers=False),
-        rendezvous.store(HERE, is_master=True, wait_for_workers=False, multi_tenant=True),
-    ):
-        assert answers_at(HERE, store.port)
+    for host, shared in ((HERE, False), ("localhost", False), (HERE, True)):
+        store = rendezvous.store(host, is_master=True, wait_for_workers=False, multi_tenant=shared)
+        assert answers_at(host, store.port)  # localhost may be ::1
         assert not answers_at(ELSEWHERE, store.port)
 
 

@@ -142,12 +142,20 @@ def check_writable(root: Path) -> None:
     raise UserError(f"--output_dir {root}: {existing} is not a folder that can be written to")
 
 
+def _is_there(path: Path) -> bool:
+    """Whether it exists, or is a link to nothing; OSError where that cannot be told."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def try_writing(folder: Path) -> tuple[Path, OSError | None]:
     """The folder itself or the nearest one above it, and why nothing can be written there."""
     existing = folder
     try:
-        above = (folder, *folder.absolute().parents)
-        existing = next(path for path in above if path.exists() or path.is_symlink())
+        existing = next(p for p in (folder, *folder.absolute().parents) if _is_there(p))
         # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.
         Path(mkdtemp(prefix=".harness-", dir=existing)).rmdir()
     except OSError as error:
