@@ -14,8 +14,9 @@ import pytest
 from harness.cli import main
 from harness.core.records import find_runs
 from harness.read.explain import causes
+from harness.read.explain.baseline import runs_on_one_node
 from harness.read.explain.causes import RunContext, bound, lost, of_run, of_scaling, share_lost
-from harness.read.explain.explain import Explanation, cause_text, explain, runs_on_one_node
+from harness.read.explain.explain import Explanation, cause_text, explain
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -426,7 +427,7 @@ def test_notes(tmp_path: Path) -> None:
     assert "took 45 s of 60 s" in text
     assert "1 run(s) were interrupted and resumed: 3 s lost." in text
     assert "1 run(s) did not finish and are not counted." in text
-    assert "Training reaches 1 times its samples/s." in text and "inside" not in text
+    assert "Training reaches 1.00 times its samples/s." in text and "inside" not in text
     attempts = [
         {"event": "start", "attempt": n + 1, "from_update": at} for n, at in ((0, 0), (1, 3))
     ]
