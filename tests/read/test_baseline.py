@@ -9,21 +9,10 @@ import pytest
 
 from harness.read.explain.explain import explain
 from harness.read.records.selection import read_group
-from tests.read.test_causes import FACTS, ROW, TIMES, written
-from tests.support.paired import DATA, Verb
-from tests.support.paired import written as record_of
-from tests.support.records import with_epochs
+from tests.support.explained import FACTS, on_one, written
+from tests.support.paired import Verb
 
 BUSY = {"launch": {"cpu_busy_share": 0.9}}
-
-
-def on_one(root: Path, batch: int, timed_s: float = 8.0, seed: int = 1, **facts: Any) -> Path:
-    """A run of one process, with 64 timed samples."""
-    path = root / "bert" / "1_1" / f"b{batch}_s{seed}"
-    known = {**FACTS, "data": DATA, "effective_batch": batch, **facts}
-    words = ["--per_gpu_batch", str(batch), "--seed", str(seed), "--setup", "1_1"]
-    record_of(path, "bert", words, (1, 1), known, {**TIMES, "samples": 2000})
-    return with_epochs(path, [{**ROW, "timed_s": timed_s}])
 
 
 def on_two(root: Path, **facts: Any) -> Path:
@@ -109,3 +98,20 @@ def test_a_kind_that_no_condition_can_name_is_a_folder(
     written(tmp_path, "--optim_args", "a=1,b=3")
     advised = explained.refused(tmp_path).rpartition("for example ")[2].strip()
     assert advised == str(first) and "8 samples/s" in explained(advised)
+
+
+def test_a_baseline_is_that_of_quiet_runs_of_the_same_folder(tmp_path: Path) -> None:
+    """8 samples/s. One beside others had 16, and one of a folder inside this one 32."""
+    run = written(tmp_path, environment=FACTS)
+    on_one(tmp_path, 32)
+    on_one(tmp_path, 32, 4.0, seed=2, **BUSY)
+    on_one(tmp_path / "demo", 32, 2.0, seed=3)
+    told = explain(read_group("RUN", str(run), None)).sentences[1]
+    assert "reaches 8 samples/s" in told and "demo" not in told, told
+
+
+def test_why_a_run_beside_it_is_no_baseline(tmp_path: Path) -> None:
+    run = written(tmp_path, environment=FACTS)
+    one = on_one(tmp_path, 32, threads=2)
+    told = explain(read_group("RUN", str(run), None)).sentences[1]
+    assert f"found beside it ({one} is not: threads per process: RUN has 1, the other has 2" in told
