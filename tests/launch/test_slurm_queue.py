@@ -131,8 +131,8 @@ def test_a_job_that_waits_with_other_flags_than_the_call_has(
     sent, anew = "warning: job 12 was submitted with other flags", "to submit it anew, scancel 12,"
     told = lines(timeout_s=7200.0, partition="new", setup_script=str(setup), sbatch=("--mem=1G",))
     assert told[-1] == (
-        f"{sent} (--partition=old --time=1 --requeue 2) than this call's (--partition=new "
-        f"--time=120 --mem=1G --setup_script {setup} --requeue 0) and keeps them: {anew} then "
+        f"{sent} (--partition=old --timeout 1m --requeue 2) than this call's (--partition=new "
+        f"--timeout 2h --mem=1G --setup_script {setup} --requeue 0) and keeps them: {anew} then "
         "repeat this command"
     )
     assert told[0].endswith(
@@ -155,8 +155,8 @@ def test_other_flags_of_a_job_that_has_ended_are_told_as_well(
     ended(tmp_path, first, 1)
     then = seen(worked(tmp_path, timeout_s=7200.0))
     assert (
-        "warning: job 12 was submitted with other flags (--time=1) than this call's (--time=120) "
-        "and has ended with them"
+        "warning: job 12 was submitted with other flags (--timeout 1m) than this call's "
+        "(--timeout 2h) and has ended with them"
     ) in then
     assert "scancel" not in then
 
