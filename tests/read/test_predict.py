@@ -355,7 +355,9 @@ def test_runs_over_nodes_must_have_the_threads_of_those_of_one_process(
     with_threads(timed(tmp_path, 16, 2, 1, link=measured(20, 200, 1.5)), 1)
     text = predicted.refused(str(tmp_path), *argv)
     assert "threads per process: runs over nodes have 1, those of one process 2: " in text
-    advised = "OMP_NUM_THREADS=1 python vit.py --tiny --per_gpu_batch 16 --setup 1_1, then name "
+    advised = (
+        "OMP_NUM_THREADS=1 python vit.py --tiny --per_gpu_batch 16 --setup 1_1 --rerun, then name "
+    )
     assert f"{advised}{tmp_path}:threads=1" in text
     for batch in (8, 16):
         with_threads(timed(tmp_path, batch, seed=2), 1)

@@ -329,7 +329,8 @@ def _check_threads(
     alone = ", ".join(sorted({str(THREADS.of(run)) for run in singles}))
     raise UserError(
         f"{selector}: {THREADS.name}: runs over nodes have {threads}, those of one process "
-        f"{alone}: {_command(far, '1_1', None)}, then name "
+        # Threads are no part of a run's name: it may be there already.
+        f"{alone}: {_command(far, '1_1', None)} --rerun, then name "
         f"{selecting(selector, {'threads': str(threads)})}"
     )
 
