@@ -22,6 +22,7 @@ from harness.launch.plan import Job
 
 ELSEWHERE = "elsewhere"  # the state of a run that another runner or person measures
 KNOWN = (FINISHED, *FAILURES)
+STOPPED = ("interrupted", "the sweep was stopped")
 NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
 # What a run prints that could not write its outcome.
 UNRECORDED = re.compile(
@@ -94,9 +95,6 @@ def in_short(row: Mapping[str, object]) -> str:
     return ", ".join(
         f.format(row[name]) for name, f in formats.items() if row.get(name) is not None
     )
-
-
-STOPPED = ("interrupted", "the sweep was stopped")
 
 
 def settle(
