@@ -269,11 +269,17 @@ def predict(parser: Parser) -> None:
     add("--epochs", type=whole, default=1, help="for time, energy and cost (1)")
     add("--restarts", type=natural, default=0, help="times that the run is lost and goes on (0)")
     add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
+    not_recorded(parser)
+    add("--plot", type=picture, metavar="FILE", help="draw samples/s over nodes: png, svg or pdf")
+
+
+def not_recorded(parser: Parser) -> None:
+    """What the model of a step needs, and records may not say."""
+    add = parser.add_argument
     add("--gradient_mb", type=positive, help="where the records do not say: 4 bytes a weight")
     add("--train_size", type=whole, help="samples of an epoch, where the records do not say")
     add("--backend", type=one_of("gloo", "nccl"), help="where the records do not say: gloo, nccl")
     add("--sharing", type=share, help="slowdown of each further process of a machine, 0 to 1")
-    add("--plot", type=picture, metavar="FILE", help="draw samples/s over nodes: png, svg or pdf")
 
 
 def plan(parser: Parser) -> None:
@@ -290,6 +296,7 @@ def plan(parser: Parser) -> None:
     add("--deadline", type=positive, help="hours: the fewest node-hours within it")
     add("--budget", type=positive, help="node-hours, or money with --cost_per_gpu_hour")
     add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
+    not_recorded(parser)
 
 
 def share(text: str) -> float:

@@ -22,6 +22,7 @@ from harness.launch.plan import Job
 
 ELSEWHERE = "elsewhere"  # the state of a run that another runner or person measures
 KNOWN = (FINISHED, *FAILURES)
+STOPPED = ("interrupted", "the sweep was stopped")
 NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
 # What a run prints that could not write its outcome.
 UNRECORDED = re.compile(
@@ -41,7 +42,8 @@ class State:
     took_s: float | None = None
     batch: int | None = None  # per process, that is tried after a lack of memory (--auto_batch)
     goes_on: bool = False  # with the record that this runner has made, whatever --rerun says
-    started: bool = False  # or submitted, by this runner
+    command: str | None = None  # of the sweep that started or submitted it, once it has ended
+    before_s: float = 0.0  # of its attempts before this runner started it
     known: bool = False  # had its outcome before this runner came to it
 
     @property
@@ -95,10 +97,12 @@ def in_short(row: Mapping[str, object]) -> str:
     )
 
 
-def settle(job: Job, run_exit: Exit, began: Began, log: Path, stopped: str | None) -> str:
+def settle(
+    job: Job, run_exit: Exit, began: Began, log: Path, stopped: tuple[str, str] | None
+) -> str:
     """Make sure that the run has an outcome in its folder, and return it.
 
-    stopped: why this runner ended the run (timeout or interrupted), None if it did not.
+    stopped: outcome and reason where this runner ended the run.
     """
     folder = job.folder
     summary = began.new_summary(folder)
@@ -149,11 +153,10 @@ def is_measured(folder: RunFolder, wait_s: float = 0.0) -> bool:
     return not free
 
 
-def _from_outside(run_exit: Exit, stopped: str | None) -> tuple[str, str] | None:
+def _from_outside(run_exit: Exit, stopped: tuple[str, str] | None) -> tuple[str, str] | None:
     """(outcome, reason) where something else ended the run."""
     if stopped is not None:
-        reason = "longer than --timeout" if stopped == "timeout" else "the sweep was stopped"
-        return stopped, reason
+        return stopped
     if run_exit.verdict is not None:
         return run_exit.verdict
     if run_exit.launcher_died:

@@ -24,7 +24,7 @@ from harness.launch.launcher import Exit, Launcher
 from harness.launch.outcome import ELSEWHERE, Began, State, in_short, settled
 from harness.launch.places import Devices, Machine, Machines, Options, launched
 from harness.launch.plan import Job
-from harness.launch.screen import Screen
+from harness.launch.screen import Screen, as_typed, exact
 
 CHECK_AGAIN_S = 1.0  # for runs of other runners
 LAUNCHER_LOG = "launcher.txt"
@@ -39,6 +39,7 @@ class Worker(ABC):
     options: Options
     folder: Path  # of the sweep
     screen: Screen
+    command: str = field(default="", kw_only=True)  # of the sweep
     stops: int = field(default=0, kw_only=True)  # requests to stop; a signal handler counts here
 
     @property
@@ -71,11 +72,14 @@ class Worker(ABC):
         return None if batch == state.batch else batch
 
     def report(self, state: State, took_s: float, log: Path) -> None:
-        """The outcome of a run that has just been settled."""
+        """The outcome of a run that has just been settled. took_s: since it was last started."""
         redact_logs(log, state.job.settings, self.hosts)
+        state.took_s = max(took_s, attempts.total_wall_s(state.job.folder))
+        tries = len(attempts.starts_of(state.job.folder.read_attempts()))
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         state.reason = summary.get("reason")
-        line = f"{self.name_of(state)}: {state.state} after {took_s:.1f} s, "
+        line = f"{self.name_of(state)}: {state.state} after {exact(state.took_s)}"
+        line += f" in {tries} attempts, " if tries > 1 else ", "
         if not state.failed:
             rows, _ = state.job.folder.read_epochs()
             found = believable("environment", dict(state.job.folder.read_environment() or {}))
@@ -83,7 +87,8 @@ class Worker(ABC):
             also = f"; disturbed: {why}" if why else ""
             self.screen.note(line + in_short(summary) + also, ended=True)
             return
-        self.screen.print(f"{line}{state.reason}; its output is in {log}")
+        output = f"its output is in {log}" if log.is_file() else "it printed nothing"
+        self.screen.print(f"{line}{state.reason}; {output}")
         if self.options.fail_fast:
             self.stop_at_failure()
 
@@ -98,7 +103,7 @@ class Running:
     devices: Devices
     log: Path
     began: Began
-    stopped: str | None = None  # why it was asked to exit
+    stopped: tuple[str, str] | None = None  # outcome and reason, where it was asked to exit
     stopped_s: float = 0.0
 
 
@@ -156,7 +161,7 @@ class Runner(Worker):
             if self.stops_obeyed > 1:
                 running.launcher.kill()
             elif running.stopped is None:
-                self._stop(running, "interrupted")
+                self._stop(running, outcome.STOPPED)
 
     def _unsettled(self) -> list[State]:
         return [s for s in self.states if s.state in (WAITING, ELSEWHERE)]
@@ -205,7 +210,8 @@ class Runner(Worker):
             state.batch = self.batch_to_try(state) or state.batch
         self.logs[log] = job
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
-        state.started = True
+        fresh = self.options.rerun == "all" and not state.goes_on
+        state.before_s = 0.0 if fresh else attempts.total_wall_s(job.folder)
         self.running.append(Running(state, launcher, lock, devices, log, Began.now(job.folder)))
         launcher.begin(self._request(state, devices, log))
         self.screen.note(f"{self.name_of(state)}: started")
@@ -263,18 +269,21 @@ class Runner(Worker):
                 running.state.began_s = time.monotonic()
             if run_exit is not None:
                 self._settle(running, run_exit)
-            elif running.stopped is None and self._too_long(running):
-                self._stop(running, "timeout")
+            elif running.stopped is None and (why := self._too_long(running)) is not None:
+                self._stop(running, why)
             elif running.stopped is not None and time.monotonic() - running.stopped_s > GRACE_S:
                 running.launcher.kill()
 
-    def _too_long(self, running: Running) -> bool:
+    def _too_long(self, running: Running) -> tuple[str, str] | None:
+        """Outcome and reason of a run that is to be ended."""
         limit_s, began_s = self.options.timeout_s, running.state.began_s
         assert began_s is not None
-        return limit_s is not None and time.monotonic() - began_s > limit_s
+        if limit_s is None or time.monotonic() - began_s <= limit_s:
+            return None
+        return "timeout", f"longer than --timeout {as_typed(limit_s)}"
 
-    def _stop(self, running: Running, reason: str) -> None:
-        running.stopped, running.stopped_s = reason, time.monotonic()
+    def _stop(self, running: Running, why: tuple[str, str]) -> None:
+        running.stopped, running.stopped_s = why, time.monotonic()
         running.launcher.stop()
 
     def _settle(self, running: Running, run_exit: Exit) -> None:
@@ -287,7 +296,7 @@ class Runner(Worker):
         if run_exit.wall_s is None:  # by a clock that nobody sets
             run_exit = replace(run_exit, wall_s=took_s)
         state.state = outcome.settle(job, run_exit, running.began, running.log, running.stopped)
-        state.took_s = took_s if state.state != ELSEWHERE else None
+        state.command = self.command
         self.running.remove(running)
         running.lock.release()
         self.idle.append(running.launcher)
@@ -297,6 +306,8 @@ class Runner(Worker):
             state.state, state.goes_on = WAITING, True
             return
         self.report(state, took_s, running.log)
+        if state.state == ELSEWHERE:
+            state.took_s = None
 
 
 def _new_log(folder: Path, job: Job, hosts: Sequence[str]) -> Path:

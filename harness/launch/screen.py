@@ -132,7 +132,7 @@ def progress_of(state: State) -> tuple[str, ...]:
         epoch = progress["epoch"] if progress is not None else epoch
     elapsed_s = state.took_s
     if state.state == RUNNING and state.began_s is not None:
-        elapsed_s = time.monotonic() - state.began_s
+        elapsed_s = state.before_s + time.monotonic() - state.began_s
     return (
         f"{epoch:.1f}/{state.job.settings.epochs}" if epoch is not None else "",
         _form(last.get("accuracy"), "{:.4f}"),
@@ -156,7 +156,7 @@ def time_left_s(states: list[State]) -> float | None:
         if state.state in (WAITING, RUNNING):
             usual_s = statistics.median(took.get(_kind(state), every))
             elapsed_s = time.monotonic() - state.began_s if state.began_s is not None else 0.0
-            left += max(0.0, usual_s - elapsed_s)
+            left += max(0.0, usual_s - state.before_s - elapsed_s)
     return left
 
 
@@ -172,6 +172,19 @@ def short(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def exact(seconds: float) -> str:
+    """The same with a tenth of a second below a minute."""
+    return f"{seconds:.1f} s" if seconds < 60 else short(seconds)
+
+
+def as_typed(seconds: float) -> str:
+    """A duration as a flag takes it: 90s, 30m, 2h."""
+    for unit, size in (("h", 3600), ("m", 60)):
+        if seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
 
 
 def _form(value: float | None, form: str) -> str:

@@ -33,7 +33,7 @@ from harness.core.records import (
     read_json,
     write_json,
 )
-from harness.core.records.disk import unused
+from harness.core.records.disk import check_writable, unused
 from harness.core.records.redact import redacted_command, without_home
 from harness.core.rules import why_not_elastic
 from harness.core.schema.checks import believable
@@ -169,6 +169,7 @@ def run(flags: argparse.Namespace) -> int:
     folder = Path(options.output_dir) / "sweeps" / sweep.name
     try:
         if not flags.dry_run:
+            check_writable(Path(options.output_dir))
             _check_owner(folder, sweep.file)
             # At once: what follows may take its time.
             print(f"{sweep.name}: {runs(len(chosen))}, --launcher {options.launcher}", flush=True)
@@ -185,6 +186,7 @@ def run(flags: argparse.Namespace) -> int:
                 state.state, state.reason = SKIPPED, reason
         if flags.dry_run:
             print("\n".join(place.dry_run(chosen, folder)))
+            refuse_if_nothing_starts(chosen)
             return 0
         command = redacted_command(["python", "-m", "harness", "sweep", *flags.words])
         _describe(sweep, states, folder, command)
@@ -300,15 +302,15 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
     with screen:
         worker: Worker
         if isinstance(place, Machines):
-            worker = Runner(chosen, place.options, folder, screen, place, this_machine())
+            how = chosen, place.options, folder, screen, place, this_machine()
+            worker = Runner(*how, command=command)
         else:
-            worker = Queue(chosen, place.options, folder, screen)
+            worker = Queue(chosen, place.options, folder, screen, command=command)
         with _signals(worker) as signals:
             try:
                 worker.work()
             finally:
-                if any(state.started and state.state == FINISHED for state in chosen):
-                    write_json(folder / SWEEP, _earlier(folder) | {"command": command})
+                _tell_command(folder, chosen, screen)
             screen.close()
             if done := sum(state.known for state in chosen):
                 screen.print(f"{done} of {len(chosen)} runs had been done before")
@@ -323,6 +325,18 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
         print(f"{runs(failed)} failed: the same command with --rerun failed tries again")
     print(shlex.join(["next:", "python", "-m", "harness", "report", place.options.output_dir]))
     return 1 if failed or (shown and shown.returncode) else 0
+
+
+def _tell_command(folder: Path, chosen: list[State], screen: Screen) -> None:
+    """The plan has a command that measured: the last of those that did by now."""
+    measured = [s.command for s in chosen if s.state == FINISHED and s.command]
+    plan = _earlier(folder)
+    if not measured or not plan or plan.get("command") == measured[-1]:
+        return
+    try:
+        write_json(folder / SWEEP, plan | {"command": measured[-1]})
+    except OSError as error:  # nothing that was measured is lost
+        screen.print(f"warning: {folder / SWEEP} keeps an earlier command: {error.strerror}")
 
 
 def _check_owner(folder: Path, file: str) -> None:

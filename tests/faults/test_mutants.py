@@ -216,7 +216,7 @@ def test_what_a_resumed_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                     Exit(1, failures),
                     outcome.Began(0.0),
                     tmp_path / "log",
-                    chance.choice([None, "timeout"]),
+                    chance.choice([None, ("timeout", "longer than --timeout 1h")]),
                 )
                 assert state in outcome.KNOWN or state == outcome.ELSEWHERE
             for row in folder.read_attempts()[rows:]:

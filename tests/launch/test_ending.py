@@ -26,7 +26,7 @@ def job(tmp_path: Path) -> Job:
     return jobs_of(tmp_path, "script: vit", tmp_path / "out")[0]
 
 
-def settled(job: Job, ending: Exit, stopped: str | None = None) -> str:
+def settled(job: Job, ending: Exit, stopped: tuple[str, str] | None = None) -> str:
     log = Path(job.settings.output_dir) / "log.txt"
     return settle(job, ending, Began(time.time() - 1), log, stopped)
 
@@ -59,7 +59,7 @@ def test_a_finished_record_is_never_written_over(job: Job) -> None:
     before = job.folder.summary.read_bytes()
     time.sleep(1.1)  # it is older than the start of this run
     assert settled(job, Exit(0)) == "finished"  # found done: somebody was quicker
-    assert settled(job, Exit(1), stopped="timeout") == "timeout"
+    assert settled(job, Exit(1), stopped=("timeout", "longer than --timeout 1h")) == "timeout"
     assert job.folder.summary.read_bytes() == before
     assert not job.folder.attempts.exists()
 

@@ -335,7 +335,7 @@ def test_ranks_that_failed_are_found_in_what_torchrun_prints(tmp_path: Path) -> 
 def test_memory_of_what_was_submitted(tmp_path: Path) -> None:
     submitted = Submitted(tmp_path)
     assert submitted.open() == {}
-    submitted.intend("one", ["a", "b"])
+    submitted.intend("one", ["a", "b"], "a sweep")
     assert submitted.open()["b"].id is None
     submitted.confirm("one", "12")
     first, second = submitted.open().values()
@@ -343,7 +343,7 @@ def test_memory_of_what_was_submitted(tmp_path: Path) -> None:
     assert not submitted.settled(first)
     submitted.settle(first, "finished")
     assert submitted.settled(first) and list(submitted.open()) == ["b"]
-    submitted.intend("two", ["a"])
+    submitted.intend("two", ["a"], "a sweep")
     submitted.confirm("two", "13")
     assert submitted.open()["a"].id == "13" and submitted.settled(first)
     submitted.withdraw("two")
@@ -361,7 +361,7 @@ STRANGE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("row", STRANGE)
 def test_a_line_that_no_sweep_wrote_is_named(row: dict[str, Any], tmp_path: Path) -> None:
     submitted = Submitted(tmp_path)
-    submitted.intend("one", ["a"])
+    submitted.intend("one", ["a"], "a sweep")
     append_row(submitted.file, row)
     with pytest.raises(UserError, match=r"jobs\.jsonl: not a line of a sweep: .* remove it"):
         submitted.open()
@@ -369,7 +369,7 @@ def test_a_line_that_no_sweep_wrote_is_named(row: dict[str, Any], tmp_path: Path
 
 def test_a_damaged_note_is_none(tmp_path: Path) -> None:
     submitted = Submitted(tmp_path)
-    submitted.intend("one", ["a"])
+    submitted.intend("one", ["a"], "a sweep")
     (entry,) = submitted.open().values()
     write_json(submitted.folder / "one_0.json", {"job": "12", "finished": True})
     assert submitted.note(entry) is None

@@ -172,7 +172,7 @@ def test_what_the_cluster_refuses_and_what_it_never_starts(
     waits = on(cluster, file, out, "--detach")
     endless = r"waits: Partition(TimeLimit|Config), which does not end by itself: scancel"
     assert re.search(endless, waits.stdout), waits.stdout
-    other = f"job {job} was submitted with other flags (--partition=short --time=30) than"
+    other = f"job {job} was submitted with other flags (--partition=short --timeout 30m) than"
     assert f"warning: {other} this call's (none)" in waits.stdout
     ask(cluster, "scancel", job)
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from harness.core.locks import Lock
-from harness.core.records import WAITING, read_json, write_json
+from harness.core.records import WAITING, RunFolder, read_json, write_json
 from harness.core.settings import UserError
+from harness.launch import sweep as sweep_module
 from harness.launch.outcome import ELSEWHERE, State
 from harness.launch.places import Options
 from harness.launch.plan import Job
@@ -130,8 +131,8 @@ def test_a_job_that_waits_with_other_flags_than_the_call_has(
     sent, anew = "warning: job 12 was submitted with other flags", "to submit it anew, scancel 12,"
     told = lines(timeout_s=7200.0, partition="new", setup_script=str(setup), sbatch=("--mem=1G",))
     assert told[-1] == (
-        f"{sent} (--partition=old --time=1 --requeue 2) than this call's (--partition=new "
-        f"--time=120 --mem=1G --setup_script {setup} --requeue 0) and keeps them: {anew} then "
+        f"{sent} (--partition=old --timeout 1m --requeue 2) than this call's (--partition=new "
+        f"--timeout 2h --mem=1G --setup_script {setup} --requeue 0) and keeps them: {anew} then "
         "repeat this command"
     )
     assert told[0].endswith(
@@ -147,17 +148,60 @@ def test_a_job_that_waits_with_other_flags_than_the_call_has(
 
 
 @pytest.mark.process
+def test_other_flags_of_a_job_that_has_ended_are_told_as_well(
+    tmp_path: Path, cluster: StandIn
+) -> None:
+    first = worked(tmp_path, timeout_s=60.0)
+    ended(tmp_path, first, 1)
+    then = seen(worked(tmp_path, timeout_s=7200.0))
+    assert (
+        "warning: job 12 was submitted with other flags (--timeout 1m) than this call's "
+        "(--timeout 2h) and has ended with them"
+    ) in then
+    assert "scancel" not in then
+
+
+@pytest.mark.process
+def test_the_command_of_a_plan_is_that_whose_jobs_measured(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call's job is cancelled, the second's measures, and a third one finds that."""
+    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+    file, out = sweep_file(tmp_path, "script: vit"), tmp_path / "out"
+    folder = out / "sweeps" / "mine-tiny"
+
+    def called(*flags: str) -> str:
+        argv = [str(file), "--tiny", "--output_dir", str(out), *S, "--gres", "none", "--detach"]
+        assert main([*argv, *flags]) == 0
+        return str((read_json(folder / "sweep.json") or {})["command"]).partition("detach ")[2]
+
+    assert called("--partition", "wrong") == "--partition wrong"
+    cluster.says("sacct", "CANCELLED by 1000\n")
+    cluster.says("sbatch", "13\n")
+    called("--partition", "right")
+    (entry,) = Submitted(folder).open().values()
+    assert entry.job == "13" and str(entry.command).endswith("--partition right")
+    now = int(time.time())
+    note = {"job": "13", "began": now, "ended": now + 7, "code": 0, "signal": ""}
+    write_json(folder / "jobs" / f"{entry.name}_0.json", note)
+    record = RunFolder(out / entry.path)
+    record.write_settings({})
+    write_json(record.summary, {"outcome": "finished"})
+    assert called("--account", "me") == "--partition right"
+
+
+@pytest.mark.process
 def test_a_runner_that_was_killed_while_it_submitted(tmp_path: Path, cluster: StandIn) -> None:
     job = planned(tmp_path, "script: vit")[0]
     submitted = Submitted(tmp_path / "sweep")
     # The job is there, under its name: its number is found.
-    submitted.intend("mine.1", [job.path])
+    submitted.intend("mine.1", [job.path], "a sweep")
     cluster.says("squeue", "77|PENDING|Priority|mine.1\n")
     worked(tmp_path)
     assert cluster.asked("sbatch") == 0 and submitted.open()[job.path].id == "77"
     # It has come and gone, and has left its note.
     submitted.withdraw("mine.1")
-    submitted.intend("mine.2", [job.path])
+    submitted.intend("mine.2", [job.path], "a sweep")
     cluster.says("squeue", "")
     write_json(tmp_path / "sweep/jobs/mine.2_0.json",
                {"job": "78", "began": 5, "ended": None, "code": None, "signal": ""})  # fmt: skip
@@ -166,11 +210,11 @@ def test_a_runner_that_was_killed_while_it_submitted(tmp_path: Path, cluster: St
     assert cluster.asked("sbatch") == 0 and submitted.open() == {}
     assert (read_json(job.folder.summary) or {})["outcome"] == "failed"
     # It never was: now it is.
-    submitted.intend("mine.3", [job.path])
+    submitted.intend("mine.3", [job.path], "a sweep")
     worked(tmp_path, rerun="failed")
     assert cluster.asked("sbatch") == 1 and submitted.open()[job.path].id == "12"
     # Nobody knows.
-    submitted.intend("mine.4", [job.path])
+    submitted.intend("mine.4", [job.path], "a sweep")
     cluster.does("squeue", "echo no controller >&2; exit 1")
     with pytest.raises(UserError, match=r"whether mine\.4 was submitted is unknown: no controller"):
         worked(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import re
@@ -107,7 +108,7 @@ def test_the_command_in_the_plan_is_one_that_measured(
             if not self.is_settled(state, self.options.rerun):
                 if not isinstance(does, str):
                     raise does("--isolation error")
-                state.started, state.state = True, does
+                state.command, state.state = self.command, does
                 state.job.folder.write_settings({})
                 write_json(state.job.folder.summary, {"outcome": does})
 
@@ -134,7 +135,7 @@ def test_the_command_in_the_plan_is_one_that_measured(
     for run_folder in find_runs(out):
         run_folder.summary.unlink()
     does = "timeout"
-    Submitted(folder).intend("mine.1", ["vit/1_1/a"])
+    Submitted(folder).intend("mine.1", ["vit/1_1/a"], "another")
     assert called("--timeout", "3") == "--rerun failed --timeout 9h"
     # Another plan is another sweep; the earlier one is kept aside, and a line says so.
     said = "mine-tiny: the plan differs from the last one (now sweep.earlier-1.json), whose"
@@ -142,6 +143,44 @@ def test_the_command_in_the_plan_is_one_that_measured(
     assert called("--set", "seed=1") == "--set seed=1"
     assert f"{said} table is replaced; its runs stay: " in capsys.readouterr().out
     assert (folder / "sweep.earlier-1.json").exists()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_command_that_cannot_be_written_is_no_loss(
+    gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full when all has been measured, or the plan was removed."""
+    file, out = sweep_file(tmp_path, TWO), tmp_path / "out"
+    plan = out / "sweeps" / "mine-tiny" / "sweep.json"
+    argv = [str(file), "--output_dir", str(out), "--tiny", "--isolation", "off"]
+    real, full = sweep_module.write_json, False
+
+    def write(path: Path, content: Any) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, content)
+
+    def work(self: Runner) -> None:
+        nonlocal full
+        for state in self.states:
+            state.command, state.state = self.command, "finished"
+            state.job.folder.write_settings({})
+            write_json(state.job.folder.summary, {"outcome": "finished"})
+        if "--cold" in self.command:
+            full = not gone
+            if gone:
+                plan.unlink()
+
+    monkeypatch.setattr(Runner, "work", work)
+    monkeypatch.setattr(sweep_module, "write_json", write)
+    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+    assert main(argv) == 0
+    before = read_json(plan)
+    assert main([*argv, "--cold"]) == 0
+    said = capsys.readouterr()
+    line = f"warning: {plan} keeps an earlier command: No space left on device"
+    assert (line in said.out) is not gone and said.err == ""
+    assert read_json(plan) == (None if gone else before)
 
 
 # What a script may print, and what its user has chosen to call things.
@@ -267,7 +306,7 @@ def test_failures_are_results_and_the_sweep_goes_on(
     assert first[1] == ("finished", None)
     assert first[2] == ("oom", "planted (rank 1)")  # while loading: a smaller batch is no help
     assert first[3][0] == "oom" and "memory" in first[3][1]
-    assert first[4] == ("timeout", "longer than --timeout")
+    assert first[4] == ("timeout", "longer than --timeout 1m")
     assert first[5] == ("failed", "rank 1 ended with exit code 3")
     assert first[7][0] == "failed"
     assert first[7][1].endswith("--planted is wrong: leave it out")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness.core import attempts
 from harness.core.records import (
     FINISHED,
     RUNNING,
@@ -31,7 +32,7 @@ from harness.launch.outcome import State, settled
 from harness.launch.places import Machine, Options
 from harness.launch.plan import plan
 from harness.launch.runner import Worker
-from harness.launch.screen import Screen, short, time_left_s, window
+from harness.launch.screen import Screen, as_typed, progress_of, short, time_left_s, window
 from harness.launch.sweep import choose, overridden
 from harness.launch.sweepfile import load
 from tests.support.sweeps import ROOT, jobs_of, sweep_file
@@ -101,7 +102,7 @@ def test_runs_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert count("--select", "setup=1_1,lr=0.001") == 2
     assert count("--select", "setup=1_1", "--select", "setup=1_2") == 8
     assert count("--select", "setup=1_*", "--exclude", "seed=2") == 4
-    assert count("--limit", "0:3") == 3 and count("--limit=-2:") == 2
+    assert count("--limit", "0:3") == 3 and count("--select", "setup=1_*", "--limit=-2:") == 2
     assert count("--select", "setup=1_2", "--limit", "3:9") == 1
     assert count("--repeat", "2") == 24
     assert count("--set", "lr=0.01") == 6  # in place of the axis
@@ -175,7 +176,17 @@ def test_a_folder_that_cannot_be_written(
     (tmp_path / "out").write_text("a file")
     assert main([str(file), "--tiny", "--o", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
-    assert "cannot be written: a file is where a folder" in message and message.count("\n") == 1
+    assert "out is not a folder that can be written to" in message and message.count("\n") == 1
+
+
+def test_a_link_to_nothing_is_refused_before_the_plan_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    argv = [str(sweep_file(tmp_path, GRID)), "--tiny", "--o", str(tmp_path / "out")]
+    assert main(argv) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "disk, which is not there: make that folder" in said.err
 
 
 @pytest.mark.process
@@ -317,6 +328,34 @@ def test_a_run_that_others_disturbed_says_so_when_it_ends(
     worker = Reporting([state], Options(), tmp_path, Screen("which?", [state], in_turn=False))
     worker.report(state, 3.0, tmp_path / "log.txt")
     assert capsys.readouterr().out.endswith(f"finished after 3.0 s, accuracy 0.5000{said}\n")
+
+
+def test_a_resumed_run_took_what_all_of_its_attempts_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two, three = states_of(tmp_path, tmp_path)[:3]
+    folder = one.job.folder
+    for took_s in (100.0, 20.0):
+        attempts.begin(folder, 0, 1)
+        attempts.end(folder, "interrupted", "SIGTERM", took_s)
+    write_json(folder.summary, {"schema": SCHEMA, "outcome": "failed", "reason": "why"})
+    one.state = "failed"
+    worker = Reporting([one, two], Options(), tmp_path, Screen("which?", [one, two]))
+    worker.report(one, 21.0, tmp_path / "log.txt")
+    assert "failed after 2:00 in 2 attempts, why; it printed nothing" in capsys.readouterr().out
+    (tmp_path / "log.txt").touch()
+    worker.report(one, 130.0, tmp_path / "log.txt")
+    assert "failed after 2:10 in 2 attempts, why; its output is in" in capsys.readouterr().out
+    # Another one has 50 s of its attempts behind it.
+    two.state, two.before_s, two.began_s = "running", 50.0, time.monotonic() - 20
+    assert time_left_s([one, two]) == pytest.approx(60, abs=1)
+    three.state, three.before_s, three.began_s = two.state, two.before_s, two.began_s
+    assert progress_of(three)[-1] == "1:10"
+
+
+@pytest.mark.parametrize(("limit_s", "text"), [(90.0, "90s"), (1800.0, "30m"), (7200.0, "2h")])
+def test_a_limit_is_told_as_it_is_typed(limit_s: float, text: str) -> None:
+    assert as_typed(limit_s) == text and sweep_module._seconds(text) == limit_s
 
 
 def test_the_window_follows_what_runs(tmp_path: Path) -> None:
@@ -478,12 +517,15 @@ def test_what_was_measured_elsewhere_is_shown_where_nothing_can_start(
     monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
     file, out = sweep_file(tmp_path, "script: vit\ngrid: {setup: [9_9]}"), tmp_path / "out"
     argv = [str(file), "--output_dir", str(out), "--isolation", "off", "--tiny"]
+    assert main([*argv, "--dry_run"]) == 2 and not out.exists()
+    said = capsys.readouterr()
+    assert "--setup 9_9" in said.out and said.err.count("no run can start here: setup=9_9") == 1
     assert main(argv) == 2
     (run,) = (read_json(out / "sweeps" / "mine-tiny" / "sweep.json") or {})["runs"]
     folder = RunFolder(out / run["path"])
     folder.write_settings({})
     write_json(folder.summary, {"outcome": FINISHED})
-    assert main(argv) == 0
+    assert main(argv) == 0 and main([*argv, "--dry_run"]) == 0
     assert capsys.readouterr().err.count("\n") == 1
 
 

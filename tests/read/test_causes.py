@@ -14,8 +14,9 @@ import pytest
 from harness.cli import main
 from harness.core.records import find_runs
 from harness.read.explain import causes
+from harness.read.explain.baseline import runs_on_one_node
 from harness.read.explain.causes import RunContext, bound, lost, of_run, of_scaling, share_lost
-from harness.read.explain.explain import Explanation, cause_text, explain, runs_on_one_node
+from harness.read.explain.explain import Explanation, cause_text, explain
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -35,8 +36,8 @@ from harness.read.explain.time_breakdown import (
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_group
 from harness.read.statistics import spread
-from tests.support.paired import DATA as SAMPLES
-from tests.support.paired import Verb, imported, pair, text_file
+from tests.support.explained import ROW, written
+from tests.support.paired import Verb, imported, text_file
 from tests.support.paired import written as record_of
 from tests.support.records import lines, with_epochs, with_ranks
 
@@ -310,19 +311,6 @@ def test_sentences_are_shorter_than_25_words(
     assert {DATA, COMMUNICATION, causes.SLOW_RANK, UNSEPARATED, causes.BATCH} <= seen
 
 
-ROW = {
-    "epoch": 1.0, "timed_steps": 4, "timed_s": 8.0, "timed_samples": 64, "epoch_time_s": 12.0,
-    "data_wait_share": 0.25, "eval_samples": 16, "eval_time_s": 2.0,
-}  # fmt: skip
-TIMES = {"updates": 5, "wall_s": 20.0, "eval_time_s": 2.0, "save_time_s": 1.0}
-
-
-def written(folder: Path, *flags: str, row: dict[str, Any] | None = None, **more: Any) -> Path:
-    """A record of two processes without rows of their ranks, with one epoch."""
-    path = pair(folder, 1, *flags, **{**TIMES, **more})
-    return with_epochs(path, [{**ROW, **(row or {})}])
-
-
 def test_without_records_of_ranks_the_probe_and_the_data_separate_a_step(tmp_path: Path) -> None:
     path = written(tmp_path, "--strategy", "fsdp", comm_share=0.25)
     result = time_breakdown(read_group("x", str(path), None).runs[0])
@@ -426,7 +414,7 @@ def test_notes(tmp_path: Path) -> None:
     assert "took 45 s of 60 s" in text
     assert "1 run(s) were interrupted and resumed: 3 s lost." in text
     assert "1 run(s) did not finish and are not counted." in text
-    assert "Training reaches 1 times its samples/s." in text and "inside" not in text
+    assert "Training reaches 1.00 times its samples/s." in text and "inside" not in text
     attempts = [
         {"event": "start", "attempt": n + 1, "from_update": at} for n, at in ((0, 0), (1, 3))
     ]
@@ -484,35 +472,3 @@ def test_others_that_come_during_a_run_count_by_time(tmp_path: Path) -> None:
         assert run.is_beside_others == (whole is not None and whole > 0.25)
         cores = causes.run_context(group, None).others_cores
         assert cores == (whole if whole is None else pytest.approx(2 * whole))
-
-
-FACTS = {
-    "machine": "a-cpux2", "gpus": [], "effective_batch": 32, "threads": 1,
-    "observed": {"device": "cpu"}, "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
-}  # fmt: skip
-
-
-def on_one(root: Path, seed: int, timed_s: float, **facts: Any) -> Path:
-    """A record of one process, with 64 timed samples."""
-    path = root / "bert" / "1_1" / f"s{seed}"
-    known = {**FACTS, "data": SAMPLES, "launch": {"cpu_busy_share": 0.1}, **facts}
-    words = ["--seed", str(seed), "--setup", "1_1"]
-    record_of(path, "bert", words, (1, 1), known, {**TIMES, "samples": 2000})
-    return with_epochs(path, [{**ROW, "timed_s": timed_s}])
-
-
-def test_a_baseline_is_that_of_quiet_runs_of_the_same_folder(tmp_path: Path) -> None:
-    """8 samples/s. One beside others had 16, and one of a folder inside this one 32."""
-    run = written(tmp_path, environment=FACTS)
-    on_one(tmp_path, 1, 8.0)
-    on_one(tmp_path, 2, 4.0, launch={"cpu_busy_share": 0.9})
-    on_one(tmp_path / "demo", 3, 2.0)
-    told = explain(read_group("RUN", str(run), None)).sentences[1]
-    assert "reaches 8 samples/s" in told and "demo" not in told, told
-
-
-def test_why_a_run_beside_it_is_no_baseline(tmp_path: Path) -> None:
-    run = written(tmp_path, environment=FACTS)
-    one = on_one(tmp_path, 1, 8.0, threads=2)
-    told = explain(read_group("RUN", str(run), None)).sentences[1]
-    assert f"found beside it ({one} is not: threads per process: RUN has 1, the other has 2" in told

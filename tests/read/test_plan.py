@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,17 @@ def test_each_recorded_way_of_exchange_has_its_steps_and_the_epochs_of_all(
     assert "diloco every 10 all_to_all" in text and "with --exchange direct, of which" in text
     reaching(records, "diloco", 80.0, 4, seed=3, way="direct")
     assert "of which no run tells" not in plan.in_one_line(records, *TO_ASK)
+
+
+def test_what_it_advises_can_be_typed(records: Path, plan: Verb) -> None:
+    """Emulated nodes share a machine: what that costs is not known without runs of several."""
+    (pair,) = (records / "vit" / "1_2").iterdir()
+    shutil.rmtree(pair)
+    told = plan.refused(records, *TO_ASK, "--emulated")
+    assert "measure --setup 1_2 as well, or say it with --sharing (0 for nothing)" in told
+    text = plan.in_one_line(records, *TO_ASK, "--emulated", "--sharing", "0.1")
+    assert "take diloco every 10" in text
+    assert "assumed: processes of a machine slow each other by 10% each (--sharing)" in text
 
 
 def test_measured_links_that_differ_by_noise_are_one(records: Path, plan: Verb) -> None:

@@ -49,6 +49,11 @@ def predicted(capsys: pytest.CaptureFixture[str]) -> Verb:
     return Verb("predict", capsys)
 
 
+def with_threads(folder: Path, threads: int) -> None:
+    file = folder / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"threads": threads}))
+
+
 def test_planted_parameters_are_found(records: Path) -> None:
     fitted = fit_records(str(records), Overrides())
     line = fitted.model.line
@@ -330,6 +335,48 @@ def test_too_few_runs_say_which(tmp_path: Path, predicted: Verb) -> None:
     timed(alone, 16)
     assert "measure --setup 1_2" in predicted.refused(str(alone), "--setup", "2_2", *FAR)
     assert "(--sharing)" in predicted(str(alone), "--setup", "2_2", *FAR, "--sharing", "0.05")
+
+
+def test_the_missing_run_has_as_many_threads(tmp_path: Path, predicted: Verb) -> None:
+    with_threads(timed(tmp_path, 16, 1, 2), 1)
+    argv = [str(tmp_path), "--setup", "2_2", *FAR]
+    assert "known: OMP_NUM_THREADS=1 python vit.py --tiny" in predicted.refused(*argv)
+    with_threads(timed(tmp_path, 16), 1)
+    assert "one more: OMP_NUM_THREADS=1 python vit.py" in predicted(*argv)
+
+
+def test_runs_over_nodes_must_have_the_threads_of_those_of_one_process(
+    tmp_path: Path, predicted: Verb
+) -> None:
+    for batch in (8, 16):
+        with_threads(timed(tmp_path, batch), 2)
+    argv = ["--setup", "2_1", *FAR]
+    assert "fitted on 2 runs" in predicted(str(tmp_path), *argv)
+    with_threads(timed(tmp_path, 16, 2, 1, link=measured(20, 200, 1.5)), 1)
+    text = predicted.refused(str(tmp_path), *argv)
+    assert "threads per process: runs over nodes have 1, those of one process 2: " in text
+    advised = (
+        "OMP_NUM_THREADS=1 python vit.py --tiny --per_gpu_batch 16 --setup 1_1 --rerun, then name "
+    )
+    assert f"{advised}{tmp_path}:threads=1" in text
+    for batch in (8, 16):
+        with_threads(timed(tmp_path, batch, seed=2), 1)
+    assert f"for example {tmp_path}:threads=1 (" in predicted.refused(str(tmp_path), *argv)
+    assert "fitted on 2 runs" in predicted(f"{tmp_path}:threads=1", *argv)
+    # What computes elsewhere is another matter.
+    with_threads(timed(tmp_path / "far", 16, 2, 1, machine="b-cpux8"), 8)
+    assert "fitted on 2 runs" in predicted(f"{tmp_path}:threads=1", *argv)
+
+
+def test_the_kind_that_is_advised_can_be_predicted_from(tmp_path: Path, predicted: Verb) -> None:
+    """It has all of the settings that differ, and one process."""
+    for batch in (8, 16):
+        timed(tmp_path, batch, 1, 1, "--precision", "bf16", "--optim", "sgd")
+    timed(tmp_path, 16, 1, 2)
+    text = predicted.refused(str(tmp_path), "--setup", "1_1")
+    advised = f"{tmp_path}:precision=bf16,optim=sgd"
+    assert text.endswith(f"for example {advised}\n")
+    assert "fitted on 2 runs" in predicted(advised, "--setup", "1_1")
 
 
 def test_records_that_saw_other_numbers_of_gpus_of_one_kind(

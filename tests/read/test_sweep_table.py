@@ -322,7 +322,7 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
     plan.run("1_1", seed=1, accuracy=0.8)
     plan.run("1_1", seed=2, outcome="timeout", reason="over 60 s", accuracy=0.1)
     oom = plan.run("1_2", seed=1, outcome="oom", reason="[rank0]: no room\nfor 7 GiB", devices=2)
-    plan.planned("1_2", seed=2)
+    to_go = plan.planned("1_2", seed=2)
     for seed in (1, 2):
         plan.planned("2_1", seed=seed, skipped="needs 2 nodes")
     killed = plan.planned("1_4", seed=1)
@@ -341,6 +341,13 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
     assert f"oom: [rank0]: no room for 7 GiB (setup 1_2, seed 1)\n  bert/{oom.name}" in said
     assert said.count("needs 2 nodes") == 1 and "skipped: needs 2 nodes (2 runs)" in said
     assert "waiting: not begun (1 run)" in said
+    # What a cluster's queue has; a damaged line of it is no reason to show no table.
+    jobs = plan.folder / "jobs.jsonl"
+    row = {"event": "submitting", "name": "x", "runs": [f"bert/{to_go.name}"], "unix": 1.0}
+    lines(jobs, [row])
+    assert "waiting: submitted to the cluster (1 run)" in table(plan.folder)
+    lines(jobs, [row, {"event": "submitted"}])
+    assert "waiting: not begun (1 run)" in table(plan.folder)
     assert "interrupted: 0 epochs recorded (setup 1_4, seed 1)" in said
 
 

@@ -146,13 +146,22 @@ def test_an_address_that_nobody_answers_is_named(
         rendezvous.store("192.0.2.1", is_master=True)
 
 
-def test_a_name_that_is_loopback_only_here_is_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_loopback_only_here_is_not_bound(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     known = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [known])
     monkeypatch.setattr(rendezvous, "unreachable", lambda *_: None)
     listening = rendezvous._listen("first-node", 0)
     assert listening is not None and listening.getsockname()[0] == "0.0.0.0"
     listening.close()
+    said = capsys.readouterr().err
+    assert (
+        "first-node is no address that this machine alone has, so the rendezvous listens on" in said
+    )
+    own = rendezvous._listen(HERE, 0)
+    assert own is not None and capsys.readouterr().err == ""
+    own.close()
 
 
 def test_ranks_of_one_node_talk_over_loopback() -> None:

@@ -5,18 +5,18 @@ sbatch, squeue, sacct and scancel are called as rarely as possible.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.core.records import append_row, read_json, read_rows
+from harness.core.records import append_row, read_json
+from harness.core.records.submitted import JOBS, Entry, open_entries
 from harness.core.settings import UserError
 from harness.launch.agents import FailedRank, failures_in
 from harness.launch.launcher import Exit
@@ -146,28 +146,12 @@ class Note:
         return self.ended is not None and self.signal != "TERM"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One run that was submitted and has not been settled."""
-
-    path: str  # of the run, below the output folder
-    name: str  # of the job
-    index: int  # in its array
-    array_size: int  # in runs; 1: no array
-    unix: float
-    job: str | None = None  # number; None: the runner was killed before it knew
-
-    @property
-    def id(self) -> str | None:
-        return f"{self.job}_{self.index}" if self.job and self.array_size > 1 else self.job
-
-
 class Submitted:
     """What a sweep has submitted: jobs.jsonl in its folder, scripts and their notes in jobs/."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "jobs"
-        self.file = folder / "jobs.jsonl"
+        self.file = folder / JOBS
 
     def script(self, name: str) -> Path:
         return self.folder / f"{name}.sh"
@@ -183,9 +167,9 @@ class Submitted:
     def log(self, entry: Entry) -> Path:
         return self.folder.parent / "logs" / f"{entry.name}_{entry.index}.txt"
 
-    def intend(self, name: str, paths: list[str]) -> None:
+    def intend(self, name: str, paths: list[str], command: str) -> None:
         """Before sbatch is called: a job that is not remembered would be submitted twice."""
-        self._add("submitting", name, runs=paths)
+        self._add("submitting", name, runs=paths, command=command)
 
     def confirm(self, name: str, job: str) -> None:
         self._add("submitted", name, job=job)
@@ -198,16 +182,7 @@ class Submitted:
 
     def open(self) -> dict[str, Entry]:
         """The runs that were submitted and not settled, by their path."""
-        entries: dict[tuple[str, str], Entry] = {}
-        for row in read_rows(self.file)[0]:
-            try:
-                entries = _followed(entries, row)
-            except (KeyError, TypeError):
-                raise UserError(
-                    f"{self.file}: not a line of a sweep: {json.dumps(row)[:80]}; remove it, and "
-                    "see in squeue whether jobs of the sweep are left"
-                ) from None
-        return {path: entry for (_, path), entry in entries.items()}
+        return open_entries(self.file)
 
     def settled(self, entry: Entry) -> bool:
         """Whether another runner has settled it meanwhile."""
@@ -216,24 +191,6 @@ class Submitted:
 
     def _add(self, event: str, name: str, **facts: Any) -> None:
         append_row(self.file, {"event": event, "name": name, **facts, "unix": time.time()})
-
-
-def _followed(
-    entries: dict[tuple[str, str], Entry], row: dict[str, Any]
-) -> dict[tuple[str, str], Entry]:
-    """What is open after one more line."""
-    name = row["name"]
-    of_job = [key for key in entries if key[0] == name]
-    if row["event"] == "submitting":
-        runs = row["runs"]
-        return entries | {
-            (name, path): Entry(path, name, index, len(runs), row["unix"])
-            for index, path in enumerate(runs)
-        }
-    if row["event"] == "submitted":
-        return entries | {key: replace(entries[key], job=row["job"]) for key in of_job}
-    gone = of_job if row["event"] == "withdrawn" else [(name, row["path"])]
-    return {key: entry for key, entry in entries.items() if key not in gone}
 
 
 def code_of(job_state: str | None, note: Note | None) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from harness.core.locks import Lock
 from harness.core.records import FINISHED, RUNNING, SKIPPED, WAITING
+from harness.core.records.submitted import Entry
 from harness.core.settings import UserError
 from harness.launch import outcome
 from harness.launch.outcome import ELSEWHERE, State, settled
@@ -22,7 +23,7 @@ from harness.launch.places import Place
 from harness.launch.plan import Job
 from harness.launch.runner import Worker
 from harness.launch.slurm import cluster, scripts
-from harness.launch.slurm.cluster import ENDED, Entry, Note, Queued, Submitted, code_of, exit_of
+from harness.launch.slurm.cluster import ENDED, Note, Queued, Submitted, code_of, exit_of
 
 ASK_EVERY_S = 5.0  # the cluster has others to answer
 # After the end of a job: until other machines see on shared storage what it wrote last.
@@ -130,9 +131,10 @@ class Queue(Worker):
             if state.state != SKIPPED and entry is not None:
                 self.watched.append(Watched(state, entry))
                 self.screen.note(f"{self.name_of(state)}: is job {entry.id}")
+        submitted = {watched.entry.name: watched for watched in self.watched}
         if self.watched:
             self._resume_interrupted()
-        for watched in {watched.entry.name: watched for watched in self.watched}.values():
+        for watched in submitted.values():
             self._warn_of_other_flags(watched)
 
     def _warn_of_other_flags(self, watched: Watched) -> None:
@@ -147,10 +149,14 @@ class Queue(Worker):
         if then != now:
             only_then = " ".join(flag for flag in then if flag not in now) or "none"
             only_now = " ".join(flag for flag in now if flag not in then) or "none"
+            line = f"warning: job {entry.job} was submitted with other flags ({only_then}) than "
+            line += f"this call's ({only_now}) and "
+            goes_on = any(each.entry.name == entry.name for each in self.watched)
             self.screen.print(
-                f"warning: job {entry.job} was submitted with other flags ({only_then}) than this "
-                f"call's ({only_now}) and keeps them: to submit it anew, scancel {entry.job}, then "
-                "repeat this command"
+                line + f"keeps them: to submit it anew, scancel {entry.job}, then repeat this "
+                "command"
+                if goes_on
+                else line + "has ended with them"
             )
 
     def _resume_interrupted(self) -> None:
@@ -189,12 +195,11 @@ class Queue(Worker):
             path.parent.mkdir(parents=True, exist_ok=True)
             (self.folder / "logs").mkdir(exist_ok=True)
             path.write_text(scripts.text_of(jobs, self.options, self.folder, name), "utf-8")
-            self.submitted.intend(name, [job.path for job in jobs])
+            self.submitted.intend(name, [job.path for job in jobs], self.command)
             self.submitted.confirm(name, cluster.submit(path, lock))
             entries = self.submitted.open()
             for job in jobs:
                 state, entry = due[job.path], entries[job.path]
-                state.started = True
                 self.watched.append(Watched(state, entry))
                 self.screen.note(f"{self.name_of(state)}: submitted as job {entry.id}")
 
@@ -273,7 +278,7 @@ class Queue(Worker):
             return self.submitted.settle(entry, "cancelled")
         log = self.submitted.log(entry)
         run_exit = exit_of(watched.number, job_state, note, log, job.folder.path)
-        stopped = "interrupted" if self.cancelled and run_exit.code else None
+        stopped = outcome.STOPPED if self.cancelled and run_exit.code else None
         claim = Lock(job.folder.lock("claim"))  # another runner may settle it at this moment
         claim.take(wait_s=10)
         try:
@@ -282,10 +287,10 @@ class Queue(Worker):
             else:
                 began = outcome.Began(entry.unix)
                 state.state = outcome.settle(job, run_exit, began, log, stopped)
+                state.command = entry.command
                 self.submitted.settle(entry, state.state)
         finally:
             claim.release()
-        state.took_s = run_exit.wall_s
         self.report(state, run_exit.wall_s or 0.0, log)
 
 

@@ -20,6 +20,7 @@ from harness.core.tasks import TASKS
 from harness.launch.outcome import State
 from harness.launch.places import Options, launched, place_facts
 from harness.launch.plan import Job, script_of
+from harness.launch.screen import as_typed
 from harness.launch.slurm import Slurm
 
 # Before the time limit: for ranks to record, and for a job to be requeued.
@@ -208,15 +209,16 @@ def flags_in(text: str) -> list[str]:
     """What a script owes to the flags of the call that wrote it, whatever runs it has."""
     setup = re.findall(r"^\. (.+?)(?: \|\| exit)?$", text, re.M)
     requeue = re.findall(r"-lt (\d+) \]; then$", text, re.M)
+    options = [o for o in re.findall(r"^#SBATCH (.*)$", text, re.M) if not OF_ITS_RUNS.match(o)]
     return [
-        *(
-            line
-            for line in re.findall(r"^#SBATCH (.*)$", text, re.M)
-            if not OF_ITS_RUNS.match(line)
-        ),
+        *(re.sub(r"^--time=(\d+)$", _timeout, option) for option in options),
         *(f"--setup_script {file}" for file in setup),
         *(f"--requeue {times}" for times in requeue),
     ]
+
+
+def _timeout(minutes: re.Match[str]) -> str:
+    return f"--timeout {as_typed(60 * int(minutes[1]))}"
 
 
 def job_name(sweep: str, unlike: str) -> str:

@@ -5,18 +5,23 @@ times as fast.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.core.attempts import ends_of, starts_of
 from harness.core.command_line import print_json
-from harness.core.records import RunFolder, find_runs
 from harness.core.settings import UserError
-from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read import table
 from harness.read.explain import causes
+from harness.read.explain.baseline import (
+    MAY_DIFFER,
+    is_single,
+    may_be_baseline,
+    nearest,
+    runs_beside,
+    why_not,
+)
 from harness.read.explain.causes import LARGE, Cause, percent, seconds, three_digits
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
@@ -29,20 +34,12 @@ from harness.read.explain.time_breakdown import (
     time_breakdown,
 )
 from harness.read.labels import UNKNOWN, listed, strategy_text
-from harness.read.records.comparable import SPEED, judge
 from harness.read.records.groups import Group
-from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, attempts_of, warn
-from harness.read.records.runs import Run, read_run
+from harness.read.records.recorded import attempts_of
+from harness.read.records.runs import Run
 from harness.read.records.selection import differing, read_group, several_kinds
 from harness.read.records.sweeps import SweepResults
 
-# What may differ from a baseline that was not named: how work is spread and exchanged, and what
-# does not change how long a step takes.
-MAY_DIFFER = (
-    "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
-    "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", "per_gpu_batch", "grad_acc",
-    *OF_ONE_STRATEGY,
-)  # fmt: skip
 MOST_CAUSES = 2  # beside the main cause
 LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
 WORTH_HALF = 1.15  # times as fast, from which on bf16 is advised, as when a run starts
@@ -103,12 +100,14 @@ def explain(
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
         raise UserError(f"{run.selector} and {baseline.selector} are not comparable: {reason}")
     breakdown, named = group_breakdown(run), baseline
-    beside, refused = runs_beside(run, near)
+    beside = runs_beside(run, near)
+    refused = None
     if baseline is None and breakdown.devices > 1:
-        baseline = nearest(run, beside)
+        baseline, refused = nearest(run, beside)
     base = None if baseline is None else group_breakdown(baseline)
     context = causes.run_context(run, baseline)
-    singles = filter(_is_single, [*beside, *([named] if named else [])])
+    fit = [other for other in beside if is_single(other) and why_not(run, other) is None]
+    singles = [*fit, *([named] if named and is_single(named) else [])]
     others = [(group.identity["per_gpu_batch"], group_breakdown(group)) for group in singles]
     alone = _for_its_script(run, causes.of_run(breakdown, context, others))
     scaling, does_lose = [], False
@@ -123,7 +122,7 @@ def explain(
     if baseline is not None and base is not None:
         sentences += _against(run, breakdown, baseline, base, was_searched=named is None)
     elif breakdown.devices > 1:
-        sentences.append(_alone(run, nearest(run, refused)))
+        sentences.append(_alone(run, refused))
     if base is not None and not does_lose:
         sentences.append(f"Less than {percent(LARGE)} is lost against the baseline.")
     scales = breakdown.devices == 1 or (base is not None and not does_lose)
@@ -150,104 +149,6 @@ def _main_cause(breakdown: TimeBreakdown, main: Cause | None, scales: bool, hidd
     return f"Nothing stands out: no cause takes {percent(LARGE)} of the run."
 
 
-def why_not(group: Group, base: Group) -> str | None:
-    """Why this cannot be the baseline, in one line; None if it can."""
-    for name in ("script", "model"):
-        values = [str(side.identity[name]) for side in (group, base)]
-        if values[0] != values[1]:
-            return f"the {name} differs: {values[0]} and {values[1]}"
-    reasons = judge(group, base)[SPEED].reasons
-    return reasons[0] if reasons else None
-
-
-def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
-    """The runs of these folders that may be a baseline."""
-    runs = [read_run(folder, {}, str(folder.path), None) for folder in folders if _on_one(folder)]
-    # They might have been the ones to compare with.
-    warn([f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE])
-    return [run for run in runs if _may_be_baseline(run)]
-
-
-def _on_one(folder: RunFolder) -> bool:
-    return folder.path.parent.name.startswith("1_")
-
-
-def _may_be_baseline(run: Run) -> bool:
-    return run.state != UNREADABLE and run.nodes == 1 and not run.imported
-
-
-def runs_beside(group: Group, near: Sequence[Run] | None = None) -> tuple[list[Group], list[Group]]:
-    """The groups on one node that are otherwise like this one: of one process, or where this one
-    is on several nodes, of as many processes. Of those near, or else of the same records folder.
-    Those that it can be compared with, and the others.
-    """
-    if near is None:
-        near = runs_on_one_node(_folders_near(group.runs[0].recorded_folder.path.absolute()))
-    fixed, first = _fixed(group.runs[0]), group.finished[0]
-    counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
-    alike: dict[Any, list[Run]] = {}
-    for run in near:
-        if run.devices in counts and _fixed(run) == fixed:
-            alike.setdefault(tuple(run.identity.items()), []).append(run)
-    groups = [Group((*runs,), name="the other", selector=_selector(runs))
-              for runs in alike.values()]  # fmt: skip
-    sides: tuple[list[Group], list[Group]] = [], []
-    for each in groups:
-        if each.finished:
-            sides[bool(judge(group, each)[SPEED].reasons)].append(each)
-    return sides
-
-
-def _folders_near(path: Path) -> list[RunFolder]:
-    """The runs of the same records folder, without those of folders in it. A folder of LogCallback
-    alone stands by itself: what is above it is its user's, not ours to read.
-    """
-    if not SETUP_FOLDER.fullmatch(path.parent.name):
-        return []
-    root = path.parents[2]
-    return [folder for folder in find_runs(root) if folder.path.parents[2] == root]
-
-
-def _fixed(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in run.identity.items() if name not in MAY_DIFFER}
-
-
-def _selector(runs: list[Run]) -> str:
-    """The folder that a reader would name, below the current one where it is."""
-    path, here = runs[0].recorded_folder.path, Path.cwd()
-    path = path if len(runs) == 1 else path.parent
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def nearest(group: Group, beside: list[Group]) -> Group | None:
-    """Of one process with the same batch per device, else with the same effective batch, else of
-    as many processes; of several, the one that is alike in most settings.
-    """
-    single = [other for other in beside if _is_single(other)]
-    several = [other for other in beside if not _is_single(other)]
-    for batch, candidates in ((_per_device, single), (_effective, single), (_per_device, several)):
-        like = [other for other in candidates if batch(other) == batch(group) is not None]
-        if like:
-            return max(like, key=lambda other: len(other.identity.items() & group.identity.items()))
-    return None
-
-
-def _is_single(group: Group) -> bool:
-    return bool(group.finished[0].devices == 1)
-
-
-def _effective(group: Group) -> int | None:
-    return group.finished[0].effective_batch
-
-
-def _per_device(group: Group) -> tuple[float, int] | None:
-    """The batch per device and that of a pass, as accumulation changes the speed."""
-    first = group.finished[0]
-    if not first.effective_batch or not first.devices:
-        return None
-    return first.effective_batch / first.devices, group.identity["per_gpu_batch"]
-
-
 def group_breakdown(group: Group) -> TimeBreakdown:
     """The means over its finished runs: quiet ones in the batch asked for, if there are any."""
     if not group.finished:
@@ -255,9 +156,8 @@ def group_breakdown(group: Group) -> TimeBreakdown:
         why = next((f" ({run.reason})" for run in group.runs if run.reason), "")
         raise UserError(f"{group.selector} has no finished run to explain: {states}{why}")
     if group.has_unlike_threads:
-        counts = sorted({str(run.threads) for run in group.timed})
-        unlike = {"threads": counts}
-        raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, counts[0])}")
+        unlike = {"threads": sorted({str(run.threads) for run in group.timed})}
+        raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, group.timed)}")
     return mean_breakdown([*map(time_breakdown, group.timed)])
 
 
@@ -269,7 +169,7 @@ def _alone(run: Group, refused: Group | None) -> str:
         )
     why = ""
     if refused is not None:
-        why = f" ({refused.selector} is not: {judge(run, refused)[SPEED].reasons[0]})"
+        why = f" ({refused.selector} is not: {why_not(run, refused)})"
     return (
         f"No comparable run on one process was found beside it{why}, so it is unknown whether "
         "computing is slower than on one process."
@@ -334,13 +234,19 @@ def _against(
     sentences = [
         f"The baseline is {one}{f' with batch {batch}' if batch else ''} ({source}). "
         f"It reaches {_rate(base)}.",
-        f"Training reaches {three_digits(times)} times its samples/s"
-        f"{scaling if devices != 1 else ''}.",
+        f"Training reaches {_times(times)} times its samples/s{scaling if devices != 1 else ''}.",
     ]
+    if all(run.is_beside_others for run in baseline.timed):
+        sentences.append("It ran beside other programs, and so did its baseline: neither is sure.")
     unlike = [name for name, _, _ in differing(group, baseline) if name not in MAY_DIFFER]
     if unlike:
         sentences.append(f"They also differ in {', '.join(unlike)}.")
     return sentences
+
+
+def _times(ratio: float) -> str:
+    """With the zeros of three digits: 1.00 times says more than 1."""
+    return three_digits(ratio) if ratio >= 100 else f"{ratio:#.3g}"
 
 
 def _for_its_script(group: Group, found: list[Cause]) -> list[Cause]:
@@ -470,7 +376,7 @@ def explain_sweep(sweep: SweepResults) -> list[str]:
     near = [
         replace(run, label={}, path=str(run.folder.path))
         for run in (sweep.runs if chosen else ())
-        if run.folder and _on_one(run.folder) and _may_be_baseline(run)
+        if run.folder and may_be_baseline(run)
     ]
     texts = []
     for group in chosen[:MOST_GROUPS]:

@@ -309,8 +309,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    overrides = Overrides(options.gradient_mb, options.backend, options.sharing, options.train_size)
-    fitted = fit_records(options.records, overrides)
+    fitted = fit_records(options.records, Overrides.of(options))
     link = link_without_losses(options.link)
     plan = _scenario(options, fitted, link)
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)

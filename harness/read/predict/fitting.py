@@ -6,10 +6,12 @@ the others of its kind.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from harness.read.records.runs import Run
 from harness.read.records.selection import (
     parse_selector,
     read_selected,
+    selecting,
     settings_that_differ,
     several_kinds,
     without_flags,
@@ -66,6 +69,10 @@ class Overrides:
     backend: str | None = None
     sharing: float | None = None
     train_size: int | None = None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Overrides:
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,7 @@ def fit_on(
         )
     basis = [r for r in basis if shape_of(r).ranks > 1 or r in singles]
     _check_one_kind(selector, basis, singles)
+    _check_threads(selector, runs, basis, singles)
     basis, all_of_them = _that_count(basis), len(basis)
     singles = [run for run in basis if shape_of(run).ranks == 1]
     first = singles[0]
@@ -289,14 +297,8 @@ def _check_one_kind(selector: str, runs: Sequence[Run], singles: Sequence[Run]) 
             "figure over them would be one of none; name a folder with the runs of one"
         )
     if unlike := settings_that_differ(runs, but=FREE):
-        example = next(iter(unlike.values()))[0]
-        raise UserError(several_kinds(selector, unlike, example))
-    if len({THREADS.of(run) for run in runs}) > 1:
-        # Those of most runs of one process, without which there is no prediction.
-        example = str(statistics.mode(map(THREADS.of, singles)))
-        texts_of = sorted({str(THREADS.of(run)) for run in runs})
-        text = several_kinds(selector, {"threads": texts_of}, example)
-        raise UserError(f"{text} ({THREADS.why})")
+        # One of those of one process, without which there is no prediction.
+        raise UserError(several_kinds(selector, unlike, singles))
     facts = {
         name: sorted({str(value) for run in runs if (value := fact(run)) is not None})
         for name, fact in ALIKE.items()
@@ -306,6 +308,31 @@ def _check_one_kind(selector: str, runs: Sequence[Run], singles: Sequence[Run]) 
             f"{selector}: its runs differ in {', '.join(texts)}, on which a step's time depends: "
             "name a folder with the runs of one kind"
         )
+
+
+def _check_threads(
+    selector: str, runs: Sequence[Run], basis: Sequence[Run], singles: Sequence[Run]
+) -> None:
+    """Also of runs over nodes, which say what evaluating takes and what a step takes more than it
+    was predicted to.
+    """
+    machine = singles[0].machine_kind
+    far = [r for r in runs if r.state == FINISHED and shape_of(r).nodes > 1
+           and r.machine_kind == machine]  # fmt: skip
+    if len(counts := {THREADS.of(run) for run in (*basis, *far)}) == 1:
+        return
+    there = Counter(map(THREADS.of, far or basis))
+    if both := [run for run in singles if THREADS.of(run) in there]:
+        unlike = {"threads": sorted(map(str, counts))}
+        raise UserError(f"{several_kinds(selector, unlike, both)} ({THREADS.why})")
+    threads = there.most_common(1)[0][0]
+    alone = ", ".join(sorted({str(THREADS.of(run)) for run in singles}))
+    raise UserError(
+        f"{selector}: {THREADS.name}: runs over nodes have {threads}, those of one process "
+        # Threads are no part of a run's name: it may be there already.
+        f"{alone}: {_command(far, '1_1', None)} --rerun, then name "
+        f"{selecting(selector, {'threads': str(threads)})}"
+    )
 
 
 def _sharing(
@@ -414,11 +441,14 @@ def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
     """The command of the missing measurement, derived from that of an existing run."""
     flags = ["--setup", setup, *(["--per_gpu_batch", str(batch)] if batch else [])]
     run = next((run for run in runs if run.command), None)
+    # Alone a process would take every core: its times would be those of other threads.
+    threads = (run or runs[0]).threads
+    python = f"OMP_NUM_THREADS={threads} python" if threads else "python"
     if run is None:
-        return f"python {runs[0].identity.get('script') or 'bert'}.py {shlex.join(flags)}"
+        return f"{python} {runs[0].identity.get('script') or 'bert'}.py {shlex.join(flags)}"
     # As DDP or one process makes its updates, which refuse what others exchange by.
     drop = ["--setup", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
     drop += [f"--{name}" for name in ("strategy", *STRATEGY_SETTINGS) if name not in SWITCHES]
     words = [word for word in run.command if word.removeprefix("--") not in SWITCHES]
     kept = without_flags(words, drop)
-    return f"python {shlex.join([*kept, *flags])}"
+    return f"{python} {shlex.join([*kept, *flags])}"

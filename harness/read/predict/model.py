@@ -271,7 +271,7 @@ def check(model: Model, plan: Scenario) -> None:
     if not model.line.knows(plan.batch):
         (only,) = model.line.batches
         raise UserError(
-            f"--batch {plan.batch}: only batch {only} was measured on one process, which says "
+            f"batch {plan.batch}: only batch {only} was measured on one process, which says "
             f"nothing of others; measure one more, with --setup 1_1 --per_gpu_batch {plan.batch}"
         )
     if neighbours(plan) > 1 and model.sharing is None:

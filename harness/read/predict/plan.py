@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     target = parse_target(options.target)
     runs, _, not_read = read_selected(options.records, target)
     table = [*recorded(runs), *measured_beside(options.records)]
-    fitted = fit_on(options.records, runs, Overrides(), table)
+    fitted = fit_on(options.records, runs, Overrides.of(options), table)
     found = candidates(
         fitted, runs, nodes, wire_of(link), target, options.effective_batch, options.emulated
     )
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
             f"nothing keeps the limit: the fastest, {name_of(fastest)}, takes "
             f"{duration(fastest.wall_s)} and {fastest.node_hours:.3g} node-hours"
         )
-    for line in notes(found):
+    for line in (*notes(found), *(f"assumed: {each}" for each in fitted.assumed)):
         console.print(line)
     return 0 if kept else 1
 

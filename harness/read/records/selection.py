@@ -10,6 +10,7 @@ outputs/sweeps/NAME:setup=1_1           those of a sweep with these values in th
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -185,8 +186,7 @@ def _is(value: Any, text: str) -> bool:
 def _check_one_kind(group: Group) -> None:
     """A mean over runs of unlike settings would be a figure of nothing."""
     if unlike := settings_that_differ(group.runs):
-        example = _text(_values(group.runs[0]).get(next(iter(unlike))))
-        raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, example)}")
+        raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, group.runs)}")
 
 
 def settings_that_differ(runs: Iterable[Run], but: Collection[str] = ()) -> dict[str, list[str]]:
@@ -200,14 +200,32 @@ def settings_that_differ(runs: Iterable[Run], but: Collection[str] = ()) -> dict
     return {name: texts for name, texts in values.items() if len(texts) > 1}
 
 
-def several_kinds(selector: str, unlike: Mapping[str, list[str]], example: str) -> str:
-    """Why these runs have no mean, and an argument that selects one kind of them."""
-    separator = "," if "=" in selector else ":"
+def several_kinds(selector: str, unlike: Mapping[str, list[str]], among: Sequence[Run]) -> str:
+    """Why these runs have no mean, and an argument that selects one kind: that of most of those
+    among them that have times.
+    """
     texts = [f"{name} ({listed(values, ', ', MOST_VALUES)})" for name, values in unlike.items()]
+    among = [run for run in among if run.measures.get("train_samples_per_s")] or among
+    names = dict.fromkeys(unlike)
+    if len({run.threads for run in among}) > 1:
+        names["threads"] = None
+    kinds = [tuple(_text(_values(run).get(name)) for name in names) for run in among]
+    values = statistics.mode(kinds)
+    # A comma would part a value.
+    can_select = all(value and "," not in value for value in values)
+    example = among[kinds.index(values)].path
+    if can_select:
+        example = selecting(selector, dict(zip(names, values, strict=True)))
     return (
         f"{selector}: its runs differ in {listed(texts, ', ', MOST_SETTINGS)}: name one kind, for "
-        f"example {selector}{separator}{next(iter(unlike))}={example}"
+        f"example {example}"
     )
+
+
+def selecting(selector: str, conditions: Mapping[str, str]) -> str:
+    """An argument for those of its runs that have these values."""
+    pairs = ",".join(f"{name}={value}" for name, value in conditions.items())
+    return f"{selector}{',' if '=' in selector else ':'}{pairs}"
 
 
 def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:

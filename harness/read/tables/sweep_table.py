@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.core.records import FINISHED, SKIPPED, WAITING
+from harness.core.records.submitted import JOBS, open_entries
+from harness.core.settings import UserError
 from harness.read.compare.answers import all_disturbed, answers
 from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
@@ -316,8 +318,19 @@ def _not_finished(
             lines.append((label_text(run.label, axes), what, run.path))
     skipped = Counter(run.reason or "" for run in runs if run.state == SKIPPED)
     lines += [(_runs(n), f"{SKIPPED}: {one_line(reason)}", None) for reason, n in skipped.items()]
-    waiting = sum(run.state == WAITING for run in runs)
-    return [*lines, (_runs(waiting), f"{WAITING}: not begun", None)] if waiting else lines
+    submitted = _submitted(sweep)
+    waiting = Counter(run.path in submitted for run in runs if run.state == WAITING)
+    texts = {True: "submitted to the cluster", False: "not begun"}
+    lines += [(_runs(n), f"{WAITING}: {texts[known]}", None) for known, n in waiting.items()]
+    return lines
+
+
+def _submitted(sweep: SweepResults) -> Mapping[str, Any]:
+    """The runs that the queue of a cluster has; none where that is not known."""
+    try:
+        return open_entries(sweep.folder / JOBS)
+    except UserError:
+        return {}
 
 
 def _runs(count: int) -> str:

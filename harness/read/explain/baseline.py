@@ -1,0 +1,115 @@
+"""The run that a run is explained against, where its user names none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.core.records import RunFolder, find_runs
+from harness.core.strategies import OF_ONE_STRATEGY
+from harness.read.records.comparable import SPEED, judge
+from harness.read.records.groups import Group
+from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, warn
+from harness.read.records.runs import Run, read_run
+
+# What may differ from a baseline that was not named: how work is spread and exchanged, and what
+# does not change how long a step takes.
+MAY_DIFFER = (
+    "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
+    "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", "per_gpu_batch", "grad_acc",
+    *OF_ONE_STRATEGY,
+)  # fmt: skip
+
+
+def why_not(group: Group, base: Group) -> str | None:
+    """Why this cannot be the baseline, in one line; None if it can."""
+    for name in ("script", "model"):
+        values = [str(side.identity[name]) for side in (group, base)]
+        if values[0] != values[1]:
+            return f"the {name} differs: {values[0]} and {values[1]}"
+    reasons = judge(group, base)[SPEED].reasons
+    return reasons[0] if reasons else None
+
+
+def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
+    """The runs of these folders that may be a baseline."""
+    folders = (folder for folder in folders if folder.path.parent.name.startswith("1_"))
+    runs = [read_run(folder, {}, str(folder.path), None) for folder in folders]
+    # They might have been the ones to compare with.
+    warn([f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE])
+    return [run for run in runs if may_be_baseline(run)]
+
+
+def may_be_baseline(run: Run) -> bool:
+    return run.state != UNREADABLE and run.nodes == 1 and not run.imported
+
+
+def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
+    """The groups on one node that are otherwise like this one: of one process, or where this one
+    is on several nodes, of as many processes. Of those near, or else of the same records folder.
+    """
+    if near is None:
+        near = runs_on_one_node(_folders_near(group.runs[0].recorded_folder.path.absolute()))
+    fixed, first = _fixed(group.runs[0]), group.finished[0]
+    counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
+    alike: dict[Any, list[Run]] = {}
+    for run in near:
+        if run.devices in counts and _fixed(run) == fixed:
+            kind = (*run.identity.items(), run.machine_kind, run.threads)
+            alike.setdefault(kind, []).append(run)
+    groups = [Group((*runs,), name="the other", selector=_selector(runs))
+              for runs in alike.values()]  # fmt: skip
+    return [each for each in groups if each.finished]
+
+
+def _folders_near(path: Path) -> list[RunFolder]:
+    """The runs of the same records folder, without those of folders in it. A folder of LogCallback
+    alone stands by itself: what is above it is its user's, not ours to read.
+    """
+    if not SETUP_FOLDER.fullmatch(path.parent.name):
+        return []
+    root = path.parents[2]
+    return [folder for folder in find_runs(root) if folder.path.parents[2] == root]
+
+
+def _fixed(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in run.identity.items() if name not in MAY_DIFFER}
+
+
+def _selector(runs: list[Run]) -> str:
+    """The folder that a reader would name, below the current one where it is."""
+    path, here = runs[0].recorded_folder.path, Path.cwd()
+    path = path if len(runs) == 1 else path.parent
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def nearest(group: Group, beside: list[Group]) -> tuple[Group | None, Group | None]:
+    """Of one process with the same batch per device, else with the same effective batch, else of
+    as many processes; of several, the one that is alike in most settings. Of the first kind that is
+    there: another one answers another question. If none of it is comparable, the second is one.
+    """
+    single = [other for other in beside if is_single(other)]
+    several = [other for other in beside if not is_single(other)]
+    for batch, candidates in ((_per_device, single), (_effective, single), (_per_device, several)):
+        like = [other for other in candidates if batch(other) == batch(group) is not None]
+        like.sort(key=lambda other: -len(other.identity.items() & group.identity.items()))
+        if like:
+            return next((o for o in like if why_not(group, o) is None), None), like[0]
+    return None, None
+
+
+def is_single(group: Group) -> bool:
+    return bool(group.finished[0].devices == 1)
+
+
+def _effective(group: Group) -> int | None:
+    return group.finished[0].effective_batch
+
+
+def _per_device(group: Group) -> tuple[float, int] | None:
+    """The batch per device and that of a pass, as accumulation changes the speed."""
+    first = group.finished[0]
+    if not first.effective_batch or not first.devices:
+        return None
+    return first.effective_batch / first.devices, group.identity["per_gpu_batch"]

@@ -1,0 +1,117 @@
+"""Which run explain compares with, and what it advises where it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.read.explain.explain import explain
+from harness.read.records.selection import read_group
+from tests.support.explained import FACTS, on_one, written
+from tests.support.paired import Verb
+
+BUSY = {"launch": {"cpu_busy_share": 0.9}}
+
+
+def on_two(root: Path, **facts: Any) -> Path:
+    """Two processes with a batch of 32 each, on one machine."""
+    return written(root, "--per_gpu_batch", "32", environment={**FACTS, "effective_batch": 64,
+                                                               **facts})  # fmt: skip
+
+
+def told(run: Path) -> str:
+    return " ".join(explain(read_group("RUN", str(run), None)).sentences)
+
+
+def test_the_baseline_has_the_batch_of_a_device_or_else_that_of_all(tmp_path: Path) -> None:
+    run = on_two(tmp_path)
+    large = on_one(tmp_path, 64)
+    assert f"one process with batch 64 ({large}, found beside it)" in told(run)
+    same = on_one(tmp_path, 32)
+    assert f"one process with batch 32 ({same}, found beside it)" in told(run)
+
+
+def test_another_batch_is_no_substitute_for_a_disturbed_baseline(tmp_path: Path) -> None:
+    """What it would say is of another question."""
+    run = on_two(tmp_path)
+    same = on_one(tmp_path, 32, **BUSY)
+    on_one(tmp_path, 64)
+    text = told(run)
+    assert "The baseline is" not in text
+    assert f"beside it ({same} is not: other programs: 1 of 1 runs of the other ran" in text
+    quiet = on_one(tmp_path, 32, seed=2)
+    # Of runs that repeat one measurement the quiet ones count.
+    assert f"one process with batch 32 ({quiet.parent}, found beside it)" in told(run)
+
+
+def test_repeats_of_a_baseline_with_other_threads_do_not_spoil_it(tmp_path: Path) -> None:
+    run = on_two(tmp_path)
+    on_one(tmp_path, 32, 1.0, threads=2)
+    one = on_one(tmp_path, 32, 8.0, seed=2)
+    assert f"one process with batch 32 ({one}, found beside it). It reaches 8 samples" in told(run)
+
+
+def test_of_two_disturbed_runs_both_are_said_to_be(tmp_path: Path) -> None:
+    said = "It ran beside other programs, and so did its baseline"
+    run = on_two(tmp_path / "a", **BUSY)
+    on_one(tmp_path / "a", 32, **BUSY)
+    assert said in told(run)
+    quiet = on_two(tmp_path / "b")
+    on_one(tmp_path / "b", 32)
+    assert "The baseline is" in told(quiet) and said not in told(quiet)
+
+
+@pytest.mark.parametrize(("timed_s", "said"), [(8.0, "1.00"), (8.16, "1.02"), (1.0, "0.125")])
+def test_a_ratio_has_three_digits(timed_s: float, said: str, tmp_path: Path) -> None:
+    run = on_two(tmp_path)
+    on_one(tmp_path, 32, timed_s)
+    assert f"Training reaches {said} times its samples/s on 2x the devices" in told(run)
+
+
+def test_an_argument_that_is_advised_can_be_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings and threads differ, and of the first kind no run has finished."""
+    explained = Verb("explain", capsys)
+    written(tmp_path, "--lr", "0.001", "--dropout", "0.5", outcome="failed", reason="a reason")
+    for threads, copies in ((2, 2), (1, 3)):
+        for _ in range(copies):
+            on_two(tmp_path, threads=threads)
+    text = explained.refused(tmp_path)
+    advised = text.rpartition("for example ")[2].strip()
+    assert "its runs differ in dropout (0.5, none), lr (0.001, 0.003): name one" in text
+    assert advised == f"{tmp_path}:dropout=none,lr=0.003,threads=1"
+    assert "(mean and standard deviation of 3 runs)" in explained.in_one_line(advised)
+    # Of those with one kind of settings, too.
+    fewer = f"{tmp_path}:lr=0.003"
+    text = explained.refused(fewer)
+    assert "differ in threads (1, 2)" in text and f"for example {fewer},threads=1" in text
+
+
+def test_a_kind_that_no_condition_can_name_is_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explained = Verb("explain", capsys)
+    first = written(tmp_path, "--optim_args", "a=1,b=2")
+    written(tmp_path, "--optim_args", "a=1,b=3")
+    advised = explained.refused(tmp_path).rpartition("for example ")[2].strip()
+    assert advised == str(first) and "8 samples/s" in explained(advised)
+
+
+def test_a_baseline_is_that_of_quiet_runs_of_the_same_folder(tmp_path: Path) -> None:
+    """8 samples/s. One beside others had 16, and one of a folder inside this one 32."""
+    run = written(tmp_path, environment=FACTS)
+    on_one(tmp_path, 32)
+    on_one(tmp_path, 32, 4.0, seed=2, **BUSY)
+    on_one(tmp_path / "demo", 32, 2.0, seed=3)
+    told = explain(read_group("RUN", str(run), None)).sentences[1]
+    assert "reaches 8 samples/s" in told and "demo" not in told, told
+
+
+def test_why_a_run_beside_it_is_no_baseline(tmp_path: Path) -> None:
+    run = written(tmp_path, environment=FACTS)
+    one = on_one(tmp_path, 32, threads=2)
+    told = explain(read_group("RUN", str(run), None)).sentences[1]
+    assert f"found beside it ({one} is not: threads per process: RUN has 1, the other has 2" in told

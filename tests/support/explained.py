@@ -1,0 +1,37 @@
+"""Records of one epoch that explain reads: of two processes, and of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.paired import DATA, pair
+from tests.support.paired import written as record_of
+from tests.support.records import with_epochs
+
+ROW = {
+    "epoch": 1.0, "timed_steps": 4, "timed_s": 8.0, "timed_samples": 64, "epoch_time_s": 12.0,
+    "data_wait_share": 0.25, "eval_samples": 16, "eval_time_s": 2.0,
+}  # fmt: skip
+TIMES = {"updates": 5, "wall_s": 20.0, "eval_time_s": 2.0, "save_time_s": 1.0}
+
+
+def written(folder: Path, *flags: str, row: dict[str, Any] | None = None, **more: Any) -> Path:
+    """A record of two processes without rows of their ranks, with one epoch."""
+    path = pair(folder, 1, *flags, **{**TIMES, **more})
+    return with_epochs(path, [{**ROW, **(row or {})}])
+
+
+FACTS = {
+    "machine": "a-cpux2", "gpus": [], "effective_batch": 32, "threads": 1,
+    "observed": {"device": "cpu"}, "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
+}  # fmt: skip
+
+
+def on_one(root: Path, batch: int, timed_s: float = 8.0, seed: int = 1, **facts: Any) -> Path:
+    """A run of one process, with 64 timed samples."""
+    path = root / "bert" / "1_1" / f"b{batch}_s{seed}"
+    known = {**FACTS, "data": DATA, "effective_batch": batch, **facts}
+    words = ["--per_gpu_batch", str(batch), "--seed", str(seed), "--setup", "1_1"]
+    record_of(path, "bert", words, (1, 1), known, {**TIMES, "samples": 2000})
+    return with_epochs(path, [{**ROW, "timed_s": timed_s}])
