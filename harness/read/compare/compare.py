@@ -15,6 +15,7 @@ from harness.core.command_line import print_json
 from harness.core.settings import UserError
 from harness.read import table
 from harness.read.records.comparable import QUALITY, SPEED, TARGET, Verdict, judge, values_of
+from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
 from harness.read.records.runs import parse_target
 from harness.read.records.selection import command_for_seeds, describe, differing, read_group
@@ -225,10 +226,16 @@ def as_fields(comparison: Comparison) -> dict[str, Any]:
 
 
 def _check_apart(one: Group, other: Group) -> None:
-    """A run in both groups would make them alike; the very same groups are seen to be equal."""
-    paths = [{run.recorded_folder.path.absolute() for run in group.runs} for group in (one, other)]
-    if paths[0] != paths[1] and (both := paths[0] & paths[1]):
-        raise UserError(f"{min(both)} is on both sides")
+    """A run in both groups, or copies of it, would make them alike; the very same groups are seen
+    to be equal.
+    """
+    ours, theirs = (
+        {run_key(folder) or folder.path.absolute(): folder.path.absolute() for folder in of_group}
+        for of_group in ([run.recorded_folder for run in group.runs] for group in (one, other))
+    )
+    if ours.keys() != theirs.keys() and (both := ours.keys() & theirs.keys()):
+        path, copy = min((ours[key], theirs[key]) for key in both)
+        raise UserError(f"{path} is on both sides{'' if copy == path else f', there as {copy}'}")
 
 
 def show(comparison: Comparison) -> None:

@@ -30,6 +30,7 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import UNKNOWN, listed, strategy_text
 from harness.read.records.comparable import SPEED, judge
+from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, attempts_of, warn
 from harness.read.records.runs import Run, read_run
@@ -205,7 +206,7 @@ def _folders_near(path: Path) -> list[RunFolder]:
     if not SETUP_FOLDER.fullmatch(path.parent.name):
         return []
     root = path.parents[2]
-    return [folder for folder in find_runs(root) if folder.path.parents[2] == root]
+    return without_copies([f for f in find_runs(root) if f.path.parents[2] == root])[0]
 
 
 def _fixed(run: Run) -> dict[str, Any]:

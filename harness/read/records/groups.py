@@ -23,7 +23,7 @@ class Group:
     name: str = ""  # A or B, RUN or BASELINE: its part in a comparison
     selector: str = ""  # the argument that selected its runs
     target: Target | None = None
-    not_read: tuple[str, ...] = ()  # a line for each selected run that is not believed
+    not_read: tuple[str, ...] = ()  # lines about selected runs that are left out
 
     @property
     def finished(self) -> list[Run]:

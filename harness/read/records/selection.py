@@ -19,6 +19,7 @@ from harness.core.identity import number
 from harness.core.records import find_runs
 from harness.core.settings import UserError
 from harness.read.labels import listed
+from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import UNREADABLE, existing, none_readable, warn
 from harness.read.records.runs import Run, Target, read_run
@@ -41,7 +42,7 @@ class Selected(NamedTuple):
 
     runs: list[Run]
     target: Target | None
-    not_read: tuple[str, ...]  # a line for each run that is not believed, and thus left out
+    not_read: tuple[str, ...]  # a line for each run that is not believed, and one for copies
 
 
 def read_sweep_part(selector: str) -> SweepResults:
@@ -98,21 +99,23 @@ def read_group(name: str, selector: str, target: Target | None) -> Group:
 
 
 def read_selected(selector: str, target: Target | None) -> Selected:
-    """All runs of an argument; those that are not believed are named on stderr."""
-    path, conditions = parse_selector(selector)
+    """All runs of an argument, each once; those that are not believed are named on stderr."""
+    (path, conditions), copies = parse_selector(selector), list[str]()
     if sweep_file(existing(path)) is not None:
         sweep = read_sweep(path)
         target = target or sweep.target
         planned = [run for run in replace(sweep, target=target).runs if run.folder is not None]
         read = [replace(run, path=str(run.recorded_folder.path)) for run in planned]
     else:
-        read = [read_run(folder, {}, str(folder.path), target) for folder in find_runs(path)]
+        folders, copies = without_copies(find_runs(path))
+        read = [read_run(folder, {}, str(folder.path), target) for folder in folders]
     runs = [run for run in read if run.recorded_folder.has(run.recorded_folder.settings)]
     if not runs:
         raise UserError(f"{path}: there is no record of a run below it")
     not_read = tuple(f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE)
     if len(not_read) == len(runs):
         raise none_readable(not_read)
+    not_read = (*not_read, *copies)
     warn(not_read)
     runs = [run for run in runs if run.state != UNREADABLE]
     return Selected(select(path, runs, conditions), target, not_read)
