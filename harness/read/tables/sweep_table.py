@@ -216,7 +216,7 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
         same = f" with the same {', '.join(others)}" if others else ""
         texts.append(f"base: {label_text(sweep.baseline, sweep.axes)}{same}")
     if GAIN in names:
-        texts.append("vs base: samples/s, ratio of geometric means")
+        texts.append("vs base: samples/s, ratio of geometric means (those shown are harmonic)")
     if names & set(RATIOS):
         texts.append("target vs base: ratio of geometric means, unknown where the baseline misses")
     bracketed = names & {POINTS, *RATIOS} if sweep.columns is not None else set()
