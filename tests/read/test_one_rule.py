@@ -196,6 +196,22 @@ def test_batches_do_not_compare_times_of_unlike_threads(
     assert "least training time" not in said
 
 
+def test_a_batch_whose_misses_leave_no_time_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is left out itself; the times of the others are still those of one machine."""
+    of_batches(tmp_path, {})
+    for found in (tmp_path / "bert" / "1_2").glob("run_*"):
+        if json.loads((found / "settings.json").read_text())["per_gpu_batch"] == 8:
+            is_first = found.name.startswith("run_1_")
+            add(found, {} if is_first else BUSY)
+            rows = [row | {"samples": 100} for row in epochs(0.5, 0.6 if is_first else 0.95)]
+            with_epochs(found, rows)
+    said = Verb("batches", capsys).in_one_line(tmp_path, "--target", "accuracy=0.9")
+    assert "batch 16 is left out: 1 of 2 runs miss the target" in said
+    assert "times are not compared" not in said and "least training time" in said
+
+
 def test_predict_refuses_unlike_threads_and_takes_one_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,12 +312,19 @@ def test_a_group_whose_times_are_all_disturbed_is_not_compared_as_quiet() -> Non
     ]
 
 
-def test_threads_are_unknown_where_the_device_is() -> None:
-    """LogCallback alone records no device."""
-    assert finished_run(1, environment={"threads": 2}).threads == 2
-    assert finished_run(1, environment={"threads": 2, "gpus": ["H100"]}).threads is None
+def test_threads_count_where_a_cpu_computes() -> None:
+    """LogCallback alone records no device, and the GPUs that it trains on."""
+    on_gpu = {"threads": 2, "gpus": ["H100"]}
+    assert finished_run(1, environment={"threads": 2, "gpus": []}).threads == 2
+    assert finished_run(1, environment=on_gpu).threads == 0
     assert finished_run(1, environment={}).threads is None
     assert finished_run(1, environment={"observed": {"device": "cuda:0"}}).threads == 0
+    assert finished_run(1, environment=on_gpu | {"observed": {"device": "cpu"}}).threads == 2
+    rate = {"train_samples_per_s": 100.0}
+    alone = [finished_run(n, environment=on_gpu | {"threads": n}, measures=rate) for n in (1, 8)]
+    ours = finished_run(1, environment=on_gpu | {"observed": {"device": "cuda:0"}}, measures=rate)
+    assert Group(tuple(alone)).values("train_samples_per_s") == [100.0, 100.0]
+    assert judge(Group(tuple(alone), name="A"), Group((ours,), name="B"))[SPEED].reasons == []
 
 
 @pytest.mark.parametrize("first", ["0.1", None])

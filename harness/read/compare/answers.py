@@ -55,6 +55,7 @@ TOO_FEW = "too few runs to tell (more seeds are needed)"
 WIDEST = 10.0  # between the ends of a ratio's interval: a wider one says nothing
 EQUAL, WITHIN_NOISE, UNKNOWN_NOISE = "equal", "within the noise", "of unknown noise"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
+NOT_RECORDED = "not recorded on a side"
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,11 @@ class Pair:
         ours, theirs = (
             values_of(group, measure.name, measure.question) for group in (self.group, self.base)
         )
-        if not ours or not theirs:
-            return NOT_COMPARED
-        if not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
+        if ours and theirs and not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
             return MISSED
-        if names := refused(self.group, self.base, measure.question):
-            return f"{NOT_COMPARED} ({', '.join(names)})"
+        names = refused(self.group, self.base, measure.question)
+        if names or not ours or not theirs:
+            return f"{NOT_COMPARED} ({', '.join(names) or NOT_RECORDED})"
         if measure.question == QUALITY:
             return difference(ours, theirs).scaled(measure.factor)
         return ratio(ours, theirs)

@@ -25,7 +25,7 @@ from harness.core.identity import number
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN
-from harness.read.records.comparable import LOAD, TARGET, disturbed, judge, values_of
+from harness.read.records.comparable import LOAD, MISSES, TARGET, disturbed, judge, values_of
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, parse_target
@@ -190,7 +190,8 @@ class Family:
         """Why the times of two of its batches are not compared, as `compare` says it."""
         groups = [batch.group for batch in self.batches if batch.group.finished]
         found = (judge(groups[0], group)[TARGET].reasons for group in groups)
-        return [*dict.fromkeys(reason for reasons in found for reason in reasons)]
+        reasons = dict.fromkeys(reason for reasons in found for reason in reasons)
+        return [reason for reason in reasons if not reason.startswith(MISSES)]
 
     @property
     def has_times(self) -> bool:

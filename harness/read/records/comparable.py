@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,10 @@ from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.read.records import processors
 from harness.read.records.groups import Group, enumerate_equal
-from harness.read.records.runs import Run
+from harness.read.records.runs import TO_TARGET, Run
 
 SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
-NUMBER_FORMAT, LOAD = "number format", "other programs"
+NUMBER_FORMAT, LOAD, MISSES = "number format", "other programs", "misses beside disturbed runs"
 ACCURACY, ONE_SEED = "accuracy", "one seed on a side"
 OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
 SHARES = ("per_gpu_batch", "grad_acc")  # of one effective batch
@@ -97,6 +97,7 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
         for condition in CONDITIONS:
             _apply(condition, (one, other), verdicts)
         _apply_load((one, other), verdicts)
+        verdicts[TARGET].reasons.extend(_unknown_beside_misses((one, other)))
         _apply_processors(one, other, verdicts)
     return verdicts
 
@@ -160,6 +161,17 @@ def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> No
             else:
                 left_out = "" if group in busy else ", which are left out of its times"
                 verdicts[question].notes.append(text + left_out)
+
+
+def _unknown_beside_misses(groups: Iterable[Group]) -> Iterator[str]:
+    """Of groups in which a miss leaves no time to the target known."""
+    for group in groups:
+        if group.misses_beside_disturbed:
+            yield (
+                f"{MISSES}: {len(group.missed(TO_TARGET[0]))} of {len(group.finished)} runs of "
+                f"{group.name} miss the target, and not all others have times that count: the "
+                "median is unknown"
+            )
 
 
 def _apply(condition: Condition, groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:

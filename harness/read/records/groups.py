@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.core.records import FINISHED
 from harness.read.labels import machine_kind
-from harness.read.records.runs import STATES, Run, Target
+from harness.read.records.runs import STATES, TO_TARGET, Run, Target
 from harness.read.statistics import is_rate, is_timed, spread
 
 
@@ -39,12 +39,20 @@ class Group:
         if not is_timed(measure):
             return self.finished
         counted = [] if self.has_unlike_threads else self.timed
-        missed = [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
-        if not missed:
+        if not (missed := self.missed(measure)):
             return counted
         known = [run for run in self.finished if run in counted or run in missed]
         is_known = len(known) == len(self.finished) or 2 * len(missed) > len(self.finished)
         return known if is_known else []
+
+    def missed(self, measure: str) -> list[Run]:
+        """The finished runs that never reached the target."""
+        return [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
+
+    @property
+    def misses_beside_disturbed(self) -> bool:
+        """Whether misses leave no time to the target known: not all other times count."""
+        return bool(self.missed(TO_TARGET[0])) and not self.measured(TO_TARGET[0])
 
     @property
     def timed(self) -> list[Run]:
