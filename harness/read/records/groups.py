@@ -103,16 +103,9 @@ class Group:
         known = [run.settings[name] for run in self.runs if run.settings.get(name) is not None]
         return known[0] if known and all(value == known[0] for value in known) else None
 
-    def by_repetition(self, measure: str) -> dict[Any, float]:
-        """The values of the finished runs that count, by seed and repeat."""
-        return {
-            (run.repetition, n): run.measures[measure]
-            for n, run in enumerate_equal(self.measured(measure))
-            if measure in run.measures
-        }
-
     def values(self, measure: str) -> list[float]:
-        return list(self.by_repetition(measure).values())
+        """Those of the finished runs that count, as far as they are known."""
+        return [run.measures[measure] for run in self.measured(measure) if measure in run.measures]
 
     def fact(self, name: str) -> Any:
         """A property of Run that is the same wherever it is known; None where it differs."""

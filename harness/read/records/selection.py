@@ -38,7 +38,7 @@ MOST_SETTINGS, MOST_VALUES = 8, 6
 
 
 class Selected(NamedTuple):
-    """The runs of an argument, and the target of their sweep where there is one and none given."""
+    """The runs of an argument, and the target that was given, else that of their sweep."""
 
     runs: list[Run]
     target: Target | None
@@ -72,8 +72,10 @@ def read_all_parts(selector: str) -> tuple[list[SweepResults], list[str]]:
     return parts, problems
 
 
-def check_whole(selector: str, what: str) -> None:
-    """What stands beside records is of all of them."""
+def refuse_part(selector: str, what: str) -> None:
+    """UserError with this advice if an argument selects some runs of a folder alone: files beside
+    records are of all of them.
+    """
     if parse_selector(selector)[1]:
         raise UserError(f"{selector}: {what}")
 
@@ -163,8 +165,8 @@ def select(path: Path, runs: Sequence[Run], conditions: Mapping[str, str]) -> li
 
 
 def _values(run: Run) -> dict[str, Any]:
-    """What runs are selected by: the label of a sweep counts more than the settings. Threads are
-    those of a process, which are no setting and yet decide how long a step takes.
+    """What runs are selected by: labels of the sweep before settings, and the threads of a process,
+    which are no setting.
     """
     seed, repeat = run.repetition
     more = {"seed": seed, "repeat": repeat, "threads": run.threads}
@@ -186,14 +188,14 @@ def _is(value: Any, text: str) -> bool:
 
 
 def _check_one_kind(group: Group) -> None:
-    """A mean over runs of unlike settings would be a figure of nothing."""
+    """UserError if the runs differ in more than seed and repeat: then they have no mean."""
     if unlike := settings_that_differ(group.runs):
         example = _text(_values(group.runs[0]).get(next(iter(unlike))))
         raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, example)}")
 
 
 def settings_that_differ(runs: Iterable[Run], but: Collection[str] = ()) -> dict[str, list[str]]:
-    """Setting -> its values, of those that these runs do not have in common."""
+    """Setting -> its values, for each setting in which these runs differ."""
     known = [run.characteristics for run in runs]
     values = {
         name: sorted({_text(each.get(name)) for each in known})
@@ -214,7 +216,9 @@ def several_kinds(selector: str, unlike: Mapping[str, list[str]], example: str) 
 
 
 def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
-    """(setting, its value in either group), where two differ; what is unknown is left out."""
+    """(setting, its value in each group) where these differ. What an imported record does not say
+    is left out.
+    """
     runs = one.runs[0], other.runs[0]
     for name in dict.fromkeys(name for run in runs for name in run.characteristics):
         values = [run.characteristics.get(name) for run in runs]
