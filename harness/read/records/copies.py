@@ -42,7 +42,7 @@ def without_copies(
     counted: elsewhere, so that each copy of one of these is left out. Of other copies that stays
     which is believed, finished and has the most attempts, else the first.
     """
-    theirs = {run_key(folder): folder for folder in counted}
+    theirs = {run_key(folder): folder for folder in counted} if folders else {}
     alike: dict[Hashable, list[RunFolder]] = {}
     for folder in folders:
         key = run_key(folder)
@@ -75,6 +75,4 @@ def _about(left: dict[RunFolder, RunFolder]) -> Iterable[str]:
 
 def texts(record: RunFolder) -> Files:
     """The files of a record, in the same words whether they lie on disk or in an archive."""
-    if record.archived is not None and not record.path.exists():
-        return record.archived
-    return files_of(record.path)
+    return files_of(record.path) if record.archived is None else record.archived

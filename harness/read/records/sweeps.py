@@ -7,6 +7,7 @@ outputs/README.md defines its fields. Runs outside any sweep are read as if one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -215,7 +216,11 @@ def _without_copies_of_sweeps(
     sweeps: list[SweepResults],
 ) -> tuple[list[SweepResults], list[str]]:
     """The sweeps, of those with one name and the same runs one; and a line for each left out."""
-    keys = [{run_key(run.folder) for run in sweep.runs if run.folder} - {None} for sweep in sweeps]
+    names = Counter(sweep.name for sweep in sweeps)
+    keys = [
+        {run_key(run.folder) for run in sweep.runs if run.folder and names[sweep.name] > 1} - {None}
+        for sweep in sweeps
+    ]
     kept, lines = list[int](), []
     for n in sorted(range(len(sweeps)), key=lambda n: -len(keys[n])):
         of_name = [k for k in kept if sweeps[k].name == sweeps[n].name]
