@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from harness.read.explain.explain import _notes, memory_bounds
 from harness.read.explain.time_breakdown import REST
 from harness.read.figures.time import _parts
 from harness.read.predict.fitting import Overrides, step_s
+from harness.read.records.comparable import TARGET as TO_TARGET
+from harness.read.records.comparable import judge
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
@@ -144,6 +147,35 @@ def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Pl
     assert f"{wall}missed by some run; {training}missed by some run" in missed
     # What devices buy is a rate, too; ways to train on the same ones are told apart by the times.
     assert two.startswith("setup 1_2 against setup 1_1: samples/s: equal; wall time")
+
+
+def test_a_miss_beside_disturbed_runs_is_the_reason(plan: Plan, table: Verb) -> None:
+    """Two of three reach the target, and the time of one of these does not count."""
+    for seed in (0, 1, 2):
+        plan.run("1_1", seed=seed, epochs=epochs(0.5, 0.95))
+        last, busy = 0.6 if seed == 0 else 0.95, BUSY if seed == 1 else {}
+        plan.run("2_1", seed=seed, epochs=epochs(0.5, last), environment=busy)
+    sweep = read_sweep(plan.write(target=TARGET))
+    why = "misses beside disturbed runs"
+    (answer,) = answers(sweep)
+    for measure in ("wall time", "training time"):
+        assert f"{measure} to accuracy 0.9: not compared ({why}); " in answer
+    assert f"-: no time to the target of 1 group with {why}" in table(plan.folder)
+    plan.write(target=TARGET, columns=["tta_train_s_ratio"])
+    said = table(plan.folder)
+    assert f"-: time to the target not compared with the baseline in 1 row ({why})" in said
+    one, other = sweep.groups
+    assert judge(replace(one, name="A"), replace(other, name="B"))[TO_TARGET].reasons == [
+        "misses beside disturbed runs: 1 of 3 runs of B miss the target, and not all others have "
+        "times that count: the median is unknown"
+    ]
+
+
+def test_what_a_side_does_not_record_is_the_reason(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, 101.0)
+    with_rates(plan, "1_2", 200.0, 201.0, peak_memory_gib=None)
+    (answer,) = answers(read_sweep(plan.write(columns=["peak_memory_gib"])))
+    assert "peak memory: not compared (not recorded on a side)" in answer
 
 
 def test_another_training_has_no_difference_in_quality(plan: Plan) -> None:

@@ -17,7 +17,7 @@ from harness.read.compare.compare import compare
 from harness.read.explain.explain import group_breakdown
 from harness.read.figures.catalogue import draw
 from harness.read.predict.fitting import measured_beside
-from harness.read.records.comparable import QUALITY, SPEED, judge
+from harness.read.records.comparable import ONE_SEED, QUALITY, SPEED, judge, refused
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_group, select
@@ -102,6 +102,50 @@ def test_one_seed_shows_no_points(seeds: tuple[int, ...], known: bool, plan: Pla
     _, row = plan.groups()
     assert (row[POINTS] is not None) == known
     assert row[GAIN] is not None
+
+
+def test_one_seed_on_either_side_shows_no_points(plan: Plan) -> None:
+    for seed in (1, 2):
+        plan.run("1_1", seed=seed)
+    plan.run("1_2", seed=1)
+    plan.write()
+    one, two = read_sweep(plan.folder).groups[::-1]
+    assert refused(one, two, QUALITY) == refused(two, one, QUALITY) == [ONE_SEED]
+
+
+def test_batches_of_other_shares_are_one_question(plan: Plan) -> None:
+    """Both settings of the effective batch may differ, and nothing else beside them."""
+    for setup, batch, grad_acc in (("1_1", 4, 1), ("1_1", 8, 2), ("1_2", 8, 2)):
+        for seed in (1, 2):
+            plan.run(setup, batch, seed, label={"grad_acc": grad_acc},
+                     environment={"effective_batch": batch * grad_acc})  # fmt: skip
+    plan.write(axes=["setup", "per_gpu_batch", "grad_acc"])
+    base, other, on_two = read_sweep(plan.folder).groups
+    assert refused(other, base, QUALITY) == []
+    assert refused(on_two, base, QUALITY) == ["effective batch"]
+
+
+def test_without_finished_runs_nothing_else_is_a_reason() -> None:
+    failed = replace(finished_run(1, environment=on_cpu(2)), state="failed", reason="no disk")
+    killed = replace(failed, state="interrupted", reason=None)
+    quiet = Group((finished_run(1), finished_run(2)), name="B")
+    verdicts = judge(Group((killed, failed), name="A"), quiet)
+    (why,) = verdicts[SPEED].reasons
+    assert why == "A has no finished run(s) and 1 failed, 1 interrupted: no disk"
+    assert verdicts[QUALITY].reasons == [why] and verdicts[QUALITY].notes == []
+
+
+def test_why_a_condition_matters_is_said_where_both_sides_know_it() -> None:
+    def side(name: str, checksum: str | None) -> Group:
+        facts = {**on_cpu(1), "data": {"data_checksum": checksum}}
+        return Group((finished_run(1, environment=facts),), name=name)
+
+    def reason(checksum: str | None) -> str:
+        (why,) = judge(side("A", "aaaa"), side("B", checksum))[SPEED].reasons
+        return why
+
+    assert reason("bbbb").endswith("A has aaaa, B has bbbb (they trained on other samples)")
+    assert reason(None) == "data checksum: A has aaaa, B has an unknown one"
 
 
 def test_times_of_unlike_threads_have_no_mean(plan: Plan, table: Verb) -> None:
@@ -194,6 +238,22 @@ def test_batches_do_not_compare_times_of_unlike_threads(
         "times are not compared: threads per process: batch 16 has 1, batch 64 has 1 and 2" in said
     )
     assert "least training time" not in said
+
+
+def test_a_batch_whose_misses_leave_no_time_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is left out itself; the times of the others are still those of one machine."""
+    of_batches(tmp_path, {})
+    for found in (tmp_path / "bert" / "1_2").glob("run_*"):
+        if json.loads((found / "settings.json").read_text())["per_gpu_batch"] == 8:
+            is_first = found.name.startswith("run_1_")
+            add(found, {} if is_first else BUSY)
+            rows = [row | {"samples": 100} for row in epochs(0.5, 0.6 if is_first else 0.95)]
+            with_epochs(found, rows)
+    said = Verb("batches", capsys).in_one_line(tmp_path, "--target", "accuracy=0.9")
+    assert "batch 16 is left out: 1 of 2 runs miss the target" in said
+    assert "times are not compared" not in said and "least training time" in said
 
 
 def test_predict_refuses_unlike_threads_and_takes_one_kind(
@@ -296,12 +356,19 @@ def test_a_group_whose_times_are_all_disturbed_is_not_compared_as_quiet() -> Non
     ]
 
 
-def test_threads_are_unknown_where_the_device_is() -> None:
-    """LogCallback alone records no device."""
-    assert finished_run(1, environment={"threads": 2}).threads == 2
-    assert finished_run(1, environment={"threads": 2, "gpus": ["H100"]}).threads is None
+def test_threads_count_where_a_cpu_computes() -> None:
+    """LogCallback alone records no device, and the GPUs that it trains on."""
+    on_gpu = {"threads": 2, "gpus": ["H100"]}
+    assert finished_run(1, environment={"threads": 2, "gpus": []}).threads == 2
+    assert finished_run(1, environment=on_gpu).threads == 0
     assert finished_run(1, environment={}).threads is None
     assert finished_run(1, environment={"observed": {"device": "cuda:0"}}).threads == 0
+    assert finished_run(1, environment=on_gpu | {"observed": {"device": "cpu"}}).threads == 2
+    rate = {"train_samples_per_s": 100.0}
+    alone = [finished_run(n, environment=on_gpu | {"threads": n}, measures=rate) for n in (1, 8)]
+    ours = finished_run(1, environment=on_gpu | {"observed": {"device": "cuda:0"}}, measures=rate)
+    assert Group(tuple(alone)).values("train_samples_per_s") == [100.0, 100.0]
+    assert judge(Group(tuple(alone), name="A"), Group((ours,), name="B"))[SPEED].reasons == []
 
 
 @pytest.mark.parametrize("first", ["0.1", None])

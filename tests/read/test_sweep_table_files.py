@@ -58,7 +58,7 @@ Not finished:
 
 n: runs finished/planned; numbers are means over the finished ones; ±: sample standard deviation; batch: samples of one update over all processes; samples/s: training only, all processes, first steps left out, harmonic mean; train s: without evaluation and saving; wall s: everything
 
-base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of geometric means; eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
+base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of geometric means (those shown are harmonic); eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
 
 target: first epoch with accuracy at least 0.9; target train s: its training and that before; target wall s: everything until its row; reached: of the finished runs; a run that misses counts as infinite
 

@@ -1,8 +1,9 @@
 """What a sweep answers, in sentences drawn from its records: each way against the baseline.
 
-A sentence says by how much and in which case, with the 95 % interval and the number of runs, what
-is within the noise, and which runs were not as planned. What must not be compared is not: it says
-so instead. None judges the hypothesis, which is free text: it stands before them to be judged by.
+A sentence gives each measure's ratio or difference with its 95 % interval, whether it is within the
+noise, the number of runs, and which runs were disturbed or had another link than planned. Where two
+groups must not be compared it says why instead. The hypothesis is free text and is not judged: it
+is printed before the sentences, for the reader to judge.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ TOO_FEW = "too few runs to tell (more seeds are needed)"
 WIDEST = 10.0  # between the ends of a ratio's interval: a wider one says nothing
 EQUAL, WITHIN_NOISE, UNKNOWN_NOISE = "equal", "within the noise", "of unknown noise"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
+NOT_RECORDED = "not recorded on a side"
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,15 @@ class Pair:
     base: Group
 
     def estimate(self, measure: ComparedMeasure) -> Estimate | str:
-        """Of the group against its baseline; or the word for why there is none."""
+        """Of the group against its baseline; or why there is none, in a few words."""
         ours, theirs = (
             values_of(group, measure.name, measure.question) for group in (self.group, self.base)
         )
-        if not ours or not theirs:
-            return NOT_COMPARED
-        if not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
+        if ours and theirs and not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
             return MISSED
-        if names := refused(self.group, self.base, measure.question):
-            return f"{NOT_COMPARED} ({', '.join(names)})"
+        names = refused(self.group, self.base, measure.question)
+        if names or not ours or not theirs:
+            return f"{NOT_COMPARED} ({', '.join(names) or NOT_RECORDED})"
         if measure.question == QUALITY:
             return difference(ours, theirs).scaled(measure.factor)
         return ratio(ours, theirs)
@@ -89,9 +90,8 @@ def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[
 
 
 def failed_ways(sweep: SweepResults) -> list[str]:
-    """A sentence for each way to run of which no run finished and some failed.
-
-    Where that holds for all runs with a value of an axis, the value stands for them.
+    """A sentence for each way to run of which no run finished and some failed; a single one for all
+    ways with a value of an axis if this holds for each of them.
     """
     left = {id(g): g for g in sweep.groups if not g.finished and _failures((g,))}
     sentences = []
@@ -196,7 +196,7 @@ def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
 
 
 def _disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
-    """Of which side no run was quiet, in how many cases: nothing, or one text."""
+    """A text that names the sides without any quiet run, and in how many cases; or no text."""
     groups = [group for side in sides.values() for group in side]
     if text := all_disturbed(groups):
         return [text]
@@ -210,7 +210,7 @@ def _disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
 
 
 def all_disturbed(groups: Iterable[Group]) -> str:
-    """That the times of all finished runs are not those of a quiet machine, and why; else ""."""
+    """Why no finished run is from a quiet machine and in the batch asked for; "" if one is."""
     finished = [group for group in groups if group.finished]
     if not finished or any(group.disturbed < len(group.finished) for group in finished):
         return ""
@@ -232,8 +232,8 @@ def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
 
 
 def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) -> str:
-    """Of one case its number and interval, of two each, of more the ends and what holds in how
-    many.
+    """One or two cases: each number and interval. More: the least and the most, and in how many of
+    the cases it is faster, slower, within the noise, ...
     """
     what, found = _what(sweep, measure), [pair.estimate(measure) for pair in pairs]
     estimates = [each for each in found if isinstance(each, Estimate) and each.value is not None]
@@ -254,7 +254,7 @@ def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) 
 
 
 def _one(measure: ComparedMeasure, found: Estimate | str, case: str) -> str:
-    """Of one case, which has a name where there are several."""
+    """The number and interval of one case, which is named if there are several."""
     named = f" for {case}" if case else ""
     judged = found if isinstance(found, str) else _judged(measure, found, "", "")
     if isinstance(found, str) or judged == EQUAL:
@@ -317,7 +317,7 @@ def _number(measure: ComparedMeasure, value: float | None) -> str:
 
 
 def _runs(pairs: Sequence[Pair]) -> str:
-    """Of those that have quiet runs, times are theirs alone."""
+    """How many runs each group has, and of how many the times count."""
     groups = [group for pair in pairs for group in (pair.group, pair.base)]
     counts = {len(group.finished) for group in groups}
     if counts == {1}:

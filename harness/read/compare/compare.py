@@ -15,6 +15,7 @@ from harness.core.command_line import print_json
 from harness.core.settings import UserError
 from harness.read import table
 from harness.read.records.comparable import QUALITY, SPEED, TARGET, Verdict, judge, values_of
+from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
 from harness.read.records.runs import parse_target
 from harness.read.records.selection import command_for_seeds, describe, differing, read_group
@@ -64,20 +65,45 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One measure of both groups; no difference where a run missed the target."""
+    """One measure of both groups: of quality B less A, of all else, unless it is zero, the ratio of
+    B to A.
+    """
 
     measure: ComparedMeasure
     values: tuple[tuple[float, ...], tuple[float, ...]]
-    difference: Estimate | None
-    mean: float  # of the first group, to which percentages refer
+    estimate: Estimate | None  # None where a run missed the target
+    is_ratio: bool
 
-    def percent(self, value: float | None) -> float | None:
-        return None if value is None or self.mean == 0 else 100 * value / self.mean
+    @property
+    def equal(self) -> float:
+        """What the estimate is where nothing differs."""
+        return 1.0 if self.is_ratio else 0.0
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        assert self.estimate is not None
+        return self.estimate.scaled(1, -self.equal).is_beyond_noise
+
+    def text(self, value: float) -> str:
+        """The estimate, or an end of its interval."""
+        if self.is_ratio:
+            return f"{value:.3f}"
+        return self.measure.difference_form.format(self.measure.factor * value)
+
+    @property
+    def unit(self) -> str:
+        return "times" if self.is_ratio else self.measure.unit
+
+    @property
+    def interval(self) -> str:
+        assert self.estimate is not None
+        low, high = self.estimate.low, self.estimate.high
+        return "-" if low is None or high is None else f"{self.text(low)} to {self.text(high)}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second group less the first."""
+    """The second group against the first."""
 
     groups: tuple[Group, Group]
     verdicts: dict[str, Verdict]
@@ -109,14 +135,11 @@ def compare(one: Group, other: Group) -> Comparison:
 
 def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hashable, float]) -> Row:
     values = tuple(one.values()), tuple(other.values())
-    mean = spread(values[0], is_rate(measure.name)).mean
-    assert mean is not None
-    if not all(map(math.isfinite, (*values[0], *values[1]))):
-        return Row(measure, values, None, math.inf)
-    if measure.question == QUALITY or min(*values[0], *values[1]) <= 0:
-        return Row(measure, values, difference(other, one), mean)
-    # Times and rates differ by factors: the ratio of geometric means, in units of the first mean.
-    return Row(measure, values, ratio(other, one).scaled(mean, -mean), mean)
+    both = (*values[0], *values[1])
+    is_ratio = measure.question != QUALITY and min(both) > 0
+    if not all(map(math.isfinite, both)):
+        return Row(measure, values, None, is_ratio)
+    return Row(measure, values, (ratio if is_ratio else difference)(other, one), is_ratio)
 
 
 def _work(group: Group) -> str:
@@ -128,65 +151,53 @@ def _work(group: Group) -> str:
 def sentence(row: Row, groups: tuple[Group, Group]) -> str:
     """What the difference is, and whether it is more than noise."""
     measure, (one, other) = row.measure, groups
-    if row.difference is None:
+    estimate = row.estimate
+    if estimate is None:
         missed = [sum(map(math.isinf, values)) for values in row.values]
         return (
             f"{measure.title}: the target is missed by {missed[0]} of {len(row.values[0])} runs of "
             f"{one.name} and {missed[1]} of {len(row.values[1])} of {other.name}: "
-            "no difference can be computed"
+            "nothing can be computed"
         )
-    estimate = row.difference
     assert estimate.value is not None
-    if estimate.value == 0 and (estimate.low in (None, 0)):
+    if estimate.value == row.equal and estimate.low in (None, row.equal):
         return f"{measure.title}: {other.name} is equal to {one.name}{_repeats(row)}"
-    more = "more" if estimate.value > 0 else "less"
-    size = absolute(measure, abs(estimate.value)).lstrip("+")
-    share = row.percent(abs(estimate.value))
-    text = f"{measure.title}: {other.name} has {size} {more} than {one.name}"
-    text += f" ({share:.1f} %)" if share is not None else ""
+    if row.is_ratio:
+        text = f"{other.name} has {row.text(estimate.value)} times that of {one.name}"
+    else:
+        more = "more" if estimate.value > 0 else "less"
+        size = f"{row.text(abs(estimate.value)).lstrip('+')} {row.unit}".rstrip()
+        text = f"{other.name} has {size} {more} than {one.name}"
+    text = f"{measure.title}: {text}"
     if estimate.low is None:
         return f"{text}; with one value on a side its noise is unknown"
-    return f"{text}, 95 % interval {interval(row)}{_repeats(row)}: {judgement(row)}"
+    return f"{text}, 95 % interval {row.interval}{_repeats(row)}: {judgement(row)}"
 
 
 def _repeats(row: Row) -> str:
-    assert row.difference is not None
+    assert row.estimate is not None
     one, other = map(len, row.values)
-    if row.difference.paired:
+    if row.estimate.paired:
         return f", {one} {'runs' if row.measure.question == SPEED else 'seeds'} paired by seed"
     return f", {one} and {other} values, not paired" if min(one, other) > 1 else ""
 
 
 def judgement(row: Row) -> str:
-    assert row.difference is not None
+    assert row.estimate is not None
     noise = "the noise of runs" if row.measure.question == SPEED else "the noise of seeds"
-    beyond = row.difference.is_beyond_noise
+    beyond = row.is_beyond_noise
     if beyond is None:
-        return "noise is unknown" if row.difference.low is None else "no spread to judge noise by"
+        return "noise is unknown" if row.estimate.low is None else "no spread to judge noise by"
     return f"more than {noise}" if beyond else f"within {noise}"
 
 
-def absolute(measure: ComparedMeasure, value: float) -> str:
-    return f"{measure.difference_form.format(measure.factor * value)} {measure.unit}".rstrip()
-
-
-def interval(row: Row) -> str:
-    assert row.difference is not None
-    low, high = row.difference.low, row.difference.high
-    if low is None or high is None:
-        return "-"
-    form, factor = row.measure.difference_form, row.measure.factor
-    return f"{form.format(factor * low)} to {form.format(factor * high)}"
-
-
 LEGEND = (
-    "difference: B less A, for times and rates by the ratio of their geometric means; interval: "
-    "95 %, Student's t, of pairs where A and B have the same seeds, else Welch's, for times and "
-    "rates of the logarithm of their ratio; per cent are of A's mean, which is harmonic for rates; "
-    "each measure is judged by itself: of twenty without any difference one looks like more than "
-    "noise"
+    "A and B: mean ± sample standard deviation, of rates the harmonic mean; B against A: B less A "
+    "of quality, of all else the ratio of geometric means; interval: 95 %, Student's t, of pairs "
+    "where A and B have the same seeds, else Welch's, of a ratio by its logarithm; each measure is "
+    "judged by itself: of twenty without any difference one looks like more than noise"
 )
-HEADINGS = ("", "A", "B", "difference", "95 % interval", "%", "95 % interval", "")
+HEADINGS = ("", "A", "B", "B against A", "95 % interval", "")
 SEEDS = 3  # fewer give no interval, or too wide a one
 
 
@@ -214,8 +225,9 @@ def as_fields(comparison: Comparison) -> dict[str, Any]:
                 "name": row.measure.name,
                 "A": row.values[0],
                 "B": row.values[1],
-                "difference": row.difference and asdict(row.difference),
-                "judgement": row.difference and judgement(row),
+                "ratio": asdict(row.estimate) if row.estimate and row.is_ratio else None,
+                "difference": asdict(row.estimate) if row.estimate and not row.is_ratio else None,
+                "judgement": row.estimate and judgement(row),
             }
             for row in comparison.rows
         ],
@@ -225,10 +237,16 @@ def as_fields(comparison: Comparison) -> dict[str, Any]:
 
 
 def _check_apart(one: Group, other: Group) -> None:
-    """A run in both groups would make them alike; the very same groups are seen to be equal."""
-    paths = [{run.recorded_folder.path.absolute() for run in group.runs} for group in (one, other)]
-    if paths[0] != paths[1] and (both := paths[0] & paths[1]):
-        raise UserError(f"{min(both)} is on both sides")
+    """A run in both groups, or copies of it, would make them alike; the very same groups are seen
+    to be equal.
+    """
+    ours, theirs = (
+        {run_key(folder) or folder.path.absolute(): folder.path.absolute() for folder in of_group}
+        for of_group in ([run.recorded_folder for run in group.runs] for group in (one, other))
+    )
+    if ours.keys() != theirs.keys() and (both := ours.keys() & theirs.keys()):
+        path, copy = min((ours[key], theirs[key]) for key in both)
+        raise UserError(f"{path} is on both sides{'' if copy == path else f', there as {copy}'}")
 
 
 def show(comparison: Comparison) -> None:
@@ -256,19 +274,10 @@ def show(comparison: Comparison) -> None:
 
 def _cells(row: Row) -> list[str]:
     means = [_mean(row, values) for values in row.values]
-    if row.difference is None or row.difference.value is None:
-        return [row.measure.title, *means, "-", "-", "-", "-", "target missed"]
-    low, high = row.percent(row.difference.low), row.percent(row.difference.high)
-    percent = row.percent(row.difference.value)
-    return [
-        row.measure.title,
-        *means,
-        absolute(row.measure, row.difference.value),
-        interval(row),
-        "-" if percent is None else f"{percent:+.1f}",
-        "-" if low is None or high is None else f"{low:+.1f} to {high:+.1f}",
-        judgement(row),
-    ]
+    if row.estimate is None or row.estimate.value is None:
+        return [row.measure.title, *means, "-", "-", "target missed"]
+    against = f"{row.text(row.estimate.value)} {row.unit}".rstrip()
+    return [row.measure.title, *means, against, row.interval, judgement(row)]
 
 
 def _mean(row: Row, values: tuple[float, ...]) -> str:

@@ -25,7 +25,7 @@ from harness.core.identity import number
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN
-from harness.read.records.comparable import LOAD, TARGET, disturbed, judge, values_of
+from harness.read.records.comparable import LOAD, MISSES, TARGET, disturbed, judge, values_of
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, parse_target
@@ -146,7 +146,7 @@ LEGEND = (
 HEADINGS = (
     "batch", "lr", "runs", "samples to target", "interpolated", "fitted", "samples/s", "train s",
 )  # fmt: skip
-# Settings that make a batch, or repeat a run.
+# Settings in which the runs of a family may differ.
 OF_A_BATCH = ("per_gpu_batch", "grad_acc", "lr")
 
 
@@ -187,14 +187,17 @@ class Family:
 
     @cached_property
     def unlike(self) -> list[str]:
-        """Why the times of two of its batches are not compared, as `compare` says it."""
+        """Why the times of its batches are not compared, in the words of `compare`. A batch without
+        times for its misses is left out by itself.
+        """
         groups = [batch.group for batch in self.batches if batch.group.finished]
         found = (judge(groups[0], group)[TARGET].reasons for group in groups)
-        return [*dict.fromkeys(reason for reasons in found for reason in reasons)]
+        reasons = dict.fromkeys(reason for reasons in found for reason in reasons)
+        return [reason for reason in reasons if not reason.startswith(MISSES)]
 
     @property
     def has_times(self) -> bool:
-        """Of a batch that was disturbed they are shown, and compared with none."""
+        """Whether times are shown: also if they are not compared for other programs alone."""
         return all(reason.startswith(LOAD) for reason in self.unlike)
 
     def fit(self) -> Fit:
@@ -253,7 +256,7 @@ def notes(family: Family, curve: Fit) -> list[str]:
 
 
 def families_of(records: list[Run], target: Target) -> list[Family]:
-    """Each with two batches or more; apart by learning rate where a batch has several."""
+    """Those with two batches or more; one for each learning rate if a batch ran with several."""
     by_key: dict[Any, list[Run]] = {}
     for run in records:
         if run.effective_batch is not None:
@@ -329,7 +332,7 @@ def _cells(family: Family, batch: Batch, curve: Fit) -> list[str]:
 
 
 def left_out(family: Family) -> Iterator[str]:
-    """A mean over the runs that reached it would make a batch look better than it is."""
+    """A line for each batch that is not fitted: without its worst runs it would look too good."""
     for batch in family.batches:
         if batch.usable:
             continue
@@ -361,7 +364,9 @@ def verdict(family: Family, curve: Fit) -> str:
 
 
 def fastest(family: Family) -> Iterator[str]:
-    """What was measured, without any fit."""
+    """The batch with the least measured time to the target, and if the next larger one takes longer
+    by more than noise; or why times are not compared.
+    """
     if family.unlike:
         yield f"times are not compared: {'; '.join(family.unlike)}"
         return

@@ -9,6 +9,7 @@ from typing import Any
 from harness.core.records import RunFolder, find_runs
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.records.comparable import SPEED, judge
+from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, warn
 from harness.read.records.runs import Run, read_run
@@ -70,7 +71,7 @@ def _folders_near(path: Path) -> list[RunFolder]:
     if not SETUP_FOLDER.fullmatch(path.parent.name):
         return []
     root = path.parents[2]
-    return [folder for folder in find_runs(root) if folder.path.parents[2] == root]
+    return without_copies([f for f in find_runs(root) if f.path.parents[2] == root])[0]
 
 
 def _fixed(run: Run) -> dict[str, Any]:

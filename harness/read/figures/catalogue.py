@@ -30,7 +30,7 @@ from harness.read.figures.prediction import prediction
 from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
 from harness.read.records.comparable import disturbed
-from harness.read.records.selection import check_whole, read_results_part, read_sweep_part
+from harness.read.records.selection import read_results_part, read_sweep_part, refuse_part
 from harness.read.records.sweeps import SweepResults
 
 matplotlib.use("Agg")  # files, no windows
@@ -159,7 +159,7 @@ def missing(sweep: SweepResults) -> str | None:
 
 def run(options: argparse.Namespace) -> int:
     if options.out is None:
-        check_whole(str(options.folder), "give --out DIR for the figures of a part")
+        refuse_part(str(options.folder), "give --out DIR for the figures of a part")
     draw, kinds = (_every, KINDS) if options.all else (_one, ("png",))
     with page_width(options.width):
         kinds = (options.format,) if options.format else kinds

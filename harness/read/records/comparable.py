@@ -1,4 +1,4 @@
-"""Whether two groups may be compared, for speed, quality and time to a target; with which values.
+"""Whether two groups may be compared in speed, quality and time to a target, and by which values.
 
 One rule for compare, answers, tables, figures and batches. A fact that only one side records counts
 as a difference; one that neither records is noted.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +16,18 @@ from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.read.records import processors
 from harness.read.records.groups import Group, enumerate_equal
-from harness.read.records.runs import Run
+from harness.read.records.runs import TO_TARGET, Run
 
 SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
-NUMBER_FORMAT, LOAD = "number format", "other programs"
+NUMBER_FORMAT, LOAD, MISSES = "number format", "other programs", "misses beside disturbed runs"
 ACCURACY, ONE_SEED = "accuracy", "one seed on a side"
 OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
-SHARES = ("per_gpu_batch", "grad_acc")  # of one effective batch
+SHARES = ("per_gpu_batch", "grad_acc")  # settings that make the effective batch of a device
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one question may be asked of two groups: no, if there are reasons against it."""
+    """What forbids to compare two groups in one question, if anything, and what else to know."""
 
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ CONDITIONS = (
 
 
 def judge(one: Group, other: Group) -> dict[str, Verdict]:
-    """For each question whether it may be asked."""
+    """For each question what forbids to compare the groups in it."""
     verdicts = {question: Verdict() for question in (SPEED, QUALITY, TARGET)}
     for group in (one, other):
         if (text := _not_finished(group)) is not None:
@@ -97,12 +97,13 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
         for condition in CONDITIONS:
             _apply(condition, (one, other), verdicts)
         _apply_load((one, other), verdicts)
+        verdicts[TARGET].reasons.extend(_unknown_beside_misses((one, other)))
         _apply_processors(one, other, verdicts)
     return verdicts
 
 
 def _apply_processors(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:
-    """Times are of one machine only where its processors did as much, whatever its name."""
+    """Refuse times if the processors of one side were faster, though the machines have one name."""
     here, there = processors.rates(one.finished), processors.rates(other.finished)
     for number_format, threads in sorted(here.keys() & there.keys()):
         key = number_format, threads
@@ -138,7 +139,9 @@ def _runs(count: int) -> str:
 
 
 def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
-    """Times beside other programs are not those of a quiet machine, nor those of another batch."""
+    """Refuse times if one side alone has no quiet run, or a side has no run in the batch asked for;
+    note it if only some runs of a side are so.
+    """
     busy = [group for group in groups if all(run.is_beside_others for run in group.timed)]
     for group in groups:
         if batches := {batch for run in group.finished for batch in run.other_batches}:
@@ -160,6 +163,17 @@ def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> No
             else:
                 left_out = "" if group in busy else ", which are left out of its times"
                 verdicts[question].notes.append(text + left_out)
+
+
+def _unknown_beside_misses(groups: Iterable[Group]) -> Iterator[str]:
+    """Of groups in which a miss leaves no time to the target known."""
+    for group in groups:
+        if group.misses_beside_disturbed:
+            yield (
+                f"{MISSES}: {len(group.missed(TO_TARGET[0]))} of {len(group.finished)} runs of "
+                f"{group.name} miss the target, and not all others have times that count: the "
+                "median is unknown"
+            )
 
 
 def _apply(condition: Condition, groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
@@ -196,9 +210,10 @@ def _not_finished(group: Group) -> str | None:
 
 
 def refused(group: Group, base: Group, question: str) -> list[str]:
-    """The conditions that forbid to ask it of a group and its baseline, of a sweep that compares
-    them. A difference that the sweep itself asks about is none of them. Of one seed nobody knows
-    what is the seed's: it shows no difference in quality.
+    """The names of what forbids to compare a group of a sweep with its baseline in a question.
+
+    A difference that the sweep is about does not count. One seed on a side forbids to compare
+    quality: the difference may be the seed's.
     """
     names = [reason.partition(":")[0] for reason in judge(base, group)[question].reasons]
     names = [name for name in names if name not in _asked_for(group, base)]
@@ -210,21 +225,23 @@ def refused(group: Group, base: Group, question: str) -> list[str]:
 
 
 def _asked_for(group: Group, base: Group) -> tuple[str, ...]:
-    """Batches are other trainings, if they differ in the batch alone, and so are formats."""
+    """The conditions that the sweep varies on purpose: number formats, and batches where the groups
+    differ in nothing else.
+    """
     differ = {axis for axis in group.label if group.label[axis] != base.label.get(axis)}
     of_batch = OF_BATCH if differ <= {*SHARES} else ()
     return (*of_batch, NUMBER_FORMAT) if "precision" in differ else of_batch
 
 
 def values_of(group: Group, measure: str, question: str) -> dict[Hashable, float]:
-    """Values by seed and repeat. Repeats of one seed show the noise of times but not of quality,
-    where each seed has one value, the mean of its repeats.
+    """Of speed a value for each run, by seed and repeat; of all else one for each seed, the mean of
+    its repeats: these show the noise of times, but not of quality.
     """
     values: dict[Hashable, list[float]] = {}
     for n, run in enumerate_equal(group.measured(measure)):
         if measure in run.measures:
             key: Hashable = (run.repetition, n) if question == SPEED else run.seed
             if run.seed is None:
-                key = group.name, run.path  # pairs with nothing
+                key = group.name, run.path  # equal to no key of another group: never paired
             values.setdefault(key, []).append(run.measures[measure])
     return {key: statistics.mean(values[key]) for key in sorted(values, key=str)}

@@ -9,9 +9,17 @@ from typing import Any
 import pandas as pd
 
 from harness.core.attempts import own_metrics
-from harness.core.records import FINISHED
+from harness.core.records import FINISHED, find_runs
 from harness.read.records.comparable import disturbed
-from harness.read.records.recorded import UNREADABLE, Recorded, recorded_below
+from harness.read.records.copies import without_copies
+from harness.read.records.recorded import (
+    UNREADABLE,
+    Recorded,
+    existing,
+    none_readable,
+    recorded,
+    warn,
+)
 from harness.read.records.runs import UNFINISHED, identity_settings, link_numbers, run_of
 from harness.read.records.selection import parse_selector, select
 
@@ -23,10 +31,10 @@ def load(root: str | Path) -> pd.DataFrame:
     """One row per epoch over all runs at or below a folder; settings and machine as columns.
 
     Lines that are not readable are left out and counted in the column broken_lines. Runs that are
-    not believed have no epochs; they are named on stderr.
+    not believed have no epochs; they are named on stderr. Copies of a run count once.
     """
     rows: list[dict[str, Any]] = []
-    for record in recorded_below(root):
+    for record in _recorded_below(root):
         outcome = _outcome(record).get("outcome")
         shared = {**_shared(record), "outcome": outcome, "broken_lines": record.broken_lines}
         rows += [{**shared, **_flat(row)} for row in record.epochs]
@@ -42,7 +50,7 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
     own, for each row the settings that can change its result, and what disturbed runs.
     """
     path, conditions = parse_selector(str(root))
-    records = [*recorded_below(path)]
+    records = [*_recorded_below(path)]
     read = [run_of(record, {}, str(record.folder.path), None) for record in records]
     if conditions:
         kept = {id(run) for run in select(path, read, conditions)}
@@ -64,6 +72,23 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
     runs.attrs["own_metrics"] = [*dict.fromkeys(own)]
     runs.attrs["identities"] = [identity_settings(record.settings) for record in records]
     return runs
+
+
+def _recorded_below(root: str | Path) -> Iterator[Recorded]:
+    """Every run below a folder, once, those that are not believed included; these and copies are
+    named on stderr.
+
+    UserError where there are runs and none is believed.
+    """
+    bad, (folders, copies) = [], without_copies(find_runs(existing(root)))
+    for folder in folders:
+        record = recorded(folder)
+        if record.problem:
+            bad.append(record.line)
+        yield record
+    if bad and len(bad) == len(folders):
+        raise none_readable(bad)
+    warn([*bad, *copies])
 
 
 def _outcome(record: Recorded) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.core.records import FINISHED
 from harness.read.labels import machine_kind
-from harness.read.records.runs import STATES, Run, Target
+from harness.read.records.runs import STATES, TO_TARGET, Run, Target
 from harness.read.statistics import is_rate, is_timed, spread
 
 
@@ -23,7 +23,7 @@ class Group:
     name: str = ""  # A or B, RUN or BASELINE: its part in a comparison
     selector: str = ""  # the argument that selected its runs
     target: Target | None = None
-    not_read: tuple[str, ...] = ()  # a line for each selected run that is not believed
+    not_read: tuple[str, ...] = ()  # lines about selected runs that are left out
 
     @property
     def finished(self) -> list[Run]:
@@ -39,12 +39,20 @@ class Group:
         if not is_timed(measure):
             return self.finished
         counted = [] if self.has_unlike_threads else self.timed
-        missed = [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
-        if not missed:
+        if not (missed := self.missed(measure)):
             return counted
         known = [run for run in self.finished if run in counted or run in missed]
         is_known = len(known) == len(self.finished) or 2 * len(missed) > len(self.finished)
         return known if is_known else []
+
+    def missed(self, measure: str) -> list[Run]:
+        """The finished runs that never reached the target."""
+        return [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
+
+    @property
+    def misses_beside_disturbed(self) -> bool:
+        """Whether misses leave no time to the target known: not all other times count."""
+        return bool(self.missed(TO_TARGET[0])) and not self.measured(TO_TARGET[0])
 
     @property
     def timed(self) -> list[Run]:
@@ -95,16 +103,9 @@ class Group:
         known = [run.settings[name] for run in self.runs if run.settings.get(name) is not None]
         return known[0] if known and all(value == known[0] for value in known) else None
 
-    def by_repetition(self, measure: str) -> dict[Any, float]:
-        """The values of the finished runs that count, by seed and repeat."""
-        return {
-            (run.repetition, n): run.measures[measure]
-            for n, run in enumerate_equal(self.measured(measure))
-            if measure in run.measures
-        }
-
     def values(self, measure: str) -> list[float]:
-        return list(self.by_repetition(measure).values())
+        """Those of the finished runs that count, as far as they are known."""
+        return [run.measures[measure] for run in self.measured(measure) if measure in run.measures]
 
     def fact(self, name: str) -> Any:
         """A property of Run that is the same wherever it is known; None where it differs."""

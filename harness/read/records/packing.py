@@ -11,7 +11,6 @@ from harness.core.records import SWEEP, RunFolder, find_folders, find_runs
 from harness.core.records.archives import (
     SUFFIX,
     Files,
-    files_of,
     is_archive,
     read_archive,
     unpacked,
@@ -19,6 +18,7 @@ from harness.core.records.archives import (
 )
 from harness.core.records.disk import draft_of, writing_to
 from harness.core.settings import UserError
+from harness.read.records.copies import texts
 from harness.read.records.recorded import existing
 from harness.read.records.sweeps import NO_RECORDS, read_sweep, sweep_file
 
@@ -76,12 +76,6 @@ def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:
     if "." in folders:
         raise UserError(f"{folder} is a single run: name a folder above it")
     return root, name, folders
-
-
-def texts(record: RunFolder) -> Files:
-    if record.archived is not None and not record.path.exists():
-        return record.archived
-    return files_of(record.path)
 
 
 def write_folder(path: Path, files: Files) -> None:

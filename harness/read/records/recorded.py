@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,6 @@ from harness.core.records import (
     FINISHED,
     SCHEMA,
     RunFolder,
-    find_runs,
     sum_known,
 )
 from harness.core.records.archives import is_archived
@@ -86,22 +85,6 @@ def recorded(folder: RunFolder, with_ranks: bool = False) -> Recorded:
         record.problem = " ".join(str(error).split())
         record.summary, record.epochs, record.ranks = None, (), {}
     return record
-
-
-def recorded_below(root: str | Path) -> Iterator[Recorded]:
-    """Every run below a folder, those that are not believed included, and then named on stderr.
-
-    UserError where there are runs and none is believed.
-    """
-    bad, folders = [], find_runs(existing(root))
-    for folder in folders:
-        record = recorded(folder)
-        if record.problem:
-            bad.append(record.line)
-        yield record
-    if bad and len(bad) == len(folders):
-        raise none_readable(bad)
-    warn(bad)
 
 
 def none_readable(lines: Sequence[str]) -> UserError:

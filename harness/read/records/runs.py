@@ -200,12 +200,11 @@ class Run:
     @property
     def threads(self) -> int | None:
         """Of a process that computes on a CPU: torchrun gives it one, without it all cores are
-        used. 0 where a GPU computes, which does not mind; None where nobody knows.
+        used. 0 where a GPU computes, whose times do not depend on them; None where nobody knows.
         """
-        threads = self.environment.get("threads")
-        if self.device is None:  # by LogCallback alone, or imported
-            return None if self.environment.get("gpus") else threads
-        return threads if self.device == "cpu" else 0
+        # LogCallback alone records no device, and GPUs only where it trains on them.
+        gpus = self.environment.get("gpus") if self.device is None else self.device != "cpu"
+        return 0 if gpus else self.environment.get("threads")
 
     @property
     def devices(self) -> int | None:

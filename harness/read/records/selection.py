@@ -20,6 +20,7 @@ from harness.core.identity import number
 from harness.core.records import find_runs
 from harness.core.settings import UserError
 from harness.read.labels import listed
+from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import UNREADABLE, existing, none_readable, warn
 from harness.read.records.runs import Run, Target, read_run
@@ -38,11 +39,11 @@ MOST_SETTINGS, MOST_VALUES = 8, 6
 
 
 class Selected(NamedTuple):
-    """The runs of an argument, and the target of their sweep where there is one and none given."""
+    """The runs of an argument, and the target that was given, else that of their sweep."""
 
     runs: list[Run]
     target: Target | None
-    not_read: tuple[str, ...]  # a line for each run that is not believed, and thus left out
+    not_read: tuple[str, ...]  # a line for each run that is not believed, and one for copies
 
 
 def read_sweep_part(selector: str) -> SweepResults:
@@ -72,8 +73,10 @@ def read_all_parts(selector: str) -> tuple[list[SweepResults], list[str]]:
     return parts, problems
 
 
-def check_whole(selector: str, what: str) -> None:
-    """What stands beside records is of all of them."""
+def refuse_part(selector: str, what: str) -> None:
+    """UserError with this advice if an argument selects some runs of a folder alone: files beside
+    records are of all of them.
+    """
     if parse_selector(selector)[1]:
         raise UserError(f"{selector}: {what}")
 
@@ -99,21 +102,23 @@ def read_group(name: str, selector: str, target: Target | None) -> Group:
 
 
 def read_selected(selector: str, target: Target | None) -> Selected:
-    """All runs of an argument; those that are not believed are named on stderr."""
-    path, conditions = parse_selector(selector)
+    """All runs of an argument, each once; those that are not believed are named on stderr."""
+    (path, conditions), copies = parse_selector(selector), list[str]()
     if sweep_file(existing(path)) is not None:
         sweep = read_sweep(path)
         target = target or sweep.target
         planned = [run for run in replace(sweep, target=target).runs if run.folder is not None]
         read = [replace(run, path=str(run.recorded_folder.path)) for run in planned]
     else:
-        read = [read_run(folder, {}, str(folder.path), target) for folder in find_runs(path)]
+        folders, copies = without_copies(find_runs(path))
+        read = [read_run(folder, {}, str(folder.path), target) for folder in folders]
     runs = [run for run in read if run.recorded_folder.has(run.recorded_folder.settings)]
     if not runs:
         raise UserError(f"{path}: there is no record of a run below it")
     not_read = tuple(f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE)
     if len(not_read) == len(runs):
         raise none_readable(not_read)
+    not_read = (*not_read, *copies)
     warn(not_read)
     runs = [run for run in runs if run.state != UNREADABLE]
     return Selected(select(path, runs, conditions), target, not_read)
@@ -161,8 +166,8 @@ def select(path: Path, runs: Sequence[Run], conditions: Mapping[str, str]) -> li
 
 
 def _values(run: Run) -> dict[str, Any]:
-    """What runs are selected by: the label of a sweep counts more than the settings. Threads are
-    those of a process, which are no setting and yet decide how long a step takes.
+    """What runs are selected by: labels of the sweep before settings, and the threads of a process,
+    which are no setting.
     """
     seed, repeat = run.repetition
     more = {"seed": seed, "repeat": repeat, "threads": run.threads}
@@ -184,13 +189,13 @@ def _is(value: Any, text: str) -> bool:
 
 
 def _check_one_kind(group: Group) -> None:
-    """A mean over runs of unlike settings would be a figure of nothing."""
+    """UserError if the runs differ in more than seed and repeat: then they have no mean."""
     if unlike := settings_that_differ(group.runs):
         raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, group.runs)}")
 
 
 def settings_that_differ(runs: Iterable[Run], but: Collection[str] = ()) -> dict[str, list[str]]:
-    """Setting -> its values, of those that these runs do not have in common."""
+    """Setting -> its values, for each setting in which these runs differ."""
     known = [run.characteristics for run in runs]
     values = {
         name: sorted({_text(each.get(name)) for each in known})
@@ -229,7 +234,9 @@ def selecting(selector: str, conditions: Mapping[str, str]) -> str:
 
 
 def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
-    """(setting, its value in either group), where two differ; what is unknown is left out."""
+    """(setting, its value in each group) where these differ. What an imported record does not say
+    is left out.
+    """
     runs = one.runs[0], other.runs[0]
     for name in dict.fromkeys(name for run in runs for name in run.characteristics):
         values = [run.characteristics.get(name) for run in runs]

@@ -7,6 +7,7 @@ outputs/README.md defines its fields. Runs outside any sweep are read as if one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from harness.core.records.archives import is_archive
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
 from harness.read.labels import group_text, short_text
+from harness.read.records.copies import run_key, without_copies
 from harness.read.records.groups import Group, group_key, make_groups
 from harness.read.records.recorded import (
     UNREADABLE,
@@ -172,7 +174,9 @@ def read_results(path: str | Path) -> SweepResults:
     folders, problems = _readable(existing(path))
     if not folders:
         raise none_readable(problems) if problems else UserError(NO_RECORDS.format(path))
-    return _without_plan(Path(path), "runs", folders, problems)
+    kept, copies = without_copies([*folders])
+    once = {folder: folders[folder] for folder in kept}
+    return _without_plan(Path(path), "runs", once, [*problems, *copies])
 
 
 def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
@@ -180,31 +184,53 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     root = existing(root)
     if sweep_file(root) is not None:
         return [read_sweep(root)], []
-    sweeps, problems, in_sweeps = [], [], set()
+    sweeps, problems = [], []
     for folder_of_sweep in find_folders(SWEEP, root):
         if folder_of_sweep.problem is not None:
             continue  # named below, where its runs are looked for
         try:
-            part = read_sweep(folder_of_sweep.path)
-            in_sweeps |= {run.folder.path.resolve() for run in part.runs if run.folder}
+            sweeps.append(read_sweep(folder_of_sweep.path))
         except UserError as error:
             problems.append(f"sweep not shown: {error}")
-            continue
-        sweeps.append(part)
+    in_sweeps = [run.folder for sweep in sweeps for run in sweep.runs if run.folder]
+    sweeps, copied = _without_copies_of_sweeps(sweeps)
+    planned = {folder.path.resolve() for folder in in_sweeps}
     folders, unreadable = _readable(root)
+    of_none = [folder for folder in folders if folder.path.resolve() not in planned]
+    once, copies = without_copies(of_none, in_sweeps)
     others: dict[tuple[str, ...], dict[RunFolder, dict[str, Any]]] = {}
-    for folder, settings in folders.items():
-        if folder.path.resolve() not in in_sweeps:
-            task = tuple(str(settings.get(name) or "") for name in TASK)
-            others.setdefault(task, {})[folder] = settings
+    for folder in once:
+        task = tuple(str(folders[folder].get(name) or "") for name in TASK)
+        others.setdefault(task, {})[folder] = folders[folder]
     for task, runs in others.items():
         sweeps.append(
             _without_plan(root, "runs of " + (", ".join(filter(None, task)) or "unknown"), runs)
         )
-    problems += unreadable
+    problems += [*unreadable, *copied, *copies]
     if not sweeps:
         raise none_readable(problems) if problems else UserError(NO_RECORDS.format(root))
     return sweeps, problems
+
+
+def _without_copies_of_sweeps(
+    sweeps: list[SweepResults],
+) -> tuple[list[SweepResults], list[str]]:
+    """The sweeps, of those with one name and the same runs one; and a line for each left out."""
+    names = Counter(sweep.name for sweep in sweeps)
+    keys = [
+        {run_key(run.folder) for run in sweep.runs if run.folder and names[sweep.name] > 1} - {None}
+        for sweep in sweeps
+    ]
+    kept, lines = list[int](), []
+    for n in sorted(range(len(sweeps)), key=lambda n: -len(keys[n])):
+        of_name = [k for k in kept if sweeps[k].name == sweeps[n].name]
+        if whole := [k for k in of_name if keys[n] and keys[n] <= keys[k]]:
+            lines.append(
+                f"sweep not shown: {sweeps[n].folder} is a copy of {sweeps[whole[0]].folder}"
+            )
+        else:
+            kept.append(n)
+    return [sweeps[n] for n in sorted(kept)], lines
 
 
 def _readable(root: Path) -> tuple[dict[RunFolder, dict[str, Any]], list[str]]:

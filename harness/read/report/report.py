@@ -27,7 +27,7 @@ from harness.read.figures.panels import Styles
 from harness.read.labels import label_text
 from harness.read.records.baseline import baseline_of, run_row
 from harness.read.records.recorded import warn
-from harness.read.records.selection import check_whole, read_all_parts
+from harness.read.records.selection import read_all_parts, refuse_part
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
 from harness.read.report.sections import DEFINITIONS, Section, Shown
@@ -42,7 +42,7 @@ MANY_RUNS = 100  # whose figures take longer than another process takes to start
 
 def run(options: argparse.Namespace) -> int:
     if options.out is None:
-        check_whole(str(options.folder), "give --out DIR for the report of a part")
+        refuse_part(str(options.folder), "give --out DIR for the report of a part")
     files = make_report(options.folder, options.out or options.folder / "report")
     if options.json:
         print_json({"written": files})

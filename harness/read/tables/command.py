@@ -22,7 +22,7 @@ from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, stra
 from harness.read.records.baseline import run_row
 from harness.read.records.frames import load_runs
 from harness.read.records.recorded import none_readable, warn
-from harness.read.records.selection import check_whole, parse_selector, read_sweep_part
+from harness.read.records.selection import parse_selector, read_sweep_part, refuse_part
 from harness.read.records.sweeps import NO_RECORDS, SweepResults, sweep_file
 from harness.read.table import (
     Table,
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--json has all columns: leave out --columns and --latex")
     if sweep_file(root) is not None:
         if options.write:
-            check_whole(selector, "--write is for a whole sweep")
+            refuse_part(selector, "--write is for a whole sweep")
         _show_sweep(selector, options)
     elif options.write:
         raise UserError(f"--write is for a sweep: there is no {SWEEP} in {root}")

@@ -20,7 +20,14 @@ from harness.read.records.baseline import (
     group_rows,
     measures_of,
 )
-from harness.read.records.comparable import QUALITY, SPEED, TARGET, disturbed, refused
+from harness.read.records.comparable import (
+    MISSES,
+    QUALITY,
+    SPEED,
+    TARGET,
+    disturbed,
+    refused,
+)
 from harness.read.records.processors import spread_of
 from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
 from harness.read.records.sweeps import SweepResults
@@ -218,7 +225,7 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
         same = f" with the same {', '.join(others)}" if others else ""
         texts.append(f"base: {label_text(sweep.baseline, sweep.axes)}{same}")
     if GAIN in names:
-        texts.append("vs base: samples/s, ratio of geometric means")
+        texts.append("vs base: samples/s, ratio of geometric means (those shown are harmonic)")
     if names & set(RATIOS):
         texts.append("target vs base: ratio of geometric means, unknown where the baseline misses")
     bracketed = names & {POINTS, *RATIOS} if sweep.columns is not None else set()
@@ -296,11 +303,14 @@ def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
 
 
 def _without_times(sweep: SweepResults) -> Iterator[str]:
-    if mixed := sum(group.has_unlike_threads for group in sweep.groups):
-        yield (
-            f"{UNKNOWN}: no times of {mixed} group{'s' if mixed > 1 else ''} whose runs had unlike "
-            "numbers of threads per process"
-        )
+    for what, why, groups in (
+        ("times", "whose runs had unlike numbers of threads per process",
+         sum(group.has_unlike_threads for group in sweep.groups)),
+        ("time to the target", f"with {MISSES}",
+         sum(group.misses_beside_disturbed for group in sweep.groups)),
+    ):  # fmt: skip
+        if groups:
+            yield f"{UNKNOWN}: no {what} of {groups} group{'s' if groups > 1 else ''} {why}"
 
 
 def _not_finished(

@@ -1,0 +1,78 @@
+"""Copies of a record below one folder, such as an archive beside its unpacked folders: one run.
+
+The same settings elsewhere are no copy: a run is known by when it first started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+
+from harness.core.attempts import starts_of
+from harness.core.records import FINISHED, RunFolder
+from harness.core.records.archives import Files, files_of
+from harness.core.settings import UserError
+from harness.read.records.recorded import attempts_of, recorded, settings_of
+from harness.read.records.runs import REPETITIONS, identity_settings
+
+
+def run_key(folder: RunFolder) -> Hashable:
+    """Equal for copies of one run alone: settings and first start, of an imported run its source.
+
+    None where a record does not say these: nothing tells whether it is a copy.
+    """
+    try:
+        settings = settings_of(folder)
+    except UserError:
+        return None
+    if imported := settings.get("imported"):
+        begun: str | None = imported.get("begins") or imported.get("sha256")
+        return begun
+    starts = starts_of(attempts_of(folder))
+    if not starts or starts[0].get("unix") is None:
+        return None
+    repetition = {name: settings.get(name) for name in REPETITIONS}
+    return starts[0].get("unix"), *(identity_settings(settings) | repetition).items()
+
+
+def without_copies(
+    folders: Sequence[RunFolder], counted: Iterable[RunFolder] = ()
+) -> tuple[list[RunFolder], list[str]]:
+    """The folders, each run once, in their order; and one line about those left out, if any.
+
+    counted: elsewhere, so that each copy of one of these is left out. Of other copies that stays
+    which is believed, finished and has the most attempts, else the first.
+    """
+    theirs = {run_key(folder): folder for folder in counted} if folders else {}
+    alike: dict[Hashable, list[RunFolder]] = {}
+    for folder in folders:
+        key = run_key(folder)
+        alike.setdefault(folder if key is None else key, []).append(folder)
+    left = dict[RunFolder, RunFolder]()
+    for key, copies in alike.items():
+        run = theirs.get(key)
+        if run is None:
+            run = copies[0] if len(copies) == 1 else max(copies, key=_holds)
+        left |= {copy: run for copy in copies if copy is not run}
+    return [folder for folder in folders if folder not in left], [*_about(left)]
+
+
+def _holds(folder: RunFolder) -> tuple[bool, bool, int]:
+    record = recorded(folder, with_ranks=True)
+    finished = record.summary is not None and record.summary.get("outcome") == FINISHED
+    return record.problem is None, finished, len(attempts_of(folder))
+
+
+def _about(left: dict[RunFolder, RunFolder]) -> Iterable[str]:
+    if not left:
+        return
+    copy, run = next(iter(left.items()))
+    line = f"{len(left)} cop{'y' if len(left) == 1 else 'ies'} of runs that count already, "
+    line += f"for example {copy.path} of {run.path}"
+    if unlike := [copy for copy, run in left.items() if texts(copy) != texts(run)]:
+        line += f"; {len(unlike)} with other content, for example {unlike[0].path}"
+    yield line
+
+
+def texts(record: RunFolder) -> Files:
+    """The files of a record, in the same words whether they lie on disk or in an archive."""
+    return files_of(record.path) if record.archived is None else record.archived

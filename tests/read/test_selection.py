@@ -1,0 +1,82 @@
+"""What an argument selects, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.records import RunFolder
+from harness.core.settings import UserError
+from harness.read.records.groups import Group
+from harness.read.records.runs import Run
+from harness.read.records.selection import (
+    command_for_seeds,
+    describe,
+    differing,
+    read_selected,
+    select,
+)
+from tests.support.records import Plan
+
+
+def test_of_a_sweep_only_believed_records_are_selected(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2, 3):
+        plan.run(seed=seed)
+    plan.planned(seed=4)  # not begun
+    label = {"setup": "1_1", "per_gpu_batch": 4, "seed": 5}
+    plan.content["runs"].append({"label": label, "path": None, "skipped": "too large"})
+    bad = plan.output_dir / "bert" / "1_1_4_3"
+    (bad / "summary.json").write_text("{")
+    found = read_selected(str(plan.write()), None)
+    assert [run.seed for run in found.runs] == [1, 2]
+    (line,) = found.not_read
+    assert str(bad) in line and line in capsys.readouterr().err
+
+
+def run(seed: int | None = 1, path: str = "out/vit/1_1/run", **settings: object) -> Run:
+    facts = {"command": "vit.py --tiny", "machine": "a-cpux2"}
+    return Run({}, path, "finished", folder=RunFolder(Path(path)), environment=facts,
+               settings={"script": "vit", "seed": seed, **settings})  # fmt: skip
+
+
+def test_an_unknown_setting_is_answered_with_those_that_have_values() -> None:
+    with pytest.raises(UserError) as refused:
+        select(Path("out"), [run(lr=0.001)], {"size": "4"})
+    known = str(refused.value).partition("they have ")[2].split(", ")
+    assert {"lr", "seed", "script"} <= {*known} and "threads" not in known
+
+
+def test_a_group_is_described_by_its_seeds() -> None:
+    def described(*seeds: int | None) -> str:
+        return describe(Group(tuple(map(run, seeds)), selector="out"))
+
+    assert described(1) == "out (1 finished run, seed 1, a-cpux2)"
+    assert described(1, 2) == "out (2 finished runs, seeds 1, 2, a-cpux2)"
+    assert described(None) == "out (1 finished run, a-cpux2)"
+
+
+def test_only_what_an_import_does_not_say_is_no_difference() -> None:
+    def names(other: Run) -> set[str]:
+        return {name for name, *_ in differing(Group((run(lr=0.001),)), Group((other,)))}
+
+    assert names(run(lr=0.002)) == {"lr"}
+    assert "lr" in names(run(lr=None))
+    foreign = {"imported": {"source": "them"}}
+    assert "lr" not in names(run(lr=None, **foreign))
+    assert "lr" in names(run(lr=0.002, **foreign))
+
+
+def test_more_seeds_are_measured_into_the_same_folder() -> None:
+    group = Group((run(path="there/vit/1_1/run"),))
+    command = "for seed in 2 3; do python vit.py --tiny"
+    assert command_for_seeds(group, 2) == f"{command} --output_dir there --seed $seed; done"
+    own = replace(run(), environment={"command": "vit.py --tiny --o here --lr 1"})
+    assert command_for_seeds(Group((own,)), 1) == (
+        "for seed in 2; do python vit.py --tiny --o here --lr 1 --seed $seed; done"
+    )
+    bare = Group((run(path="vit/run"),))  # in a folder that says no output folder
+    assert command_for_seeds(bare, 2) == f"{command} --seed $seed; done"
