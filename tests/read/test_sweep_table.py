@@ -345,7 +345,7 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
 
 
 def test_a_row_a_run(plan: Plan) -> None:
-    plan.run("1_1", 8, seed=7, accuracy=0.8, epochs=timed_epochs(0.95))
+    plan.run("1_1", 8, seed=7, accuracy=0.8, epochs=timed_epochs(0.95, 0.8))
     plan.run("1_2", 8, seed=7, outcome="failed", reason="why", devices=2, accuracy=0.1)
     plan.planned("2_1", 8, seed=7, skipped="needs 2 nodes")
     done, failed, skipped = load_sweep_runs(plan.write(target=TARGET)).to_dict("records")
