@@ -326,14 +326,15 @@ def total_wall_s(folder: RunFolder) -> float:
     return sum_of(ends_of(_attempts(folder)), "wall_s")
 
 
-def wall_s_before(folder: RunFolder) -> float:
+def wall_s_before(folder: RunFolder) -> float | None:
     """Time spent before this attempt; where the rows of earlier ones are lost, at least what the
-    last epoch's says.
+    last epoch's says, and None if it says nothing.
     """
+    if not _are_lost(folder):
+        return total_wall_s(folder)
     rows, _ = folder.read_epochs()
-    if rows and _are_lost(folder):
-        return max(total_wall_s(folder), rows[-1].get("wall_s") or 0.0)
-    return total_wall_s(folder)
+    said_s = rows[-1].get("wall_s") if rows else None
+    return None if said_s is None else max(total_wall_s(folder), said_s)
 
 
 def _are_lost(folder: RunFolder) -> bool:
@@ -372,7 +373,7 @@ def write_summary(
     own = "script" not in (read_json(folder.settings) or {"script"})  # LogCallback alone
     rows = [believable("epochs", row, own) for row in folder.read_epochs()[0]]
     known, elapsed_s = of_rows(rows), total_elapsed_s(folder)
-    train_time_s, wall_s = known["train_time_s"] or 0.0, total_wall_s(folder)
+    train_time_s, wall_s = known["train_time_s"], total_wall_s(folder)
     probe = probe_of(folder)
     write_json(
         folder.summary,
@@ -384,7 +385,7 @@ def write_summary(
             **known,
             **best_of(rows, best_metric),
             # Of a killed attempt whose last progress is lost nobody knows the time.
-            "wall_s": None if _are_lost(folder) or wall_s < train_time_s else wall_s,
+            "wall_s": None if _are_lost(folder) or wall_s < (train_time_s or 0) else wall_s,
             **_interruptions(folder),
             "goodput_share": goodput_share(train_time_s, elapsed_s),
             **total_cpu_time(folder),
@@ -394,9 +395,11 @@ def write_summary(
     )
 
 
-def goodput_share(train_time_s: float, elapsed_s: float | None) -> float | None:
+def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float | None:
     """Unknown where an attempt that is not recorded must have trained, too."""
-    return train_time_s / elapsed_s if elapsed_s and elapsed_s >= train_time_s else None
+    if train_time_s is None or not elapsed_s or elapsed_s < train_time_s:
+        return None
+    return train_time_s / elapsed_s
 
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:

@@ -23,8 +23,8 @@ SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 def of_rows(rows: Rows) -> dict[str, Any]:
     """The fields of a summary that are computed from the rows alone."""
     last: Mapping[str, Any] = rows[-1] if rows else {}
-    samples = _sum_known(rows, "samples")
-    timed_s, timed_samples = (_sum_known(rows, f"timed_{of}") for of in ("s", "samples"))
+    samples = _whole_sum(rows, "samples")
+    timed_s, timed_samples = sum_of(rows, "timed_s"), _whole_sum(rows, "timed_samples")
     rate = timed_samples / timed_s if timed_s and timed_samples is not None else None
     last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
     share = per_gpu / last_rate if per_gpu and last_rate else None
@@ -37,8 +37,8 @@ def of_rows(rows: Rows) -> dict[str, Any]:
         **{name: last[name] for name in QUALITY if name in last},
         "train_samples_per_s": rate,
         "train_samples_per_s_per_gpu": rate * share if rate and share else None,
-        "train_time_s": _sum_known(rows, "epoch_time_s"),
-        "eval_time_s": _sum_known(rows, "eval_time_s"),
+        "train_time_s": _whole_sum(rows, "epoch_time_s"),
+        "eval_time_s": sum_of(rows, "eval_time_s"),
         "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
         "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
         **sums,
@@ -53,10 +53,9 @@ def sum_of(rows: Rows, name: str) -> float:
     return sum(row.get(name) or 0 for row in rows)
 
 
-def _sum_known(rows: Rows, name: str) -> float | None:
-    """The same; None if no row knows it."""
-    known = [row[name] for row in rows if row.get(name) is not None]
-    return sum(known) if known or not rows else None
+def _whole_sum(rows: Rows, name: str) -> float | None:
+    """The sum; None where a row does not know it."""
+    return None if any(row.get(name) is None for row in rows) else sum_of(rows, name)
 
 
 def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:

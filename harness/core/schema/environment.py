@@ -158,7 +158,9 @@ class CalibrationRecord(TypedDict):
     bf16_gain: Annotated[Amount | None,
         "how many times as fast the passes of one batch of this run's model are with `--precision "
         "bf16`, in a few passes before training; null for another precision than fp32, where "
-        "products are not at least 1.3 times as fast in bf16, and where it cannot be tried"]
+        "products are not at least 1.3 times as fast in bf16, where it cannot be tried or two "
+        "passes of each take longer than 3 s, and where other programs disturbed them: they gain "
+        "more than the products do"]
 
 
 class FlopsRecord(TypedDict):
