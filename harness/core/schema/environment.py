@@ -235,6 +235,11 @@ class DataRecord(TypedDict, total=False):
     unused_test_splits: Annotated[list[str],
         "splits named as test sets that are not used because they give no class; left out without "
         "any"]
+    empty_test_splits: Annotated[list[str], "those of them that have no rows; left out without any"]
+    test_samples_in_training: Annotated[Count,
+        "test samples whose input (text or image, to the byte) is that of a training sample"]
+    validation_samples_in_training: Annotated[Count,
+        "likewise of the validation samples; only with `--validation_split`"]
     data_checksum: Annotated[str | None,
         "SHA-256 (16 digits) over the classes and the content of all samples; in the published "
         "records of sets of 4,000 samples or more, over the content of evenly spaced ones"]
