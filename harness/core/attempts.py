@@ -6,6 +6,8 @@ A run that is interrupted and started again is one run: its time is the sum of i
 from __future__ import annotations
 
 import errno
+import itertools
+import math
 import os
 import re
 import time
@@ -113,9 +115,9 @@ def lost(
     rows: Sequence[AttemptStart | AttemptEnd], update: int, opened: Opened, now_unix: float
 ) -> dict[str, float | int | None]:
     """The cost of the interruption of the attempt before; all null for the first attempt."""
-    starts = starts_of(rows)
+    starts, known = starts_of(rows), {"counted_unix": opened.counted_unix}
     if not starts:
-        return {"gap_s": None, "lost_s": None, "redone_updates": None}
+        return {**known, "gap_s": None, "lost_s": None, "redone_updates": None}
     started_unix = starts[-1].get("unix") or 0.0
     # The first end is that of the attempt; processes that failed before they began another one
     # have left the further ends.
@@ -130,12 +132,28 @@ def lost(
         gap_s = max(min(gap_s, opened.unix - opened.launcher_unix), 0.0)
     discarded_s = ended_unix - max(opened.counted_unix or 0.0, started_unix)
     discarded_s = max(min(discarded_s, ends[0].get("wall_s") or discarded_s), 0.0)
+    discarded_s += _discarded_before(rows, opened.counted_unix or 0.0)
     reached = ends[0].get("update")
     return {
+        **known,
         "gap_s": gap_s,
         "lost_s": discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix,
         "redone_updates": None if reached is None else max(reached - update, 0),
     }
+
+
+def _discarded_before(rows: Sequence[AttemptStart | AttemptEnd], counted_unix: float) -> float:
+    """The time of attempts before the last one that counted until now: where a run goes on from an
+    older checkpoint than the last attempt did, or from none.
+    """
+    discarded_s, until_unix = 0.0, math.inf
+    took_s = {end.get("attempt"): end.get("wall_s") for end in ends_of(rows)}
+    for start, following in reversed([*itertools.pairwise(starts_of(rows))]):
+        until_unix = min(until_unix, following.get("counted_unix") or 0.0)
+        span_s = max(until_unix - max(start.get("unix") or 0.0, counted_unix), 0.0)
+        # No longer than it took, whatever was set on the clock.
+        discarded_s += min(span_s, took_s.get(start.get("attempt")) or span_s)
+    return discarded_s
 
 
 def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:

@@ -247,13 +247,16 @@ class AttemptStart(TypedDict):
     gap_s: Annotated[Seconds | None,
         "from the last sign of life of the attempt before to the opening of the run, where the "
         "same launcher started both; null elsewhere"]
+    counted_unix: NotRequired[Annotated[Unix | None,
+        "when the checkpoint from which it continued was complete; null without one"]]
     lost_s: Annotated[Seconds | None,
         "what the interruption of the attempt before cost: its time after the checkpoint from "
-        "which this one continued (or after its start), `gap_s`, and the time from opening the "
-        "run until training went on; null for the first"]
+        "which this one continued (or all of it), `gap_s`, and the time from opening the run until "
+        "training went on; and the time of earlier attempts that counted until now, if that "
+        "checkpoint is older than the one of the attempt before; null for the first"]
     redone_updates: Annotated[Count | None,
-        "updates that the attempt before had made after `from_update` and that are made again; "
-        "null for the first, and where unknown"]
+        "updates after `from_update` that had counted when the attempt before ended, whichever "
+        "attempt had made them, and that are made again; null for the first, and where unknown"]
 
 
 class AttemptEnd(TypedDict):
