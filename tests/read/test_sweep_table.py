@@ -210,7 +210,8 @@ def test_memory_of_a_small_model_has_three_digits(gib: float, text: str) -> None
 def test_counts_of_one_s_own_have_no_decimals(tmp_path: Path, table: Verb) -> None:
     for name, value, text in (
         ("mistakes", 15.0, "15"), ("mistakes", 1500, "1,500"), ("mistakes", 15.25, "15.25"),
-        ("kappa", 1.0, "1.0000"), ("kappa", -4.0, "-4.0000"), ("kappa", 0.0, "0.0000"), ("eval_loss", 2.0, "2.0000"),
+        ("kappa", 1.0, "1.0000"), ("kappa", -4.0, "-4.0000"), ("kappa", 0.0, "0.0000"),
+        ("eval_loss", 2.0, "2.0000"),
     ):  # fmt: skip
         assert number_text(name, value) == text
     run = record(tmp_path / "run")
